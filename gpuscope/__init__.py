@@ -1,0 +1,87 @@
+"""gpuscope: carve a GPU's SMs, assign streams, launch, and see what overlapped.
+
+Public names resolve at first use (PEP 562), so that ``import gpuscope`` stays fast
+and loads no CUDA library, notebook or plotting package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gpuscope import analysis as analysis
+    from gpuscope import figures as figures
+    from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
+    from gpuscope.device.caller import get_caller_stream as get_caller_stream
+    from gpuscope.device.select import open_device as open_device
+    from gpuscope.errors import CapabilityError as CapabilityError
+    from gpuscope.errors import ClosedError as ClosedError
+    from gpuscope.errors import DeviceUnavailable as DeviceUnavailable
+    from gpuscope.errors import GpuscopeError as GpuscopeError
+    from gpuscope.errors import InvalidExperiment as InvalidExperiment
+    from gpuscope.errors import InvalidOperand as InvalidOperand
+    from gpuscope.errors import InvalidPartition as InvalidPartition
+    from gpuscope.errors import MissingDependency as MissingDependency
+    from gpuscope.errors import MissingEvidence as MissingEvidence
+    from gpuscope.errors import StreamError as StreamError
+    from gpuscope.errors import TraceFormatError as TraceFormatError
+    from gpuscope.experiment import Experiment as Experiment
+    from gpuscope.record.annotate import annotate as annotate
+    from gpuscope.session import profile as profile
+    from gpuscope.session import run as run
+    from gpuscope.trace.model import Run as Run
+    from gpuscope.trace.model import Trace as Trace
+    from gpuscope.trace.store import load_trace as load_trace
+    from gpuscope.trace.store import save_trace as save_trace
+    from gpuscope.widgets.dashboard import Dashboard as Dashboard
+    from gpuscope.workloads.gemm import Gemm as Gemm
+    from gpuscope.workloads.gemm import mm_out as mm_out
+
+_HOMES = {
+    "CallerStreamGuard": "gpuscope.device.caller",
+    "get_caller_stream": "gpuscope.device.caller",
+    "open_device": "gpuscope.device.select",
+    "CapabilityError": "gpuscope.errors",
+    "ClosedError": "gpuscope.errors",
+    "DeviceUnavailable": "gpuscope.errors",
+    "GpuscopeError": "gpuscope.errors",
+    "InvalidExperiment": "gpuscope.errors",
+    "InvalidOperand": "gpuscope.errors",
+    "InvalidPartition": "gpuscope.errors",
+    "MissingDependency": "gpuscope.errors",
+    "MissingEvidence": "gpuscope.errors",
+    "StreamError": "gpuscope.errors",
+    "TraceFormatError": "gpuscope.errors",
+    "Experiment": "gpuscope.experiment",
+    "annotate": "gpuscope.record.annotate",
+    "profile": "gpuscope.session",
+    "run": "gpuscope.session",
+    "Run": "gpuscope.trace.model",
+    "Trace": "gpuscope.trace.model",
+    "load_trace": "gpuscope.trace.store",
+    "save_trace": "gpuscope.trace.store",
+    "Dashboard": "gpuscope.widgets.dashboard",
+    "Gemm": "gpuscope.workloads.gemm",
+    "mm_out": "gpuscope.workloads.gemm",
+}
+_MODULES = ("analysis", "figures")
+
+__all__ = [*_HOMES, *_MODULES]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"gpuscope.{name}")
+    else:
+        raise AttributeError(f"module 'gpuscope' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

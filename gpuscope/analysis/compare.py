@@ -1,0 +1,76 @@
+"""Comparing the settings of one experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope.analysis.intervals import grouped, kernels, makespan_ns
+from gpuscope.analysis.latency import latency
+from gpuscope.analysis.overlap import overlap
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.model import Trace
+
+COLUMNS = {
+    "setting": pa.string(),
+    "workload": pa.string(),
+    "partition": pa.string(),
+    "kernels": pa.int64(),
+    "kernel_median_us": pa.float64(),
+    "latency_n": pa.int64(),
+    "latency_p50_us": pa.float64(),
+    "latency_p90_us": pa.float64(),
+    "latency_p99_us": pa.float64(),
+    "tflop_per_s": pa.float64(),
+    "share_of_alone_on_whole_gpu": pa.float64(),
+    "overlap": pa.float64(),
+    "gain": pa.float64(),
+}
+"""Column → type of a comparison; units in the names. ``tflop_per_s`` is operations over
+first start to last end; ``share_of_alone_on_whole_gpu`` that rate over the workload's
+rate alone on the unpartitioned GPU. ``overlap`` and ``gain`` are the setting's."""
+
+
+def compare(traces: Mapping[str, Trace]) -> pa.Table:
+    """Return one row per setting and workload; see :data:`COLUMNS`."""
+    rows: list[dict[str, Any]] = []
+    for setting, trace in traces.items():
+        try:
+            found = kernels(trace)
+        except MissingEvidence:
+            continue
+        together = overlap(trace, by="workload")
+        pair = max((one.fraction for one in together.pairs), default=None)
+        try:
+            seen = {handle.name: handle for handle in latency(trace).handles}
+        except MissingEvidence:
+            seen = {}
+        starts, ends = found.array("start_ns"), found.array("end_ns")
+        flops = found.array("flop_count", fill=0)
+        partitions = np.asarray(found.texts("partition"), dtype=object)
+        for workload, mask in grouped(found, "workload").items():
+            span_ns = makespan_ns(found, starts[mask], ends[mask])
+            rate = float(flops[mask].sum()) / span_ns / 1e3 if span_ns else None
+            alone = trace.metadata.solo.get(workload, {}).get("whole_gpu_tflop_per_s")
+            times = seen.get(workload)
+            rows.append(
+                {
+                    "setting": setting,
+                    "workload": workload,
+                    "partition": partitions[mask][0],
+                    "kernels": int(mask.sum()),
+                    "kernel_median_us": float(np.median((ends - starts)[mask])) / 1e3,
+                    "latency_n": times.n if times else None,
+                    "latency_p50_us": times.p50_ns / 1e3 if times else None,
+                    "latency_p90_us": times.p90_ns / 1e3 if times else None,
+                    "latency_p99_us": times.p99_ns / 1e3 if times and times.p99_ns else None,
+                    "tflop_per_s": rate,
+                    "share_of_alone_on_whole_gpu": rate / alone if rate and alone else None,
+                    "overlap": pair,
+                    "gain": together.gain,
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))

@@ -1,0 +1,71 @@
+"""Concurrency: how many tracks are busy at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analysis.intervals import grouped, kernels, union
+from gpuscope.analysis.result import Result
+from gpuscope.trace.model import Trace
+
+
+@dataclass(frozen=True)
+class ConcurrencyResult(Result):
+    """How many groups were busy, over time.
+
+    Attributes
+    ----------
+    mean
+        Time average of the number of busy groups, over the time when any is.
+    time_ns
+        Number of busy groups → ns.
+    """
+
+    by: str
+    mean: float
+    time_ns: dict[int, int]
+    provenance: str
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per number of busy groups."""
+        total = sum(self.time_ns.values())
+        return [
+            {f"busy {self.by}s": count, "ms": ns / 1e6, "share of busy time": ns / total}
+            for count, ns in sorted(self.time_ns.items())
+        ]
+
+    @property
+    def note(self) -> str:
+        return f"on average {self.mean:.3f} {self.by}s busy while any is. {self.provenance}"
+
+
+def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
+    """Count how many groups of kernels are busy at once.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished kernel.
+    """
+    found = kernels(trace)
+    starts, ends = found.array("start_ns"), found.array("end_ns")
+    edges: list[Any] = []
+    for mask in grouped(found, by).values():
+        busy = union(starts[mask], ends[mask])
+        edges += [np.stack([busy[:, 0], np.ones(len(busy), np.int64)], axis=1)]
+        edges += [np.stack([busy[:, 1], -np.ones(len(busy), np.int64)], axis=1)]
+    steps = np.concatenate(edges)
+    steps = steps[np.argsort(steps[:, 0], kind="stable")]
+    level = np.cumsum(steps[:, 1])[:-1]
+    spent = np.diff(steps[:, 0])
+    time_ns = {
+        int(count): int(spent[level == count].sum())
+        for count in np.unique(level)
+        if count > 0 and spent[level == count].sum() > 0
+    }
+    busy_ns = sum(time_ns.values())
+    mean = sum(count * ns for count, ns in time_ns.items()) / busy_ns if busy_ns else 0.0
+    return ConcurrencyResult(by, mean, time_ns, trace.provenance)

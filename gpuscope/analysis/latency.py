@@ -1,0 +1,166 @@
+"""Latency of handles: from entering execute() to completion seen, and what was queued then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analysis.result import Result
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.model import Trace
+
+P99_NEEDS = 1000
+"""Samples below which no p99 is stated."""
+
+
+@dataclass(frozen=True)
+class HandleLatency:
+    """Latency of one handle, ns.
+
+    Attributes
+    ----------
+    n
+        Samples whose completion was seen.
+    unseen
+        Calls whose completion nobody looked for: not in the quantiles.
+    p99_ns
+        ``None`` with fewer than 1,000 samples.
+    """
+
+    name: str
+    n: int
+    unseen: int
+    p50_ns: float
+    p90_ns: float
+    p99_ns: float | None
+    max_ns: int
+
+
+@dataclass(frozen=True)
+class LatencyResult(Result):
+    """Latency by handle."""
+
+    handles: tuple[HandleLatency, ...]
+    provenance: str
+
+    def __getitem__(self, name: str) -> HandleLatency:
+        for handle in self.handles:
+            if handle.name == name:
+                return handle
+        raise KeyError(f"no handle {name!r}; there are {[handle.name for handle in self.handles]}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per handle."""
+        return [
+            {
+                "handle": handle.name,
+                "n": handle.n,
+                "p50 (µs)": handle.p50_ns / 1e3,
+                "p90 (µs)": handle.p90_ns / 1e3,
+                "p99 (µs)": None if handle.p99_ns is None else handle.p99_ns / 1e3,
+                "max (µs)": handle.max_ns / 1e3,
+                "never waited for": handle.unseen,
+            }
+            for handle in self.handles
+        ]
+
+    @property
+    def note(self) -> str:
+        return (
+            "latency: host time from entering execute() to its completion seen; p99 needs n ≥ "
+            f"{P99_NEEDS}. {self.provenance}"
+        )
+
+
+def latency(trace: Trace) -> LatencyResult:
+    """Return the latency of every handle in a trace.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no handle row whose completion was seen.
+    """
+    rows = trace.where(kind="handle")
+    starts, ends = rows.array("start_ns"), rows.array("end_ns", fill=-1)
+    labels = np.asarray(
+        [category or name for category, name in zip(
+            rows.texts("category"), rows.texts("name"), strict=True)], dtype=object
+    )  # fmt: skip
+    found = []
+    for label in dict.fromkeys(labels):
+        mine = labels == label
+        seen = mine & (ends >= 0)
+        if not seen.any():
+            continue
+        durations = (ends - starts)[seen]
+        count = len(durations)
+        p50, p90, p99 = (float(value) for value in np.quantile(durations, [0.5, 0.9, 0.99]))
+        found.append(
+            HandleLatency(
+                str(label), count, int(mine.sum()) - count, p50, p90,
+                p99 if count >= P99_NEEDS else None, int(durations.max()),
+            )  # fmt: skip
+        )
+    if not found:
+        raise MissingEvidence(
+            "no handle's completion was seen: call handle.wait() or ask is_done while recording"
+        )
+    return LatencyResult(tuple(found), trace.provenance)
+
+
+@dataclass(frozen=True)
+class QueueDepth(Result):
+    """How many kernels of one workload were queued or running at each call of another.
+
+    Attributes
+    ----------
+    depths
+        One count per sample, in order.
+    """
+
+    of: str
+    at: str
+    depths: tuple[int, ...]
+
+    @property
+    def minimum(self) -> int:
+        """The smallest count."""
+        return min(self.depths)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row: the smallest, the median and the number of samples."""
+        return [
+            {
+                "kernels of": self.of,
+                "queued at each call of": self.at,
+                "n": len(self.depths),
+                "least": self.minimum,
+                "median": float(np.median(self.depths)),
+            }
+        ]
+
+
+def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
+    """Count the unfinished kernels of workload ``of`` at each ``execute()`` of ``at``.
+
+    A kernel counts from its launch call's return to its end, as the trace has them.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace has no such rows, or the kernels' launch times are unknown.
+    """
+    load = trace.where(kind="kernel", category=of)
+    samples = trace.where(kind="handle", category=at)
+    if not len(load) or not len(samples):
+        raise MissingEvidence(
+            f"queue_depth needs kernels of {of!r} and calls of {at!r}; the trace has {len(load)} and "
+            f"{len(samples)}"
+        )
+    queued = np.sort(load.array("queued_ns"))
+    ended = np.sort(load.array("end_ns", fill=np.iinfo(np.int64).max))
+    times = samples.array("start_ns")
+    depths = np.searchsorted(queued, times, "right") - np.searchsorted(ended, times, "right")
+    return QueueDepth(of, at, tuple(int(depth) for depth in depths))

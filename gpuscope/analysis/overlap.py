@@ -1,0 +1,123 @@
+"""Overlap and gain: what ran at the same time, and what that was worth."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analysis.intervals import (
+    grouped,
+    intersection_ns,
+    kernels,
+    length,
+    makespan_ns,
+    union,
+)
+from gpuscope.analysis.result import Result
+from gpuscope.trace.model import Trace
+
+
+@dataclass(frozen=True)
+class PairOverlap:
+    """How much two groups' kernels ran at the same time.
+
+    Attributes
+    ----------
+    fraction
+        |busy(a) ∩ busy(b)| / min(|busy(a)|, |busy(b)|).
+    """
+
+    a: str
+    b: str
+    busy_a_ns: int
+    busy_b_ns: int
+    overlap_ns: int
+
+    @property
+    def fraction(self) -> float:
+        shorter = min(self.busy_a_ns, self.busy_b_ns)
+        return self.overlap_ns / shorter if shorter else 0.0
+
+
+@dataclass(frozen=True)
+class OverlapResult(Result):
+    """Overlap of each pair of groups, and the gain where solo times are known.
+
+    Attributes
+    ----------
+    by
+        What the groups are.
+    gain
+        Sum of the solo busy times / makespan, or ``None`` where a solo time is unknown.
+    makespan_ns
+        First kernel start to last kernel end, in the recording windows.
+    """
+
+    by: str
+    pairs: tuple[PairOverlap, ...]
+    gain: float | None
+    makespan_ns: int
+    provenance: str
+
+    def __getitem__(self, names: tuple[str, str]) -> float:
+        for pair in self.pairs:
+            if {pair.a, pair.b} == set(names):
+                return pair.fraction
+        raise KeyError(f"no pair {names}; there are {[(pair.a, pair.b) for pair in self.pairs]}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per pair."""
+        return [
+            {
+                "a": pair.a,
+                "b": pair.b,
+                "busy a (ms)": pair.busy_a_ns / 1e6,
+                "busy b (ms)": pair.busy_b_ns / 1e6,
+                "overlap (ms)": pair.overlap_ns / 1e6,
+                "overlap": pair.fraction,
+                "gain": self.gain,
+            }
+            for pair in self.pairs
+        ]
+
+    @property
+    def note(self) -> str:
+        gain = "unknown: no solo times" if self.gain is None else f"{self.gain:.3f}"
+        return f"overlap by {self.by}; gain {gain}. {self.provenance}"
+
+
+def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
+    """Say which groups of kernels ran at the same time.
+
+    Parameters
+    ----------
+    by
+        ``"partition"``, ``"stream"`` or ``"workload"``.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished kernel.
+    """
+    found = kernels(trace)
+    starts, ends = found.array("start_ns"), found.array("end_ns")
+    busy = {label: union(starts[mask], ends[mask]) for label, mask in grouped(found, by).items()}
+    pairs = tuple(
+        PairOverlap(a, b, length(busy[a]), length(busy[b]), intersection_ns(busy[a], busy[b]))
+        for a, b in itertools.combinations(sorted(busy), 2)
+    )
+    makespan = makespan_ns(found, starts, ends)
+    return OverlapResult(by, pairs, _gain(found, makespan), makespan, trace.provenance)
+
+
+def _gain(found: Trace, makespan: int) -> float | None:
+    solo_ns = 0.0
+    for label, mask in grouped(found, "workload").items():
+        alone = found.metadata.solo.get(label)
+        if alone is None:
+            return None
+        solo_ns += float(alone["kernel_ns"]) * int(np.count_nonzero(mask))
+    return solo_ns / makespan if makespan else None

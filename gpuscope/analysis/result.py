@@ -1,0 +1,40 @@
+"""How results show themselves: rows for machines, a table for notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+
+def format_value(value: Any) -> str:
+    """Write one value for people: a dash for nothing, four digits for a float."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+class Result:
+    """Base of results: subclasses say their rows and a line about them."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one dict per row, with units in the names."""
+        raise NotImplementedError
+
+    @property
+    def note(self) -> str:
+        """What the rows rest on, in one line; empty if there is nothing to say."""
+        return ""
+
+    def _repr_html_(self) -> str:
+        rows = self.rows()
+        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        if not rows:
+            return f"{note}<p>no rows</p>"
+        head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(format_value(v))}</td>" for v in row.values()) + "</tr>"
+            for row in rows
+        )
+        return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

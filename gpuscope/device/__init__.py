@@ -1,0 +1,1 @@
+"""What runs work: one interface, a real GPU and a simulated one behind it."""

@@ -1,0 +1,372 @@
+"""The interface that every device implements, and the frozen records that cross it.
+
+:class:`Backend` is the seam: the CUDA and the simulated backend implement it, and
+:class:`~gpuscope.device.device.Device`, :class:`~gpuscope.device.stream.Stream` and
+:class:`~gpuscope.device.partition.Partition` hold, once for both, the rules of who may
+use what and when. Handles that a backend returns are opaque here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.errors import CapabilityError
+
+if TYPE_CHECKING:
+    from gpuscope.device.stream import Event, Stream
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a device is.
+
+    Attributes
+    ----------
+    key
+        Name in ``open_device``: ``"cuda:0"`` or ``"sim:h200"``.
+    index
+        CUDA ordinal; 0 on a simulated device.
+    sm_count
+        Streaming multiprocessors.
+    compute_capability
+        ``(9, 0)`` on Hopper.
+    driver
+        Driver and CUDA version in words.
+    """
+
+    key: str
+    kind: Literal["cuda", "sim"]
+    index: int
+    name: str
+    uuid: str
+    sm_count: int
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    driver: str
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What this device and driver can do, and why not where they cannot.
+
+    Attributes
+    ----------
+    streams
+        Streams order work; false on a device where every stream operation does nothing.
+    partitions
+        SMs can be carved.
+    partition_path
+        How: ``"composed quanta"`` (drivers 12.4 to 13.0), ``"heterogeneous split"``
+        (13.1 and newer), ``"simulated"``, or ``None``.
+    arbitrary_split
+        Counts that are not a set of equal quanta.
+    stream_ordered_memory
+        Allocation tagged by stream.
+    compile_source
+        CUDA C++ source can be compiled and run.
+    reasons
+        Capability → what it requires and what was found, for each that is false.
+    """
+
+    streams: bool
+    partitions: bool
+    partition_path: str | None
+    arbitrary_split: bool
+    stream_ordered_memory: bool
+    compile_source: bool
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def require(self, name: str, *, feature: str) -> None:
+        """Raise :class:`CapabilityError` unless the capability ``name`` is there."""
+        if not getattr(self, name):
+            reason = self.reasons.get(name, "this device does not have it")
+            raise CapabilityError(f"{feature} is not possible here: {reason}")
+
+
+@dataclass(frozen=True)
+class GrantedPartition:
+    """What a backend made of one planned partition."""
+
+    raw: Any
+    sm_count: int
+    sm_ids: tuple[int, ...]
+    context: int
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """Equal blocks that each hold one SM: the simulated GPU's view of a kernel.
+
+    Attributes
+    ----------
+    blocks
+        How many blocks.
+    block_ns
+        How long each takes, in ns.
+    """
+
+    blocks: int
+    block_ns: int
+
+
+@dataclass(frozen=True)
+class KernelModel:
+    """How a kernel behaves on a device that cannot run its source.
+
+    Attributes
+    ----------
+    cost
+        ``cost(grid, args, sm_count)`` → :class:`KernelCost`.
+    reads, writes
+        ``reads(args)`` → the arrays it reads; ``writes(args)`` → the one it overwrites,
+        or ``None``.
+    compute
+        Values of the arrays read → new value of the one written.
+    """
+
+    cost: Callable[[int, Sequence[Any], int], KernelCost]
+    reads: Callable[[Sequence[Any]], Sequence[Any]] = field(default=lambda _args: ())
+    writes: Callable[[Sequence[Any]], Any] = field(default=lambda _args: None)
+    compute: Callable[..., np.ndarray[Any, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel: launch it with :meth:`Stream.launch`."""
+
+    name: str
+    raw: Any
+    model: KernelModel | None
+
+
+class Call:
+    """One host call that a device made, from its entry to its return.
+
+    Attributes
+    ----------
+    kind
+        ``"launch"``, ``"copy"``, ``"host_call"``, ``"record"``, ``"wait"``, ``"sync"`` or
+        ``"handle"``.
+    name
+        Kernel, function or call name.
+    correlation
+        Number of this call, unique on its device.
+    start_ns, end_ns
+        On the device's host clock; ``end_ns`` is ``None`` until the call returns.
+    intended
+        The stream that the caller meant, whatever stream is used.
+    mark
+        Space for one observer's own use (bracketing events).
+    """
+
+    __slots__ = (
+        "correlation", "device_key", "end_ns", "event", "flop_count", "intended", "kind",
+        "launch_config", "mark", "name", "nbytes", "start_ns", "stream", "thread",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        device_key: str,
+        correlation: int,
+        thread: int,
+        start_ns: int,
+        stream: Stream | None,
+        intended: Stream | None,
+        *,
+        flop_count: int | None = None,
+        nbytes: int | None = None,
+        launch_config: str | None = None,
+        event: Event | None = None,
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.device_key = device_key
+        self.correlation = correlation
+        self.thread = thread
+        self.start_ns = start_ns
+        self.end_ns: int | None = None
+        self.stream = stream
+        self.intended = intended
+        self.flop_count = flop_count
+        self.nbytes = nbytes
+        self.launch_config = launch_config
+        self.event = event
+        self.mark: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Work that a device knows it did: only simulated devices report these themselves.
+
+    Attributes
+    ----------
+    correlation
+        Of the host call that queued it.
+    queued_ns, start_ns, end_ns
+        When it was queued, started and ended, on the device's clock.
+    waited_for
+        Correlations of the event records that held it back.
+    """
+
+    kind: str
+    name: str
+    correlation: int
+    queued_ns: int
+    start_ns: int
+    end_ns: int
+    waited_for: tuple[int, ...] = ()
+
+
+class Observer(Protocol):
+    """Who watches a device: recorders subscribe with :meth:`Device.observe`."""
+
+    def call_begins(self, call: Call) -> None:
+        """Take note that ``call`` is about to reach the device."""
+
+    def call_ends(self, call: Call) -> None:
+        """Take note that ``call`` returned; its ``end_ns`` is set."""
+
+    def activity(self, activity: Activity) -> None:
+        """Take note of work that the device says it did."""
+
+
+class Backend(Protocol):
+    """What a device must be able to do. Raw handles are the backend's own business."""
+
+    info: DeviceInfo
+    capabilities: Capabilities
+    layout: SmLayout
+
+    def now_ns(self) -> int:
+        """Return the host clock: Unix ns, or the virtual time of a simulated device."""
+
+    def wait_until_ns(self, time_ns: int) -> None:
+        """Let the host wait until its clock shows ``time_ns``."""
+
+    def process_and_thread(self) -> tuple[int, int]:
+        """Return the ids of this process and thread: the system's, or logical ones."""
+
+    def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
+        """Report finished work to ``sink``, on devices that know it themselves."""
+
+    def check_plan(self, plan: CarvePlan) -> None:
+        """Ask the driver whether it would grant ``plan``; creates nothing."""
+
+    def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
+        """Make partitions and find their SM ids; rolls back if any fails."""
+
+    def close_partition(self, raw: Any) -> None:
+        """Destroy a partition whose streams are closed."""
+
+    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
+        """Make a non-blocking stream; returns it and its integer handle."""
+
+    def borrow_stream(self, handle: int) -> Any:
+        """Wrap a stream that somebody else owns."""
+
+    def default_stream(self) -> tuple[Any, int]:
+        """Return the per-thread default stream."""
+
+    def close_stream(self, raw: Any) -> None:
+        """Destroy a stream."""
+
+    def sync_stream(self, raw: Any) -> None:
+        """Wait on the host until everything queued on a stream is done."""
+
+    def stream_done(self, raw: Any) -> bool:
+        """Whether everything queued on a stream is done."""
+
+    def make_event(self, *, timing: bool) -> Any:
+        """Make an event."""
+
+    def record(self, event: Any, stream: Any, correlation: int) -> None:
+        """Record an event on a stream."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Make a stream wait for an event's latest record."""
+
+    def sync_event(self, event: Any) -> None:
+        """Wait on the host for an event."""
+
+    def event_done(self, event: Any) -> bool:
+        """Whether an event's latest record is done."""
+
+    def elapsed_ns(self, start: Any, end: Any) -> int:
+        """Nanoseconds between two recorded events."""
+
+    def close_event(self, raw: Any) -> None:
+        """Destroy an event."""
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+        """Return an uninitialised array on the device."""
+
+    def asarray(self, values: np.ndarray[Any, Any]) -> Any:
+        """Copy host values to the device and wait for it."""
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return an array's values; the device must be idle with respect to it."""
+
+    def fill_random(self, array: Any, seed: int) -> None:
+        """Fill an array with uniform values in [-0.5, 0.5) and wait for it."""
+
+    def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
+        """Queue a copy between arrays of one size, on the device or from or to host memory."""
+
+    def host_call(self, stream: Any, function: Callable[[], None], correlation: int) -> None:
+        """Queue a host function on a stream."""
+
+    def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
+        """Compile CUDA C++ source, or take its model."""
+
+    def launch(
+        self,
+        stream: Any,
+        kernel: Kernel,
+        grid: int,
+        block: int,
+        args: Sequence[Any],
+        correlation: int,
+    ) -> None:
+        """Launch a kernel."""
+
+    def matmul(
+        self, stream: Stream, out: Any, a: Any, b: Any, sm_count: int, correlation: int
+    ) -> None:
+        """Queue ``out = a @ b``, checked already, tuned for ``sm_count`` SMs (0: not told)."""
+
+    def operand(self, value: Any) -> Operand | None:
+        """Describe ``value`` if it is an array of this device, else ``None``."""
+
+    def synchronize(self) -> None:
+        """Wait on the host for the whole device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What :func:`~gpuscope.workloads.gemm.mm_out` must know of an array.
+
+    Attributes
+    ----------
+    shape, strides
+        In elements.
+    start, stop
+        First byte and the one after the last, in a space where overlap can be told.
+    device_index
+        Ordinal of the device that holds it.
+    """
+
+    shape: Shape
+    strides: Shape
+    dtype: np.dtype[Any]
+    start: int
+    stop: int
+    device_index: int

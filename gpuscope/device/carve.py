@@ -1,0 +1,323 @@
+"""Which SM counts a GPU can grant, and from which of its parts: pure arithmetic.
+
+A driver splits an SM resource into *quanta*, equal groups of SMs, and a remainder that
+is kept apart. A partition is made of whole quanta and possibly the remainder, so its
+count is exact if some set of them has that many SMs. On the H200: 15 quanta of 8 and a
+remainder of 12, hence 8, 12, 16, 20, 24, …, 132.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpuscope.errors import InvalidPartition
+
+Rounding = Literal["exact", "up", "down"]
+REMAINDER = -1
+"""Index that stands for the remainder in lists of quanta."""
+
+
+@dataclass(frozen=True)
+class SmLayout:
+    """The parts into which a driver splits a GPU's SMs.
+
+    Attributes
+    ----------
+    quantum_sm_count
+        SMs in one quantum.
+    quanta
+        How many quanta there are.
+    remainder_sm_count
+        SMs in the remainder; 0 where the quanta cover the GPU.
+    """
+
+    quantum_sm_count: int
+    quanta: int
+    remainder_sm_count: int
+
+    @property
+    def sm_count(self) -> int:
+        """SMs of the whole GPU."""
+        return self.quantum_sm_count * self.quanta + self.remainder_sm_count
+
+    def grantable(self) -> list[int]:
+        """Every SM count that one partition could have on an otherwise free GPU."""
+        counts = {n * self.quantum_sm_count for n in range(1, self.quanta + 1)}
+        if self.remainder_sm_count:
+            counts |= {
+                self.remainder_sm_count + n * self.quantum_sm_count for n in range(self.quanta + 1)
+            }
+        return sorted(counts)
+
+    def sm_count_of(self, parts: Iterable[int]) -> int:
+        """SMs in a set of quanta, :data:`REMAINDER` among them or not."""
+        return sum(
+            self.remainder_sm_count if part == REMAINDER else self.quantum_sm_count
+            for part in parts
+        )
+
+
+@dataclass(frozen=True)
+class PlannedPartition:
+    """One partition of a :class:`CarvePlan`: what was asked, what would be granted."""
+
+    name: str
+    asked: int | Literal["rest"]
+    sm_count: int
+    parts: tuple[int, ...]
+    shares_with: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CarvePlan:
+    """What a carving would grant; making one touches no device.
+
+    Attributes
+    ----------
+    partitions
+        In the order asked.
+    remainder_sm_count
+        SMs that nobody asked for.
+    remainder_parts
+        The quanta they are in.
+    """
+
+    layout: SmLayout
+    partitions: tuple[PlannedPartition, ...]
+    remainder_sm_count: int
+    remainder_parts: tuple[int, ...] = field(default=())
+
+    def granted(self) -> dict[str, int]:
+        """Partition name → SM count."""
+        return {part.name: part.sm_count for part in self.partitions}
+
+
+Sizes = Mapping[str, int | str] | Sequence[int | str]
+
+
+def named_sizes(sizes: Sizes) -> dict[str, int | str]:
+    """Check the shape of a request for partitions and give list entries names p0, p1, …
+
+    Raises
+    ------
+    InvalidPartition
+        It is empty, or neither a mapping nor a list, or an entry is neither a positive
+        whole number nor ``"rest"``, or more than one is ``"rest"``.
+    """
+    if isinstance(sizes, Mapping):
+        named = dict(sizes)
+    elif isinstance(sizes, Sequence) and not isinstance(sizes, str | bytes):
+        named = {f"p{position}": size for position, size in enumerate(sizes)}
+    else:
+        raise InvalidPartition(
+            f"partitions are a dict of name → SM count or a list of counts, not "
+            f"{type(sizes).__name__} ({sizes!r}): write carve({{'a': 16, 'b': 'rest'}})"
+        )
+    if not named:
+        raise InvalidPartition(
+            "no partition was asked for (an empty collection): name at least one, such as "
+            "{'small': 16, 'load': 'rest'}"
+        )
+    for name, size in named.items():
+        if not isinstance(name, str) or not name:
+            raise InvalidPartition(f"a partition's name is a non-empty text, not {name!r}")
+        if size == "rest":
+            continue
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise InvalidPartition(
+                f"partition {name!r}: an SM count is a whole number or 'rest', not {size!r}"
+            )
+        if size <= 0:
+            raise InvalidPartition(
+                f"partition {name!r}: {size} SMs asked for; a partition needs at least one. "
+                "Leave it out, or ask for a positive count"
+            )
+    rest = [name for name, size in named.items() if size == "rest"]
+    if len(rest) > 1:
+        raise InvalidPartition(
+            f"only one partition can have 'rest', but {', '.join(map(repr, rest))} all ask for it: "
+            "give the others counts"
+        )
+    return named
+
+
+def plan_carve(
+    layout: SmLayout,
+    sizes: Sizes,
+    *,
+    rounding: Rounding = "exact",
+    held: Mapping[str, tuple[int, ...]] | None = None,
+    allow_shared: bool = False,
+) -> CarvePlan:
+    """Decide which quanta each partition gets.
+
+    Parameters
+    ----------
+    layout
+        The GPU's parts.
+    sizes
+        Name → SM count or ``"rest"`` (at most one), or a list of these.
+    rounding
+        ``"exact"`` refuses a count that the GPU cannot give; ``"up"`` and ``"down"``
+        take the nearest one in that direction.
+    held
+        Name → parts of the partitions that are live already.
+    allow_shared
+        Whether parts held by live partitions may be given out a second time.
+
+    Raises
+    ------
+    InvalidPartition
+        With the nearest counts below and above, or with what holds the SMs.
+    """
+    named = named_sizes(sizes)
+    if rounding not in ("exact", "up", "down"):
+        raise InvalidPartition(f"rounding is 'exact', 'up' or 'down', not {rounding!r}")
+    held = held or {}
+    taken = {part for parts in held.values() for part in parts}
+    every = set(range(layout.quanta)) | ({REMAINDER} if layout.remainder_sm_count else set())
+    free = every - taken
+    # Parts that nobody holds come first, also where sharing is allowed.
+    pool = sorted(free) + (sorted(taken & every) if allow_shared else [])
+    quanta = [part for part in pool if part != REMAINDER]
+    counts = {name: size for name, size in named.items() if isinstance(size, int)}
+    available = layout.sm_count_of(pool)
+    need = sum(counts.values())
+    if rounding == "exact":
+        for name, count in counts.items():
+            if count not in layout.grantable():
+                raise InvalidPartition(_nearest(layout, name, count))
+    if need > available:
+        raise InvalidPartition(_too_many(layout, counts, need, available, held))
+    split = _assign(layout, counts, len(quanta), REMAINDER in pool, rounding)
+    if split is None:
+        raise InvalidPartition(_no_set(layout, counts, pool, held, rounding))
+    parts: dict[str, tuple[int, ...]] = {}
+    for name, (with_remainder, quanta_count) in split.items():
+        mine = [quanta.pop(0) for _ in range(quanta_count)]
+        parts[name] = tuple(mine + ([REMAINDER] if with_remainder else []))
+    used = {part for mine in parts.values() for part in mine}
+    left = tuple(part for part in pool if part not in used)
+    for name, size in named.items():
+        if size == "rest":
+            if not left:
+                raise InvalidPartition(
+                    f"partition {name!r} asks for the rest, but nothing is left: the others take "
+                    f"{need} of {available} SMs"
+                    + (f" not held by {', '.join(held)}" if held and not allow_shared else "")
+                )
+            parts[name], left = left, ()
+    partitions = tuple(
+        PlannedPartition(
+            name=name,
+            asked="rest" if size == "rest" else int(size),
+            sm_count=layout.sm_count_of(parts[name]),
+            parts=parts[name],
+            shares_with=tuple(
+                other for other, theirs in held.items() if set(theirs) & set(parts[name])
+            ),
+        )
+        for name, size in named.items()
+    )
+    return CarvePlan(layout, partitions, layout.sm_count_of(left), left)
+
+
+def _assign(
+    layout: SmLayout,
+    counts: Mapping[str, int],
+    quanta: int,
+    remainder: bool,
+    rounding: Rounding,
+) -> dict[str, tuple[bool, int]] | None:
+    """Name → (gets the remainder, number of quanta), or None if there is no such set.
+
+    At most one partition can hold the remainder, so each is tried as its holder; among
+    the sets that fit, the one nearest to what was asked wins.
+    """
+    best: tuple[int, dict[str, tuple[bool, int]]] | None = None
+    for holder in [None, *(counts if remainder else ())]:
+        chosen: dict[str, tuple[bool, int]] = {}
+        distance = 0
+        for name, count in counts.items():
+            rest = layout.remainder_sm_count if name == holder else 0
+            wanted = count - rest
+            number, excess = divmod(wanted, layout.quantum_sm_count)
+            if excess:
+                if rounding == "exact":
+                    break
+                number += rounding == "up"
+            granted = rest + number * layout.quantum_sm_count
+            # The remainder alone may exceed what was asked: only rounding up allows that.
+            if number < 0 and rounding == "up":
+                number, granted = 0, rest
+            if number < 0 or granted <= 0:
+                break
+            chosen[name] = (name == holder, number)
+            distance += abs(granted - count)
+        else:
+            fits = sum(number for _, number in chosen.values()) <= quanta
+            if fits and (best is None or distance < best[0]):
+                best = (distance, chosen)
+    return None if best is None else best[1]
+
+
+def _around(layout: SmLayout, count: int) -> str:
+    below = [n for n in layout.grantable() if n < count]
+    above = [n for n in layout.grantable() if n > count]
+    words = [f"{below[-1]} below" if below else "", f"{above[0]} above" if above else ""]
+    return " and ".join(word for word in words if word)
+
+
+def _nearest(layout: SmLayout, name: str, count: int) -> str:
+    makeup = f"quanta of {layout.quantum_sm_count} SMs" + (
+        f" and one remainder of {layout.remainder_sm_count}" if layout.remainder_sm_count else ""
+    )
+    return (
+        f"partition {name!r}: this GPU cannot give {count} of its {layout.sm_count} SMs; the nearest "
+        f"counts are {_around(layout, count)} ({makeup}). Ask for one of these, or pass "
+        "rounding='up' or 'down'"
+    )
+
+
+def _too_many(
+    layout: SmLayout,
+    counts: Mapping[str, int],
+    need: int,
+    available: int,
+    held: Mapping[str, tuple[int, ...]],
+) -> str:
+    asked = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    if available == layout.sm_count:
+        return f"{need} SMs asked for ({asked}), but the GPU has {layout.sm_count}: ask for fewer"
+    return (
+        f"{need} SMs asked for ({asked}), but {available} of {layout.sm_count} are free: live "
+        f"partitions {', '.join(map(repr, held))} hold the others. Close them first, or pass "
+        "allow_shared=True to share SMs knowingly"
+    )
+
+
+def _no_set(
+    layout: SmLayout,
+    counts: Mapping[str, int],
+    pool: Sequence[int],
+    held: Mapping[str, tuple[int, ...]],
+    rounding: Rounding,
+) -> str:
+    asked = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    quanta = sum(part != REMAINDER for part in pool)
+    free = f"{quanta} quanta of {layout.quantum_sm_count} SMs"
+    if REMAINDER in pool:
+        free += f" and the remainder of {layout.remainder_sm_count}"
+    holders = f" (live partitions {', '.join(map(repr, held))} hold the others)" if held else ""
+    hints = "; ".join(
+        f"for {name!r} the nearest are {_around(layout, count)}" for name, count in counts.items()
+    )
+    how = ". Change a count, or pass rounding='up' or 'down'" if rounding == "exact" else ""
+    if held:
+        how += ". Closing live partitions frees their SMs; allow_shared=True shares them knowingly"
+    return (
+        f"no set of {free}{holders} gives {asked} at the same time: only one partition can hold "
+        f"the remainder. Taken singly, {hints}{how}"
+    )

@@ -1,0 +1,364 @@
+"""The device: carving, streams, arrays, kernels, and the hook for observers."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuscope.device import caller, carve
+from gpuscope.device.api import (
+    Activity,
+    Backend,
+    Call,
+    Capabilities,
+    DeviceInfo,
+    Kernel,
+    KernelModel,
+    Observer,
+    Operand,
+)
+from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes
+from gpuscope.device.partition import Partition, Partitions
+from gpuscope.device.stream import Event, Stream
+from gpuscope.errors import InvalidOperand, StreamError
+
+
+class Device:
+    """A GPU, real or simulated; made by :func:`gpuscope.open_device`.
+
+    Attributes
+    ----------
+    info
+        What it is.
+    capabilities
+        What it can do, and why not.
+    backend
+        What does the work; its own business.
+    observers
+        Who watches it.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.info: DeviceInfo = backend.info
+        self.capabilities: Capabilities = backend.capabilities
+        self.observers: tuple[Observer, ...] = ()
+        self._partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
+        self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        self._correlations = itertools.count(1)
+        self._stream_ids = itertools.count(1)
+        self.next_correlation = self._correlations.__next__
+        self.next_stream_id = self._stream_ids.__next__
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether what runs here is simulated."""
+        return self.info.kind == "sim"
+
+    @property
+    def name(self) -> str:
+        """The device's name, marked where it is simulated."""
+        return self.info.name
+
+    @property
+    def sm_count(self) -> int:
+        """Streaming multiprocessors of the whole GPU."""
+        return self.info.sm_count
+
+    def now_ns(self) -> int:
+        """Return the host clock: Unix ns; on a simulated device its virtual time."""
+        return self.backend.now_ns()
+
+    def __repr__(self) -> str:
+        return f"Device({self.info.key!r}, {self.info.name}, {self.info.sm_count} SMs)"
+
+    # -- carving ----------------------------------------------------------------------
+    def held_parts(self) -> dict[str, tuple[int, ...]]:
+        """Name → parts of the live partitions."""
+        held: dict[str, tuple[int, ...]] = {}
+        for part in self._partitions:
+            if not part.closed:
+                name = part.name if part.name not in held else f"{part.name} (context {part.context})"
+                held[name] = part.parts
+        return held
+
+    def plan_carve(
+        self, sizes: Sizes, *, rounding: Rounding = "exact", allow_shared: bool = False
+    ) -> CarvePlan:
+        """Say what :meth:`carve` would grant; touches nothing.
+
+        Raises
+        ------
+        InvalidPartition
+            As :meth:`carve`.
+        CapabilityError
+            This device or driver cannot carve.
+        """
+        self.capabilities.require("partitions", feature="carving SMs into partitions")
+        plan = carve.plan_carve(
+            self.backend.layout,
+            sizes,
+            rounding=rounding,
+            held=self.held_parts(),
+            allow_shared=allow_shared,
+        )
+        self.backend.check_plan(plan)
+        return plan
+
+    def carve(
+        self, sizes: Sizes, *, rounding: Rounding = "exact", allow_shared: bool = False
+    ) -> Partitions:
+        """Carve the SMs into partitions.
+
+        Parameters
+        ----------
+        sizes
+            Name → SM count, or a list of counts; at most one may be ``"rest"``.
+        rounding
+            ``"exact"``: a count that this GPU cannot give is an error with the nearest
+            counts; ``"up"`` and ``"down"`` take the nearest in that direction.
+        allow_shared
+            Whether SMs of live partitions may be given out again. Such partitions name
+            each other in ``shares_with``.
+
+        Returns
+        -------
+        Partitions
+            By name or position; close it, or hold it in ``with``.
+
+        Raises
+        ------
+        InvalidPartition
+            The request cannot be granted; says why and what could.
+        CapabilityError
+            This device or driver cannot carve; names what is required and found.
+        """
+        plan = self.plan_carve(sizes, rounding=rounding, allow_shared=allow_shared)
+        return Partitions(self, plan, self.make_partitions(plan.partitions))
+
+    def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[Partition]:
+        """Make planned partitions: the step of :meth:`carve` that touches the device."""
+        granted = self.backend.make_partitions(planned)
+        partitions = [Partition(self, *pair) for pair in zip(planned, granted, strict=True)]
+        self._partitions.update(partitions)
+        return partitions
+
+    def forget_partition(self, partition: Partition) -> None:
+        """Stop counting a closed partition's SMs as held."""
+        self._partitions.discard(partition)
+
+    # -- streams and events -----------------------------------------------------------
+    def create_stream(self, *, name: str | None = None, priority: int = 0) -> Stream:
+        """Make a non-blocking stream on the whole GPU; lower ``priority`` runs first."""
+        return self.make_stream(None, name=name, priority=priority)
+
+    def make_stream(
+        self, partition: Partition | None, *, name: str | None, priority: int
+    ) -> Stream:
+        """Make a stream, in ``partition`` if one is given."""
+        raw, handle = self.backend.make_stream(partition.raw if partition else None, priority)
+        stream = Stream(self, raw, handle, name=name, partition=partition, priority=priority)
+        self._streams[handle] = stream
+        return stream
+
+    def wrap_stream(self, stream: Any, *, name: str | None = None) -> Stream:
+        """Use somebody else's stream: an integer handle or an object with ``__cuda_stream__``.
+
+        One of ours is returned as it is. What is returned never destroys the stream.
+        """
+        if isinstance(stream, Stream):
+            if stream.device is not self:
+                raise StreamError(
+                    f"stream {stream.name!r} belongs to {stream.device.info.key}, not to "
+                    f"{self.info.key}: create one with this device's create_stream(), or put the "
+                    "operands on the stream's device"
+                )
+            return stream
+        handle = stream if isinstance(stream, int) else int(stream.__cuda_stream__()[1])
+        known = self._streams.get(handle)
+        if known is not None:
+            return known
+        return Stream(
+            self, self.backend.borrow_stream(handle), handle, name=name or f"stream {handle:#x}",
+            owned=False,
+        )  # fmt: skip
+
+    def default_stream(self) -> Stream:
+        """Return this thread's default stream."""
+        raw, handle = self.backend.default_stream()
+        known = self._streams.get(handle)
+        if known is not None:
+            return known
+        stream = Stream(self, raw, handle, name="per-thread default", owned=False)
+        self._streams[handle] = stream
+        self._default = stream
+        return stream
+
+    def forget_stream(self, stream: Stream) -> None:
+        """Stop finding a closed stream by its handle."""
+        if self._streams.get(stream._handle) is stream:
+            del self._streams[stream._handle]
+
+    def choose_stream(self, stream: Any = None) -> tuple[Stream, bool]:
+        """Pick the stream that work should run on, and whether one was selected.
+
+        An explicit ``stream``, else the caller stream, else this thread's current stream;
+        with none of these the per-thread default, which counts as not selected.
+        """
+        if stream is None:
+            stream = caller.get_caller_stream()
+        if stream is None:
+            stream = caller.peek_current_stream(self.info.key)
+        if stream is None:
+            return self.default_stream(), False
+        if type(stream) is Stream and stream.device is self:
+            return stream, True
+        return self.wrap_stream(stream), True
+
+    def intended_stream(self, stream: Stream) -> Stream:
+        """Return what the caller meant when ``stream`` is launched on directly."""
+        selected = caller.get_caller_stream()
+        if selected is None:
+            return stream
+        if isinstance(selected, Stream):
+            return selected
+        return self.wrap_stream(selected)
+
+    def create_event(self, *, timing: bool = True) -> Event:
+        """Make an event, not yet recorded."""
+        return Event(self, timing=timing)
+
+    def synchronize(self) -> None:
+        """Wait on the host for everything queued on this device."""
+        call = self.begin_call("sync", "device.synchronize", None, None)
+        try:
+            self.backend.synchronize()
+        finally:
+            self.end_call(call)
+
+    # -- arrays -----------------------------------------------------------------------
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
+        """Return an uninitialised array in device memory.
+
+        Parameters
+        ----------
+        shape
+            In elements.
+        dtype
+            A NumPy dtype or its name; ``"bfloat16"`` is known too.
+        """
+        return self.backend.empty(_shape(shape), as_dtype(dtype))
+
+    def asarray(self, values: Any, dtype: Any = None) -> Any:
+        """Copy host values into device memory; done when it returns."""
+        host = np.asarray(values, dtype=None if dtype is None else as_dtype(dtype))
+        return self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
+
+    def random(self, shape: int | tuple[int, ...], dtype: Any = "float32", *, seed: int = 0) -> Any:
+        """Return an array of uniform values in [-0.5, 0.5); done when it returns."""
+        array = self.empty(shape, dtype)
+        self.backend.fill_random(array, seed)
+        return array
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Wait for the whole device, then return the array's values."""
+        self.synchronize()
+        return self.backend.to_host(array)
+
+    def operand(self, value: Any, name: str) -> Operand:
+        """Describe an array argument.
+
+        Raises
+        ------
+        InvalidOperand
+            ``value`` is not an array of this device; names the argument.
+        """
+        found = self.backend.operand(value)
+        if found is None:
+            raise InvalidOperand(
+                f"{name} is {type(value).__name__}, not an array of {self.info.key}: make one with "
+                "the device's asarray() or empty()"
+            )
+        return found
+
+    # -- kernels ----------------------------------------------------------------------
+    def compile(self, source: str, name: str, *, model: KernelModel | None = None) -> Kernel:
+        """Compile CUDA C++ ``source`` and return its ``extern "C"`` kernel ``name``.
+
+        Parameters
+        ----------
+        model
+            How the kernel behaves on a device that cannot run source; a simulated device
+            needs it.
+
+        Raises
+        ------
+        CapabilityError
+            The device cannot run source and no model was given.
+        """
+        return self.backend.compile(source, name, model)
+
+    # -- observers --------------------------------------------------------------------
+    def observe(self, observer: Observer) -> None:
+        """Let ``observer`` watch every call on this device until :meth:`unobserve`."""
+        self.observers = (*self.observers, observer)
+        self.backend.set_activity_sink(self._activity)
+
+    def unobserve(self, observer: Observer) -> None:
+        """Stop telling ``observer``."""
+        self.observers = tuple(other for other in self.observers if other is not observer)
+        if not self.observers:
+            self.backend.set_activity_sink(None)
+
+    def _activity(self, activity: Activity) -> None:
+        for observer in self.observers:
+            observer.activity(activity)
+
+    def begin_call(
+        self, kind: str, name: str, stream: Stream | None, intended: Stream | None, **facts: Any
+    ) -> Call:
+        """Tell observers that a call begins; returns its record for :meth:`end_call`."""
+        call = Call(
+            kind,
+            name,
+            self.info.key,
+            self.next_correlation(),
+            self.backend.process_and_thread()[1],
+            self.backend.now_ns(),
+            stream,
+            intended,
+            **facts,
+        )
+        for observer in self.observers:
+            observer.call_begins(call)
+        return call
+
+    def end_call(self, call: Call) -> None:
+        """Tell observers that a call returned."""
+        call.end_ns = self.backend.now_ns()
+        for observer in self.observers:
+            observer.call_ends(call)
+
+
+def _shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(size < 0 for size in sizes):
+        raise InvalidOperand(f"a shape has no negative sizes, but {sizes} was asked for")
+    return sizes
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return a NumPy dtype; knows ``"bfloat16"`` too."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import ml_dtypes  # noqa: PLC0415 - only needed for this dtype
+
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidOperand(f"unknown dtype {dtype!r}: use one that NumPy or ml_dtypes has") from error
+

@@ -1,0 +1,232 @@
+"""Partitions: sets of SMs with streams of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from gpuscope.device.api import GrantedPartition
+from gpuscope.device.carve import CarvePlan, PlannedPartition
+from gpuscope.device.stream import Stream, close_all
+from gpuscope.errors import ClosedError, GpuscopeError, InvalidPartition
+
+if TYPE_CHECKING:
+    from gpuscope.device.device import Device
+
+
+class Closable(Protocol):
+    """Anything that a partition can close with itself."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
+class Partition:
+    """A set of SMs; work on its streams runs on these and no others.
+
+    Attributes
+    ----------
+    name
+        For people and timelines.
+    asked
+        What was asked for: a count or ``"rest"``.
+    sm_count
+        What was granted.
+    sm_ids
+        The ids of its SMs, as a probe kernel saw them.
+    shares_with
+        Names of partitions that were live when it was made and have SMs in common with it.
+    context
+        Number of its green context.
+    """
+
+    def __init__(
+        self, device: Device, planned: PlannedPartition, granted: GrantedPartition
+    ) -> None:
+        self.device = device
+        self.name = planned.name
+        self.asked: int | Literal["rest"] = planned.asked
+        self.sm_count = granted.sm_count
+        self.sm_ids = granted.sm_ids
+        self.shares_with = planned.shares_with
+        self.parts = planned.parts
+        self.context = granted.context
+        self.raw = granted.raw
+        self._streams: list[Stream] = []
+        self._owned: list[Closable] = []
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """Its streams that are open."""
+        return tuple(stream for stream in self._streams if not stream.closed)
+
+    def create_stream(self, *, name: str | None = None, priority: int = 0) -> Stream:
+        """Make a stream whose work runs on this partition's SMs.
+
+        It knows no barrier with the legacy default stream. The partition owns it and
+        closes it with itself.
+
+        Raises
+        ------
+        ClosedError
+            The partition is closed.
+        """
+        if self._closed:
+            raise ClosedError(f"partition {self.name!r} is closed: carve again")
+        stream = self.device.make_stream(self, name=name, priority=priority)
+        self._streams.append(stream)
+        return stream
+
+    def adopt(self, item: Closable) -> None:
+        """Close ``item`` with this partition, before its streams."""
+        self._owned.append(item)
+
+    def close(self) -> None:
+        """Close handles, then streams, then the context; again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            close_all([*self._owned, *self._streams])
+        finally:
+            self._owned.clear()
+            self._streams.clear()
+            self.device.backend.close_partition(self.raw)
+            self.device.forget_partition(self)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"Partition({self.name!r}, {self.sm_count} SMs, asked={self.asked!r}{state})"
+
+
+class Partitions(Mapping[str, Partition]):
+    """The partitions of one carving, by name or by position; closed by ``with``.
+
+    Attributes
+    ----------
+    plan
+        What was planned, from which the granted counts follow.
+    """
+
+    def __init__(self, device: Device, plan: CarvePlan, partitions: list[Partition]) -> None:
+        self.device = device
+        self.plan = plan
+        self._partitions = {partition.name: partition for partition in partitions}
+        self._remainder: Partition | None = None
+        self._closed = False
+
+    def __getitem__(self, key: str | int) -> Partition:
+        if isinstance(key, int):
+            return list(self._partitions.values())[key]
+        try:
+            return self._partitions[key]
+        except KeyError:
+            raise KeyError(f"no partition {key!r}; there are {', '.join(self)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._partitions)
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    @property
+    def remainder(self) -> Partition | None:
+        """What nobody asked for, as a partition made at first use; ``None`` if nothing is left.
+
+        Raises
+        ------
+        InvalidPartition
+            A later carving has taken these SMs.
+        """
+        if self._remainder is None and self.plan.remainder_parts and not self._closed:
+            held = self.device.held_parts()
+            left = self.plan.remainder_parts
+            takers = [name for name, parts in held.items() if set(parts) & set(left)]
+            if takers:
+                raise InvalidPartition(
+                    f"the SMs that this carving left over are now in {', '.join(takers)}: "
+                    "close that first"
+                )
+            planned = PlannedPartition("remainder", "rest", self.plan.remainder_sm_count, left)
+            (self._remainder,) = self.device.make_partitions([planned])
+        return self._remainder
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Close every partition; again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        close_all([*self._partitions.values(), *([self._remainder] if self._remainder else [])])
+
+    def __enter__(self) -> Partitions:
+        if self._closed:
+            raise ClosedError("this carving is closed: carve again")
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True):
+            return
+        warnings.warn(
+            f"the carving {', '.join(self)} was never closed: hold it in a with block, or call "
+            "close()",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+        try:
+            self.close()
+        except GpuscopeError:  # the device may be gone: a destructor has nobody to tell
+            self._closed = True
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}: {part.sm_count} SMs" for name, part in self.items())
+        return f"Partitions({inside}{', closed' if self._closed else ''})"
+
+    def _repr_html_(self) -> str:
+        from html import escape  # noqa: PLC0415 - only notebooks pay for it
+
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
+            f"<td>{_ranges(part.sm_ids)}</td></tr>"
+            for name, part in self.items()
+        )
+        return (
+            "<table><thead><tr><th>partition</th><th>asked</th><th>granted SMs</th>"
+            f"<th>SM ids seen</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+
+def _ranges(ids: tuple[int, ...]) -> str:
+    """Write sorted ids as ranges: 0–7, 12."""
+    words: list[str] = []
+    start = previous = None
+    for sm in [*ids, None]:
+        if previous is not None and sm == previous + 1:
+            previous = sm
+            continue
+        if start is not None:
+            words.append(str(start) if start == previous else f"{start}–{previous}")
+        start = previous = sm
+    return ", ".join(words)
+

@@ -1,0 +1,111 @@
+"""Opening devices."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, Literal
+
+from gpuscope.device.device import Device
+from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
+
+_open: weakref.WeakSet[Device] = weakref.WeakSet()
+_cuda: dict[int, Device] = {}
+
+
+def open_device(
+    spec: str = "auto", *, pace: Literal["none", "real"] = "none", quiet: bool = False
+) -> Device:
+    """Open a device and print one line that says what it is.
+
+    Parameters
+    ----------
+    spec
+        ``"auto"``: a usable CUDA device, also one without green contexts, else the
+        simulated H200 with the reason. ``"cuda"`` or ``"cuda:N"``: that device, never
+        anything else. ``"sim:h200"``: a new simulated GPU.
+    pace
+        For simulated devices: ``"real"`` keeps virtual time from running ahead of the
+        wall clock.
+    quiet
+        Print nothing.
+
+    Raises
+    ------
+    DeviceUnavailable
+        There is no such device, or it cannot be used here.
+    MissingDependency
+        A CUDA device was asked for and a package it needs is missing.
+    """
+    kind, _, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    why = ""
+    if kind == "cuda" and (not rest or rest.isdecimal()):
+        device = _open_cuda(int(rest or 0))
+    elif kind == "sim" and rest:
+        device = _open_sim(rest, pace)
+    elif spec == "auto":
+        try:
+            device = _open_cuda(0)
+        except GpuscopeError as error:
+            why = str(error).splitlines()[0]
+            device = _open_sim("h200", pace)
+    else:
+        raise DeviceUnavailable(
+            f"unknown device {spec!r}: use 'auto', 'cuda:N' (such as 'cuda:0') or 'sim:h200'"
+        )
+    if not quiet:
+        _say(device, why)
+    return device
+
+
+def _say(device: Device, why: str) -> None:
+    line = f"gpuscope: opened {device.info.name}, {device.info.sm_count} SMs ({device.info.driver})"
+    if device.is_simulated and why:
+        line += f"\n  no GPU used: {why}"
+    sys.stdout.write(line + "\n")
+
+
+def _open_cuda(index: int) -> Device:
+    device = _cuda.get(index)
+    if device is None:
+        from gpuscope.device.cuda.backend import CudaBackend  # noqa: PLC0415 - loads CUDA
+
+        device = _cuda[index] = Device(CudaBackend(index))
+        _open.add(device)
+    return device
+
+
+def _open_sim(profile: str, pace: Literal["none", "real"]) -> Device:
+    from gpuscope.device.sim.backend import SimBackend  # noqa: PLC0415 - loads profiles
+
+    device = Device(SimBackend(profile, pace=pace))
+    _open.add(device)
+    return device
+
+
+def open_devices() -> list[Device]:
+    """Return the devices that are open in this process."""
+    return list(_open)
+
+
+def device_of(value: Any, name: str) -> Device:
+    """Return the device that holds an array.
+
+    Raises
+    ------
+    InvalidOperand
+        ``value`` is not an array on a device; names the argument.
+    """
+    owner = getattr(value, "owner", None)
+    if owner is not None:
+        for device in _open:
+            if device.backend is owner:
+                return device
+    if hasattr(value, "__cuda_array_interface__"):
+        from gpuscope.device.cuda.arrays import device_index_of  # noqa: PLC0415 - loads CUDA
+
+        return _open_cuda(device_index_of(value))
+    raise InvalidOperand(
+        f"{name} is {type(value).__name__}, not an array on a device: make one with the device's "
+        "asarray() or empty()"
+    )

@@ -1,0 +1,1 @@
+"""A simulated GPU: a discrete-event engine, a cost model, lazy values."""

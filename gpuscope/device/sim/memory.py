@@ -1,0 +1,215 @@
+"""Arrays of the simulated GPU: versions instead of values.
+
+A buffer's version says how its value would be computed. Work binds the versions of its
+inputs when it starts and commits a new version of its output when it ends, so a
+consumer that does not wait sees the version that it would see on a GPU. A value is
+computed only when somebody reads it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuscope.errors import InvalidOperand
+
+_addresses = itertools.count(1)
+_ALIGNMENT = 1 << 40  # every buffer has an address range of its own
+
+
+class Version:
+    """One value of a buffer, computed at first need."""
+
+    __slots__ = ("_compute", "_inputs", "_value")
+
+    def __init__(
+        self, compute: Callable[..., np.ndarray[Any, Any]], inputs: Sequence[Version] = ()
+    ) -> None:
+        self._compute: Callable[..., np.ndarray[Any, Any]] | None = compute
+        self._inputs = tuple(inputs)
+        self._value: np.ndarray[Any, Any] | None = None
+
+    def value(self) -> np.ndarray[Any, Any]:
+        """Return the flat value; computes what it rests on first, without recursion."""
+        pending = [self]
+        while pending:
+            version = pending[-1]
+            if version._value is not None:
+                pending.pop()
+                continue
+            missing = [one for one in version._inputs if one._value is None]
+            if missing:
+                pending.extend(missing)
+                continue
+            assert version._compute is not None  # noqa: S101 - no value yet, so it is there
+            version._value = version._compute(*(one._value for one in version._inputs))
+            version._compute, version._inputs = None, ()
+            pending.pop()
+        assert self._value is not None  # noqa: S101 - the loop ends with it
+        return self._value
+
+
+class Buffer:
+    """A piece of simulated device memory."""
+
+    __slots__ = ("address", "dtype", "size", "version")
+
+    def __init__(self, size: int, dtype: np.dtype[Any], version: Version) -> None:
+        self.size = size
+        self.dtype = dtype
+        self.version = version
+        self.address = next(_addresses) * _ALIGNMENT
+
+
+class SimArray:
+    """An array in simulated device memory, or a view of one.
+
+    Reading values takes :meth:`Device.to_host`. Basic slices and ``T`` give views.
+
+    Attributes
+    ----------
+    shape, strides
+        In elements.
+    offset
+        Of the first element in its buffer.
+    """
+
+    __slots__ = ("buffer", "device_index", "dtype", "offset", "owner", "shape", "strides")
+
+    def __init__(
+        self,
+        owner: Any,
+        buffer: Buffer,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int = 0,
+    ) -> None:
+        self.owner = owner
+        self.device_index = 0
+        self.buffer = buffer
+        self.dtype = buffer.dtype
+        self.shape = shape
+        self.strides = strides
+        self.offset = offset
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def T(self) -> SimArray:  # noqa: N802 - NumPy's name
+        """The transposed view."""
+        return SimArray(
+            self.owner, self.buffer, self.shape[::-1], self.strides[::-1], self.offset
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it covers its buffer in C order."""
+        return (
+            self.offset == 0
+            and self.size == self.buffer.size
+            and self.strides == c_strides(self.shape)
+        )
+
+    def __getitem__(self, key: Any) -> SimArray:
+        keys = key if isinstance(key, tuple) else (key,)
+        if len(keys) > self.ndim:
+            raise IndexError(f"{len(keys)} indices for {self.ndim} dimensions")
+        shape: list[int] = []
+        strides: list[int] = []
+        offset = self.offset
+        for axis, (size, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            part = keys[axis] if axis < len(keys) else slice(None)
+            if isinstance(part, slice):
+                start, stop, step = part.indices(size)
+                shape.append(len(range(start, stop, step)))
+                strides.append(stride * step)
+                offset += start * stride
+            elif isinstance(part, int):
+                if not -size <= part < size:
+                    raise IndexError(f"index {part} is out of range for an axis of {size}")
+                offset += (part % size) * stride
+            else:
+                raise InvalidOperand(f"simulated arrays take slices and integers, not {part!r}")
+        return SimArray(self.owner, self.buffer, tuple(shape), tuple(strides), offset)
+
+    def view_of(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return this view's part of its buffer's flat value."""
+        item = self.dtype.itemsize
+        return np.lib.stride_tricks.as_strided(
+            flat[self.offset :], self.shape, tuple(stride * item for stride in self.strides)
+        )
+
+    def extent(self) -> tuple[int, int]:
+        """First byte and the one after the last, as addresses."""
+        low = high = self.offset
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            if size == 0:
+                return (self.buffer.address, self.buffer.address)
+            low += min(0, (size - 1) * stride)
+            high += max(0, (size - 1) * stride)
+        item = self.dtype.itemsize
+        return (self.buffer.address + low * item, self.buffer.address + (high + 1) * item)
+
+    def __repr__(self) -> str:
+        return f"SimArray(shape={self.shape}, dtype={self.dtype.name}; values: to_host())"
+
+
+def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a C-ordered array, in elements."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def write_effect(
+    destination: SimArray,
+    sources: Sequence[SimArray],
+    compute: Callable[..., np.ndarray[Any, Any]],
+) -> Callable[[], Callable[[], None]]:
+    """Return an effect that binds ``sources`` at the start and writes at the end."""
+
+    def start() -> Callable[[], None]:
+        bound = [source.buffer.version for source in sources]
+
+        def fresh(*flats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            views = [array.view_of(flat) for array, flat in zip(sources, flats, strict=True)]
+            return np.asarray(compute(*views), dtype=destination.dtype)
+
+        def end() -> None:
+            if destination.is_whole:
+                destination.buffer.version = Version(
+                    lambda *flats: fresh(*flats).reshape(-1), bound
+                )
+                return
+
+            def patch(
+                old: np.ndarray[Any, Any], *flats: np.ndarray[Any, Any]
+            ) -> np.ndarray[Any, Any]:
+                flat = old.copy()
+                destination.view_of(flat)[...] = fresh(*flats)
+                return flat
+
+            destination.buffer.version = Version(patch, [destination.buffer.version, *bound])
+
+        return end
+
+    return start

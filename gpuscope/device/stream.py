@@ -1,0 +1,367 @@
+"""Streams and events: one life cycle for every device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from gpuscope.device import caller
+from gpuscope.device.api import Kernel
+from gpuscope.errors import ClosedError, GpuscopeError, StreamError
+
+if TYPE_CHECKING:
+    from gpuscope.device.device import Device
+    from gpuscope.device.partition import Partition
+
+
+class Event:
+    """A point in a stream's work that others can wait for and time.
+
+    Recording an event queues a marker behind the work already on a stream; the event is
+    *done* when that work is. A wait made now refers to the latest record made before it;
+    recording again later changes nothing for waits already queued. Waiting for an event
+    that was never recorded does nothing.
+
+    Notes
+    -----
+    Timing is on unless asked off. CUDA gives the time between two events as a float of
+    milliseconds, good to about 0.5 µs and worse over long spans.
+    """
+
+    __slots__ = ("__weakref__", "_backend", "_closed", "_device", "correlation", "raw", "timing")
+
+    def __init__(self, device: Device, *, timing: bool = True) -> None:
+        self._closed = True
+        self._device = device
+        self._backend = device.backend
+        self.timing = timing
+        self.raw = self._backend.make_event(timing=timing)
+        self.correlation: int | None = None
+        """Number of the call that recorded it last, or ``None``."""
+        self._closed = False
+
+    def _usable(self) -> Any:
+        if self._closed:
+            raise ClosedError("this event is closed: create a new one, or record before closing")
+        return self.raw
+
+    @property
+    def device(self) -> Device:
+        """The device it was made on."""
+        return self._device
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its latest record is done; true if it was never recorded."""
+        return self._backend.event_done(self._usable())
+
+    def record(self, stream: Stream) -> None:
+        """Record on ``stream``, behind what is queued there."""
+        stream.record(self)
+
+    def synchronize(self) -> None:
+        """Wait on the host until the latest record is done."""
+        raw = self._usable()
+        device = self._device
+        if not device.observers:
+            self._backend.sync_event(raw)
+            return
+        call = device.begin_call("sync", "event.synchronize", None, None, event=self)
+        try:
+            self._backend.sync_event(raw)
+        finally:
+            device.end_call(call)
+
+    def elapsed_ns(self, *, since: Event) -> int:
+        """Nanoseconds from the record of ``since`` to the record of this event.
+
+        Both must be done and have timing. Resolution: about 0.5 µs on a GPU (the driver's
+        float of milliseconds), 1 ns on a simulated one.
+
+        Raises
+        ------
+        StreamError
+            One was made with ``timing=False``, or belongs to another device.
+        """
+        if not (self.timing and since.timing):
+            raise StreamError("elapsed_ns needs two events made with timing=True")
+        if since.device is not self._device:
+            raise StreamError("elapsed_ns needs two events of one device")
+        return self._backend.elapsed_ns(since._usable(), self._usable())
+
+    def close(self) -> None:
+        """Destroy it; again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._backend.close_event(self.raw)
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._backend.close_event(self.raw)
+
+    def __repr__(self) -> str:
+        return f"Event({'closed' if self._closed else f'device={self._device.info.key!r}'})"
+
+
+class Stream:
+    """A queue of work that runs in order; made by a device or a partition.
+
+    ``with`` is the documented way to hold one: leaving waits for its work and destroys
+    it, also on an exception.
+
+    Attributes
+    ----------
+    name
+        For people and timelines.
+    partition
+        The partition it was made in, or ``None``.
+    priority
+        CUDA's: lower runs first; 0 is the default.
+    id
+        Number in traces.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        raw: Any,
+        handle: int,
+        *,
+        name: str | None,
+        partition: Partition | None = None,
+        priority: int = 0,
+        owned: bool = True,
+    ) -> None:
+        self.device = device
+        self.raw = raw
+        self.partition = partition
+        self.priority = priority
+        self.id = device.next_stream_id()
+        self.name = name if name is not None else f"stream {self.id}"
+        self._handle = handle
+        self._owned = owned
+        self._closed = False
+        self._backend = device.backend
+        self.sm_count_target = partition.sm_count if partition is not None else 0
+        """SMs that libraries should tune for; 0 means the whole GPU."""
+
+    # -- life -------------------------------------------------------------------------
+    @property
+    def handle(self) -> int:
+        """The raw ``cudaStream_t`` as an integer."""
+        if self._closed:
+            raise self._closed_error()
+        return self._handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(
+            f"stream {self.name!r} is closed: work on it would go elsewhere, so nothing was queued. "
+            "Create a new stream, or close later"
+        )
+
+    def _usable(self) -> Any:
+        if self._closed:
+            raise self._closed_error()
+        return self.raw
+
+    def close(self) -> None:
+        """Wait for its work, then destroy it; again does nothing.
+
+        A stream made from somebody else's handle is only forgotten.
+        """
+        if self._closed:
+            return
+        try:
+            if self._owned:
+                self._backend.sync_stream(self.raw)
+        finally:
+            self._closed = True
+            self.device.forget_stream(self)
+            if self._owned:
+                self._backend.close_stream(self.raw)
+
+    def __enter__(self) -> Stream:
+        self._usable()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) or not self._owned:
+            return
+        warnings.warn(
+            f"stream {self.name!r} was never closed: hold it in a with block, or call close()",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+        try:
+            self.close()
+        except GpuscopeError:  # the device may be gone: a destructor has nobody to tell
+            self._closed = True
+
+    def __repr__(self) -> str:
+        where = f", partition={self.partition.name!r}" if self.partition else ""
+        state = ", closed" if self._closed else ""
+        return f"Stream({self.name!r}, device={self.device.info.key!r}{where}{state})"
+
+    # -- work -------------------------------------------------------------------------
+    def launch(
+        self,
+        kernel: Kernel,
+        *args: Any,
+        grid: int,
+        block: int,
+        flop_count: int | None = None,
+        nbytes: int | None = None,
+    ) -> None:
+        """Launch ``kernel`` with ``grid`` blocks of ``block`` threads.
+
+        Arrays of the device and NumPy scalars are passed as they are. The thread's
+        current stream is this one for the length of the call.
+
+        Raises
+        ------
+        ClosedError
+            The stream is closed.
+        """
+        raw = self._usable()
+        device = self.device
+        key = device.info.key
+        previous = caller.peek_current_stream(key)
+        caller.set_current_stream(key, self)
+        try:
+            if not device.observers:
+                self._backend.launch(raw, kernel, grid, block, args, device.next_correlation())
+                return
+            call = device.begin_call(
+                "launch", kernel.name, self, device.intended_stream(self),
+                flop_count=flop_count, nbytes=nbytes,
+                launch_config=f'{{"grid":[{grid},1,1],"block":[{block},1,1]}}',
+            )  # fmt: skip
+            try:
+                self._backend.launch(raw, kernel, grid, block, args, call.correlation)
+            finally:
+                device.end_call(call)
+        finally:
+            if previous is None:
+                caller.clear_current_stream(key)
+            else:
+                caller.set_current_stream(key, previous)
+
+    def copy(self, destination: Any, source: Any) -> None:
+        """Queue a copy of ``source`` over ``destination``: same shape, dtype and device.
+
+        Either side may be a NumPy array in host memory; then the call may wait.
+        """
+        raw = self._usable()
+        call = self.device.begin_call(
+            "copy", "copy", self, self.device.intended_stream(self), nbytes=int(source.nbytes)
+        )
+        try:
+            self._backend.copy(raw, destination, source, call.correlation)
+        finally:
+            self.device.end_call(call)
+
+    def host_call(self, function: Callable[[], None]) -> None:
+        """Queue ``function`` to run on the host when the work before it is done.
+
+        It must not call CUDA.
+        """
+        raw = self._usable()
+        name = getattr(function, "__name__", "host function")
+        call = self.device.begin_call("host_call", name, self, self)
+        try:
+            self._backend.host_call(raw, function, call.correlation)
+        finally:
+            self.device.end_call(call)
+
+    # -- order ------------------------------------------------------------------------
+    def record(self, event: Event | None = None, *, timing: bool = True) -> Event:
+        """Record ``event``, or a new one, behind what is queued; returns it."""
+        raw = self._usable()
+        device = self.device
+        if event is None:
+            event = Event(device, timing=timing)
+        elif event.device is not device:
+            raise StreamError(
+                f"an event of {event.device.info.key} cannot be recorded on a stream of "
+                f"{device.info.key}: create one with that device's create_event()"
+            )
+        if not device.observers:
+            event.correlation = device.next_correlation()
+            self._backend.record(event._usable(), raw, event.correlation)
+            return event
+        call = device.begin_call("record", "event.record", self, self, event=event)
+        event.correlation = call.correlation
+        try:
+            self._backend.record(event._usable(), raw, call.correlation)
+        finally:
+            device.end_call(call)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Make what is queued from now on wait for the latest record of ``event``."""
+        raw = self._usable()
+        device = self.device
+        if not device.observers:
+            self._backend.wait(raw, event._usable())
+            return
+        call = device.begin_call("wait", "stream.wait", self, self, event=event)
+        try:
+            self._backend.wait(raw, event._usable())
+        finally:
+            device.end_call(call)
+
+    def synchronize(self) -> None:
+        """Wait on the host until everything queued here is done."""
+        raw = self._usable()
+        device = self.device
+        if not device.observers:
+            self._backend.sync_stream(raw)
+            return
+        call = device.begin_call("sync", "stream.synchronize", self, self)
+        try:
+            self._backend.sync_stream(raw)
+        finally:
+            device.end_call(call)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything queued here is done."""
+        return self._backend.stream_done(self._usable())
+
+
+def close_all(items: Sequence[Any]) -> None:
+    """Close every item, also when one fails; then raise the first error."""
+    first: BaseException | None = None
+    for item in items:
+        try:
+            item.close()
+        except Exception as error:  # noqa: BLE001 - the others must still be closed
+            first = first or error
+    if first is not None:
+        raise first
+

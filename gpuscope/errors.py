@@ -1,0 +1,51 @@
+"""Every error gpuscope raises on purpose.
+
+Each message says what was asked, what was found, and what to do next. The base
+class is turned into an exit code in one place only, :mod:`gpuscope.cli`.
+"""
+
+from __future__ import annotations
+
+
+class GpuscopeError(Exception):
+    """Base of every error raised by gpuscope."""
+
+
+class MissingDependency(GpuscopeError, ImportError):
+    """A feature needs a package that is not installed, or that conflicts with another."""
+
+
+class DeviceUnavailable(GpuscopeError):
+    """The device asked for does not exist here, or cannot be used."""
+
+
+class CapabilityError(GpuscopeError):
+    """This device or driver cannot do what was asked; names what is required and found."""
+
+
+class InvalidPartition(GpuscopeError, ValueError):
+    """A carving that this GPU cannot grant; names the nearest counts that it can."""
+
+
+class InvalidOperand(GpuscopeError, ValueError):
+    """An array argument that a workload cannot take; names the argument."""
+
+
+class InvalidExperiment(GpuscopeError, ValueError):
+    """An experiment description that does not validate; names the field's path."""
+
+
+class ClosedError(GpuscopeError, RuntimeError):
+    """A stream, event, partition, handle or device was used after it was closed."""
+
+
+class StreamError(GpuscopeError, RuntimeError):
+    """A stream or a guard was used in a way that CUDA or its contract forbids."""
+
+
+class TraceFormatError(GpuscopeError, ValueError):
+    """A file is not a trace that this version can read."""
+
+
+class MissingEvidence(GpuscopeError):
+    """A trace does not hold what an analysis needs; names what to record."""

@@ -1,0 +1,1 @@
+"""What was seen: immutable tables that open without a device."""

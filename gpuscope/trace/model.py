@@ -1,0 +1,345 @@
+"""Trace and Run: what was seen, immutable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace import schema
+
+
+@dataclass(frozen=True)
+class TraceMetadata:
+    """Everything about a trace that is not a row.
+
+    Attributes
+    ----------
+    time_base
+        ``"unix"`` (ns since 1970), ``"virtual"`` (a simulated clock) or ``"relative"``.
+    simulated
+        Whether any row was simulated.
+    devices
+        Key (``"cuda:0"``) → index, uuid, name, sm_count, driver.
+    partitions
+        Name → asked, granted (SM count), sm_ids (seen by the probe), context, shares_with.
+    streams
+        Stream id as text → name, partition, priority, device.
+    windows_ns
+        ``[start, end]`` pairs in which recording was on.
+    solo
+        Workload → ``kernel_ns`` (median duration alone, same setting), ``n``, and
+        ``whole_gpu_kernel_ns`` (alone on the whole GPU) where measured.
+    clocks
+        Source → offset_ns, drift_ppb, residual_ns.
+    counts
+        What sources delivered: received, dropped, unmatched.
+    """
+
+    time_base: str = "unix"
+    simulated: bool = False
+    devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    driver: str | None = None
+    power_w: float | None = None
+    throttle_reasons: Sequence[str] = ()
+    process_names: Mapping[str, str] = field(default_factory=dict)
+    thread_names: Mapping[str, str] = field(default_factory=dict)
+    partitions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    windows_ns: Sequence[Sequence[int]] = ()
+    solo: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    clocks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    device_max_connections: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    experiment: Mapping[str, Any] | None = None
+    setting: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def to_json(self) -> str:
+        """Write as JSON with sorted keys."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> TraceMetadata:
+        """Read what :meth:`to_json` wrote; unknown keys are an error."""
+        return cls(**json.loads(text))
+
+
+class Trace:
+    """What was seen: a table of spans, a table of edges, and metadata. Immutable.
+
+    Attributes
+    ----------
+    spans
+        One row per launch, range, call…; columns and units in
+        :data:`gpuscope.trace.schema.SPAN_TYPES`.
+    edges
+        Which span led to which.
+    metadata
+        Devices, partitions, streams, clocks, counts.
+    """
+
+    def __init__(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> None:
+        self.spans = spans
+        self.edges = edges
+        self.metadata = metadata
+
+    @classmethod
+    def from_columns(
+        cls,
+        spans: Mapping[str, list[Any]],
+        edges: Mapping[str, list[Any]] | None = None,
+        metadata: TraceMetadata | None = None,
+    ) -> Trace:
+        """Build a trace from lists, one per column; missing columns are null.
+
+        Raises
+        ------
+        ValueError
+            A column is unknown, a required one is missing, or lengths differ.
+        """
+        unknown = set(spans) - set(schema.SPAN_TYPES)
+        if unknown:
+            raise ValueError(f"unknown span columns {sorted(unknown)}")
+        missing = set(schema.REQUIRED) - set(spans)
+        if missing and spans:
+            raise ValueError(f"missing span columns {sorted(missing)}")
+        if len({len(column) for column in spans.values()}) > 1:
+            raise ValueError("span columns have different lengths")
+        return cls(
+            schema.table(dict(spans), schema.SPAN_TYPES),
+            schema.table(dict(edges or {}), schema.EDGE_TYPES),
+            metadata or TraceMetadata(),
+        )
+
+    def __len__(self) -> int:
+        return int(self.spans.num_rows)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether any row was simulated."""
+        return self.metadata.simulated
+
+    def array(self, name: str, *, fill: int | None = None) -> np.ndarray[Any, Any]:
+        """Return a numeric column as a NumPy view, without a copy where no value is null.
+
+        Parameters
+        ----------
+        fill
+            Stands for nulls; without it a column that has nulls is an error.
+
+        Raises
+        ------
+        MissingEvidence
+            The column has nulls and no ``fill`` was given.
+        """
+        column = self.spans.column(name)
+        if column.null_count:
+            if fill is None:
+                raise MissingEvidence(
+                    f"column {name!r} has {column.null_count} of {len(column)} values missing: "
+                    "record with a source that provides it"
+                )
+            column = column.cast(schema.SPAN_TYPES[name]).fill_null(fill)
+        if len(column) == 0:
+            return np.zeros(0, np.int64)
+        return np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False))
+
+    def texts(self, name: str) -> list[str | None]:
+        """Return a text column as Python strings; null is ``None``."""
+        return list(self.spans.column(name).to_pylist())
+
+    def where(self, mask: Any = None, **equal: Any) -> Trace:
+        """Return the rows that satisfy ``mask`` and every ``column=value``.
+
+        A tuple of values means any of them; ``None`` means null. Edges between rows that
+        stay are kept, ids are unchanged.
+        """
+        keep = pa.scalar(value=True)
+        for name, wanted in equal.items():
+            column = self.spans.column(name)
+            if wanted is None:
+                test = pc.is_null(column)
+            elif pa.types.is_null(column.type):
+                test = pa.scalar(value=False)
+            else:
+                values = list(wanted) if isinstance(wanted, tuple) else [wanted]
+                if pa.types.is_dictionary(column.type):
+                    column = column.cast(pa.string())
+                test = pc.is_in(column, value_set=pa.array(values, type=column.type))
+            keep = pc.and_(keep, test)
+        if mask is not None:
+            keep = pc.and_(keep, pa.array(mask))
+        if isinstance(keep, pa.Scalar):
+            spans = self.spans if keep.as_py() else self.spans.slice(0, 0)
+        else:
+            spans = self.spans.filter(keep)
+        edges = self.edges
+        if edges.num_rows:
+            ids = spans.column("id")
+            edges = edges.filter(
+                pc.and_(
+                    pc.is_in(edges.column("from"), value_set=ids),
+                    pc.is_in(edges.column("to"), value_set=ids),
+                )
+            )
+        return Trace(spans, edges, self.metadata)
+
+    def with_metadata(self, **changes: Any) -> Trace:
+        """Return the same rows with changed metadata."""
+        return Trace(self.spans, self.edges, dataclasses.replace(self.metadata, **changes))
+
+    @staticmethod
+    def concat(traces: Sequence[Trace]) -> Trace:
+        """Join traces of one clock; ids are renumbered so that they stay unique.
+
+        The metadata is the first one's, with every window, partition, stream and count.
+
+        Raises
+        ------
+        ValueError
+            There is none, or they have different time bases.
+        """
+        if not traces:
+            raise ValueError("no trace to concatenate")
+        first = traces[0].metadata
+        if any(trace.metadata.time_base != first.time_base for trace in traces):
+            raise ValueError("traces with different time bases cannot be joined")
+        spans, edges = [], []
+        offset = 0
+        for trace in traces:
+            spans.append(_shift(trace.spans, ("id", "parent"), offset))
+            edges.append(_shift(trace.edges, ("from", "to"), offset))
+            if len(trace):
+                offset += int(pc.max(trace.spans.column("id")).as_py()) + 1
+        merged = {
+            name: _merge(trace.metadata.__dict__[name] for trace in traces)
+            for name in ("devices", "partitions", "streams", "process_names", "thread_names")
+        }
+        counts: dict[str, int] = {}
+        for trace in traces:
+            for name, count in trace.metadata.counts.items():
+                counts[name] = counts.get(name, 0) + count
+        metadata = dataclasses.replace(
+            first,
+            **merged,
+            windows_ns=[list(pair) for trace in traces for pair in trace.metadata.windows_ns],
+            counts=counts,
+            simulated=any(trace.metadata.simulated for trace in traces),
+            notes=list(dict.fromkeys(note for trace in traces for note in trace.metadata.notes)),
+        )
+        return Trace(
+            schema.concat(spans, schema.SPAN_TYPES), schema.concat(edges, schema.EDGE_TYPES), metadata
+        )
+
+    def stream_name(self, stream: int | None) -> str:
+        """Return a stream's name for people."""
+        if stream is None:
+            return "no stream"
+        facts = self.metadata.streams.get(str(stream))
+        return str(facts["name"]) if facts else f"stream {stream}"
+
+    def kind_counts(self) -> dict[str, int]:
+        """Kind → number of rows."""
+        kinds = self.spans.column("kind")
+        if pa.types.is_null(kinds.type):
+            return {}
+        counted = pc.value_counts(kinds.cast(pa.string()).combine_chunks())
+        return {row["values"]: row["counts"] for row in counted.to_pylist()}
+
+    @property
+    def provenance(self) -> str:
+        """Device, source, simulated or measured, in one line for every picture."""
+        devices = ", ".join(facts["name"] for facts in self.metadata.devices.values()) or "host only"
+        sources = [] if not len(self) else pc.unique(
+            self.spans.column("source").cast(pa.string())
+        ).to_pylist()  # fmt: skip
+        kernels = [source for source in sources if source not in ("nvtx", "host")] or sources
+        kind = "SIMULATED" if self.is_simulated else "measured"
+        return f"{kind} on {devices}; kernel times from: {', '.join(kernels) or 'nothing'}"
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{count} {kind}" for kind, count in self.kind_counts().items())
+        return f"Trace({len(self)} spans: {inside or 'none'}; {self.provenance})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(kind)}</td><td>{count}</td></tr>"
+            for kind, count in self.kind_counts().items()
+        )
+        return (
+            f"<p><b>Trace</b>: {len(self)} spans. {escape(self.provenance)}</p>"
+            f"<table><thead><tr><th>kind</th><th>rows</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+
+def _shift(table: pa.Table, names: Sequence[str], offset: int) -> pa.Table:
+    for name in names:
+        column = table.column(name)
+        if offset and not pa.types.is_null(column.type):
+            position = table.schema.get_field_index(name)
+            table = table.set_column(position, name, pc.add(column, offset))
+    return table
+
+
+def _merge(parts: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for part in parts:
+        merged.update(part)
+    return merged
+
+
+@dataclass(frozen=True)
+class Run(Mapping[str, Trace]):
+    """What an experiment gave: setting → Trace, and their comparison.
+
+    Attributes
+    ----------
+    traces
+        Setting → trace.
+    comparison
+        One row per setting and workload: kernels, latency, throughput, shares.
+    experiment
+        The description that was run.
+    stopped
+        Whether it was stopped before its end; what was recorded is here.
+    """
+
+    traces: Mapping[str, Trace]
+    comparison: pa.Table
+    experiment: Mapping[str, Any]
+    stopped: bool = False
+
+    def __getitem__(self, setting: str) -> Trace:
+        return self.traces[setting]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.traces)
+
+    def __len__(self) -> int:
+        return len(self.traces)
+
+    def _repr_html_(self) -> str:
+        names = self.comparison.column_names
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(_show(row[name]))}</td>" for name in names) + "</tr>"
+            for row in self.comparison.to_pylist()
+        )
+        state = "<p>Stopped early: what was recorded until then is here.</p>" if self.stopped else ""
+        return f"{state}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

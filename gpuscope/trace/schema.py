@@ -1,0 +1,103 @@
+"""The columns of a trace: names, Arrow types, units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+"""Grows when a reader of the version before could misread a file."""
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+SPAN_TYPES: dict[str, Any] = {
+    "id": pa.int64(),
+    "parent": pa.int64(),
+    "kind": _TEXT,
+    "name": _TEXT,
+    "start_ns": pa.int64(),
+    "end_ns": pa.int64(),
+    "start_uncertainty_ns": pa.int64(),
+    "end_uncertainty_ns": pa.int64(),
+    "host": _TEXT,
+    "process": pa.int64(),
+    "thread": pa.int64(),
+    "end_thread": pa.int64(),
+    "device": pa.int16(),
+    "device_uuid": _TEXT,
+    "context": pa.int64(),
+    "green_context": pa.int64(),
+    "partition": _TEXT,
+    "intended_partition": _TEXT,
+    "stream": pa.int64(),
+    "channel": pa.int64(),
+    "correlation": pa.int64(),
+    "external_correlation": pa.int64(),
+    "graph": pa.int64(),
+    "graph_node": pa.int64(),
+    "queued_ns": pa.int64(),
+    "submitted_ns": pa.int64(),
+    "sm": pa.int16(),
+    "nbytes": pa.int64(),
+    "copy_kind": _TEXT,
+    "src_kind": _TEXT,
+    "dst_kind": _TEXT,
+    "flop_count": pa.int64(),
+    "launch_config": _TEXT,
+    "domain": _TEXT,
+    "category": _TEXT,
+    "color": pa.uint32(),
+    "range_style": _TEXT,
+    "payload": _TEXT,
+    "value": pa.float64(),
+    "status": _TEXT,
+    "source": _TEXT,
+}
+"""Column → type of a span. Times are ns on the trace's time base; ``end_ns`` is null
+while a span is open. The uncertainties are one-sided: the true start lies in
+[start, start + start_uncertainty], the true end in [end − end_uncertainty, end].
+``color`` is ARGB. ``launch_config`` and ``payload`` are JSON texts."""
+
+REQUIRED = ("id", "kind", "name", "start_ns", "source")
+"""Columns without nulls."""
+
+KINDS = (
+    "kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block", "counter",
+    "handle",
+)  # fmt: skip
+SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "nsys", "chrome")
+
+EDGE_TYPES: dict[str, Any] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}
+"""An edge leads from the span that must come first to the one that follows from it."""
+
+EDGE_KINDS = ("launch", "event wait", "host wait", "graph", "range")
+
+
+def table(columns: dict[str, list[Any]], types: dict[str, Any]) -> pa.Table:
+    """Build a table of ``types``; a column that is absent or all null costs nothing."""
+    length = len(next(iter(columns.values()))) if columns else 0
+    arrays = []
+    for name, kind in types.items():
+        values = columns.get(name)
+        if values is None or all(value is None for value in values):
+            arrays.append(pa.nulls(length))
+        else:
+            arrays.append(pa.array(values, type=kind))
+    return pa.table(dict(zip(types, arrays, strict=True)))
+
+
+def concat(tables: list[pa.Table], types: dict[str, Any]) -> pa.Table:
+    """Concatenate tables of one schema, whichever columns are null in each."""
+    if not tables:
+        return table({}, types)
+    columns = {}
+    for name, kind in types.items():
+        chunks = [one.column(name) for one in tables]
+        if all(pa.types.is_null(chunk.type) for chunk in chunks):
+            columns[name] = pa.nulls(sum(len(chunk) for chunk in chunks))
+            continue
+        typed = [chunk.cast(kind) if pa.types.is_null(chunk.type) else chunk for chunk in chunks]
+        joined = pa.chunked_array([piece for chunk in typed for piece in chunk.chunks], type=kind)
+        columns[name] = joined.unify_dictionaries().combine_chunks()
+    return pa.table(columns)

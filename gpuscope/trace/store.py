@@ -1,0 +1,111 @@
+"""Traces on disk: one Parquet file with a schema version.
+
+The spans' columns come first; edges follow as rows of their own in the columns
+``edge_from``, ``edge_to`` and ``edge_kind``, whose ``id`` is null. The metadata stands in
+the file's key-value metadata as JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gpuscope._files import replacing
+from gpuscope.errors import GpuscopeError, TraceFormatError
+from gpuscope.trace import schema
+from gpuscope.trace.model import Trace, TraceMetadata
+
+_VERSION = b"gpuscope.schema_version"
+_METADATA = b"gpuscope.metadata"
+_SPANS = b"gpuscope.spans"
+_EDGE_COLUMNS = {f"edge_{name}": kind for name, kind in schema.EDGE_TYPES.items()}
+
+
+def save_trace(trace: Trace, path: str | Path) -> Path:
+    """Write ``trace`` as Parquet; the final name never holds half of a file.
+
+    Raises
+    ------
+    GpuscopeError
+        The file cannot be written (no such folder, no room).
+    """
+    target = Path(path)
+    spans, edges = trace.spans, trace.edges
+    columns: dict[str, Any] = {}
+    for name, kind in {**schema.SPAN_TYPES, **_EDGE_COLUMNS}.items():
+        is_edge = name in _EDGE_COLUMNS
+        here, there = (edges, spans) if is_edge else (spans, edges)
+        column = here.column(name.removeprefix("edge_") if is_edge else name)
+        own = column.cast(kind).combine_chunks()
+        other = pa.nulls(there.num_rows, type=kind)
+        chunks = [other, own] if is_edge else [own, other]
+        columns[name] = pa.chunked_array(chunks, type=kind).unify_dictionaries()
+    table = pa.table(columns).replace_schema_metadata(
+        {
+            _VERSION: str(schema.SCHEMA_VERSION).encode(),
+            _METADATA: trace.metadata.to_json().encode(),
+            _SPANS: str(spans.num_rows).encode(),
+        }
+    )
+    with replacing(target) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+    return target
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read a trace that :func:`save_trace` wrote.
+
+    Raises
+    ------
+    TraceFormatError
+        The file is truncated, is no trace, or has another schema version.
+    GpuscopeError
+        The file cannot be read.
+    """
+    source = Path(path)
+    try:
+        table = pq.read_table(source)
+    except FileNotFoundError as error:
+        raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error
+    except IsADirectoryError as error:
+        raise GpuscopeError(f"{source.name!r} is a folder: name a .parquet file in it") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise TraceFormatError(
+            f"{source.name!r} is no readable trace: truncated, or not Parquet ({error}). Save it "
+            "again, or name another file"
+        ) from error
+    facts = table.schema.metadata or {}
+    if _VERSION not in facts:
+        raise TraceFormatError(
+            f"{source.name!r} is Parquet but not a gpuscope trace: it names no schema version"
+        )
+    version = facts[_VERSION].decode("ascii", "replace")
+    if version != str(schema.SCHEMA_VERSION):
+        raise TraceFormatError(
+            f"{source.name!r} has schema version {version}, but this gpuscope reads version "
+            f"{schema.SCHEMA_VERSION}: use the gpuscope that wrote it, or record again"
+        )
+    try:
+        count = int(facts[_SPANS])
+        metadata = TraceMetadata.from_json(facts[_METADATA].decode())
+        spans = _columns(table.slice(0, count), schema.SPAN_TYPES, "")
+        edges = _columns(table.slice(count), schema.EDGE_TYPES, "edge_")
+    except (KeyError, ValueError, TypeError, pa.ArrowException) as error:
+        raise TraceFormatError(
+            f"{source.name!r} says that it is a gpuscope trace but does not hold one ({error})"
+        ) from error
+    return Trace(spans, edges, metadata)
+
+
+def _columns(table: pa.Table, types: dict[str, Any], prefix: str) -> pa.Table:
+    columns = {}
+    for name, kind in types.items():
+        column = table.column(prefix + name)
+        if column.null_count == len(column):
+            columns[name] = pa.nulls(len(column))
+        else:
+            columns[name] = column.cast(kind).combine_chunks()
+    return pa.table(columns)

@@ -8,15 +8,15 @@ from types import ModuleType
 from gpuscope.errors import MissingDependency
 
 
-def require(module: str, *, extra: str, feature: str) -> ModuleType:
+def require(module: str, *, package: str, feature: str) -> ModuleType:
     """Import ``module`` or say which feature, package and extra are missing.
 
     Parameters
     ----------
     module
         Dotted name of the module to import.
-    extra
-        Extra of gpuscope that installs it, such as ``"cuda13"``.
+    package
+        The distribution that holds it; the CUDA extras install it.
     feature
         What the caller was about to do, in words.
 
@@ -28,8 +28,7 @@ def require(module: str, *, extra: str, feature: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
         raise MissingDependency(
-            f"{feature} needs the package {package!r}, which could not be imported ({error}). "
-            f"Install it with: pip install 'gpuscope[{extra}]'"
+            f"{feature} needs the package {package}, which cannot be imported ({error}). "
+            "Run: pip install 'gpuscope[cuda13]' (or 'gpuscope[cuda12]' for a driver older than 580)"
         ) from error

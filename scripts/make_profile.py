@@ -19,7 +19,10 @@ CONSTANTS = {
     "gemm_call_ns": [9000, "host cost of one mm_out through cuBLAS"],
     "event_record_call_ns": [1000, "host cost of one event record"],
     "stream_wait_call_ns": [200, "host cost of one stream wait"],
-    "query_call_ns": [250, "host cost of asking whether an event is done"],
+    "query_call_ns": [
+        1000,
+        "host cost of asking whether an event is done, with the loop around it",
+    ],
     "synchronize_return_ns": [4000, "from completion to the host's return from a wait"],
     "launch_latency_ns": [4000, "from the launch call's end to the first block, idle stream"],
     "kernel_gap_ns": [2300, "between two queued kernels of one stream, from pairs.json"],
@@ -39,9 +42,7 @@ def main(folder: Path, target: Path) -> None:
         key = (row["dtype"], row["m"], row["n"], row["k"])
         gemms[key][row["sms"]] = [row["us"], max(kernel[1] for kernel in row["kernels"])]
     for dtype, m, n, k, sms, median_us, _, kernels in load("gemm_random_cal.json")["rows"]:
-        gemms[dtype, m, n, k].setdefault(
-            sms, [median_us, max(kernel[1] for kernel in kernels)]
-        )
+        gemms[dtype, m, n, k].setdefault(sms, [median_us, max(kernel[1] for kernel in kernels)])
     profile = {
         "schema": 1,
         "name": "h200",
@@ -74,7 +75,7 @@ def main(folder: Path, target: Path) -> None:
         # MB, SMs, µs of an element-wise float32 copy kernel
         "copy": [[row["mb"], row["sms"], row["us"]] for row in load("copy.json")["copy"]],
     }
-    lines = json.dumps(profile, separators=(",", ":")).replace("],[\"", "],\n[\"")
+    lines = json.dumps(profile, separators=(",", ":")).replace('],["', '],\n["')
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(lines + "\n")
 

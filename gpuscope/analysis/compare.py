@@ -30,8 +30,9 @@ COLUMNS = {
     "gain": pa.float64(),
 }
 """Column → type of a comparison; units in the names. ``tflop_per_s`` is operations over
-first start to last end; ``share_of_alone_on_whole_gpu`` that rate over the workload's
-rate alone on the unpartitioned GPU. ``overlap`` and ``gain`` are the setting's."""
+first start to last end, null where its kernels do not state them;
+``share_of_alone_on_whole_gpu`` that rate over the workload's rate alone on the
+unpartitioned GPU. ``overlap`` and ``gain`` are the setting's."""
 
 
 def compare(traces: Mapping[str, Trace]) -> pa.Table:
@@ -49,11 +50,12 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
         except MissingEvidence:
             seen = {}
         starts, ends = found.array("start_ns"), found.array("end_ns")
-        flops = found.array("flop_count", fill=0)
+        flops = found.array("flop_count", fill=-1)
         partitions = np.asarray(found.texts("partition"), dtype=object)
         for workload, mask in grouped(found, "workload").items():
             span_ns = makespan_ns(found, starts[mask], ends[mask])
-            rate = float(flops[mask].sum()) / span_ns / 1e3 if span_ns else None
+            known = bool((flops[mask] >= 0).all()) and span_ns > 0
+            rate = float(flops[mask].sum()) / span_ns / 1e3 if known else None
             alone = trace.metadata.solo.get(workload, {}).get("whole_gpu_tflop_per_s")
             times = seen.get(workload)
             rows.append(

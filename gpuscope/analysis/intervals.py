@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def grouped(trace: Trace, by: str) -> dict[str, np.ndarray[Any, Any]]:
     if by == "partition":
         labels = [name if name is not None else "whole GPU" for name in trace.texts("partition")]
     elif by == "stream":
-        labels = [trace.stream_name(stream) for stream in trace.texts("stream")]  # type: ignore[arg-type]
+        labels = stream_labels(trace)
     elif by == "workload":
         categories, names = trace.texts("category"), trace.texts("name")
         labels = [category or str(name) for category, name in zip(categories, names, strict=True)]
@@ -71,6 +72,18 @@ def grouped(trace: Trace, by: str) -> dict[str, np.ndarray[Any, Any]]:
         raise ValueError(f"by is 'partition', 'stream' or 'workload', not {by!r}")
     found = np.asarray(labels, dtype=object)
     return {label: found == label for label in dict.fromkeys(labels)}
+
+
+def stream_labels(trace: Trace) -> list[str]:
+    """Name of each row's stream, with its number where several streams share a name."""
+    streams: list[Any] = trace.texts("stream")
+    names = {stream: trace.stream_name(stream) for stream in dict.fromkeys(streams)}
+    shared = Counter(names.values())
+    labels = {
+        stream: name if shared[name] == 1 else f"{name} (stream {stream})"
+        for stream, name in names.items()
+    }
+    return [labels[stream] for stream in streams]
 
 
 def makespan_ns(trace: Trace, starts: Intervals, ends: Intervals) -> int:

@@ -117,7 +117,7 @@ def _gain(found: Trace, makespan: int) -> float | None:
     solo_ns = 0.0
     for label, mask in grouped(found, "workload").items():
         alone = found.metadata.solo.get(label)
-        if alone is None:
+        if alone is None or "kernel_ns" not in alone:
             return None
         solo_ns += float(alone["kernel_ns"]) * int(np.count_nonzero(mask))
     return solo_ns / makespan if makespan else None

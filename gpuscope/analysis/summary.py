@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analysis.intervals import kernels, length, makespan_ns, union
+from gpuscope.analysis.intervals import kernels, length, makespan_ns, stream_labels, union
 from gpuscope.analysis.result import Result
 from gpuscope.trace.model import Trace
 
@@ -75,8 +75,7 @@ def summary(trace: Trace) -> SummaryResult:
     starts, ends = found.array("start_ns"), found.array("end_ns")
     flops = found.array("flop_count", fill=-1)
     partitions = [name or "whole GPU" for name in found.texts("partition")]
-    streams = [found.stream_name(stream) for stream in found.texts("stream")]  # type: ignore[arg-type]
-    labels = list(zip(partitions, streams, strict=True))
+    labels = list(zip(partitions, stream_labels(found), strict=True))
     rows = []
     for label in sorted(set(labels)):
         mine = np.array([other == label for other in labels])

@@ -92,12 +92,20 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class GrantedPartition:
-    """What a backend made of one planned partition."""
+    """What a backend made of one planned partition.
+
+    Attributes
+    ----------
+    sm_count_target
+        SMs that libraries should tune for: those on which clusters of four thread blocks
+        fit. On the H200 that leaves out the remainder, whose SMs cannot hold one.
+    """
 
     raw: Any
     sm_count: int
     sm_ids: tuple[int, ...]
     context: int
+    sm_count_target: int
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,8 @@ class KernelModel:
     Attributes
     ----------
     cost
-        ``cost(grid, args, sm_count)`` → :class:`KernelCost`.
+        ``cost(profile, grid, args, sm_count)`` → :class:`KernelCost`; the profile is the
+        simulated GPU's, which knows the cost of copies and GEMMs.
     reads, writes
         ``reads(args)`` → the arrays it reads; ``writes(args)`` → the one it overwrites,
         or ``None``.
@@ -131,7 +140,7 @@ class KernelModel:
         Values of the arrays read → new value of the one written.
     """
 
-    cost: Callable[[int, Sequence[Any], int], KernelCost]
+    cost: Callable[[Any, int, Sequence[Any], int], KernelCost]
     reads: Callable[[Sequence[Any]], Sequence[Any]] = field(default=lambda _args: ())
     writes: Callable[[Sequence[Any]], Any] = field(default=lambda _args: None)
     compute: Callable[..., np.ndarray[Any, Any]] | None = None
@@ -164,11 +173,14 @@ class Call:
         The stream that the caller meant, whatever stream is used.
     mark
         Space for one observer's own use (bracketing events).
+    parent, workload
+        Correlation and name of the handle whose ``execute()`` made this call.
     """
 
     __slots__ = (
         "correlation", "device_key", "end_ns", "event", "flop_count", "intended", "kind",
-        "launch_config", "mark", "name", "nbytes", "start_ns", "stream", "thread",
+        "launch_config", "mark", "name", "nbytes", "parent", "start_ns", "stream", "thread",
+        "workload",
     )  # fmt: skip
 
     def __init__(
@@ -201,6 +213,8 @@ class Call:
         self.launch_config = launch_config
         self.event = event
         self.mark: Any = None
+        self.parent: int | None = None
+        self.workload: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +259,8 @@ class Backend(Protocol):
     info: DeviceInfo
     capabilities: Capabilities
     layout: SmLayout
+    array_type: type
+    """Type of the arrays it makes."""
 
     def now_ns(self) -> int:
         """Return the host clock: Unix ns, or the virtual time of a simulated device."""
@@ -276,8 +292,8 @@ class Backend(Protocol):
     def default_stream(self) -> tuple[Any, int]:
         """Return the per-thread default stream."""
 
-    def close_stream(self, raw: Any) -> None:
-        """Destroy a stream."""
+    def close_stream(self, raw: Any, handle: int) -> None:
+        """Destroy an idle stream."""
 
     def sync_stream(self, raw: Any) -> None:
         """Wait on the host until everything queued on a stream is done."""
@@ -339,34 +355,63 @@ class Backend(Protocol):
         """Launch a kernel."""
 
     def matmul(
-        self, stream: Stream, out: Any, a: Any, b: Any, sm_count: int, correlation: int
-    ) -> None:
-        """Queue ``out = a @ b``, checked already, tuned for ``sm_count`` SMs (0: not told)."""
+        self, stream: Stream, plan: MatmulPlan, out: Any, a: Any, b: Any, sm_count: int,
+        correlation: int,
+    ) -> None:  # fmt: skip
+        """Queue ``out = a @ b`` as planned, tuned for ``sm_count`` SMs (0: not told)."""
 
-    def operand(self, value: Any) -> Operand | None:
-        """Describe ``value`` if it is an array of this device, else ``None``."""
+    def adopt(self, value: Any) -> Any:
+        """Return ``value`` as an array of this kind of device, without a copy, or ``None``.
+
+        What is returned has ``shape``, ``dtype``, ``ndim`` and ``strides``.
+        """
+
+    def locate(self, array: Any) -> tuple[Any, int]:
+        """Return the device that holds an adopted array and its first element's address."""
+
+    def contiguous(self, stream: Stream, array: Any) -> Any:
+        """Copy an array into C order, on ``stream``."""
 
     def synchronize(self) -> None:
         """Wait on the host for the whole device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
-    """What :func:`~gpuscope.workloads.gemm.mm_out` must know of an array.
+class MatmulPlan:
+    """A checked ``out[m, n] = a[m, k] @ b[k, n]`` of one dtype, ``out`` in C order.
 
     Attributes
     ----------
-    shape, strides
-        In elements.
-    start, stop
-        First byte and the one after the last, in a space where overlap can be told.
-    device_index
-        Ordinal of the device that holds it.
+    transpose_a, transpose_b
+        Whether an input is column-major, that is, a transposed view.
+    row_a, row_b
+        Leading dimensions in elements.
+    copy_a, copy_b
+        Whether an input's strides are neither, so that it is copied first.
+    bytes_out, bytes_a, bytes_b
+        From an operand's first byte to the one after its last.
     """
 
-    shape: Shape
-    strides: Shape
-    dtype: np.dtype[Any]
-    start: int
-    stop: int
-    device_index: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    transpose_a: bool
+    row_a: int
+    copy_a: bool
+    transpose_b: bool
+    row_b: int
+    copy_b: bool
+    bytes_out: int
+    bytes_a: int
+    bytes_b: int
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel in traces."""
+        return f"gemm_{self.dtype}_{self.m}x{self.n}x{self.k}"
+
+    @property
+    def flop_count(self) -> int:
+        """Floating-point operations: a multiply and an add for each of m · n · k."""
+        return 2 * self.m * self.n * self.k

@@ -132,7 +132,13 @@ class CallerStreamGuard:
                 "a CallerStreamGuard must be left on the thread and in the task that entered it, "
                 "innermost first: nothing was changed"
             )
-        _selected.reset(token)
+        try:
+            _selected.reset(token)
+        except ValueError as error:  # a copied context, run on the same thread
+            raise StreamError(
+                "a CallerStreamGuard must be left in the context that entered it: nothing was "
+                "changed"
+            ) from error
         self._token = None
 
     def _refuse_copy(self, *_: object) -> NoReturn:

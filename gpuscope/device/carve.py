@@ -185,13 +185,16 @@ def plan_carve(
     counts = {name: size for name, size in named.items() if isinstance(size, int)}
     available = layout.sm_count_of(pool)
     need = sum(counts.values())
+    wanted = counts
+    if rounding == "down":  # below more than there is comes the whole GPU
+        wanted = {name: min(count, layout.sm_count) for name, count in counts.items()}
     if rounding == "exact":
         for name, count in counts.items():
             if count not in layout.grantable():
                 raise InvalidPartition(_nearest(layout, name, count))
-    if need > available:
+    split = _assign(layout, wanted, len(quanta), REMAINDER in pool, rounding)
+    if split is None and need > available:
         raise InvalidPartition(_too_many(layout, counts, need, available, held))
-    split = _assign(layout, counts, len(quanta), REMAINDER in pool, rounding)
     if split is None:
         raise InvalidPartition(_no_set(layout, counts, pool, held, rounding))
     parts: dict[str, tuple[int, ...]] = {}
@@ -205,7 +208,7 @@ def plan_carve(
             if not left:
                 raise InvalidPartition(
                     f"partition {name!r} asks for the rest, but nothing is left: the others take "
-                    f"{need} of {available} SMs"
+                    f"{available} of {available} SMs"
                     + (f" not held by {', '.join(held)}" if held and not allow_shared else "")
                 )
             parts[name], left = left, ()
@@ -274,10 +277,15 @@ def _nearest(layout: SmLayout, name: str, count: int) -> str:
     makeup = f"quanta of {layout.quantum_sm_count} SMs" + (
         f" and one remainder of {layout.remainder_sm_count}" if layout.remainder_sm_count else ""
     )
+    ways = [
+        repr(way)
+        for way, there in (("up", count < layout.sm_count), ("down", count > layout.grantable()[0]))
+        if there
+    ]
     return (
         f"partition {name!r}: this GPU cannot give {count} of its {layout.sm_count} SMs; the nearest "
         f"counts are {_around(layout, count)} ({makeup}). Ask for one of these, or pass "
-        "rounding='up' or 'down'"
+        f"rounding={' or '.join(ways)}"
     )
 
 

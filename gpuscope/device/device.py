@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,10 @@ from gpuscope.device.api import (
     Kernel,
     KernelModel,
     Observer,
-    Operand,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes
 from gpuscope.device.partition import Partition, Partitions
-from gpuscope.device.stream import Event, Stream
+from gpuscope.device.stream import Event, Stream, close_all
 from gpuscope.errors import InvalidOperand, StreamError
 
 
@@ -42,17 +42,18 @@ class Device:
         Who watches it.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, correlations: Iterator[int] | None = None) -> None:
         self.backend = backend
         self.info: DeviceInfo = backend.info
         self.capabilities: Capabilities = backend.capabilities
         self.observers: tuple[Observer, ...] = ()
         self._partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
-        self._correlations = itertools.count(1)
-        self._stream_ids = itertools.count(1)
-        self.next_correlation = self._correlations.__next__
-        self.next_stream_id = self._stream_ids.__next__
+        # Devices that share a clock share their numbers, so that one trace can hold both.
+        self.next_correlation = (correlations or itertools.count(1)).__next__
+        self.next_stream_id = itertools.count(1).__next__
+        self._handle = threading.local()
+        self._spare_events: list[Event] = []
 
     @property
     def is_simulated(self) -> bool:
@@ -75,6 +76,10 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self.info.key!r}, {self.info.name}, {self.info.sm_count} SMs)"
+
+    def close(self) -> None:
+        """Close every live partition and stream; the device itself stays usable."""
+        close_all([*self._partitions, *self._streams.values()])
 
     # -- carving ----------------------------------------------------------------------
     def held_parts(self) -> dict[str, tuple[int, ...]]:
@@ -240,6 +245,17 @@ class Device:
         finally:
             self.end_call(call)
 
+    def take_event(self) -> Event:
+        """Return an event without timing for a handle's completion: a spare one, or new."""
+        try:
+            return self._spare_events.pop()
+        except IndexError:
+            return Event(self, timing=False)
+
+    def give_event(self, event: Event) -> None:
+        """Take back an event from :meth:`take_event`."""
+        self._spare_events.append(event)
+
     # -- arrays -----------------------------------------------------------------------
     def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
         """Return an uninitialised array in device memory.
@@ -268,22 +284,6 @@ class Device:
         """Wait for the whole device, then return the array's values."""
         self.synchronize()
         return self.backend.to_host(array)
-
-    def operand(self, value: Any, name: str) -> Operand:
-        """Describe an array argument.
-
-        Raises
-        ------
-        InvalidOperand
-            ``value`` is not an array of this device; names the argument.
-        """
-        found = self.backend.operand(value)
-        if found is None:
-            raise InvalidOperand(
-                f"{name} is {type(value).__name__}, not an array of {self.info.key}: make one with "
-                "the device's asarray() or empty()"
-            )
-        return found
 
     # -- kernels ----------------------------------------------------------------------
     def compile(self, source: str, name: str, *, model: KernelModel | None = None) -> Kernel:
@@ -333,9 +333,16 @@ class Device:
             intended,
             **facts,
         )
+        handle: Call | None = getattr(self._handle, "call", None)
+        if handle is not None:
+            call.parent, call.workload = handle.correlation, handle.name
         for observer in self.observers:
             observer.call_begins(call)
         return call
+
+    def enter_handle(self, call: Call | None) -> None:
+        """Let calls of this thread name ``call``'s handle as theirs, until told ``None``."""
+        self._handle.call = call
 
     def end_call(self, call: Call) -> None:
         """Tell observers that a call returned."""
@@ -356,9 +363,10 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     if isinstance(dtype, str) and dtype == "bfloat16":
         import ml_dtypes  # noqa: PLC0415 - only needed for this dtype
 
-        return np.dtype(ml_dtypes.bfloat16)
+        dtype = ml_dtypes.bfloat16
     try:
-        return np.dtype(dtype)
+        found: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
-        raise InvalidOperand(f"unknown dtype {dtype!r}: use one that NumPy or ml_dtypes has") from error
+        raise InvalidOperand(f"unknown dtype {dtype!r}: use one NumPy or ml_dtypes has") from error
+    return found
 

@@ -36,6 +36,8 @@ class Partition:
         What was granted.
     sm_ids
         The ids of its SMs, as a probe kernel saw them.
+    sm_count_target
+        SMs that libraries should tune for: those on which clusters of thread blocks fit.
     shares_with
         Names of partitions that were live when it was made and have SMs in common with it.
     context
@@ -50,6 +52,7 @@ class Partition:
         self.asked: int | Literal["rest"] = planned.asked
         self.sm_count = granted.sm_count
         self.sm_ids = granted.sm_ids
+        self.sm_count_target = granted.sm_count_target
         self.shares_with = planned.shares_with
         self.parts = planned.parts
         self.context = granted.context

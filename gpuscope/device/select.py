@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import itertools
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
 from gpuscope.device.device import Device
@@ -11,6 +15,8 @@ from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
 _open: weakref.WeakSet[Device] = weakref.WeakSet()
 _cuda: dict[int, Device] = {}
+_cuda_correlations = itertools.count(1)
+_finders: dict[type, Callable[[Any], Device]] = {}
 
 
 def open_device(
@@ -70,8 +76,11 @@ def _open_cuda(index: int) -> Device:
     if device is None:
         from gpuscope.device.cuda.backend import CudaBackend  # noqa: PLC0415 - loads CUDA
 
-        device = _cuda[index] = Device(CudaBackend(index))
+        device = _cuda[index] = Device(
+            CudaBackend(index), correlations=_cuda_correlations
+        )
         _open.add(device)
+        _finders[device.backend.array_type] = _cuda_device_of
     return device
 
 
@@ -80,7 +89,16 @@ def _open_sim(profile: str, pace: Literal["none", "real"]) -> Device:
 
     device = Device(SimBackend(profile, pace=pace))
     _open.add(device)
+    _finders[device.backend.array_type] = _sim_device_of
     return device
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Destroy what is left while the CUDA libraries are still whole; nobody to tell."""
+    for device in _open:
+        with contextlib.suppress(Exception):
+            device.close()
 
 
 def open_devices() -> list[Device]:
@@ -96,11 +114,9 @@ def device_of(value: Any, name: str) -> Device:
     InvalidOperand
         ``value`` is not an array on a device; names the argument.
     """
-    owner = getattr(value, "owner", None)
-    if owner is not None:
-        for device in _open:
-            if device.backend is owner:
-                return device
+    finder = _finders.get(type(value))
+    if finder is not None:
+        return finder(value)
     if hasattr(value, "__cuda_array_interface__"):
         from gpuscope.device.cuda.arrays import device_index_of  # noqa: PLC0415 - loads CUDA
 
@@ -109,3 +125,15 @@ def device_of(value: Any, name: str) -> Device:
         f"{name} is {type(value).__name__}, not an array on a device: make one with the device's "
         "asarray() or empty()"
     )
+
+
+def _cuda_device_of(array: Any) -> Device:
+    device = _cuda.get(array.data.device_id)
+    return device if device is not None else _open_cuda(array.data.device_id)
+
+
+def _sim_device_of(array: Any) -> Device:
+    for device in _open:
+        if device.backend is array.owner:
+            return device
+    raise InvalidOperand("the simulated device that this array was made on is gone: keep it")

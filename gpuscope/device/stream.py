@@ -150,7 +150,7 @@ class Stream:
         self._owned = owned
         self._closed = False
         self._backend = device.backend
-        self.sm_count_target = partition.sm_count if partition is not None else 0
+        self.sm_count_target = partition.sm_count_target if partition is not None else 0
         """SMs that libraries should tune for; 0 means the whole GPU."""
 
     # -- life -------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Stream:
             self._closed = True
             self.device.forget_stream(self)
             if self._owned:
-                self._backend.close_stream(self.raw)
+                self._backend.close_stream(self.raw, self._handle)
 
     def __enter__(self) -> Stream:
         self._usable()

@@ -107,17 +107,22 @@ class Trace:
         ValueError
             A column is unknown, a required one is missing, or lengths differ.
         """
-        unknown = set(spans) - set(schema.SPAN_TYPES)
-        if unknown:
-            raise ValueError(f"unknown span columns {sorted(unknown)}")
-        missing = set(schema.REQUIRED) - set(spans)
-        if missing and spans:
-            raise ValueError(f"missing span columns {sorted(missing)}")
-        if len({len(column) for column in spans.values()}) > 1:
-            raise ValueError("span columns have different lengths")
+        edges = edges or {}
+        for what, columns, types, required in (
+            ("span", spans, schema.SPAN_TYPES, schema.REQUIRED),
+            ("edge", edges, schema.EDGE_TYPES, tuple(schema.EDGE_TYPES)),
+        ):
+            unknown = set(columns) - set(types)
+            if unknown:
+                raise ValueError(f"unknown {what} columns {sorted(unknown)}")
+            missing = set(required) - set(columns)
+            if missing and columns:
+                raise ValueError(f"missing {what} columns {sorted(missing)}")
+            if len({len(column) for column in columns.values()}) > 1:
+                raise ValueError(f"{what} columns have different lengths")
         return cls(
             schema.table(dict(spans), schema.SPAN_TYPES),
-            schema.table(dict(edges or {}), schema.EDGE_TYPES),
+            schema.table(dict(edges), schema.EDGE_TYPES),
             metadata or TraceMetadata(),
         )
 
@@ -152,7 +157,9 @@ class Trace:
             column = column.cast(schema.SPAN_TYPES[name]).fill_null(fill)
         if len(column) == 0:
             return np.zeros(0, np.int64)
-        return np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False))
+        # combine_chunks() copies even a single chunk.
+        whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        return np.asarray(whole.to_numpy(zero_copy_only=False))
 
     def texts(self, name: str) -> list[str | None]:
         """Return a text column as Python strings; null is ``None``."""
@@ -170,7 +177,7 @@ class Trace:
             if wanted is None:
                 test = pc.is_null(column)
             elif pa.types.is_null(column.type):
-                test = pa.scalar(value=False)
+                test = pa.scalar(value=isinstance(wanted, tuple) and None in wanted)
             else:
                 values = list(wanted) if isinstance(wanted, tuple) else [wanted]
                 if pa.types.is_dictionary(column.type):
@@ -221,7 +228,7 @@ class Trace:
             edges.append(_shift(trace.edges, ("from", "to"), offset))
             if len(trace):
                 offset += int(pc.max(trace.spans.column("id")).as_py()) + 1
-        merged = {
+        merged: dict[str, Any] = {
             name: _merge(trace.metadata.__dict__[name] for trace in traces)
             for name in ("devices", "partitions", "streams", "process_names", "thread_names")
         }

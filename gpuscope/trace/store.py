@@ -67,11 +67,17 @@ def load_trace(path: str | Path) -> Trace:
     """
     source = Path(path)
     try:
-        table = pq.read_table(source)
+        # Not read_table(): given a folder, it joins whatever Parquet lies in it.
+        with source.open("rb"), pq.ParquetFile(source) as file:
+            table = file.read()
     except FileNotFoundError as error:
         raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error
     except IsADirectoryError as error:
         raise GpuscopeError(f"{source.name!r} is a folder: name a .parquet file in it") from error
+    except PermissionError as error:
+        raise GpuscopeError(
+            f"{source.name!r} cannot be read: {error.strerror}. Get access, or name another file"
+        ) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TraceFormatError(
             f"{source.name!r} is no readable trace: truncated, or not Parquet ({error}). Save it "

@@ -17,7 +17,7 @@ from gpuscope.device.api import (
     GrantedPartition,
     Kernel,
     KernelModel,
-    Operand,
+    MatmulPlan,
     Shape,
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition
@@ -32,7 +32,7 @@ from gpuscope.device.sim.engine import (
     SimStream,
     Wait,
 )
-from gpuscope.device.sim.memory import Buffer, SimArray, Version, c_strides, write_effect
+from gpuscope.device.sim.memory import Buffer, SimArray, Version, c_steps, write_effect
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
@@ -59,6 +59,7 @@ class SimBackend:
     def __init__(self, profile: str = "h200", *, pace: Pace = "none") -> None:
         self.profile = Profile.load(profile)
         self.layout = self.profile.layout
+        self.array_type: type = SimArray
         self._all_sms = (1 << self.layout.sm_count) - 1
         constants = self.profile.constants
         self._cost = constants
@@ -159,7 +160,12 @@ class SimBackend:
                 self._pay("create_partition_call_ns")
                 mask = self._mask(partition.parts)
                 ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
-                made.append(GrantedPartition(mask, len(ids), ids, next(self._contexts)))
+                count = len(ids)
+                if REMAINDER in partition.parts and len(partition.parts) > 1:
+                    count -= self.layout.remainder_sm_count  # clusters do not fit there
+                made.append(
+                    GrantedPartition(mask, len(ids), ids, next(self._contexts), count)
+                )
             return made
 
     def close_partition(self, raw: Any) -> None:
@@ -194,9 +200,10 @@ class SimBackend:
                 self._defaults[thread] = self._streams[stream.handle] = stream
             return stream, stream.handle
 
-    def close_stream(self, raw: SimStream) -> None:
+    def close_stream(self, raw: SimStream, handle: int) -> None:
         """Forget a stream."""
-        self._streams.pop(raw.handle, None)
+        del raw
+        self._streams.pop(handle, None)
 
     def sync_stream(self, raw: SimStream) -> None:
         """Advance the virtual host to the end of the stream's work."""
@@ -268,7 +275,7 @@ class SimBackend:
         """Return an array of unspecified values (they are zeros here)."""
         size = int(np.prod(shape, dtype=np.int64))
         buffer = Buffer(size, dtype, Version(lambda: np.zeros(size, dtype)))
-        return SimArray(self, buffer, shape, c_strides(shape))
+        return SimArray(self, buffer, shape, c_steps(shape))
 
     def asarray(self, values: np.ndarray[Any, Any]) -> SimArray:
         """Copy host values; the values are copied now."""
@@ -276,7 +283,7 @@ class SimBackend:
         buffer = Buffer(kept.size, kept.dtype, Version(lambda: kept))
         with self._lock:
             self._advance(self._host_ns + self._transfer_ns(kept.nbytes))
-        return SimArray(self, buffer, values.shape, c_strides(values.shape))
+        return SimArray(self, buffer, values.shape, c_steps(values.shape))
 
     def fill_random(self, array: SimArray, seed: int) -> None:
         """Give the array a version that draws its values when read."""
@@ -370,7 +377,7 @@ class SimBackend:
             raise CapabilityError(f"kernel {kernel.name!r} has no model to simulate it by")
         with self._lock:
             self._pay("launch_call_ns")
-            cost = model.cost(grid, args, stream.sms.bit_count())
+            cost = model.cost(self.profile, grid, args, stream.sms.bit_count())
             target = model.writes(args)
             effect = None
             if target is not None and model.compute is not None:
@@ -393,15 +400,18 @@ class SimBackend:
         return op
 
     def matmul(
-        self, stream: Stream, out: SimArray, a: SimArray, b: SimArray, sm_count: int,
-        correlation: int,
+        self, stream: Stream, plan: MatmulPlan, out: SimArray, a: SimArray, b: SimArray,
+        sm_count: int, correlation: int,
     ) -> None:  # fmt: skip
         """Queue a GEMM; its value is computed in float32 (float64 for float64) when read."""
-        (m, k), n = a.shape, b.shape[1]
         with self._lock:
             self._pay("gemm_call_ns")
             raw = stream.raw
-            cost = self.profile.gemm_cost(m, n, k, out.dtype.name, raw.sms.bit_count(), sm_count)
+            if not plan.m or not plan.n:
+                return
+            cost = self.profile.gemm_cost(
+                plan.m, plan.n, plan.k, plan.dtype, raw.sms.bit_count(), sm_count
+            )
             work = np.float64 if out.dtype == np.float64 else np.float32
 
             def product(
@@ -411,15 +421,24 @@ class SimBackend:
                 return np.asarray(values.astype(out.dtype))
 
             effect = write_effect(out, [a, b], product)
-            name = f"gemm_{out.dtype.name}_{m}x{n}x{k}"
-            self._submit_kernel(raw, correlation, name, effect, cost.blocks, cost.block_ns)
+            self._submit_kernel(raw, correlation, plan.name, effect, cost.blocks, cost.block_ns)
 
-    def operand(self, value: Any) -> Operand | None:
-        """Describe one of this GPU's arrays."""
-        if not isinstance(value, SimArray) or value.owner is not self:
-            return None
-        start, stop = value.extent()
-        return Operand(value.shape, value.strides, value.dtype, start, stop, 0)
+    def adopt(self, value: Any) -> Any:
+        """Take a simulated array as it is."""
+        return value if isinstance(value, SimArray) else None
+
+    def locate(self, array: SimArray) -> tuple[Any, int]:
+        """Return the backend that made an array and its simulated address."""
+        return array.owner, array.buffer.address + array.offset * array.dtype.itemsize
+
+    def contiguous(self, stream: Stream, array: SimArray) -> SimArray:
+        """Queue a copy into C order."""
+        copy = self.empty(array.shape, array.dtype)
+        with self._lock:
+            cost = self.profile.copy_cost(array.nbytes, stream.raw.sms.bit_count())
+            effect = write_effect(copy, [array], lambda values: values)
+            self._submit_kernel(stream.raw, 0, "copy", effect, cost.blocks, cost.block_ns)
+        return copy
 
 
 def _done_ns(event: SimEvent) -> int:

@@ -196,7 +196,7 @@ class Engine:
         self._kernel_gap_ns = kernel_gap_ns
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
-        self._ready: list[tuple[int, int, int, KernelOp]] = []
+        self._ready: list[tuple[int, int, int, int, KernelOp]] = []
         self._engines: dict[str, int] = {}
 
     # -- queueing ---------------------------------------------------------------------
@@ -274,20 +274,20 @@ class Engine:
                 self._finish(op, self.now_ns)
 
     def _enter(self, op: KernelOp) -> None:
-        heapq.heappush(
-            self._ready, (op.stream.priority, op.ready_ns, op.correlation, op)
-        )
+        self._sequence += 1  # decides between equals: operations have no order of their own
+        entry = (op.stream.priority, op.ready_ns, op.correlation, self._sequence, op)
+        heapq.heappush(self._ready, entry)
 
     def _dispatch(self) -> None:
         """Give free SMs to ready kernels, in order; a kernel short of SMs stays in front."""
-        waiting: list[tuple[int, int, int, KernelOp]] = []
+        waiting: list[tuple[int, int, int, int, KernelOp]] = []
         while self._ready and self.free:
             entry = heapq.heappop(self._ready)
-            op = entry[3]
+            op = entry[-1]
             usable = self.free & op.stream.sms
             if usable:
                 self._place(op, usable)
-            if op.left:
+            if op.left or op.start_ns is None:
                 waiting.append(entry)
         for entry in waiting:
             heapq.heappush(self._ready, entry)

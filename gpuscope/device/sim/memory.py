@@ -71,28 +71,29 @@ class SimArray:
 
     Attributes
     ----------
-    shape, strides
+    shape
         In elements.
+    steps
+        Strides in elements.
     offset
-        Of the first element in its buffer.
+        Of the first element in its buffer, in elements.
     """
 
-    __slots__ = ("buffer", "device_index", "dtype", "offset", "owner", "shape", "strides")
+    __slots__ = ("buffer", "dtype", "offset", "owner", "shape", "steps")
 
     def __init__(
         self,
         owner: Any,
         buffer: Buffer,
         shape: tuple[int, ...],
-        strides: tuple[int, ...],
+        steps: tuple[int, ...],
         offset: int = 0,
     ) -> None:
         self.owner = owner
-        self.device_index = 0
         self.buffer = buffer
         self.dtype = buffer.dtype
         self.shape = shape
-        self.strides = strides
+        self.steps = steps
         self.offset = offset
 
     @property
@@ -111,10 +112,15 @@ class SimArray:
         return self.size * self.dtype.itemsize
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in bytes, as NumPy has them."""
+        return tuple(step * self.dtype.itemsize for step in self.steps)
+
+    @property
     def T(self) -> SimArray:  # noqa: N802 - NumPy's name
         """The transposed view."""
         return SimArray(
-            self.owner, self.buffer, self.shape[::-1], self.strides[::-1], self.offset
+            self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset
         )
 
     @property
@@ -123,7 +129,7 @@ class SimArray:
         return (
             self.offset == 0
             and self.size == self.buffer.size
-            and self.strides == c_strides(self.shape)
+            and self.steps == c_steps(self.shape)
         )
 
     def __getitem__(self, key: Any) -> SimArray:
@@ -133,7 +139,7 @@ class SimArray:
         shape: list[int] = []
         strides: list[int] = []
         offset = self.offset
-        for axis, (size, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+        for axis, (size, stride) in enumerate(zip(self.shape, self.steps, strict=True)):
             part = keys[axis] if axis < len(keys) else slice(None)
             if isinstance(part, slice):
                 start, stop, step = part.indices(size)
@@ -150,27 +156,15 @@ class SimArray:
 
     def view_of(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return this view's part of its buffer's flat value."""
-        item = self.dtype.itemsize
         return np.lib.stride_tricks.as_strided(
-            flat[self.offset :], self.shape, tuple(stride * item for stride in self.strides)
+            flat[self.offset :], self.shape, self.strides
         )
-
-    def extent(self) -> tuple[int, int]:
-        """First byte and the one after the last, as addresses."""
-        low = high = self.offset
-        for size, stride in zip(self.shape, self.strides, strict=True):
-            if size == 0:
-                return (self.buffer.address, self.buffer.address)
-            low += min(0, (size - 1) * stride)
-            high += max(0, (size - 1) * stride)
-        item = self.dtype.itemsize
-        return (self.buffer.address + low * item, self.buffer.address + (high + 1) * item)
 
     def __repr__(self) -> str:
         return f"SimArray(shape={self.shape}, dtype={self.dtype.name}; values: to_host())"
 
 
-def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def c_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a C-ordered array, in elements."""
     strides: list[int] = []
     step = 1

@@ -99,6 +99,8 @@ class Profile:
         inverse squared distance, each relative to a roofline. `docs/simulator.md` states
         the error of leaving a shape out.
         """
+        if 0 < told < sm_count:
+            sm_count = told  # the library leaves the others idle
         key = (m, n, k, dtype, sm_count, told)
         cost = self._costs.get(key)
         if cost is None:
@@ -151,7 +153,8 @@ class Profile:
         for n_i, sms, default_us, target_us in self.sm_count_target:
             table.setdefault(float(np.log2(n_i)), []).append((sms, target_us / default_us))
         sizes = sorted(table)
-        ratios = [float(np.interp(sm_count, *zip(*table[one], strict=True))) for one in sizes]
+        columns = [np.array(table[one]).T for one in sizes]
+        ratios = [float(np.interp(sm_count, sms, effect)) for sms, effect in columns]
         # Below the smallest measured square the effect fades: such a grid fits into one wave.
         return float(np.interp(size, [sizes[0] - 2, *sizes], [1.0, *ratios]))
 

@@ -1,0 +1,83 @@
+# Everything here sets itself up: a fresh clone needs make and Python 3.11 or newer.
+#
+#   make run CUDA_EXTRA=none     leave the driver alone (auto, none, cuda12, cuda13)
+#   make test UI=no              without the tests that drive a browser
+#   make test-gpu OFFLINE=1      on a machine without a network, after `make gpu-wheels` elsewhere
+#   make fuzz EXAMPLES=20000     how many examples each property is tried on
+
+SHELL = /bin/sh
+
+CUDA_EXTRA ?= auto
+UI ?= yes
+OFFLINE ?=
+EXAMPLES ?= 2000
+
+PY = .venv/bin/python
+SETUP = python=$$(scripts/find_python.sh) && "$$python" scripts/setup_venv.py --cuda $(CUDA_EXTRA)
+
+# Python on the GPU machine: the checkout's environment or, offline, the machine's own.
+GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
+GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lab bench test-gpu bench-gpu docs fuzz gpu-wheels clean distclean
+
+help:
+	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
+	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
+	@echo 'make lab         open JupyterLab on notebooks/'
+	@echo 'make bench       benchmarks that need no GPU'
+	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
+	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/h200.json (OFFLINE=1 too)'
+	@echo 'make docs        notebooks, executed, as pages in site/'
+	@echo 'make fuzz        property tests on many more examples (EXAMPLES=2000)'
+	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
+	@echo 'make clean       remove outputs and caches; distclean: .venv and .wheels too'
+
+run:
+	@$(SETUP) run
+	.venv/bin/gpuscope run examples/quickstart.toml --out out/quickstart
+
+test:
+	@$(SETUP) test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports
+	.venv/bin/mypy --python-version $$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	@test '$(UI)' = no || scripts/chromium.sh
+	$(PY) -m pytest -m "not gpu$$(test '$(UI)' != no || echo ' and not ui')"
+
+lab:
+	@$(SETUP) run
+	.venv/bin/jupyter lab --notebook-dir=notebooks $$(test "$$(id -u)" != 0 || echo --allow-root)
+
+bench:
+	@$(SETUP) test
+	$(PY) benchmarks/cpu.py
+
+test-gpu:
+	@$(GPU_SETUP)
+	$(GPU_PY) -m pytest -m gpu tests/gpu tests/contract
+
+bench-gpu:
+	@$(GPU_SETUP)
+	$(GPU_PY) benchmarks/h200.py --out benchmarks/results/h200.json
+
+docs:
+	@$(SETUP) docs
+	.venv/bin/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
+
+fuzz:
+	@$(SETUP) test
+	$(PY) scripts/fuzz.py $(EXAMPLES)
+
+gpu-wheels:
+	@scripts/gpu_wheels.sh
+
+clean:
+	rm -rf out site build dist test-results .pytest_cache .mypy_cache .ruff_cache \
+		.import_linter_cache .hypothesis .cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv .wheels

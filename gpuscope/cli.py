@@ -1,0 +1,218 @@
+"""The command line: parse, call the session, render."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gpuscope._files import replacing
+from gpuscope.analysis.result import format_value
+from gpuscope.device.diagnose import Check, check_gpu
+from gpuscope.device.select import open_device
+from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.experiment import Experiment
+from gpuscope.report import html_report
+from gpuscope.session import Progress as RunProgress
+from gpuscope.session import run as run_experiment
+from gpuscope.trace.model import Run
+from gpuscope.trace.store import save_trace
+
+FAILED, BAD_USAGE = 1, 2
+
+app = typer.Typer(
+    help="Carve a GPU's SMs, assign streams, launch, and see what overlapped.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+_out = Console(soft_wrap=True)
+_err = Console(stderr=True, soft_wrap=True)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.command("run")
+def run_command(
+    file: Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")],
+    device: Annotated[str, typer.Option(help="auto, cuda:N or sim:h200.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the report and the traces.")] = Path("out"),
+    as_json: _Json = False,  # noqa: FBT002 - typer's form of a flag
+) -> None:
+    """Run an experiment and write an HTML report and one trace per setting.
+
+    Example: gpuscope run examples/quickstart.toml --out out/quickstart
+    """
+    experiment = Experiment.from_file(file)
+    target = open_device(device, quiet=as_json)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_err, transient=True) as bar:
+        task = bar.add_task(experiment.name)
+
+        def view(progress: RunProgress) -> None:
+            bar.update(
+                task, total=progress.total, completed=progress.done,
+                description=f"{progress.setting}, round {progress.round + 1}",
+            )  # fmt: skip
+
+        result = run_experiment(experiment, target, viewer=view)
+    written = write_run(result, out)
+    if as_json:
+        facts = {
+            "device": target.info.name,
+            "simulated": target.is_simulated,
+            "stopped": result.stopped,
+            "comparison": result.comparison.to_pylist(),
+            "files": [str(path) for path in written],
+        }
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+    else:
+        _show(result, written)
+    if result.stopped:
+        raise typer.Exit(FAILED)
+
+
+def write_run(result: Run, folder: Path) -> list[Path]:
+    """Write the report, the comparison and the traces of a run; returns their paths."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GpuscopeError(f"cannot make the folder {folder.name!r}: {error.strerror}") from error
+    paths: list[Path] = []
+    for setting, trace in result.items():
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-") or "setting"
+        path = folder / f"trace-{slug}.parquet"
+        if path in paths:
+            path = folder / f"trace-{slug}-{len(paths)}.parquet"
+        paths.append(save_trace(trace, path))
+    comparison = folder / "comparison.json"
+    with replacing(comparison) as temporary:
+        temporary.write_text(json.dumps(result.comparison.to_pylist(), indent=1), "utf-8")
+    return [html_report(result, folder / "report.html"), comparison, *paths]
+
+
+def _show(result: Run, written: list[Path]) -> None:
+    table = Table(title="what each workload got, by setting")
+    shown = {
+        "setting": "setting",
+        "workload": "workload",
+        "partition": "partition",
+        "kernels": "kernels",
+        "latency_p50_us": "latency p50 µs",
+        "latency_p90_us": "p90",
+        "latency_p99_us": "p99",
+        "tflop_per_s": "TFLOP/s",
+        "share_of_alone_on_whole_gpu": "share of alone",
+        "overlap": "overlap",
+        "gain": "gain",
+    }
+    for title in shown.values():
+        table.add_column(title, overflow="fold")
+    for row in result.comparison.to_pylist():
+        table.add_row(*(format_value(row[name]) for name in shown))
+    _out.print(table)
+    _out.print(next(iter(result.values())).provenance, markup=False)
+    if result.stopped:
+        _out.print("stopped early: this is what was recorded until then")
+    for path in written:
+        _out.print(f"wrote {path}", markup=False, highlight=False)
+
+
+@app.command("devices")
+def devices_command(as_json: _Json = False) -> None:  # noqa: FBT002 - typer's form of a flag
+    """List the devices that open_device() can open here, and why not the others."""
+    found: list[dict[str, Any]] = []
+    index = 0
+    while True:
+        try:
+            device = open_device(f"cuda:{index}", quiet=True)
+        except GpuscopeError as error:
+            if index == 0:
+                found.append({"device": "cuda:0", "available": False, "what": str(error)})
+            break
+        found.append(_facts(device))
+        index += 1
+    found.append(_facts(open_device("sim:h200", quiet=True)))
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return
+    for facts in found:
+        _out.print(f"{facts['device']}: {facts['what']}", markup=False, highlight=False)
+
+
+def _facts(device: Any) -> dict[str, Any]:
+    info = device.info
+    return {
+        "device": info.key,
+        "available": True,
+        "what": f"{info.name}, {info.sm_count} SMs, {info.driver}",
+        "sm_count": info.sm_count,
+        "simulated": device.is_simulated,
+        "partitions": device.capabilities.partition_path,
+    }
+
+
+@app.command("doctor")
+def doctor_command(as_json: _Json = False) -> None:  # noqa: FBT002 - typer's form of a flag
+    """Say what of this machine gpuscope can use, and what to do about the rest.
+
+    The exit code is 0 if the quickstart would run on the GPU.
+    """
+    gpu = check_gpu()
+    checks = [*gpu, *_check_jupyter()]
+    if as_json:
+        lines = [{"name": c.name, "ok": c.ok, "found": c.found, "todo": c.todo} for c in checks]
+        sys.stdout.write(json.dumps(lines, indent=1) + "\n")
+    else:
+        for check in checks:
+            mark = "[green]ok [/green]" if check.ok else "[red]no [/red]"
+            _out.print(mark, end=" ")
+            text = f"{check.name}: {check.found}"
+            _out.print(text if check.ok else f"{text}\n     → {check.todo}", markup=False)
+        if not all(check.ok for check in gpu):
+            _out.print("The quickstart would run on the simulated H200.")
+    if not all(check.ok for check in gpu):
+        raise typer.Exit(FAILED)
+
+
+def _check_jupyter() -> list[Check]:
+    """Check that JupyterLab and the extensions that draw widgets are installed."""
+    checks = []
+    for package, what in (
+        ("jupyterlab", "JupyterLab"),
+        ("jupyterlab_widgets", "widgets in JupyterLab"),
+        ("anywidget", "Plotly figures as widgets"),
+    ):
+        there = importlib.util.find_spec(package) is not None
+        todo = "" if there else f"pip install {package}"
+        found = "installed" if there else "missing"
+        checks.append(Check(what, ok=there, found=found, todo=todo))
+    command = shutil.which("jupyter-lab", path=str(Path(sys.executable).parent)) is not None
+    todo = "" if command else "use the environment that gpuscope is installed in"
+    checks.append(Check("jupyter lab command", ok=command, found=str(command).lower(), todo=todo))
+    return checks
+
+
+def main() -> None:
+    """Run the command line; errors of ours become exit codes here and nowhere else."""
+    try:
+        app()
+    except InvalidExperiment as error:
+        _err.print(f"gpuscope: {error}", markup=False, highlight=False)
+        raise SystemExit(BAD_USAGE) from None
+    except GpuscopeError as error:
+        _err.print(f"gpuscope: {error}", markup=False, highlight=False)
+        raise SystemExit(FAILED) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""The CUDA device: cuda.core for streams, events and kernels, CuPy for arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuscope._optional import require
+from gpuscope.device.api import (
+    Activity,
+    DeviceInfo,
+    GrantedPartition,
+    Kernel,
+    KernelModel,
+    MatmulPlan,
+    Shape,
+)
+from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.cuda import driver as versions
+from gpuscope.device.stream import Stream
+from gpuscope.errors import CapabilityError, DeviceUnavailable, GpuscopeError, InvalidOperand
+
+_SPIN_NS = 200_000
+
+
+def _load(index: int) -> tuple[int, Any, Any]:
+    """Check driver and packages in the order in which their absence is best explained."""
+    version = versions.driver_version()
+    cupy = versions.import_cupy()
+    core = require("cuda.core", package="cuda-core", feature="a CUDA device")
+    versions.check_driver(version, int(cupy.cuda.runtime.runtimeGetVersion()))
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceUnavailable(f"CUDA finds no usable GPU ({error})") from error
+    if index >= count:
+        raise DeviceUnavailable(
+            f"there is no device cuda:{index}; there are {count}: "
+            + ", ".join(f"cuda:{one}" for one in range(count))
+        )
+    return version, cupy, core
+
+
+class CudaBackend:
+    """One CUDA device.
+
+    Parameters
+    ----------
+    index
+        CUDA ordinal.
+    """
+
+    def __init__(self, index: int) -> None:
+        version, self._cupy, self._core = _load(index)
+        from gpuscope.device.cuda import arrays, blas, partition, probe  # noqa: PLC0415
+
+        self._arrays = arrays
+        self._partition = partition
+        self._probe_type = probe.SmProbe
+        self._probe: Any = None
+        self.array_type: type = self._cupy.ndarray
+        self._index = index
+        self._runtime = self._cupy.cuda.runtime
+        self._ready = threading.local()
+        self._device = self._core.Device(index)
+        self._with_timing = self._core.EventOptions(timing_enabled=True)
+        self._without_timing = self._core.EventOptions(timing_enabled=False)
+        self._kernels: dict[tuple[str, str], Any] = {}
+        self._blas = blas.Blas()
+        with self._current():
+            pools = bool(self._device.properties.memory_pools_supported)
+            self.capabilities = versions.capabilities(version, pools)
+            properties = self._runtime.getDeviceProperties(index)
+            sm_count = int(properties["multiProcessorCount"])
+            self._splitter: Any = None
+            if self.capabilities.partitions:
+                resource = self._device.resources.sm
+                self._splitter = (
+                    partition.HeterogeneousSplit(resource)
+                    if self.capabilities.arbitrary_split
+                    else partition.ComposedQuanta(resource)
+                )
+        self.layout: SmLayout = (
+            self._splitter.layout if self._splitter else SmLayout(sm_count, 1, 0)
+        )
+        release = versions.driver_release()
+        self.info = DeviceInfo(
+            key=f"cuda:{index}",
+            kind="cuda",
+            index=index,
+            name=properties["name"].decode(),
+            uuid=self._device.uuid,
+            sm_count=sm_count,
+            compute_capability=(int(properties["major"]), int(properties["minor"])),
+            memory_bytes=int(properties["totalGlobalMem"]),
+            driver=f"driver {release + ', ' if release else ''}CUDA {versions.version_text(version)}",
+        )
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """Make the device current; the one that was current before is restored."""
+        before = int(self._runtime.getDevice())
+        if before == self._index and getattr(self._ready, "done", False):
+            yield
+            return
+        self._device.set_current()
+        self._ready.done = True
+        try:
+            yield
+        finally:
+            if before != self._index:
+                self._core.Device(before).set_current()
+
+    def _is_current(self) -> bool:
+        """Whether this thread can call the device as it stands; the common case."""
+        return getattr(self._ready, "done", False) and self._runtime.getDevice() == self._index
+
+    # -- clock ------------------------------------------------------------------------
+    def now_ns(self) -> int:
+        """Return Unix ns."""
+        return time.time_ns()
+
+    def wait_until_ns(self, time_ns: int) -> None:
+        """Sleep until shortly before, then spin."""
+        while (left := time_ns - time.time_ns()) > 0:
+            if left > _SPIN_NS:
+                time.sleep((left - _SPIN_NS) / 1e9)
+
+    def process_and_thread(self) -> tuple[int, int]:
+        """Return the system's ids."""
+        return os.getpid(), threading.get_native_id()
+
+    def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
+        """Ignore it: a GPU does not say by itself when its work ran."""
+
+    # -- partitions -------------------------------------------------------------------
+    def check_plan(self, plan: CarvePlan) -> None:
+        """Ask the driver, where it can be asked without making anything."""
+        self._splitter.check(plan)
+
+    def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
+        """Make green contexts and find their SM ids with a probe kernel."""
+        with self._current():
+            if self._probe is None:
+                self._probe = self._probe_type(self._device)
+            return self._partition.make_contexts(
+                self._device, self._splitter, planned, self._probe
+            )
+
+    def close_partition(self, raw: Any) -> None:
+        """Destroy a green context."""
+        with self._current():
+            raw.close()
+
+    # -- streams ----------------------------------------------------------------------
+    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
+        """Make a non-blocking stream, in a green context if one is given."""
+        options = self._core.StreamOptions(nonblocking=True, priority=priority)
+        with self._current(), _translated("the driver refuses a stream"):
+            home = self._device if partition is None else partition
+            stream = home.create_stream(options=options)
+        return stream, int(stream.handle)
+
+    def borrow_stream(self, handle: int) -> Any:
+        """Wrap somebody else's stream; it is never destroyed by us."""
+        return self._core.Stream.from_handle(handle)
+
+    def default_stream(self) -> tuple[Any, int]:
+        """Return the per-thread default stream."""
+        stream = self._core.PER_THREAD_DEFAULT_STREAM
+        return stream, int(stream.handle)
+
+    def close_stream(self, raw: Any, handle: int) -> None:
+        """Destroy a stream, and free the workspace of its GEMMs."""
+        self._blas.forget_stream(handle)
+        raw.close()
+
+    def sync_stream(self, raw: Any) -> None:
+        """Wait on the host for a stream."""
+        with self._current(), _translated("waiting for a stream failed"):
+            raw.sync()
+
+    def stream_done(self, raw: Any) -> bool:
+        """Whether a stream is idle."""
+        with self._current():
+            return bool(self._cupy.cuda.Stream.from_external(raw).done)
+
+    def synchronize(self) -> None:
+        """Wait on the host for the whole device."""
+        with self._current(), _translated("waiting for the device failed"):
+            self._runtime.deviceSynchronize()
+
+    # -- events -----------------------------------------------------------------------
+    def make_event(self, *, timing: bool) -> Any:
+        """Make an event."""
+        options = self._with_timing if timing else self._without_timing
+        if self._is_current():
+            return self._device.create_event(options)
+        with self._current():
+            return self._device.create_event(options)
+
+    def record(self, event: Any, stream: Any, correlation: int) -> None:
+        """Record an event on a stream."""
+        del correlation
+        if self._is_current():
+            stream.record(event)
+            return
+        with self._current():
+            stream.record(event)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Make a stream wait for an event."""
+        with self._current(), _translated("a stream cannot wait for the event"):
+            stream.wait(event)
+
+    def sync_event(self, event: Any) -> None:
+        """Wait on the host for an event."""
+        with _translated("waiting for an event failed"):
+            event.sync()
+
+    def event_done(self, event: Any) -> bool:
+        """Whether an event's latest record is done."""
+        return bool(event.is_done)
+
+    def elapsed_ns(self, start: Any, end: Any) -> int:
+        """Return ns between two events; CUDA gives a float of ms."""
+        with _translated("the time between two events cannot be read"):
+            return int(round((end - start) * 1e6))
+
+    def close_event(self, raw: Any) -> None:
+        """Destroy an event."""
+        raw.close()
+
+    # -- memory -----------------------------------------------------------------------
+    def _settle(self) -> None:
+        """Wait for what CuPy queued on its own stream, so that any stream may use it."""
+        self._cupy.cuda.get_current_stream().synchronize()
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+        """Return an uninitialised CuPy array."""
+        with self._current(), _translated("device memory cannot be taken"):
+            return self._cupy.empty(shape, dtype)
+
+    def asarray(self, values: np.ndarray[Any, Any]) -> Any:
+        """Copy host values; done when it returns."""
+        with self._current(), _translated("device memory cannot be taken"):
+            array = self._cupy.asarray(values)
+            self._settle()
+            return array
+
+    def fill_random(self, array: Any, seed: int) -> None:
+        """Fill with uniform values in [-0.5, 0.5)."""
+        with self._current():
+            generator = self._cupy.random.default_rng(seed)
+            values = generator.random(array.shape, dtype=np.float32)
+            values -= np.float32(0.5)
+            array[...] = values.astype(array.dtype)
+            self._settle()
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy an array's values to the host."""
+        with self._current():
+            found: np.ndarray[Any, Any] = self._cupy.asnumpy(array)
+            return found
+
+    def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
+        """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""
+        del correlation
+        if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
+            raise InvalidOperand(
+                f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
+                f"{destination.shape} {destination.dtype}"
+            )
+        pointers = []
+        for array in (destination, source):
+            ours = self._arrays.adopt(array)
+            if ours is not None and not ours.flags.c_contiguous:
+                raise InvalidOperand("copy takes C-contiguous arrays: copy the whole array instead")
+            pointers.append(
+                ours.data.ptr if ours is not None else self._arrays.host_array(array).ctypes.data
+            )
+        by_address = 4  # cudaMemcpyDefault: the driver tells the direction from the addresses
+        with self._current(), _translated("the driver refuses a copy"):
+            self._runtime.memcpyAsync(*pointers, source.nbytes, by_address, int(stream.handle))
+
+    def host_call(self, stream: Any, function: Callable[[], None], correlation: int) -> None:
+        """Queue a host function."""
+        del correlation
+        with self._current():
+            external = self._cupy.cuda.Stream.from_external(stream)
+            external.launch_host_func(lambda _: function(), None)
+
+    # -- kernels ----------------------------------------------------------------------
+    def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
+        """Compile CUDA C++ for this device; the same source is compiled once."""
+        kernel = self._kernels.get((source, name))
+        if kernel is None:
+            with self._current(), _translated(f"kernel {name!r} does not compile"):
+                options = self._core.ProgramOptions(arch=f"sm_{self._device.arch}")
+                module = self._core.Program(source, "c++", options).compile("cubin")
+                kernel = self._kernels[source, name] = module.get_kernel(name)
+        return Kernel(name, kernel, model)
+
+    def launch(
+        self,
+        stream: Any,
+        kernel: Kernel,
+        grid: int,
+        block: int,
+        args: Sequence[Any],
+        correlation: int,
+    ) -> None:
+        """Launch a kernel; arrays become pointers, Python ints 64-bit integers."""
+        del correlation
+        if kernel.raw is None:
+            raise CapabilityError(f"kernel {kernel.name!r} was made for a simulated device")
+        ndarray = self._cupy.ndarray
+        passed = [arg.data.ptr if isinstance(arg, ndarray) else arg for arg in args]
+        config = self._core.LaunchConfig(grid=grid, block=block)
+        with self._current(), _translated(f"the driver refuses to launch {kernel.name!r}"):
+            self._core.launch(stream, config, kernel.raw, *passed)
+
+    def matmul(
+        self, stream: Stream, plan: MatmulPlan, out: Any, a: Any, b: Any, sm_count: int,
+        correlation: int,
+    ) -> None:  # fmt: skip
+        """Queue a GEMM through cuBLAS."""
+        del correlation
+        if not plan.k or not plan.m or not plan.n:
+            if plan.bytes_out:
+                external = self._cupy.cuda.Stream.from_external(stream.raw)
+                out.data.memset_async(0, plan.bytes_out, external)
+            return
+        if self._is_current():
+            self._blas.matmul(
+                stream.handle, plan, out.data.ptr, a.data.ptr, b.data.ptr, sm_count
+            )
+            return
+        with self._current():
+            self._blas.matmul(
+                stream.handle, plan, out.data.ptr, a.data.ptr, b.data.ptr, sm_count
+            )
+
+    def adopt(self, value: Any) -> Any:
+        """View a device array of any library as CuPy's."""
+        return self._arrays.adopt(value)
+
+    def locate(self, array: Any) -> tuple[Any, int]:
+        """Return an array's device ordinal and address."""
+        memory = array.data
+        return memory.device_id, memory.ptr
+
+    def contiguous(self, stream: Stream, array: Any) -> Any:
+        """Copy into C order on ``stream``; CuPy's pool reuses the copy in stream order."""
+        with self._current(), self._cupy.cuda.Stream.from_external(stream.raw):
+            return self._cupy.ascontiguousarray(array)
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Turn an error of a CUDA library into one of ours that says what failed."""
+    try:
+        yield
+    except GpuscopeError:
+        raise
+    except Exception as error:
+        raise GpuscopeError(f"{what}: {error}") from error

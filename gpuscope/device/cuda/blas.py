@@ -1,0 +1,104 @@
+"""cuBLAS through NVIDIA's own bindings: one handle a thread, a workspace a stream."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import numpy as np
+
+from gpuscope._optional import require
+from gpuscope.device.api import MatmulPlan
+from gpuscope.device.cuda.arrays import cupy
+from gpuscope.errors import GpuscopeError
+
+cublas = require(
+    "nvmath.bindings.cublas", package="nvmath-python", feature="mm_out on a GPU"
+)
+
+WORKSPACE_BYTES = 32 << 20
+"""What cuBLAS's documentation recommends for Hopper; less elsewhere is enough too."""
+
+# cudaDataType_t and cublasComputeType_t: float32 accumulation, no TF32.
+_DATA_TYPE = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
+_COMPUTE_TYPE = {"float16": 68, "bfloat16": 68, "float32": 68, "float64": 70}
+_DEFAULT_ALGORITHM = -1
+_ONE = {"float64": np.ones(1, np.float64)}
+_ZERO = {"float64": np.zeros(1, np.float64)}
+for _name in ("float16", "bfloat16", "float32"):
+    _ONE[_name] = np.ones(1, np.float32)
+    _ZERO[_name] = np.zeros(1, np.float32)
+_CODES = {
+    name: (
+        _DATA_TYPE[name],
+        _COMPUTE_TYPE[name],
+        _ONE[name].ctypes.data,
+        _ZERO[name].ctypes.data,
+    )
+    for name in _DATA_TYPE
+}
+
+
+class _Handle:
+    """One cuBLAS handle; destroyed with the thread that made it."""
+
+    __slots__ = ("__weakref__", "raw")
+
+    def __init__(self) -> None:
+        self.raw = cublas.create()
+        cublas.set_math_mode(self.raw, int(cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at interpreter exit there is nobody to tell
+            cublas.destroy(self.raw)
+
+
+class Blas:
+    """GEMMs of one device.
+
+    A handle belongs to a thread, a workspace to a stream: two threads never share a
+    handle, and stream order keeps two GEMMs from sharing a workspace at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._workspaces: dict[int, Any] = {}
+
+    def forget_stream(self, handle: int) -> None:
+        """Free the workspace of a stream that is idle and about to be destroyed."""
+        self._workspaces.pop(handle, None)
+
+    def _workspace(self, handle: int) -> Any:
+        # A plain allocation: its pointer stays ours until the stream is closed.
+        made = self._workspaces.setdefault(handle, cupy.cuda.alloc(WORKSPACE_BYTES))
+        return made
+
+    def matmul(
+        self, stream_handle: int, plan: MatmulPlan, out: int, a: int, b: int, sm_count: int
+    ) -> None:
+        """Queue ``out = a @ b``; the device is current.
+
+        cuBLAS is column-major, so it is asked for the transposed product: outᵀ = bᵀ · aᵀ.
+        """
+        try:
+            handle = self._local.handle.raw
+        except AttributeError:
+            self._local.handle = _Handle()
+            handle = self._local.handle.raw
+        workspace = self._workspaces.get(stream_handle)
+        if workspace is None:
+            workspace = self._workspace(stream_handle)
+        data, compute, one, zero = _CODES[plan.dtype]
+        try:
+            # Setting the stream resets the workspace, so the workspace comes after it.
+            cublas.set_stream(handle, stream_handle)
+            cublas.set_workspace(handle, workspace.ptr, WORKSPACE_BYTES)
+            cublas.set_sm_count_target(handle, sm_count)
+            cublas.gemm_ex(
+                handle, plan.transpose_b, plan.transpose_a, plan.n, plan.m, plan.k, one,
+                b, data, plan.row_b, a, data, plan.row_a, zero, out, data, plan.n,
+                compute, _DEFAULT_ALGORITHM,
+            )  # fmt: skip
+        except cublas.cuBLASError as error:
+            raise GpuscopeError(f"cuBLAS refused {plan.name} ({error})") from error

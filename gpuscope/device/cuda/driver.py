@@ -1,0 +1,142 @@
+"""What driver and packages are there, and what they can do: no context is made here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any
+
+from gpuscope._optional import require
+from gpuscope.device.api import Capabilities
+from gpuscope.errors import DeviceUnavailable, MissingDependency
+
+GREEN_CONTEXTS = 12040
+"""Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
+HETEROGENEOUS_SPLIT = 13010
+"""Driver version that splits SMs into groups of different sizes: CUDA 13.1."""
+_CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
+
+
+def version_text(version: int) -> str:
+    """Write 13010 as ``13.1``."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def installed(package: str) -> str | None:
+    """Return a distribution's version, or ``None``."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_cupy_wheels() -> None:
+    """Refuse two CuPy wheels at once: they overwrite each other's files.
+
+    Raises
+    ------
+    MissingDependency
+        Names the wheels that were found and what to do.
+    """
+    found = [wheel for wheel in _CUPY_WHEELS if installed(wheel)]
+    if len(found) > 1:
+        raise MissingDependency(
+            f"{' and '.join(found)} are installed together and overwrite each other's files: "
+            f"run pip uninstall {' '.join(found)}, then install one of gpuscope[cuda12] and "
+            "gpuscope[cuda13]"
+        )
+
+
+def import_cupy() -> Any:
+    """Import CuPy, after the check for two wheels."""
+    check_cupy_wheels()
+    return require(
+        "cupy", package="cupy-cuda13x or cupy-cuda12x", feature="a CUDA device"
+    )
+
+
+def driver_version() -> int:
+    """Return the driver's CUDA version as major · 1000 + minor · 10.
+
+    Raises
+    ------
+    DeviceUnavailable
+        There is no NVIDIA driver, or it does not start.
+    """
+    driver = require(
+        "cuda.bindings.driver", package="cuda-bindings", feature="a CUDA device"
+    )
+    try:
+        (status,) = driver.cuInit(0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise DeviceUnavailable(
+                f"the NVIDIA driver does not start ({status.name}): run nvidia-smi to see why"
+            )
+        _, version = driver.cuDriverGetVersion()
+    except RuntimeError as error:
+        raise DeviceUnavailable(
+            "no NVIDIA driver was found (libcuda.so.1 cannot be loaded): use a machine with an "
+            "NVIDIA GPU, or open_device('sim:h200')"
+        ) from error
+    return int(version)
+
+
+def driver_release() -> str | None:
+    """Return the kernel driver's release, such as 580.159.04, where Linux tells it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text("utf-8")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+[\d.]*)\s", text)
+    return found.group(1) if found else None
+
+
+def check_driver(version: int, runtime: int) -> None:
+    """Refuse a driver older than the CUDA major version that CuPy was built for.
+
+    Raises
+    ------
+    DeviceUnavailable
+        Names the version required and found.
+    """
+    if version < runtime // 1000 * 1000:
+        raise DeviceUnavailable(
+            f"the driver is too old: CUDA {version_text(version)} was found, but the installed CuPy "
+            f"needs {runtime // 1000}.0 or newer. Update the driver, or install gpuscope[cuda12]"
+        )
+
+
+def capabilities(version: int, pools: bool) -> Capabilities:  # noqa: FBT001 - two facts in, one out
+    """Say what a driver of ``version`` can do.
+
+    Parameters
+    ----------
+    pools
+        Whether the device has stream-ordered memory pools.
+    """
+    found = f"driver CUDA {version_text(version)} was found"
+    reasons = {}
+    path: str | None = "heterogeneous split"
+    if version < HETEROGENEOUS_SPLIT:
+        path = "composed quanta"
+        reasons["arbitrary_split"] = (
+            f"groups of different sizes need a driver with CUDA "
+            f"{version_text(HETEROGENEOUS_SPLIT)} or newer; {found}"
+        )
+    if version < GREEN_CONTEXTS:
+        path = None
+        reasons["partitions"] = (
+            f"green contexts need a driver with CUDA {version_text(GREEN_CONTEXTS)} or newer; {found}"
+        )
+    if not pools:
+        reasons["stream_ordered_memory"] = "the device reports no memory pools"
+    return Capabilities(
+        streams=True,
+        partitions=version >= GREEN_CONTEXTS,
+        partition_path=path,
+        arbitrary_split=version >= HETEROGENEOUS_SPLIT,
+        stream_ordered_memory=pools,
+        compile_source=True,
+        reasons=reasons,
+    )

@@ -1,0 +1,171 @@
+"""Green contexts: how a driver's SM resource becomes partitions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from cuda.core import ContextOptions, SMResourceOptions
+
+from gpuscope.device.api import GrantedPartition
+from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout
+from gpuscope.errors import InvalidPartition
+
+_contexts = itertools.count(2)
+
+
+
+class Probe(Protocol):
+    """What finds out about the SMs behind a stream."""
+
+    def sm_ids(self, streams: Sequence[Any], counts: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the SM ids behind each stream."""
+
+    def cluster_sm_count(self, stream: Any, sm_count: int) -> int:
+        """Return on how many SMs clusters fit."""
+
+
+class ComposedQuanta:
+    """Drivers 12.4 to 13.0: split once into equal quanta, make each context of several.
+
+    These drivers refuse groups of different sizes and refuse to split a group again, but
+    one green context may be made of several groups and the remainder.
+
+    Parameters
+    ----------
+    resource
+        The device's SM resource (``cuda.core.SMResource``).
+    """
+
+    def __init__(self, resource: Any) -> None:
+        size = int(resource.min_partition_size)
+        self._groups, self._rest = _most_groups(resource, size)
+        size = int(self._groups[0].sm_count)
+        rest = int(self._rest.sm_count) if self._rest is not None else 0
+        self.layout = SmLayout(size, len(self._groups), rest)
+
+    def check(self, plan: CarvePlan) -> None:
+        """Grant every plan: its parts are there."""
+
+    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Any]]:
+        """Return the resources of each partition."""
+        return [
+            [self._rest if part == REMAINDER else self._groups[part] for part in one.parts]
+            for one in planned
+        ]
+
+
+class HeterogeneousSplit:
+    """Drivers 13.1 and newer: one split into groups of different sizes, with backfill.
+
+    Not verified on hardware: no such driver was at hand. Tested against a fake resource.
+    """
+
+    def __init__(self, resource: Any) -> None:
+        self._resource = resource
+        step = max(1, int(resource.coscheduled_alignment), int(resource.min_partition_size))
+        total = int(resource.sm_count)
+        self.layout = SmLayout(step, total // step, total % step)
+
+    def _counts(self, planned: Sequence[PlannedPartition]) -> SMResourceOptions:
+        return SMResourceOptions(count=[one.sm_count for one in planned], backfill=True)
+
+    def check(self, plan: CarvePlan) -> None:
+        """Ask the driver by a dry run; creates nothing.
+
+        Raises
+        ------
+        InvalidPartition
+            The driver refuses, or would grant other counts.
+        """
+        if any(one.shares_with for one in plan.partitions):
+            return  # a split of the whole resource cannot say which SMs a live one has
+        groups, _ = self._split(plan.partitions, dry_run=True)
+        _check_granted(plan.partitions, [int(group.sm_count) for group in groups])
+
+    def _split(
+        self, planned: Sequence[PlannedPartition], *, dry_run: bool
+    ) -> tuple[list[Any], Any]:
+        try:
+            groups, rest = self._resource.split(self._counts(planned), dry_run=dry_run)
+        except Exception as error:
+            asked = ", ".join(f"{one.name}: {one.sm_count}" for one in planned)
+            raise InvalidPartition(f"the driver refuses to split into {asked} ({error})") from error
+        return list(groups), rest
+
+    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Any]]:
+        """Split, and return the resource of each partition."""
+        groups, rest = self._split(planned, dry_run=False)
+        if len(groups) == len(planned) - 1:  # the last one took what the split left over
+            groups.append(rest)
+        _check_granted(planned, [int(group.sm_count) for group in groups])
+        return [[group] for group in groups]
+
+
+def _most_groups(resource: Any, size: int) -> tuple[list[Any], Any]:
+    """Split into as many groups of ``size`` as the driver gives; it keeps some SMs apart."""
+    for count in range(int(resource.sm_count) // size, 0, -1):
+        try:
+            groups, rest = resource.split(SMResourceOptions(count=[size] * count))
+        except Exception as error:  # noqa: BLE001 - every refusal means: ask for fewer
+            refusal = error
+            continue
+        if len(groups) == count:
+            return list(groups), rest
+    raise InvalidPartition(f"the driver refuses to split its SMs into groups of {size} ({refusal})")
+
+
+def _check_granted(planned: Sequence[PlannedPartition], granted: Sequence[int]) -> None:
+    for one, count in zip(planned, granted, strict=True):
+        if one.sm_count != count:
+            raise InvalidPartition(
+                f"partition {one.name!r}: {one.sm_count} SMs were planned, but the driver grants "
+                f"{count}: ask for {count}, or pass rounding='up'"
+            )
+
+
+def make_contexts(
+    device: Any,
+    splitter: ComposedQuanta | HeterogeneousSplit,
+    planned: Sequence[PlannedPartition],
+    probe: Probe,
+) -> list[GrantedPartition]:
+    """Make one green context for each planned partition and find its SM ids.
+
+    Nothing is left behind if one fails.
+
+    Raises
+    ------
+    InvalidPartition
+        The driver refuses, or what it grants is not what was planned.
+    """
+    made: list[Any] = []
+    streams: list[Any] = []
+    try:
+        for one, resources in zip(planned, splitter.resources(planned), strict=True):
+            try:
+                context = device.create_context(ContextOptions(resources=resources))
+            except Exception as error:
+                raise InvalidPartition(
+                    f"partition {one.name!r}: the driver refuses a green context of {one.sm_count} "
+                    f"SMs ({error})"
+                ) from error
+            made.append(context)
+        _check_granted(planned, [int(context.resources.sm.sm_count) for context in made])
+        streams = [context.create_stream() for context in made]
+        counts = [one.sm_count for one in planned]
+        ids = probe.sm_ids(streams, counts)
+        targets = [probe.cluster_sm_count(*pair) for pair in zip(streams, counts, strict=True)]
+    except BaseException:
+        for stream in streams:
+            stream.close()
+        for context in made:
+            context.close()
+        raise
+    for stream in streams:
+        stream.close()
+    return [
+        GrantedPartition(context, one.sm_count, sms, next(_contexts), target)
+        for context, one, sms, target in zip(made, planned, ids, targets, strict=True)
+    ]

@@ -1,0 +1,97 @@
+"""Which SMs a stream's work runs on: one block an SM, all resident at once, tells its id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+
+from gpuscope.device.cuda.arrays import cupy
+from gpuscope.errors import InvalidPartition
+
+# Every block takes all the shared memory of an SM, so no two share one, and none leaves
+# before as many are resident as there should be SMs: so each SM is seen exactly once.
+_SOURCE = r"""
+extern "C" __global__ void sm_probe(unsigned* out, unsigned want, unsigned long long limit_ns) {
+  unsigned* arrived = out; unsigned* timed_out = out + 1; unsigned* ids = out + 2;
+  if (threadIdx.x) return;
+  unsigned sm; unsigned long long start, now;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  ids[blockIdx.x] = sm;
+  __threadfence();
+  atomicAdd(arrived, 1u);
+  while (atomicAdd(arrived, 0u) < want) {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (now - start > limit_ns) { atomicExch(timed_out, 1u); break; }
+  }
+}
+"""
+_LIMIT_NS = 1_000_000_000
+_HEADER = 2
+_CLUSTER = 4
+
+
+class SmProbe:
+    """The probe kernel of one device, compiled once."""
+
+    def __init__(self, device: Device) -> None:
+        options = ProgramOptions(arch=f"sm_{device.arch}")
+        self._kernel = (
+            Program(_SOURCE, "c++", options).compile("cubin").get_kernel("sm_probe")
+        )
+        self._has_clusters = device.compute_capability.major >= 9
+        self._shared_bytes = device.properties.max_shared_memory_per_block_optin
+        (status,) = driver.cuKernelSetAttribute(
+            driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            self._shared_bytes,
+            self._kernel.handle,
+            driver.CUdevice(device.device_id),
+        )
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise InvalidPartition(f"the SM probe cannot be prepared ({status.name})")
+
+    def cluster_sm_count(self, stream: Any, sm_count: int) -> int:
+        """Return on how many of a stream's SMs clusters of four blocks fit at the same time.
+
+        Libraries launch such clusters, one block an SM; told of SMs that cannot hold one,
+        they pay a second wave. Devices without clusters use every SM.
+        """
+        if not self._has_clusters:
+            return sm_count
+        config = LaunchConfig(grid=1, cluster=_CLUSTER, block=32, shmem_size=self._shared_bytes)
+        fitting = self._kernel.occupancy.max_active_clusters(config, stream=stream) * _CLUSTER
+        return min(fitting, sm_count) or sm_count
+
+    def sm_ids(self, streams: Sequence[Any], counts: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the sorted SM ids behind each stream, all probed at the same time.
+
+        Raises
+        ------
+        InvalidPartition
+            A stream does not run on as many SMs as granted, or other work holds its SMs.
+        """
+        width = _HEADER + max(counts)
+        seen = cupy.zeros((len(streams), width), cupy.uint32)
+        cupy.cuda.runtime.streamSynchronize(cupy.cuda.get_current_stream().ptr)
+        for row, (stream, count) in enumerate(zip(streams, counts, strict=True)):
+            config = LaunchConfig(grid=count, block=32, shmem_size=self._shared_bytes)
+            pointer = seen.data.ptr + row * width * 4
+            launch(stream, config, self._kernel, pointer, np.uint32(count), np.uint64(_LIMIT_NS))
+        for stream in streams:
+            stream.sync()
+        host = cupy.asnumpy(seen)
+        found = []
+        for count, (arrived, timed_out, *ids) in zip(counts, host.tolist(), strict=True):
+            distinct = tuple(sorted(set(ids[:count])))
+            if timed_out or arrived != count or len(distinct) != count:
+                raise InvalidPartition(
+                    f"{count} SMs were granted, but {len(distinct)} were seen to run work at the "
+                    "same time" + ("; other work may hold them: wait for it, then carve again"
+                    if timed_out else ": this driver does not confine work as it says")
+                )  # fmt: skip
+            found.append(distinct)
+        return found

@@ -1,0 +1,75 @@
+"""What of a machine lets gpuscope use its GPU, and what to do where something does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.errors import GpuscopeError
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of ``gpuscope doctor``.
+
+    Attributes
+    ----------
+    found
+        What is there.
+    todo
+        What to do, where it is not ok; else empty.
+    """
+
+    name: str
+    ok: bool
+    found: str
+    todo: str = ""
+
+
+def check_gpu() -> list[Check]:
+    """Check driver, CuPy, the CUDA device and green contexts; opens the first device."""
+    from gpuscope.device.cuda import driver  # noqa: PLC0415 - loads CUDA's bindings
+
+    checks = []
+    version = None
+    try:
+        version = driver.driver_version()
+        release = driver.driver_release() or "release unknown"
+        checks.append(Check("driver", ok=True, found=release))
+        checks.append(Check("CUDA", ok=True, found=f"driver has {driver.version_text(version)}"))
+    except GpuscopeError as error:
+        found, todo = _parts(error)
+        checks.append(Check("driver", ok=False, found=found, todo=todo))
+    if version is not None:
+        wanted = driver.version_text(driver.GREEN_CONTEXTS)
+        can = driver.capabilities(version, pools=True)
+        found = f"by {can.partition_path}" if can.partitions else can.reasons["partitions"]
+        todo = "" if can.partitions else f"update the driver to CUDA {wanted} or newer"
+        checks.append(Check("green contexts", ok=can.partitions, found=found, todo=todo))
+    try:
+        cupy = driver.import_cupy()
+        checks.append(Check("CuPy", ok=True, found=str(cupy.__version__)))
+    except GpuscopeError as error:
+        found, todo = _parts(error)
+        checks.append(Check("CuPy", ok=False, found=found, todo=todo))
+    if all(check.ok for check in checks):
+        try:
+            from gpuscope.device.select import open_device  # noqa: PLC0415 - as above
+
+            device = open_device("cuda:0", quiet=True)
+            found = f"{device.info.name}, {device.info.sm_count} SMs, {device.backend.layout.quanta} "
+            found += f"quanta of {device.backend.layout.quantum_sm_count}"
+            checks.append(Check("cuda:0", ok=True, found=found))
+        except GpuscopeError as error:
+            found, todo = _parts(error)
+            checks.append(Check("cuda:0", ok=False, found=found, todo=todo))
+    return checks
+
+
+def _parts(error: GpuscopeError) -> tuple[str, str]:
+    """Split an error's text into what was found and what to do: its last sentence or clause."""
+    text = str(error)
+    for mark in (". ", ": "):
+        found, separator, todo = text.rpartition(mark)
+        if separator:
+            return found, todo
+    return text, "see the documentation on installing"

@@ -1,0 +1,9 @@
+"""Drawing what was seen: a Trace or a result in, a Plotly figure out, never shown.
+
+Every figure says on which device it was seen, by which source, and whether it was
+simulated or measured. Names in a trace are foreign text and are escaped.
+"""
+
+from gpuscope.figures.latency import latency as latency
+from gpuscope.figures.timeline import timeline as timeline
+from gpuscope.figures.timeline import timelines as timelines

@@ -1,0 +1,133 @@
+"""How figures look: Okabe–Ito colours by partition, a pattern by kind, one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuscope.trace.model import Trace
+
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+"""Okabe and Ito's palette without black, which text and arrows have."""
+WHOLE_GPU_COLOUR = "#6E7781"
+HOST_COLOUR = "#A8B0B9"
+INK = "#1B1F24"
+MUTED = "#57606A"
+STRIPE = "#F4F6F8"
+GRID = "#E4E8EC"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+
+
+@dataclass(frozen=True)
+class KindStyle:
+    """How spans of one kind look, whatever their partition's colour."""
+
+    label: str
+    pattern: str = ""
+    strength: float = 1.0
+
+
+KIND_STYLES = {
+    "kernel": KindStyle("kernel"),
+    "memcpy": KindStyle("memcpy", "/"),
+    "memset": KindStyle("memset", "\\"),
+    "event": KindStyle("event record"),
+    "handle": KindStyle("handle, execute() to done", strength=0.5),
+    "api": KindStyle("API call", "."),
+    "sync": KindStyle("synchronisation", "x"),
+    "range": KindStyle("range"),
+    "mark": KindStyle("mark"),
+}
+"""The kinds that a timeline draws."""
+
+
+def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dict[str, str]:
+    """Give each partition a colour: those that the traces describe first, in their order."""
+    known = [name for trace in traces for name in trace.metadata.partitions]
+    names = list(dict.fromkeys([*known, *sorted(partitions)]))
+    return {name: OKABE_ITO[index % len(OKABE_ITO)] for index, name in enumerate(names)}
+
+
+def darker(colour: str) -> str:
+    """Return a darker shade, for the outline that keeps a narrow bar visible."""
+    parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(part * 0.72):02X}" for part in parts)
+
+
+def tinted(colour: str, strength: float) -> str:
+    """Return a colour mixed with white; unlike an opacity, it shows in legends too."""
+    parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) * strength):02X}" for part in parts)
+
+
+def base_layout(
+    title: str, subtitle: Sequence[str], height: float, *, legend_rows: int, **more: Any
+) -> dict[str, Any]:
+    """Return what all figures share; ``title`` and ``subtitle`` are safe for Plotly already.
+
+    Parameters
+    ----------
+    height
+        Of the plotting area, px.
+    """
+    top = 52 + 18 * len(subtitle)
+    bottom = 66 + 20 * legend_rows
+    return {
+        "template": "none",
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "title": {
+            "text": f"<b>{title}</b>",
+            "font": {"size": 18},
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 14, "l": 14},
+            "subtitle": {
+                "text": "<br>".join(subtitle),
+                "font": {"size": 13, "color": MUTED},
+            },
+        },
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "hovermode": "closest",
+        "hoverlabel": {
+            "align": "left",
+            "font": {"family": FONT, "size": 13, "color": INK},
+            "bgcolor": "white",
+            "namelength": -1,
+        },
+        "margin": {"l": 60, "r": 24, "t": top, "b": bottom},
+        "height": int(height + top + bottom),
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xref": "container",
+            "y": 0.004,
+            "yref": "container",
+            "yanchor": "bottom",
+            "font": {"size": 12},
+        },
+        # "Share chart…" would send what a trace holds to a server.
+        "modebar": {"remove": ["sendChartToCloud", "select2d", "lasso2d"]},
+        **more,
+    }
+
+
+def x_axis(title: str, **more: Any) -> dict[str, Any]:
+    """Return a horizontal axis."""
+    return {
+        "title": {"text": title, "standoff": 10, "font": {"size": 13}},
+        "showgrid": True,
+        "gridcolor": GRID,
+        "zeroline": False,
+        "showline": True,
+        "linecolor": MUTED,
+        "ticks": "outside",
+        "tickcolor": MUTED,
+        "tickformat": ",",
+        **more,
+    }

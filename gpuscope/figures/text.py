@@ -1,0 +1,121 @@
+"""Text in figures: foreign names made harmless, quantities written for people."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from gpuscope.trace.model import Trace
+
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+LINE_CHARACTERS = 120
+"""Characters that fit on a line under a title in a figure 900 px wide."""
+
+
+def clean(text: object, limit: int | None = None) -> str:
+    """Return foreign text on one line, without characters that reorder or break it.
+
+    Bidirectional controls, control characters and lone surrogates become U+FFFD, so that
+    it shows that something stood there.
+
+    Parameters
+    ----------
+    limit
+        Longer text loses its middle, visibly.
+    """
+    kept = "".join(
+        " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in str(text)
+    )
+    if limit is not None and len(kept) > limit:
+        head = limit // 2
+        kept = f"{kept[:head]}…{kept[len(kept) - (limit - head - 1) :]}"
+    return kept
+
+
+def _is_unsafe(char: str) -> bool:
+    return char in _BIDI or unicodedata.category(char) in _UNSAFE_CATEGORIES
+
+
+def escape(text: object, limit: int | None = None) -> str:
+    """Return foreign text for Plotly, which reads a subset of HTML, and TeX between dollars."""
+    plain = clean(text, limit)
+    return (
+        plain.replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+        .replace("$", "&#36;")
+    )  # fmt: skip
+
+
+def duration(ns: float) -> str:
+    """Write a duration with a unit that suits it, to four digits."""
+    size = abs(ns)
+    if size < 1e3:
+        return f"{ns:.4g} ns"
+    if size < 1e6:
+        return f"{ns / 1e3:.4g} µs"
+    return f"{ns / 1e6:.4g} ms" if size < 1e9 else f"{ns / 1e9:.4g} s"
+
+
+def axis_unit(length_ns: int) -> tuple[str, float]:
+    """Return the unit of a time axis of that length, and how many ns it has."""
+    return ("µs", 1e3) if length_ns < 10_000_000 else ("ms", 1e6)
+
+
+def uncertainty(trace: Trace) -> str:
+    """Say in words how far off the times of a trace may be."""
+    found = []
+    for column, what in (
+        ("start_uncertainty_ns", "true starts up to {} later"),
+        ("end_uncertainty_ns", "true ends up to {} earlier"),
+    ):
+        values = trace.array(column, fill=-1)
+        known = values[values > 0]
+        if len(known):
+            median = what.format(duration(float(np.median(known))))
+            found.append(f"{median} (median; at worst {duration(int(known.max()))})")
+    residuals = [
+        abs(float(facts["residual_ns"]))
+        for facts in trace.metadata.clocks.values()
+        if facts.get("residual_ns")
+    ]
+    if residuals:
+        found.append(f"clock alignment within {duration(max(residuals))}")
+    if found:
+        return "uncertainty: " + ", ".join(found)
+    return "exact on the simulated clock" if trace.is_simulated else "uncertainty: not stated"
+
+
+def provenance_lines(traces: Mapping[str, Trace]) -> list[str]:
+    """Return one line of provenance for Plotly, or one a setting where they differ."""
+    lines = {
+        setting: f"{trace.provenance}; {uncertainty(trace)}" for setting, trace in traces.items()
+    }
+    if len(set(lines.values())) == 1:
+        return _emphasised([next(iter(lines.values()))])
+    return _emphasised([f"{clean(setting, 40)}: {line}" for setting, line in lines.items()])
+
+
+def _emphasised(lines: Iterable[str]) -> list[str]:
+    return [
+        escape(part).replace("SIMULATED on", "<b>SIMULATED, not measured,</b> on")
+        for line in lines
+        for part in wrapped(line)
+    ]
+
+
+def wrapped(line: str) -> list[str]:
+    """Break a line of plain text so that a figure does not cut it off."""
+    return textwrap.wrap(clean(line), LINE_CHARACTERS, break_on_hyphens=False)
+
+
+def title_suffix(traces: Iterable[Trace]) -> str:
+    """Return what a title adds when something in its picture was simulated."""
+    simulated = [trace.is_simulated for trace in traces]
+    if not any(simulated):
+        return ""
+    return " (SIMULATED)" if all(simulated) else " (partly SIMULATED)"

@@ -1,0 +1,350 @@
+"""The recorder: watches devices, collects rows, hands out batches, ends as a Trace."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import platform
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from gpuscope.device.api import Activity, Call
+from gpuscope.device.device import Device
+from gpuscope.device.stream import Event
+from gpuscope.errors import GpuscopeError
+from gpuscope.record.events import EventSource
+from gpuscope.record.rows import Batch, Rows, call_row, freeze, range_row, work_row
+from gpuscope.record.simulated import SimulatedSource
+from gpuscope.trace import schema
+from gpuscope.trace.model import Trace, TraceMetadata
+
+_PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
+             "cuda-bindings", "nvmath-python", "nvtx")  # fmt: skip
+
+running: tuple[Recording, ...] = ()
+"""Recordings that are on; :func:`~gpuscope.record.annotate.annotate` tells them of ranges."""
+_running_lock = threading.Lock()
+
+
+class Recording:
+    """What :func:`gpuscope.profile` gives: rows while it runs, a trace when it ended.
+
+    Parameters
+    ----------
+    devices
+        Devices of one clock; none records ranges only.
+    """
+
+    def __init__(self, devices: tuple[Device, ...]) -> None:
+        kinds = {device.info.kind for device in devices}
+        if len(kinds) > 1 or (kinds == {"sim"} and len(devices) > 1):
+            raise GpuscopeError(
+                f"one recording cannot mix the clocks of {[d.info.key for d in devices]}: say which "
+                "with profile(device)"
+            )
+        self.devices = devices
+        self._clock = devices[0].now_ns if devices else time.time_ns
+        self._sources: dict[str, SimulatedSource | EventSource] = {}
+        self._lock = threading.Lock()
+        self._rows = Rows()
+        self._batches: list[Batch] = []
+        self._open: dict[int, tuple[Call, int | None]] = {}
+        self._range_numbers = itertools.count(1)
+        self._ranges = threading.local()
+        self._open_ranges: dict[int, dict[str, Any]] = {}
+        self._last_work: dict[tuple[str, int], int] = {}
+        self._at_event: weakref.WeakKeyDictionary[Event, int] = weakref.WeakKeyDictionary()
+        self._waits: dict[tuple[str, int], list[int]] = {}
+        self._streams: dict[str, dict[str, Any]] = {}
+        self._partitions: dict[str, dict[str, Any]] = {}
+        self._thread_names: dict[str, str] = {}
+        self._window: list[int] = []
+        self._trace: Trace | None = None
+        self._received = 0
+
+    # -- life -------------------------------------------------------------------------
+    def start(self) -> None:
+        """Begin to watch."""
+        global running  # noqa: PLW0603 - the one place that knows what is on
+        for device in self.devices:
+            source = SimulatedSource(device) if device.is_simulated else EventSource(device)
+            self._sources[device.info.key] = source
+            device.observe(self)
+        self._window = [self._clock()]
+        with _running_lock:
+            running = (*running, self)
+
+    def stop(self) -> Trace:
+        """Wait for what was launched, stop watching, and return the trace."""
+        global running  # noqa: PLW0603 - the one place that knows what is on
+        if self._trace is not None:
+            return self._trace
+        with _running_lock:
+            running = tuple(other for other in running if other is not self)
+        for device in self.devices:
+            device.backend.synchronize()
+            device.unobserve(self)
+        self._window.append(self._clock())
+        with self._lock:
+            self._close_open_rows()
+        batches = self.batches()
+        clocks = {key: source.close() for key, source in self._sources.items()}
+        self._trace = self._join(batches, clocks)
+        return self._trace
+
+    def snapshot(self) -> Trace:
+        """Return what was recorded so far, as a trace; the recording goes on."""
+        return self._trace if self._trace is not None else self._join(self.batches(), {})
+
+    def _join(self, batches: list[Batch], clocks: Mapping[str, Mapping[str, float]]) -> Trace:
+        spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
+        edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
+        return Trace(spans, edges, self._metadata(clocks))
+
+    @property
+    def trace(self) -> Trace:
+        """The trace.
+
+        Raises
+        ------
+        GpuscopeError
+            The recording is still on: leave its ``with`` block first.
+        """
+        if self._trace is None:
+            raise GpuscopeError(
+                "the recording is still on: leave the with block first, or read batches()"
+            )
+        return self._trace
+
+    def batches(self, since: int = 0) -> list[Batch]:
+        """Return the batches from number ``since`` on; what is new becomes one more.
+
+        Batches never change, and the trace is their concatenation: remember how many you
+        have seen and ask from there.
+        """
+        with self._lock:
+            for source in self._sources.values():
+                source.drain(self._rows)
+            if self._rows.spans or self._rows.edges:
+                rows, self._rows = self._rows, Rows()
+                self._batches.append(freeze(rows))
+            return self._batches[since:]
+
+    # -- what devices say -------------------------------------------------------------
+    def call_begins(self, call: Call) -> None:
+        """Note a call that is about to reach the device."""
+        parent = call_row(call.parent) if call.parent is not None else self._current_range()
+        with self._lock:
+            self._received += 1
+            self._note_thread(call.thread)
+            self._open[call.correlation] = (call, parent)
+        if call.kind in ("launch", "copy"):
+            self._sources[call.device_key].before(call)
+
+    def call_ends(self, call: Call) -> None:
+        """Turn a call that returned into rows."""
+        if call.kind in ("launch", "copy"):
+            self._sources[call.device_key].after(call)
+        with self._lock:
+            entry = self._open.pop(call.correlation, None)
+            if entry is None:  # it began before this recording did
+                return
+            self._add_call(call, entry[1])
+
+    def activity(self, activity: Activity) -> None:
+        """Pass on work that a simulated device says it did."""
+        for source in self._sources.values():
+            if isinstance(source, SimulatedSource):
+                source.activity(activity)
+
+    def _note_thread(self, thread: int) -> None:
+        name = str(thread)
+        if name not in self._thread_names:
+            self._thread_names[name] = threading.current_thread().name
+
+    def _add_call(self, call: Call, parent: int | None) -> None:
+        stream = call.stream
+        key = (call.device_key, stream.id) if stream is not None else None
+        row = call_row(call.correlation)
+        if stream is not None and key is not None:
+            self._note_stream(call)
+        if call.kind in ("launch", "copy") and key is not None:
+            work = work_row(call.correlation)
+            self._rows.edges.append((row, work, "launch"))
+            for first in self._waits.pop(key, ()):
+                self._rows.edges.append((first, work, "event wait"))
+            self._last_work[key] = work
+        elif call.kind == "record" and call.event is not None and key is not None:
+            before = self._last_work.get(key)
+            if before is not None:
+                self._at_event[call.event] = before
+            if call.workload is not None:
+                return  # a handle's completion event is its own business
+        elif call.kind == "wait" and call.event is not None and key is not None:
+            before = self._at_event.get(call.event)
+            if before is not None:
+                self._waits.setdefault(key, []).append(before)
+        elif call.kind == "sync":
+            before = None
+            if call.event is not None:
+                before = self._at_event.get(call.event)
+            elif key is not None:
+                before = self._last_work.get(key)
+            if before is not None:
+                self._rows.edges.append((before, row, "host wait"))
+        self._rows.spans.append(self._call_columns(call, parent, row))
+
+    def _call_columns(self, call: Call, parent: int | None, row: int) -> dict[str, Any]:
+        kinds = {"handle": "handle", "record": "event", "sync": "sync"}
+        stream, intended = call.stream, call.intended
+        partition = stream.partition if stream is not None else None
+        meant = intended.partition if intended is not None else None
+        device = next(one for one in self.devices if one.info.key == call.device_key)
+        return {
+            "id": row,
+            "parent": parent,
+            "kind": kinds.get(call.kind, "api"),
+            "name": call.name,
+            "start_ns": call.start_ns,
+            "end_ns": call.end_ns,
+            "process": self._process(),
+            "thread": call.thread,
+            "device": device.info.index,
+            "device_uuid": device.info.uuid,
+            "partition": partition.name if partition is not None else None,
+            "intended_partition": meant.name if meant is not None else None,
+            "stream": stream.id if stream is not None else None,
+            "correlation": call.correlation,
+            "category": call.name if call.kind == "handle" else call.workload,
+            "source": "simulated" if device.is_simulated else "events",
+        }
+
+    def _note_stream(self, call: Call) -> None:
+        for stream in (call.stream, call.intended):
+            if stream is None or str(stream.id) in self._streams:
+                continue
+            partition = stream.partition
+            self._streams[str(stream.id)] = {
+                "name": stream.name,
+                "priority": stream.priority,
+                "partition": partition.name if partition is not None else None,
+                "device": stream.device.info.key,
+            }
+            if partition is not None:
+                self._partitions[partition.name] = {
+                    "asked": partition.asked,
+                    "sm_count": partition.sm_count,
+                    "sm_ids": list(partition.sm_ids),
+                    "sm_count_target": partition.sm_count_target,
+                    "context": partition.context,
+                    "shares_with": list(partition.shares_with),
+                }
+
+    def _process(self) -> int:
+        return self.devices[0].backend.process_and_thread()[0] if self.devices else os.getpid()
+
+    # -- ranges -----------------------------------------------------------------------
+    def _stack(self) -> list[int]:
+        try:
+            stack: list[int] = self._ranges.stack
+        except AttributeError:
+            stack = self._ranges.stack = []
+        return stack
+
+    def _current_range(self) -> int | None:
+        stack = self._stack()
+        return stack[-1] if stack else None
+
+    def range_begins(self, name: str) -> int:
+        """Open a range on this thread; returns its row's id."""
+        stack = self._stack()
+        number = range_row(next(self._range_numbers))
+        thread = (
+            self.devices[0].backend.process_and_thread()[1]
+            if self.devices
+            else threading.get_native_id()
+        )
+        columns = {
+            "id": number,
+            "parent": stack[-1] if stack else None,
+            "kind": "range",
+            "name": name,
+            "start_ns": self._clock(),
+            "process": self._process(),
+            "thread": thread,
+            "domain": "gpuscope",
+            "range_style": "push/pop",
+            "source": "nvtx",
+        }
+        stack.append(number)
+        with self._lock:
+            self._note_thread(thread)
+            self._open_ranges[number] = columns
+        return number
+
+    def range_ends(self, number: int) -> None:
+        """Close a range; one of a recording that has ended is ignored."""
+        end_ns = self._clock()
+        stack = self._stack()
+        if number in stack:
+            stack.remove(number)
+        with self._lock:
+            columns = self._open_ranges.pop(number, None)
+            if columns is not None:
+                columns["end_ns"] = end_ns
+                self._rows.spans.append(columns)
+
+    def _close_open_rows(self) -> None:
+        """Keep what is still open as open rows: nothing that was seen vanishes."""
+        for columns in self._open_ranges.values():
+            self._rows.spans.append(columns)
+        self._open_ranges.clear()
+        for call, parent in self._open.values():
+            self._rows.spans.append(
+                {**self._call_columns(call, parent, call_row(call.correlation)), "end_ns": None,
+                 "status": "completion not seen" if call.kind == "handle" else "not returned"}
+            )  # fmt: skip
+        self._open.clear()
+
+    # -- metadata ---------------------------------------------------------------------
+    def _metadata(self, clocks: Mapping[str, Mapping[str, float]]) -> TraceMetadata:
+        simulated = any(device.is_simulated for device in self.devices)
+        process = str(self._process())
+        return TraceMetadata(
+            time_base="virtual" if simulated else "unix",
+            simulated=simulated,
+            devices={
+                device.info.key: {
+                    "index": device.info.index,
+                    "uuid": device.info.uuid,
+                    "name": device.info.name,
+                    "sm_count": device.info.sm_count,
+                    "driver": device.info.driver,
+                }
+                for device in self.devices
+            },
+            driver=self.devices[0].info.driver if self.devices else None,
+            process_names={process: "python"},
+            thread_names=dict(self._thread_names),
+            partitions=dict(self._partitions),
+            streams=dict(self._streams),
+            windows_ns=[[*self._window, self._clock()][:2]],
+            clocks=clocks,
+            device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+            versions=_versions(),
+            counts={"received": self._received, "dropped": 0, "unmatched": 0},
+        )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,49 @@
+"""The simulated source: the device knows when its work ran."""
+
+from __future__ import annotations
+
+from gpuscope.device.api import Activity, Call
+from gpuscope.device.device import Device
+from gpuscope.record.rows import Rows, work_columns
+
+
+class SimulatedSource:
+    """Joins a simulated device's activities with the calls that queued them."""
+
+    name = "simulated"
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._calls: dict[int, Call] = {}
+        self._done: list[Activity] = []
+
+    def before(self, call: Call) -> None:
+        """Remember the call until its work is done."""
+        self._calls[call.correlation] = call
+
+    def after(self, call: Call) -> None:
+        """Nothing: the call is remembered already."""
+
+    def activity(self, activity: Activity) -> None:
+        """Take finished work; what was queued before the recording is not its own."""
+        if activity.correlation in self._calls:
+            self._done.append(activity)
+
+    def drain(self, rows: Rows) -> None:
+        """Turn finished work into rows."""
+        info = self._device.info
+        done, self._done = self._done, []
+        for activity in done:
+            call = self._calls.pop(activity.correlation)
+            rows.spans.append(
+                {
+                    **work_columns(call, info.index, info.uuid),
+                    "start_ns": activity.start_ns,
+                    "end_ns": activity.end_ns,
+                    "source": self.name,
+                }
+            )
+
+    def close(self) -> dict[str, float]:
+        """Return the calibration of a clock that is its own reference."""
+        return {"offset_ns": 0.0, "residual_ns": 0.0, "drift_ns": 0.0}

@@ -1,0 +1,212 @@
+"""The page that reports are written on: one HTML file with everything in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import plotly.io as pio
+from plotly.offline import get_plotlyjs
+
+from gpuscope._files import replacing
+from gpuscope.errors import GpuscopeError
+from gpuscope.figures.text import clean, uncertainty
+from gpuscope.trace.model import Trace
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'"
+)
+"""What the browser may do with the page: nothing that needs a network."""
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --muted: #57606a; --page: #ffffff;
+  --card: #f4f6f8; --rule: #d5dbe1; --warn: #8a3c00; --warn-page: #fff1e3; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --muted: #a2abb5; --page: #14171a;
+  --card: #1e2327; --rule: #363d44; --warn: #ffc38a; --warn-page: #3a2410; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 28px 24px 64px; max-width: 1240px; background: var(--page);
+  color: var(--ink); font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 27px; line-height: 1.2; margin: 0 0 6px; overflow-wrap: anywhere; }
+h2 { font-size: 19px; margin: 36px 0 10px; }
+p { margin: 6px 0; max-width: 82ch; overflow-wrap: anywhere; }
+.muted, small, dd, figcaption { color: var(--muted); }
+.banner { border: 2px solid var(--warn); border-radius: 8px; padding: 12px 16px; margin: 16px 0;
+  background: var(--warn-page); color: var(--warn); }
+.banner p { max-width: none; margin: 0; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 14px; }
+.card { background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
+  padding: 14px 16px; overflow-wrap: anywhere; }
+.card h3 { margin: 0 0 8px; font-size: 16px; }
+.card dl { display: grid; grid-template-columns: 1fr auto; gap: 2px 14px; margin: 0; }
+.card dd { margin: 0; text-align: right; color: var(--ink); font-weight: 600;
+  font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
+  font-size: 14px; }
+th, td { padding: 7px 12px; text-align: right; border-bottom: 1px solid var(--rule); }
+tr:last-child td { border-bottom: 0; }
+th { background: var(--card); font-weight: 600; vertical-align: bottom; }
+th.text, td.text { text-align: left; overflow-wrap: anywhere; }
+td { white-space: nowrap; }
+td.text { white-space: normal; }
+.figure { background: #ffffff; color: #1b1f24; border: 1px solid var(--rule); border-radius: 8px;
+  margin: 14px 0; padding: 4px; overflow-x: auto; }
+.figure > div { min-width: 760px; }
+.terms { font-size: 13px; }
+.terms dt { font-weight: 600; margin-top: 8px; }
+.terms dd { margin: 0; max-width: 95ch; }
+"""
+
+
+def safe(text: object, limit: int | None = None) -> str:
+    """Return foreign text for HTML."""
+    return escape(clean(text, limit))
+
+
+def paragraph(text: str, css: str = "") -> str:
+    """Return a paragraph; ``text`` is plain."""
+    return f'<p class="{css}">{safe(text)}</p>' if css else f"<p>{safe(text)}</p>"
+
+
+def table(rows: Sequence[Mapping[str, Any]], shares: Sequence[str] = ()) -> str:
+    """Return rows as an HTML table; numbers stand right, shares are per cent.
+
+    Parameters
+    ----------
+    rows
+        Column name → value; all rows have the first one's columns.
+    """
+    if not rows:
+        return paragraph("Nothing to show.", "muted")
+    names = list(rows[0])
+    is_text = {name: any(isinstance(row[name], str) for row in rows) for name in names}
+
+    def cell(tag: str, name: str, text: str) -> str:
+        css = ' class="text"' if is_text[name] else ""
+        return f"<{tag}{css}>{text}</{tag}>"
+
+    head = "".join(cell("th", name, safe(name)) for name in names)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            cell("td", name, safe(number(row[name], is_share=name in shares), 120))
+            for name in names
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def number(value: Any, *, is_share: bool = False) -> str:
+    """Write a value for people: a dash for nothing, three or four digits, thousands apart."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool | str):
+        return str(value)
+    if is_share:
+        return f"{100 * value:.1f} %"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def card(title: str, facts: Mapping[str, str]) -> str:
+    """Return a box with a title and facts; all of it is plain text."""
+    inside = "".join(
+        f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in facts.items()
+    )
+    return f'<div class="card"><h3>{safe(title)}</h3><dl>{inside}</dl></div>'
+
+
+def figure(drawn: go.Figure, identifier: str) -> str:
+    """Return a figure as HTML; the page brings Plotly along."""
+    inside = pio.to_html(
+        drawn,
+        include_plotlyjs=False,
+        full_html=False,
+        div_id=identifier,
+        config={"displaylogo": False, "responsive": True, "showSendToCloud": False},
+    )
+    return f'<div class="figure">{inside}</div>'
+
+
+def simulated_banner(traces: Mapping[str, Trace]) -> str:
+    """Return a warning if anything was simulated, else nothing."""
+    simulated = [name for name, trace in traces.items() if trace.is_simulated]
+    if not simulated:
+        return ""
+    which = "" if len(simulated) == len(traces) else f" ({safe(', '.join(simulated))})"
+    return (
+        '<div class="banner" role="note"><p><strong>SIMULATED, not measured'
+        f"{which}.</strong> No GPU ran this work: every device time below was computed by a model "
+        "of a GPU. Measure on hardware before you rely on it.</p></div>"
+    )
+
+
+def provenance(traces: Mapping[str, Trace]) -> str:
+    """Return where the times come from, setting by setting."""
+    rows = []
+    for name, trace in traces.items():
+        facts = trace.metadata
+        versions = ", ".join(f"{package} {version}" for package, version in facts.versions.items())
+        counts = ", ".join(f"{count:,} {what}" for what, count in facts.counts.items())
+        lines = {
+            "seen": trace.provenance,
+            "times": uncertainty(trace),
+            "driver": facts.driver,
+            "records": counts or None,
+            "power limit": None if facts.power_w is None else f"{facts.power_w:g} W",
+            "throttling": ", ".join(facts.throttle_reasons) or None,
+            "versions": versions or None,
+            "notes": "; ".join(facts.notes) or None,
+        }
+        rows += [
+            {"Setting": "" if index else name, "What": what, "Found": str(found)}
+            for index, (what, found) in enumerate(
+                (what, found) for what, found in lines.items() if found is not None
+            )
+        ]
+    return table(rows)
+
+
+def terms(definitions: Mapping[str, str]) -> str:
+    """Return definitions in small print."""
+    inside = "".join(
+        f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in definitions.items()
+    )
+    return f'<dl class="terms">{inside}</dl>'
+
+
+def write(path: str | Path, title: str, parts: Sequence[str]) -> Path:
+    """Write a page; the final name never holds half of one.
+
+    Raises
+    ------
+    GpuscopeError
+        The file cannot be written (no such folder, no room).
+    """
+    target = Path(path)
+    if not target.name:
+        raise GpuscopeError(
+            f"cannot write a report to {str(path)!r}: name a file, such as run.html"
+        )
+    body = "\n".join(part for part in parts if part)
+    page = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{safe(title)}</title>\n<style>{_STYLE}</style>\n"
+        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{body}\n</body></html>\n"
+    )
+    with replacing(target) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return target

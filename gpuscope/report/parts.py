@@ -1,0 +1,90 @@
+"""What both kinds of report have: windows to look at, definitions, latency figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuscope import analysis, figures
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures.tracks import default_window_ns
+from gpuscope.report import page
+from gpuscope.trace.model import Trace
+
+_CLOSE_NS = 2_000_000
+_KERNELS_IN_VIEW = 10
+_MAX_LATENCY_FIGURES = 6
+
+DEFINITIONS = {
+    "Kernel time": "From a kernel's start to its end on the GPU. The median is over all kernels of "
+    "the workload.",
+    "Busy, overlap": "busy(X) is the union of the kernel spans of X. Overlap of A and B is the time "
+    "in which both are busy, over the shorter of the two busy times: 1 means that the shorter one "
+    "never ran without the other. With more than two workloads, the largest pair is shown.",
+    "Gain": "The sum of the solo kernel times over the makespan. Two workloads that overlap fully "
+    "and each take twice as long have overlap 1 and gain 1: overlapping won nothing. Unknown "
+    "without solo times.",
+    "Latency": "Host time from entering execute() until its completion is seen. A percentile states "
+    "its number of calls, n; no p99 is given below 1,000 calls.",
+    "TFLOP/s": "Floating-point operations of the workload's kernels over the time from the first "
+    "start to the last end, within the recording windows, in 10¹² a second. A workload that waits "
+    "for its next call scores low, however fast its kernels are.",
+    "Share of alone": "That rate over the workload's rate alone, back to back, on the whole GPU.",
+}
+
+
+def first_window_ns(trace: Trace) -> tuple[int, int]:
+    """Return the first recording window, else the whole trace."""
+    windows = trace.metadata.windows_ns
+    if windows:
+        low, high = (int(edge) for edge in windows[0])
+        return low, max(high, low + 1)
+    return default_window_ns(trace)
+
+
+def close_windows_ns(traces: Mapping[str, Trace]) -> dict[str, tuple[int, int]]:
+    """Return a window in the middle of each first window, where single kernels can be seen."""
+    longest = max(_median_kernel_ns(trace) for trace in traces.values())
+    length = max(_CLOSE_NS, _KERNELS_IN_VIEW * longest)
+    windows = {}
+    for name, trace in traces.items():
+        low, high = first_window_ns(trace)
+        start = max(low, (low + high - length) // 2)
+        windows[name] = (start, min(high, start + length))
+    return windows
+
+
+def _median_kernel_ns(trace: Trace) -> int:
+    """Return the longest of the workloads' median kernel times."""
+    try:
+        found = analysis.summary(trace)
+    except MissingEvidence:
+        return 0
+    return int(np.max([row.median_ns for row in found.streams]))
+
+
+def latency_figures(traces: Mapping[str, Trace], handles: list[str]) -> list[str]:
+    """Return one distribution a handle, as HTML."""
+    parts = []
+    for index, handle in enumerate(handles[:_MAX_LATENCY_FIGURES]):
+        try:
+            drawn = figures.latency(traces, handle)
+        except MissingEvidence as error:
+            parts.append(page.paragraph(str(error), "muted"))
+        else:
+            parts.append(page.figure(drawn, f"latency-{index}"))
+    left = handles[_MAX_LATENCY_FIGURES:]
+    if left:
+        parts.append(page.paragraph(f"Without a figure: {', '.join(left)}.", "muted"))
+    return parts
+
+
+def ending(traces: Mapping[str, Trace]) -> list[str]:
+    """Return the definitions and where the times come from."""
+    return [
+        "<h2>What the words mean</h2>",
+        page.terms(DEFINITIONS),
+        "<h2>Where the times come from</h2>",
+        page.provenance(traces),
+    ]

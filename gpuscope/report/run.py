@@ -1,0 +1,227 @@
+"""The report of a run: its settings compared, with what the comparison rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuscope import analysis, figures
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures.text import duration
+from gpuscope.report import page, parts
+from gpuscope.trace.model import Run
+
+_HEADINGS = {
+    "setting": "Setting",
+    "workload": "Workload",
+    "partition": "Partition",
+    "kernels": "Kernels",
+    "kernel_median_us": "Median kernel time (µs)",
+    "latency_n": "Calls timed, n",
+    "latency_p50_us": "Latency p50 (µs)",
+    "latency_p90_us": "Latency p90 (µs)",
+    "latency_p99_us": "Latency p99 (µs)",
+    "tflop_per_s": "TFLOP/s",
+    "share_of_alone_on_whole_gpu": "Share of alone on the whole GPU",
+    "overlap": "Overlap",
+    "gain": "Gain",
+}
+_SHARES = ("Share of alone on the whole GPU",)
+
+Row = dict[str, Any]
+
+
+def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path:
+    """Write a run as one HTML file that opens without a network.
+
+    Parameters
+    ----------
+    path
+        Where to; a file of that name is replaced, and stays as it was if writing fails.
+    title
+        Default: the experiment's name.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    GpuscopeError
+        The file cannot be written (no such folder, no room).
+    """
+    rows: list[Row] = run.comparison.to_pylist()
+    heading = title or str(run.experiment.get("name") or "gpuscope run")
+    background, foreground = _workloads(run, rows)
+    count = len(run.traces)
+    sections = [
+        f"<h1>{page.safe(heading)}</h1>",
+        page.paragraph(
+            f"{count} setting{'' if count == 1 else 's'} compared: {', '.join(run.traces)}", "muted"
+        ),
+        page.simulated_banner(run.traces),
+        _stopped(run),
+        "<h2>In short</h2>",
+        *_in_short(run, rows, foreground),
+        "<h2>The settings compared</h2>",
+        page.table([_headed(row) for row in rows], _SHARES),
+        *_cost(rows, background),
+        *_queue(run, background, foreground),
+        *_timelines(run),
+    ]
+    if foreground:
+        sections += ["<h2>Latency</h2>", *parts.latency_figures(run.traces, foreground)]
+    sections += parts.ending(run.traces)
+    return page.write(path, heading, sections)
+
+
+def _workloads(run: Run, rows: list[Row]) -> tuple[list[str], list[str]]:
+    """Return the background workloads and those whose latency counts."""
+    described: Mapping[str, Any] = run.experiment.get("workloads") or {}
+    background = [name for name, facts in described.items() if facts.get("background")]
+    timed = dict.fromkeys(row["workload"] for row in rows if row["latency_n"])
+    return background, [name for name in timed if name not in background]
+
+
+def _stopped(run: Run) -> str:
+    if not run.stopped:
+        return ""
+    return (
+        '<div class="banner" role="note"><p><strong>Stopped early.</strong> What was recorded '
+        "until then is below; the settings may have different numbers of calls.</p></div>"
+    )
+
+
+def _headed(row: Row) -> Row:
+    return {
+        name: row[column] if column != "partition" else row[column] or "whole GPU"
+        for column, name in _HEADINGS.items()
+    }
+
+
+def _in_short(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
+    said = [page.paragraph(line) for name in foreground if (line := _ratio(rows, name))]
+    cards = []
+    for setting in run.traces:
+        mine = [row for row in rows if row["setting"] == setting]
+        facts: dict[str, str] = {}
+        for row in mine:
+            if row["workload"] in foreground and row["latency_n"]:
+                facts |= _latency_facts(row, only=len(foreground) == 1)
+        if mine:
+            facts["Overlap"] = page.number(mine[0]["overlap"])
+            gain = mine[0]["gain"]
+            facts["Gain"] = "unknown: no solo times" if gain is None else page.number(gain)
+        else:
+            facts["Kernels"] = "none finished"
+        cards.append(page.card(setting, facts))
+    return [*said, f'<div class="cards">{"".join(cards)}</div>']
+
+
+def _latency_facts(row: Row, *, only: bool) -> dict[str, str]:
+    name = "Latency" if only else f"Latency of {row['workload']}"
+    facts = {
+        f"{name}, {mark}": duration(row[f"latency_{mark}_us"] * 1e3)
+        if row[f"latency_{mark}_us"] is not None
+        else "– (needs 1,000 calls)"
+        for mark in ("p50", "p90", "p99")
+    }
+    return {**facts, f"{name}, calls": f"n = {row['latency_n']:,}"}
+
+
+def _ratio(rows: list[Row], workload: str) -> str | None:
+    """Say which setting has the lowest latency, with the highest percentile that all have."""
+    mine = [row for row in rows if row["workload"] == workload and row["latency_n"]]
+    marks = [m for m in ("p99", "p50") if all(row[f"latency_{m}_us"] is not None for row in mine)]
+    if len(mine) < 2 or not marks:
+        return None
+    column = f"latency_{marks[0]}_us"
+    low, high = min(mine, key=lambda row: row[column]), max(mine, key=lambda row: row[column])
+    if not low[column]:
+        return None
+    return (
+        f"The {marks[0]} latency of {workload} is lowest in “{low['setting']}” with "
+        f"{duration(low[column] * 1e3)} and highest in “{high['setting']}” with "
+        f"{duration(high[column] * 1e3)}: {page.number(high[column] / low[column])} times as long."
+    )
+
+
+def _cost(rows: list[Row], background: list[str]) -> list[str]:
+    lines = []
+    for row in rows:
+        if row["workload"] not in background:
+            continue
+        rate, share = row["tflop_per_s"], row["share_of_alone_on_whole_gpu"]
+        done = f"{row['kernels']:,} kernels"
+        if rate is not None:
+            done = f"{page.number(rate)} TFLOP/s"
+        alone = "its rate alone on the whole GPU was not measured"
+        if share is not None:
+            alone = f"{page.number(share, is_share=True)} of its rate alone on the whole GPU"
+        lines.append(f"In “{row['setting']}”, {row['workload']} did {done}: {alone}.")
+    if not lines:
+        return []
+    return ["<h2>What it costs</h2>", *(page.paragraph(line) for line in lines)]
+
+
+def _queue(run: Run, background: list[str], foreground: list[str]) -> list[str]:
+    """Show that the GPU was under load whenever a latency was measured."""
+    rows, absent = [], []
+    for setting, trace in run.traces.items():
+        for of in background:
+            for at in foreground:
+                try:
+                    seen = analysis.queue_depth(trace, of=of, at=at)
+                except MissingEvidence as error:
+                    absent.append(f"{setting}: {error}")
+                    continue
+                (row,) = seen.rows()
+                idle = sum(depth <= 0 for depth in seen.depths)
+                rows.append(
+                    {
+                        "Setting": setting,
+                        "Kernels of": row["kernels of"],
+                        "Queued at each call of": row["queued at each call of"],
+                        "Calls, n": row["n"],
+                        "Least": row["least"],
+                        "Median": page.number(row["median"]),
+                        "Calls with nothing queued": idle,
+                    }
+                )
+    if not rows and not absent:
+        return []
+    said = "Whenever a latency was measured, the background had work queued or running."
+    if any(row["Calls with nothing queued"] for row in rows):
+        said = (
+            "NOT every latency was measured under load: at some calls nothing of the background was "
+            "queued. Raise its max_queued."
+        )
+    return [
+        "<h2>Was the GPU under load?</h2>",
+        page.paragraph(said) if rows else "",
+        page.table(rows) if rows else "",
+        *(page.paragraph(line, "muted") for line in absent),
+    ]
+
+
+def _timelines(run: Run) -> list[str]:
+    if not run.traces:
+        return []
+    close = parts.close_windows_ns(run.traces)
+    whole = {name: parts.first_window_ns(trace) for name, trace in run.traces.items()}
+    length = max(high - low for low, high in close.values())
+    seen = [
+        "<h2>Timelines</h2>",
+        page.figure(
+            figures.timelines(
+                run.traces, windows_ns=close, title=f"Close up: {duration(length)} from the middle"
+            ),
+            "timelines-close",
+        ),
+    ]
+    if whole != close:
+        drawn = figures.timelines(run.traces, windows_ns=whole, title="The first recording window")
+        seen.append(page.figure(drawn, "timelines-whole"))
+    return seen

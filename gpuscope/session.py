@@ -1,0 +1,488 @@
+"""Running things: ``profile`` for any code, ``run`` for an experiment."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analysis.compare import compare
+from gpuscope.device.caller import CallerStreamGuard
+from gpuscope.device.device import Device
+from gpuscope.device.select import open_device, open_devices
+from gpuscope.device.stream import Stream, close_all
+from gpuscope.errors import GpuscopeError
+from gpuscope.experiment import CopySpec, Experiment, GemmSpec, ResolvedSetting, WorkloadSpec
+from gpuscope.record.annotate import annotate
+from gpuscope.record.recorder import Recording
+from gpuscope.trace.model import Run, Trace
+from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.gemm import Gemm
+from gpuscope.workloads.handle import Completion
+from gpuscope.workloads.spin import Spin
+
+QUEUED_NS = 100_000_000
+"""Estimated work kept queued at most: CUDA cannot cancel it, so Stop means this soon."""
+
+NAP_NS = 20_000
+"""How long the host looks away when nothing is due but a background is to be kept busy."""
+
+
+@contextlib.contextmanager
+def profile(device: Device | None = None) -> Iterator[Recording]:
+    """Record everything that happens on a device inside the ``with`` block.
+
+    Parameters
+    ----------
+    device
+        Which one; without it, every open device, which must share one clock.
+
+    Yields
+    ------
+    Recording
+        ``batches(since)`` while it runs, ``trace`` afterwards, also after an exception.
+
+    Raises
+    ------
+    GpuscopeError
+        Devices with different clocks are open and none was named.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gs.profile(gpu) as recording:
+    ...     gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=gpu.create_stream()) is not None
+    True
+    >>> recording.trace.kind_counts()["kernel"]
+    1
+    """
+    recording = Recording((device,) if device is not None else _one_clock())
+    recording.start()
+    try:
+        yield recording
+    finally:
+        recording.stop()
+
+
+def _one_clock() -> tuple[Device, ...]:
+    devices = open_devices()
+    if len({device.info.kind for device in devices}) > 1 or sum(
+        device.is_simulated for device in devices
+    ) > 1:
+        gc.collect()  # a device that nobody holds any more must not count
+        devices = open_devices()
+    return tuple(devices)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; given to viewers.
+
+    Attributes
+    ----------
+    done, total
+        Foreground calls completed and planned, over all settings and rounds.
+    recording
+        The recording that is on now, for its batches; ``None`` between recordings.
+    """
+
+    setting: str
+    round: int
+    done: int
+    total: int
+    recording: Recording | None
+
+
+Viewer = Callable[[Progress], None]
+
+
+def run(
+    experiment: Experiment | Mapping[str, Any] | str | Path,
+    device: Device | str | None = None,
+    *,
+    viewer: Viewer | None = None,
+    stop: threading.Event | None = None,
+) -> Run:
+    """Run an experiment: each of its settings, in turns.
+
+    Parameters
+    ----------
+    experiment
+        The description, or a TOML or JSON file, or a dict.
+    device
+        An open device or a name for :func:`open_device`; ``"auto"`` if not given.
+    viewer
+        Called from this thread with the progress, many times.
+    stop
+        Set it to end early; what was recorded is kept.
+
+    Returns
+    -------
+    Run
+        Setting → Trace, with the comparison. After Ctrl-C or ``stop`` it holds what was
+        recorded until then, and ``stopped`` is true.
+
+    Raises
+    ------
+    InvalidExperiment, InvalidPartition, GpuscopeError
+        Before anything is launched where that can be told.
+    """
+    if isinstance(experiment, str | Path):
+        experiment = Experiment.from_file(experiment)
+    elif not isinstance(experiment, Experiment):
+        experiment = Experiment.from_dict(experiment)
+    target = device if isinstance(device, Device) else open_device(device or "auto")
+    return _Session(experiment, target, viewer, stop or threading.Event()).run()
+
+
+class _Session:
+    """One run: its handles, its traces so far, its way to stop."""
+
+    def __init__(
+        self, experiment: Experiment, device: Device, viewer: Viewer | None, stop: threading.Event
+    ) -> None:
+        self.experiment = experiment
+        self.device = device
+        self.viewer = viewer
+        self.stop = stop
+        self.settings = experiment.resolve()
+        foreground = [w for w in experiment.workloads.values() if not w.background]
+        self.total = sum(w.repeats for w in foreground) * len(self.settings)
+        self.done = 0
+        self.traces: dict[str, list[Trace]] = {setting.name: [] for setting in self.settings}
+        self.alone: dict[tuple[str, str], list[Trace]] = {}
+        self.handles: dict[Any, Gemm | Copy | Spin] = {}
+        self.stream_ids: dict[tuple[str, str], int] = {}
+        self.recording: Recording | None = None
+
+    def run(self) -> Run:
+        for setting in self.settings:
+            if setting.partitions:
+                self.device.plan_carve(setting.partitions, rounding=self.experiment.rounding)
+        stopped = False
+        try:
+            for number in range(self.experiment.rounds):
+                for setting in self.settings:
+                    if self.stop.is_set():
+                        break
+                    self._round(setting, number)
+        except KeyboardInterrupt:
+            stopped = True
+            warnings.warn(
+                "the run was interrupted: it returns what was recorded until then", stacklevel=3
+            )
+        finally:
+            close_all(list(self.handles.values()))
+        traces = {
+            name: Trace.concat(parts).with_metadata(
+                solo=self._solo(name), experiment=self.experiment.to_dict(), setting=name
+            )
+            for name, parts in self.traces.items()
+            if parts
+        }
+        if not traces:
+            raise GpuscopeError("the run was stopped before anything was recorded: run it again")
+        return Run(
+            traces, compare(traces), self.experiment.to_dict(), stopped or self.stop.is_set()
+        )
+
+    # -- one round of one setting -----------------------------------------------------
+    def _round(self, setting: ResolvedSetting, number: int) -> None:
+        repeats = {
+            name: _share(spec.repeats, self.experiment.rounds, number)
+            for name, spec in setting.workloads.items()
+        }
+        with self._streams(setting) as streams:
+            workers = self._workers(setting, streams, repeats, number)
+            for worker in workers:
+                worker.warm_up()
+            if self.experiment.alone_repeats:
+                self._measure_alone(setting, workers, number)
+            recorded = self._recorded(self.traces[setting.name])
+            with recorded, annotate(f"round {number}"), _no_collection():
+                self._drive(setting.name, number, workers)
+
+    @contextlib.contextmanager
+    def _streams(self, setting: ResolvedSetting) -> Iterator[dict[str, Stream]]:
+        with contextlib.ExitStack() as stack:
+            partitions = (
+                stack.enter_context(
+                    self.device.carve(setting.partitions, rounding=self.experiment.rounding)
+                )
+                if setting.partitions
+                else None
+            )
+            streams = {}
+            for name, spec in setting.streams.items():
+                home: Any = self.device
+                if spec.partition is not None and partitions is not None:
+                    home = partitions[spec.partition]
+                stream = home.create_stream(name=name, priority=spec.priority)
+                # The same stream in every round, as far as the trace is concerned.
+                stream.id = self.stream_ids.setdefault((setting.name, name), stream.id)
+                streams[name] = stack.enter_context(stream)
+            yield streams
+
+    def _workers(
+        self,
+        setting: ResolvedSetting,
+        streams: Mapping[str, Stream],
+        repeats: Mapping[str, int],
+        number: int,
+    ) -> list[_Worker]:
+        return [
+            _Worker(
+                self._handle(name, spec),
+                streams[spec.stream],
+                spec,
+                repeats[name],
+                random.Random(f"{self.experiment.seed} {name} {number}"),  # noqa: S311 - arrivals
+            )
+            for name, spec in setting.workloads.items()
+        ]
+
+    def _handle(self, name: str, spec: WorkloadSpec) -> Gemm | Copy | Spin:
+        target = spec.sm_count_target if isinstance(spec, GemmSpec) else None
+        key = (name, target)
+        if key not in self.handles:
+            self.handles[key] = make_handle(self.device, name, spec, seed=self.experiment.seed)
+        return self.handles[key]
+
+    @contextlib.contextmanager
+    def _recorded(self, kept: list[Trace]) -> Iterator[None]:
+        """Record, and keep the trace whatever happens."""
+        try:
+            with profile(self.device) as self.recording:
+                yield
+        finally:
+            if self.recording is not None:
+                kept.append(self.recording.trace)
+            self.recording = None
+
+    def _drive(self, setting: str, number: int, workers: list[_Worker]) -> None:
+        """Issue and poll until the foreground is done: one host thread, nothing blocks."""
+        clock = self.device.now_ns
+        foreground = [worker for worker in workers if not worker.background]
+        background = [worker for worker in workers if worker.background]
+        for worker in workers:
+            worker.begin(clock())
+        finished = 0
+        while not self.stop.is_set():
+            for worker in foreground:
+                worker.poll(clock)
+            waiting = any(worker.queued for worker in foreground)
+            for worker in background:
+                # While a latency is being measured, look away as long as enough is queued.
+                if not waiting or worker.runs_low(clock()):
+                    worker.poll(clock)
+                    worker.top_up()
+            for worker in foreground:
+                if worker.due(clock()):
+                    for load in background:
+                        load.poll(clock)
+                        load.top_up()
+                    worker.issue()
+                    worker.left -= 1
+                    waiting = True
+            now_finished = sum(worker.finished for worker in foreground)
+            if now_finished != finished:
+                self.done += now_finished - finished
+                finished = now_finished
+                self._tell(setting, number)
+            if all(worker.over for worker in foreground):
+                break
+            if not waiting:
+                due_ns = min(worker.due_ns for worker in foreground if worker.left)
+                nap_ns = clock() + NAP_NS if background else due_ns
+                self.device.backend.wait_until_ns(min(due_ns, nap_ns))
+        for worker in workers:
+            worker.finish()
+
+    def _tell(self, setting: str, number: int) -> None:
+        if self.viewer is not None:
+            self.viewer(Progress(setting, number, self.done, self.total, self.recording))
+
+    # -- alone ------------------------------------------------------------------------
+    def _measure_alone(
+        self, setting: ResolvedSetting, workers: list[_Worker], number: int
+    ) -> None:
+        """Record each workload alone: in its place, and once a round on the whole GPU."""
+        for worker in workers:
+            self._alone(setting.name, worker)
+        if setting is not self.settings[0]:
+            return
+        with self.device.create_stream(name="alone") as stream:
+            for name, spec in self.experiment.workloads.items():
+                rng = random.Random(number)  # noqa: S311 - arrivals, not secrets
+                worker = _Worker(self._handle(name, spec), stream, spec, 0, rng)
+                worker.warm_up()
+                self._alone("", worker)
+
+    def _alone(self, setting: str, worker: _Worker) -> None:
+        with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):
+            for _ in range(self.experiment.alone_repeats):
+                if self.stop.is_set():
+                    break
+                worker.top_up()
+                worker.wait_one()
+            worker.finish()
+
+    def _solo(self, setting: str) -> dict[str, dict[str, Any]]:
+        """Median kernel time and rate of each workload alone: in its place, on the whole GPU."""
+        solo = {}
+        for name in self.experiment.workloads:
+            here = self.alone.get((setting, name))
+            if not here:
+                continue
+            times = _kernel_times(here)
+            whole = self.alone.get(("", name), [])
+            solo[name] = {
+                "kernel_ns": float(np.median(times)),
+                "n": len(times),
+                "whole_gpu_kernel_ns": float(np.median(_kernel_times(whole))) if whole else None,
+                "whole_gpu_tflop_per_s": _tflop_per_s(whole),
+            }
+        return solo
+
+
+def make_handle(
+    device: Device, name: str, spec: WorkloadSpec, *, seed: int
+) -> Gemm | Copy | Spin:
+    """Make the handle that a workload of an experiment describes."""
+    if isinstance(spec, GemmSpec):
+        target = None if spec.sm_count_target == "off" else spec.sm_count_target
+        return Gemm(
+            device, m=spec.m, n=spec.n, k=spec.k, dtype=spec.dtype, sm_count_target=target,
+            name=name, seed=seed,
+        )  # fmt: skip
+    if isinstance(spec, CopySpec):
+        return Copy(device, nbytes=spec.nbytes, name=name, seed=seed)
+    duration_ns = round(spec.duration_us * 1000)
+    return Spin(device, duration_ns=duration_ns, blocks=spec.blocks, name=name)
+
+
+class _Worker:
+    """One workload being driven: what is queued, what is left, when the next is due."""
+
+    def __init__(
+        self,
+        handle: Gemm | Copy | Spin,
+        stream: Stream,
+        spec: WorkloadSpec,
+        repeats: int,
+        rng: random.Random,
+    ) -> None:
+        self.handle = handle
+        self.stream = stream
+        self.background = spec.background
+        self.limit = spec.max_queued
+        self.left = repeats
+        self.finished = 0
+        self.due_ns = 0
+        self._spec = spec
+        self._rng = rng
+        self._queue: deque[Completion] = deque()
+        self._last_done_ns = 0
+        self._pace_ns = 0
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def over(self) -> bool:
+        return not self.left and not self._queue
+
+    def begin(self, now_ns: int) -> None:
+        self.due_ns = self._last_done_ns = now_ns
+
+    def warm_up(self) -> None:
+        for _ in range(self._spec.warmup):
+            with CallerStreamGuard(self.stream):
+                self.handle.execute()
+        self.handle.wait()
+
+    def issue(self) -> None:
+        with CallerStreamGuard(self.stream):
+            self.handle.execute()
+        completion = self.handle.completion
+        assert completion is not None  # noqa: S101 - execute() made one
+        self._queue.append(completion)
+        rate = self._spec.rate_hz
+        if rate is not None:
+            poisson = self._spec.arrival == "poisson"
+            self.due_ns += round(1e9 * (self._rng.expovariate(rate) if poisson else 1 / rate))
+
+    def top_up(self) -> None:
+        """Queue up to the limit."""
+        while len(self._queue) < self.limit:
+            self.issue()
+
+    def runs_low(self, now_ns: int) -> bool:
+        """Whether fewer than two of what was queued can still be running, by its pace."""
+        return now_ns - self._last_done_ns > max(0, self.limit - 2) * self._pace_ns
+
+    def due(self, now_ns: int) -> bool:
+        return bool(self.left) and len(self._queue) < self.limit and now_ns >= self.due_ns
+
+    def poll(self, clock: Callable[[], int]) -> None:
+        """See what is done; learn from its pace how much may be queued."""
+        before = self.finished
+        while self._queue and self._queue[0].is_done:
+            self._queue.popleft()
+            self.finished += 1
+        if self.finished > before:
+            now_ns = clock()
+            self._pace_ns = (now_ns - self._last_done_ns) // (self.finished - before)
+            self._last_done_ns = now_ns
+            if self._pace_ns * self.limit > QUEUED_NS:
+                self.limit = max(1, QUEUED_NS // self._pace_ns)
+
+    def wait_one(self) -> None:
+        self._queue.popleft().wait()
+
+    def finish(self) -> None:
+        while self._queue:
+            self.wait_one()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is being timed."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _share(total: int, rounds: int, number: int) -> int:
+    """Split ``total`` over rounds as evenly as whole numbers allow."""
+    return total * (number + 1) // rounds - total * number // rounds
+
+
+def _kernel_times(traces: list[Trace]) -> np.ndarray[Any, Any]:
+    found = [trace.where(kind="kernel") for trace in traces]
+    return np.concatenate([one.array("end_ns") - one.array("start_ns") for one in found])
+
+
+def _tflop_per_s(traces: list[Trace]) -> float | None:
+    """Operations over first start to last end, summed over traces."""
+    flops = span_ns = 0.0
+    for trace in traces:
+        found = trace.where(kind="kernel")
+        flops += float(found.array("flop_count", fill=0).sum())
+        span_ns += float(found.array("end_ns").max() - found.array("start_ns").min())
+    return flops / span_ns / 1e3 if flops and span_ns else None

@@ -1,0 +1,1 @@
+"""Work to launch: reusable handles that own no stream."""

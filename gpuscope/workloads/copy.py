@@ -1,0 +1,74 @@
+"""An element-wise copy kernel: work that memory bandwidth bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuscope.device.api import KernelModel
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
+from gpuscope.device.stream import Stream
+from gpuscope.errors import InvalidOperand
+from gpuscope.workloads.handle import Handle
+
+_SOURCE = r"""
+extern "C" __global__ void copy_kernel(float4* out, const float4* in, long long n) {
+  long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+    out[i] = in[i];
+}
+"""
+_BLOCK = 512
+_BLOCKS_PER_SM = 4
+
+
+class Copy(Handle):
+    """Copy ``nbytes`` from one device array of its own to another, with a kernel.
+
+    Parameters
+    ----------
+    owner
+        The device, or a partition that closes the handle with itself.
+    nbytes
+        Bytes read, and bytes written; rounded up to a multiple of 16.
+
+    Raises
+    ------
+    InvalidOperand
+        ``nbytes`` is not positive.
+    """
+
+    def __init__(
+        self, owner: Device | Partition, *, nbytes: int, name: str | None = None, seed: int = 0
+    ) -> None:
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes <= 0:
+            raise InvalidOperand(f"nbytes is {nbytes!r}; a positive whole number is needed")
+        super().__init__(owner, name=name or f"copy {nbytes} B")
+        self._vectors = -(-nbytes // 16)
+        self.nbytes = self._vectors * 16
+        self._source = self.device.random(self._vectors * 4, "float32", seed=seed)
+        self._target = self.device.empty(self._vectors * 4, "float32")
+        self._kernel = self.device.compile(
+            _SOURCE,
+            "copy_kernel",
+            model=KernelModel(
+                lambda profile, _grid, _args, sm_count: profile.copy_cost(self.nbytes, sm_count),
+                reads=lambda args: [args[1]],
+                writes=lambda args: args[0],
+                compute=lambda values: values,
+            ),
+        )
+
+    def execute(self, *, stream: Any = None) -> Any:
+        """Queue one copy; returns the array written."""
+        self._execute(stream)
+        return self._target
+
+    def _launch(self, stream: Stream, operands: Any) -> None:
+        del operands
+        partition = stream.partition
+        sm_count = partition.sm_count if partition is not None else self.device.sm_count
+        stream.launch(
+            self._kernel, self._target, self._source, self._vectors,
+            grid=sm_count * _BLOCKS_PER_SM, block=_BLOCK, nbytes=2 * self.nbytes,
+        )  # fmt: skip

@@ -1,0 +1,71 @@
+"""A kernel that holds SMs for a given time and computes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
+from gpuscope.device.stream import Stream
+from gpuscope.errors import InvalidOperand
+from gpuscope.workloads.handle import Handle
+
+_SOURCE = r"""
+extern "C" __global__ void spin_kernel(long long duration_ns) {
+  unsigned long long start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while ((long long)(now - start) < duration_ns);
+}
+"""
+_LONGEST_NS = 10_000_000_000
+
+
+class Spin(Handle):
+    """Hold SMs for ``duration_ns``: one thread block on each of ``blocks`` SMs.
+
+    Parameters
+    ----------
+    owner
+        The device, or a partition that closes the handle with itself.
+    duration_ns
+        How long each block spins; at most 10 s, so that a mistake ends.
+    blocks
+        Thread blocks; 1 unless said.
+
+    Raises
+    ------
+    InvalidOperand
+        A number is out of range.
+    """
+
+    def __init__(
+        self,
+        owner: Device | Partition,
+        *,
+        duration_ns: int,
+        blocks: int = 1,
+        name: str | None = None,
+    ) -> None:
+        if not 0 < duration_ns <= _LONGEST_NS:
+            raise InvalidOperand(f"duration_ns is {duration_ns}; 1 to {_LONGEST_NS} is needed")
+        if blocks <= 0:
+            raise InvalidOperand(f"blocks is {blocks}; at least 1 is needed")
+        super().__init__(owner, name=name or f"spin {duration_ns} ns")
+        self.duration_ns = duration_ns
+        self.blocks = blocks
+        self._kernel = self.device.compile(
+            _SOURCE,
+            "spin_kernel",
+            model=KernelModel(lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[0]))),
+        )
+
+    def execute(self, *, stream: Any = None) -> None:
+        """Queue one spin."""
+        self._execute(stream)
+
+    def _launch(self, stream: Stream, operands: Any) -> None:
+        del operands
+        stream.launch(self._kernel, self.duration_ns, grid=self.blocks, block=32)

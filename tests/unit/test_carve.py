@@ -1,0 +1,285 @@
+"""Which counts a GPU can grant, against a brute-force search."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuscope.device.carve import REMAINDER, SmLayout, plan_carve
+from gpuscope.errors import InvalidPartition
+
+H200 = SmLayout(quantum_sm_count=8, quanta=15, remainder_sm_count=12)
+
+layouts = st.builds(
+    SmLayout,
+    quantum_sm_count=st.integers(1, 9),
+    quanta=st.integers(1, 5),
+    remainder_sm_count=st.integers(0, 14),
+)
+
+
+def parts_of(layout: SmLayout) -> set[int]:
+    return set(range(layout.quanta)) | ({REMAINDER} if layout.remainder_sm_count else set())
+
+
+def ways(layout: SmLayout, quanta: int, *, remainder: bool, count: int):
+    """Every way to share out quanta (and the remainder) over ``count`` partitions: their SMs."""
+    holders = [None, *(range(count) if remainder else ())]
+    for holder in holders:
+        for numbers in itertools.product(range(quanta + 1), repeat=count):
+            if sum(numbers) > quanta:
+                continue
+            granted = [
+                number * layout.quantum_sm_count
+                + (layout.remainder_sm_count if index == holder else 0)
+                for index, number in enumerate(numbers)
+            ]
+            if all(granted):
+                yield granted
+
+
+def least_distance(layout, asked, rounding, *, quanta, remainder) -> int | None:
+    """Smallest total distance of an assignment that ``rounding`` allows; None: there is none.
+
+    Rounding down never takes a quantum or more, but for counts beyond the whole GPU.
+    """
+    best = None
+    for granted in ways(layout, quanta, remainder=remainder, count=len(asked)):
+        pairs = list(zip(asked, granted, strict=True))
+        if rounding == "exact":
+            allowed = all(want == got for want, got in pairs)
+        elif rounding == "up":
+            allowed = all(got >= want for want, got in pairs)
+        else:
+            allowed = all(
+                min(want, layout.sm_count) - layout.quantum_sm_count < got <= want
+                for want, got in pairs
+            )
+        if allowed:
+            distance = sum(abs(got - want) for want, got in pairs)
+            best = distance if best is None else min(best, distance)
+    return best
+
+
+@st.composite
+def requests(draw):
+    """A layout, what live partitions hold, counts (likely ones too), rounding, and a rest."""
+    layout = draw(layouts)
+    taken = draw(st.lists(st.sampled_from(sorted(parts_of(layout))), unique=True, max_size=3))
+    held = {f"live{index}": (part,) for index, part in enumerate(taken)}
+    likely = st.sampled_from(layout.grantable())
+    counts = draw(
+        st.lists(st.one_of(likely, st.integers(1, layout.sm_count + 9)), min_size=1, max_size=3)
+    )
+    rounding = draw(st.sampled_from(["exact", "up", "down"]))
+    return layout, held, counts, rounding, draw(st.booleans())
+
+
+@given(requests())
+def test_plan_agrees_with_brute_force(request_):
+    layout, held, counts, rounding, with_rest = request_
+    taken = {part for parts in held.values() for part in parts}
+    free = parts_of(layout) - taken
+    best = least_distance(
+        layout, counts, rounding, quanta=len(free - {REMAINDER}), remainder=REMAINDER in free
+    )
+    sizes: dict[str, int | str] = {f"p{index}": count for index, count in enumerate(counts)}
+    if with_rest:
+        sizes["others"] = "rest"
+    if best is None:
+        with pytest.raises(InvalidPartition):
+            plan_carve(layout, sizes, rounding=rounding, held=held)
+        return
+    try:
+        plan = plan_carve(layout, sizes, rounding=rounding, held=held)
+    except InvalidPartition:
+        # An assignment exists, so only the rest may be what is missing.
+        assert with_rest
+        nearest = [
+            granted
+            for granted in ways(
+                layout,
+                len(free - {REMAINDER}),
+                remainder=REMAINDER in free,
+                count=len(counts),
+            )
+            if sum(abs(got - want) for want, got in zip(counts, granted, strict=True)) == best
+        ]
+        assert any(sum(granted) == layout.sm_count_of(free) for granted in nearest)
+        return
+    given_out = [part for partition in plan.partitions for part in partition.parts]
+    assert len(given_out) == len(set(given_out)), "partitions share parts"
+    assert set(given_out) | set(plan.remainder_parts) == free
+    assert not set(given_out) & set(plan.remainder_parts)
+    granted = plan.granted()
+    assert sum(granted.values()) + plan.remainder_sm_count == layout.sm_count_of(free)
+    assert list(granted) == list(sizes)
+    for partition in plan.partitions:
+        assert partition.sm_count == layout.sm_count_of(partition.parts) > 0
+        assert partition.asked == sizes[partition.name]
+        assert partition.shares_with == ()
+    pairs = [(count, granted[f"p{index}"]) for index, count in enumerate(counts)]
+    if rounding == "exact":
+        assert all(want == got for want, got in pairs)
+    elif rounding == "up":
+        assert all(got >= want for want, got in pairs)
+    else:
+        assert all(got <= want for want, got in pairs)
+    assert sum(abs(got - want) for want, got in pairs) == best
+    assert with_rest == (plan.partitions[-1].asked == "rest")
+
+
+@given(layouts)
+def test_grantable_is_every_sum_of_parts(layout):
+    sums = {
+        layout.sm_count_of(parts)
+        for size in range(1, layout.quanta + 2)
+        for parts in itertools.combinations(sorted(parts_of(layout)), size)
+    }
+    assert layout.grantable() == sorted(sums)
+    for count in range(1, layout.sm_count + 5):
+        if count in sums:
+            assert plan_carve(layout, [count]).granted() == {"p0": count}
+        else:
+            with pytest.raises(InvalidPartition):
+                plan_carve(layout, [count])
+
+
+def test_h200_counts():
+    assert H200.sm_count == 132
+    assert H200.grantable() == [8, *range(12, 121, 4), 124, 132]
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounding", "granted"),
+    [
+        (1, "up", 8),
+        (7, "up", 8),
+        (9, "up", 12),
+        (9, "down", 8),
+        (13, "up", 16),
+        (15, "down", 12),
+        (121, "up", 124),
+        (123, "down", 120),
+        (125, "up", 132),
+        (131, "down", 124),
+        (132, "exact", 132),
+        (200, "down", 132),
+    ],
+)
+def test_h200_rounding(asked, rounding, granted):
+    plan = plan_carve(H200, {"a": asked}, rounding=rounding)
+    assert plan.granted() == {"a": granted}
+    assert plan.partitions[0].asked == asked
+    assert plan.remainder_sm_count == 132 - granted
+
+
+def test_issue_carving_covers_the_gpu():
+    plan = plan_carve(H200, {"a": 64, "b": 32, "c": 16, "d": 8, "e": "rest"})
+    assert plan.granted() == {"a": 64, "b": 32, "c": 16, "d": 8, "e": 12}
+    assert plan.partitions[-1].parts == (REMAINDER,)
+    assert (plan.remainder_sm_count, plan.remainder_parts) == (0, ())
+
+
+def test_nobody_asked_for_the_remainder():
+    plan = plan_carve(H200, [16, 24])
+    assert plan.granted() == {"p0": 16, "p1": 24}
+    assert plan.remainder_sm_count == 92
+    assert REMAINDER in plan.remainder_parts
+
+
+def test_only_one_partition_rounds_with_the_remainder():
+    # 20 = 12 + 8 takes the remainder; the second 20 has to become 16 or 24.
+    assert sorted(plan_carve(H200, [20, 20], rounding="down").granted().values()) == [16, 20]
+    assert sorted(plan_carve(H200, [20, 20], rounding="up").granted().values()) == [20, 24]
+    with pytest.raises(InvalidPartition, match="only one partition can hold the remainder"):
+        plan_carve(H200, [20, 20])
+
+
+def test_rounding_down_may_make_a_request_fit():
+    # 68 + 68 > 132, but 64 + 68 fits.
+    assert sorted(plan_carve(H200, [68, 68], rounding="down").granted().values()) == [64, 68]
+
+
+LIVE = {"decode": (0, 1), "spare": (REMAINDER,)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "held", "facts"),
+    [
+        ({"a": 0}, {}, ["'a'", "0 SMs", "at least one"]),
+        ({"a": -8}, {}, ["'a'", "-8 SMs", "at least one"]),
+        ({"a": 7}, {}, ["'a'", "7 of its 132", "8 above", "'up'"]),
+        (
+            {"a": 22},
+            {},
+            ["20 below", "24 above", "quanta of 8", "remainder of 12", "'up' or 'down'"],
+        ),
+        ({"a": 200}, {}, ["200 of its 132", "132 below", "rounding='down'"]),
+        ({"a": 64, "b": 64, "c": 8}, {}, ["136 SMs asked", "has 132", "a: 64, b: 64, c: 8"]),
+        ({"a": "rest", "b": "rest"}, {}, ["only one", "'a', 'b'"]),
+        ({"a": 132, "b": "rest"}, {}, ["'b'", "nothing is left", "132 of 132"]),
+        ({}, {}, ["empty"]),
+        ([], {}, ["empty"]),
+        ({"a": 120}, LIVE, ["120 SMs", "104 of 132", "'decode', 'spare'", "allow_shared=True"]),
+        ({"a": 12}, LIVE, ["13 quanta of 8", "'decode', 'spare'", "8 below and 16 above"]),
+        ({"a": 104, "b": "rest"}, LIVE, ["nothing is left", "104 of 104", "decode, spare"]),
+        ({"a": 8.0}, {}, ["'a'", "8.0", "whole number"]),
+        ({"a": True}, {}, ["'a'", "True", "whole number"]),
+        ({"a": "all"}, {}, ["'a'", "'all'", "'rest'"]),
+        ({"": 8}, {}, ["name", "''"]),
+        ({3: 8}, {}, ["name", "3"]),
+        (64, {}, ["dict", "int (64)"]),
+        ("rest", {}, ["dict", "str ('rest')"]),
+    ],
+)
+def test_bad_input_names_the_facts(sizes, held, facts):
+    with pytest.raises(InvalidPartition) as caught:
+        plan_carve(H200, sizes, held=held)
+    for fact in facts:
+        assert fact in str(caught.value)
+
+
+def test_the_hint_names_only_a_rounding_that_helps():
+    with pytest.raises(InvalidPartition) as low:
+        plan_carve(H200, [7])
+    assert "'down'" not in str(low.value)
+    with pytest.raises(InvalidPartition) as high:
+        plan_carve(H200, [200])
+    assert "'up'" not in str(high.value)
+
+
+@pytest.mark.parametrize(("asked", "rounding"), [(3, "down"), (133, "up"), (200, "up")])
+def test_rounding_that_has_nothing_to_offer(asked, rounding):
+    with pytest.raises(InvalidPartition):
+        plan_carve(H200, [asked], rounding=rounding)
+
+
+def test_unknown_rounding():
+    with pytest.raises(InvalidPartition, match="'exact', 'up' or 'down', not 'nearest'"):
+        plan_carve(H200, [8], rounding="nearest")  # type: ignore[arg-type]
+
+
+def test_rest_after_rounding_up_states_what_the_others_really_take():
+    # 125 becomes 132: nothing is left, and 125 SMs would not have said why.
+    with pytest.raises(InvalidPartition, match="132 of 132 SMs"):
+        plan_carve(H200, {"a": 125, "b": "rest"}, rounding="up")
+
+
+def test_sharing_prefers_free_parts_and_names_who_shares():
+    plan = plan_carve(H200, {"a": 104, "b": 16}, held=LIVE, allow_shared=True)
+    by_name = {partition.name: partition for partition in plan.partitions}
+    assert by_name["a"].shares_with == ()
+    assert by_name["b"].shares_with == ("decode",)
+    assert by_name["b"].parts == (0, 1)
+    plan = plan_carve(H200, {"all": 132}, held=LIVE, allow_shared=True)
+    assert plan.partitions[0].shares_with == ("decode", "spare")
+
+
+def test_held_parts_are_not_given_out():
+    plan = plan_carve(H200, {"a": "rest"}, held=LIVE)
+    assert plan.granted() == {"a": 104}
+    assert plan.partitions[0].parts == tuple(range(2, 15))

@@ -1,0 +1,116 @@
+"""`import gpuscope` is cheap and loads nothing heavy; its public names are all there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import gpuscope
+
+HEAVY = {
+    "IPython",
+    "anywidget",
+    "cuda",
+    "cupy",
+    "ipywidgets",
+    "jupyterlab",
+    "nvmath",
+    "pandas",
+    "plotly",
+    "pyarrow",
+    "pydantic",
+    "torch",
+}
+CHILD = """
+import json, sys, time
+started = time.perf_counter()
+import gpuscope
+seconds = time.perf_counter() - started
+print(json.dumps([seconds, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def import_afresh() -> tuple[float, set[str]]:
+    """Import gpuscope in a new interpreter: seconds taken, top-level modules loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, check=True, timeout=60
+    )
+    seconds, modules = json.loads(done.stdout)
+    return seconds, set(modules)
+
+
+def source() -> ast.Module:
+    return ast.parse(Path(gpuscope.__file__).read_text(encoding="utf-8"))
+
+
+def names_for_type_checkers() -> dict[str, str]:
+    """Name → home, as `if TYPE_CHECKING:` tells mypy; a module's home is its own name."""
+    homes = {}
+    for block in source().body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for line in block.body:
+                assert isinstance(line, ast.ImportFrom), ast.unparse(line)
+                for alias in line.names:
+                    # without `as`, strict mypy takes a name for private
+                    assert alias.asname == alias.name, f"write 'as {alias.name}'"
+                    whole = line.module == "gpuscope"
+                    homes[alias.name] = f"gpuscope.{alias.name}" if whole else line.module
+    return homes
+
+
+def names_at_run_time() -> dict[str, str]:
+    return gpuscope._HOMES | {name: f"gpuscope.{name}" for name in gpuscope._MODULES}
+
+
+def test_import_loads_nothing_heavy() -> None:
+    _, modules = import_afresh()
+    assert "gpuscope" in modules
+    assert not modules & HEAVY
+
+
+def test_import_is_quick() -> None:
+    fastest = min(import_afresh()[0] for _ in range(3))
+    assert fastest < 0.3
+
+
+def test_type_checkers_see_the_names_that_resolve() -> None:
+    assert names_for_type_checkers() == names_at_run_time()
+
+
+def test_no_name_is_listed_twice() -> None:
+    assert len(gpuscope.__all__) == len(set(gpuscope.__all__))
+    literal_keys = [
+        key.value
+        for statement in source().body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "_HOMES"
+        for key in statement.value.keys
+    ]
+    assert len(literal_keys) == len(gpuscope._HOMES)
+
+
+@pytest.mark.parametrize("name", gpuscope.__all__)
+def test_public_name_resolves_and_is_documented(name: str) -> None:
+    value = getattr(gpuscope, name)
+    assert value is getattr(gpuscope, name)
+    if not isinstance(value, ModuleType):
+        home = importlib.import_module(names_at_run_time()[name])
+        assert value is getattr(home, name)
+    # a class's own docstring, not one inherited from its base
+    text = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+    assert (text or "").strip()
+
+
+def test_public_names_show_in_dir() -> None:
+    assert set(gpuscope.__all__) <= set(dir(gpuscope))
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        gpuscope.no_such_name  # noqa: B018

@@ -69,7 +69,7 @@ _HOMES = {
 }
 _MODULES = ("analysis", "figures")
 
-__all__ = [*_HOMES, *_MODULES]
+__all__ = [*_HOMES, *_MODULES]  # noqa: PLE0604 - every key is a string
 
 
 def __getattr__(name: str) -> object:

@@ -43,8 +43,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise GpuscopeError(
-            f"could not write {path.name!r}: {error.strerror or error}. Nothing was left under that "
-            "name that was not there before; free some room or choose another folder."
+            f"could not write {path.name!r}: {error.strerror or error}. Nothing was left under "
+            "that name that was not there before; free some room or choose another folder."
         ) from error
     except BaseException:
         temporary.unlink(missing_ok=True)

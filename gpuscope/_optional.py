@@ -30,5 +30,5 @@ def require(module: str, *, package: str, feature: str) -> ModuleType:
     except ImportError as error:
         raise MissingDependency(
             f"{feature} needs the package {package}, which cannot be imported ({error}). "
-            "Run: pip install 'gpuscope[cuda13]' (or 'gpuscope[cuda12]' for a driver older than 580)"
+            "Run: pip install 'gpuscope[cuda13]' (with a driver older than 580: 'gpuscope[cuda12]')"
         ) from error

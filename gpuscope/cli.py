@@ -105,13 +105,10 @@ def _show(result: Run, written: list[Path]) -> None:
     shown = {
         "setting": "setting",
         "workload": "workload",
-        "partition": "partition",
-        "kernels": "kernels",
-        "latency_p50_us": "latency p50 µs",
-        "latency_p90_us": "p90",
-        "latency_p99_us": "p99",
+        "latency_p50_us": "p50 µs",
+        "latency_p99_us": "p99 µs",
         "tflop_per_s": "TFLOP/s",
-        "share_of_alone_on_whole_gpu": "share of alone",
+        "share_of_alone_on_whole_gpu": "of alone",
         "overlap": "overlap",
         "gain": "gain",
     }

@@ -20,7 +20,7 @@ class DeviceUnavailable(GpuscopeError):
 
 
 class CapabilityError(GpuscopeError):
-    """This device or driver cannot do what was asked; names what is required and found."""
+    """The device or its driver cannot do what was asked; names what is required and found."""
 
 
 class InvalidPartition(GpuscopeError, ValueError):

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
-from pydantic import NonNegativeInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from gpuscope.errors import GpuscopeError, InvalidExperiment
@@ -242,7 +250,9 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
     for name, stream in setting.streams.items():
         if stream.partition is not None and stream.partition not in setting.partitions:
             here = f"settings.{setting.name}." if named and name in named.streams else ""
-            allowed = ", ".join(map(repr, setting.partitions)) or "none (this setting carves nothing)"
+            allowed = (
+                ", ".join(map(repr, setting.partitions)) or "none (this setting carves nothing)"
+            )
             raise InvalidExperiment(
                 f"{here}streams.{name}.partition: {stream.partition!r} is no partition of setting "
                 f"{setting.name!r}; allowed: {allowed}"

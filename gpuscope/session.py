@@ -76,9 +76,10 @@ def profile(device: Device | None = None) -> Iterator[Recording]:
 
 def _one_clock() -> tuple[Device, ...]:
     devices = open_devices()
-    if len({device.info.kind for device in devices}) > 1 or sum(
-        device.is_simulated for device in devices
-    ) > 1:
+    if (
+        len({device.info.kind for device in devices}) > 1
+        or sum(device.is_simulated for device in devices) > 1
+    ):
         gc.collect()  # a device that nobody holds any more must not count
         devices = open_devices()
     return tuple(devices)
@@ -313,9 +314,7 @@ class _Session:
             self.viewer(Progress(setting, number, self.done, self.total, self.recording))
 
     # -- alone ------------------------------------------------------------------------
-    def _measure_alone(
-        self, setting: ResolvedSetting, workers: list[_Worker], number: int
-    ) -> None:
+    def _measure_alone(self, setting: ResolvedSetting, workers: list[_Worker], number: int) -> None:
         """Record each workload alone: in its place, and once a round on the whole GPU."""
         for worker in workers:
             self._alone(setting.name, worker)
@@ -346,18 +345,18 @@ class _Session:
                 continue
             times = _kernel_times(here)
             whole = self.alone.get(("", name), [])
+            # The rate of arrivals at given times says nothing about what the GPU could do.
+            paced = self.experiment.workloads[name].rate_hz is not None
             solo[name] = {
                 "kernel_ns": float(np.median(times)),
                 "n": len(times),
                 "whole_gpu_kernel_ns": float(np.median(_kernel_times(whole))) if whole else None,
-                "whole_gpu_tflop_per_s": _tflop_per_s(whole),
+                "whole_gpu_tflop_per_s": None if paced else _tflop_per_s(whole),
             }
         return solo
 
 
-def make_handle(
-    device: Device, name: str, spec: WorkloadSpec, *, seed: int
-) -> Gemm | Copy | Spin:
+def make_handle(device: Device, name: str, spec: WorkloadSpec, *, seed: int) -> Gemm | Copy | Spin:
     """Make the handle that a workload of an experiment describes."""
     if isinstance(spec, GemmSpec):
         target = None if spec.sm_count_target == "off" else spec.sm_count_target

@@ -43,6 +43,9 @@ def main(folder: Path, target: Path) -> None:
         gemms[key][row["sms"]] = [row["us"], max(kernel[1] for kernel in row["kernels"])]
     for dtype, m, n, k, sms, median_us, _, kernels in load("gemm_random_cal.json")["rows"]:
         gemms[dtype, m, n, k].setdefault(sms, [median_us, max(kernel[1] for kernel in kernels)])
+    for row in load("sm_count_target.json"):
+        key = ("float16", row["n"], row["n"], row["n"])
+        gemms[key].setdefault(row["sms"], [row["default_us"], row["grid"]])
     profile = {
         "schema": 1,
         "name": "h200",

@@ -39,6 +39,7 @@ class ConcurrencyResult(Result):
 
     @property
     def note(self) -> str:
+        """Definition and provenance in one line."""
         return f"on average {self.mean:.3f} {self.by}s busy while any is. {self.provenance}"
 
 

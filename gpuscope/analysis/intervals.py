@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,14 @@ def grouped(trace: Trace, by: str) -> dict[str, np.ndarray[Any, Any]]:
         labels = [category or str(name) for category, name in zip(categories, names, strict=True)]
     else:
         raise ValueError(f"by is 'partition', 'stream' or 'workload', not {by!r}")
-    found = np.asarray(labels, dtype=object)
-    return {label: found == label for label in dict.fromkeys(labels)}
+    return masks(labels)
+
+
+def masks(labels: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """Label → which rows have it, in order of first appearance."""
+    number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
+    codes = np.array([number[label] for label in labels], np.int64)
+    return {label: codes == index for label, index in number.items()}
 
 
 def stream_labels(trace: Trace) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.analysis.intervals import masks
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
@@ -68,6 +69,7 @@ class LatencyResult(Result):
 
     @property
     def note(self) -> str:
+        """Definition and provenance in one line."""
         return (
             "latency: host time from entering execute() to its completion seen; p99 needs n ≥ "
             f"{P99_NEEDS}. {self.provenance}"
@@ -84,13 +86,9 @@ def latency(trace: Trace) -> LatencyResult:
     """
     rows = trace.where(kind="handle")
     starts, ends = rows.array("start_ns"), rows.array("end_ns", fill=-1)
-    labels = np.asarray(
-        [category or name for category, name in zip(
-            rows.texts("category"), rows.texts("name"), strict=True)], dtype=object
-    )  # fmt: skip
+    names = zip(rows.texts("category"), rows.texts("name"), strict=True)
     found = []
-    for label in dict.fromkeys(labels):
-        mine = labels == label
+    for label, mine in masks([category or str(name) for category, name in names]).items():
         seen = mine & (ends >= 0)
         if not seen.any():
             continue
@@ -99,9 +97,14 @@ def latency(trace: Trace) -> LatencyResult:
         p50, p90, p99 = (float(value) for value in np.quantile(durations, [0.5, 0.9, 0.99]))
         found.append(
             HandleLatency(
-                str(label), count, int(mine.sum()) - count, p50, p90,
-                p99 if count >= P99_NEEDS else None, int(durations.max()),
-            )  # fmt: skip
+                label,
+                count,
+                int(mine.sum()) - count,
+                p50,
+                p90,
+                p99 if count >= P99_NEEDS else None,
+                int(durations.max()),
+            )
         )
     if not found:
         raise MissingEvidence(
@@ -156,8 +159,8 @@ def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     samples = trace.where(kind="handle", category=at)
     if not len(load) or not len(samples):
         raise MissingEvidence(
-            f"queue_depth needs kernels of {of!r} and calls of {at!r}; the trace has {len(load)} and "
-            f"{len(samples)}"
+            f"queue_depth needs kernels of {of!r} and calls of {at!r}; the trace has {len(load)} "
+            f"and {len(samples)}"
         )
     queued = np.sort(load.array("queued_ns"))
     ended = np.sort(load.array("end_ns", fill=np.iinfo(np.int64).max))

@@ -38,6 +38,7 @@ class PairOverlap:
 
     @property
     def fraction(self) -> float:
+        """Overlap over the shorter busy time."""
         shorter = min(self.busy_a_ns, self.busy_b_ns)
         return self.overlap_ns / shorter if shorter else 0.0
 
@@ -85,6 +86,7 @@ class OverlapResult(Result):
 
     @property
     def note(self) -> str:
+        """Definition and provenance in one line."""
         gain = "unknown: no solo times" if self.gain is None else f"{self.gain:.3f}"
         return f"overlap by {self.by}; gain {gain}. {self.provenance}"
 

@@ -60,6 +60,7 @@ class SummaryResult(Result):
 
     @property
     def note(self) -> str:
+        """Definition and provenance in one line."""
         return self.provenance
 
 

@@ -171,15 +171,13 @@ class Call:
         On the device's host clock; ``end_ns`` is ``None`` until the call returns.
     intended
         The stream that the caller meant, whatever stream is used.
-    mark
-        Space for one observer's own use (bracketing events).
     parent, workload
         Correlation and name of the handle whose ``execute()`` made this call.
     """
 
     __slots__ = (
         "correlation", "device_key", "end_ns", "event", "flop_count", "intended", "kind",
-        "launch_config", "mark", "name", "nbytes", "parent", "start_ns", "stream", "thread",
+        "launch_config", "name", "nbytes", "parent", "start_ns", "stream", "thread",
         "workload",
     )  # fmt: skip
 
@@ -212,7 +210,6 @@ class Call:
         self.nbytes = nbytes
         self.launch_config = launch_config
         self.event = event
-        self.mark: Any = None
         self.parent: int | None = None
         self.workload: str | None = None
 
@@ -270,6 +267,9 @@ class Backend(Protocol):
 
     def process_and_thread(self) -> tuple[int, int]:
         """Return the ids of this process and thread: the system's, or logical ones."""
+
+    def health(self) -> dict[str, Any]:
+        """Return clocks, power and throttle reasons as they stand, where they can be told."""
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``, on devices that know it themselves."""

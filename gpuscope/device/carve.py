@@ -98,7 +98,7 @@ Sizes = Mapping[str, int | str] | Sequence[int | str]
 
 
 def named_sizes(sizes: Sizes) -> dict[str, int | str]:
-    """Check the shape of a request for partitions and give list entries names p0, p1, …
+    """Check the shape of a request for partitions and name a list's entries p0, p1 and so on.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def _assign(
     layout: SmLayout,
     counts: Mapping[str, int],
     quanta: int,
-    remainder: bool,
+    remainder: bool,  # noqa: FBT001 - private, and all arguments are facts of one request
     rounding: Rounding,
 ) -> dict[str, tuple[bool, int]] | None:
     """Name → (gets the remainder, number of quanta), or None if there is no such set.
@@ -283,8 +283,8 @@ def _nearest(layout: SmLayout, name: str, count: int) -> str:
         if there
     ]
     return (
-        f"partition {name!r}: this GPU cannot give {count} of its {layout.sm_count} SMs; the nearest "
-        f"counts are {_around(layout, count)} ({makeup}). Ask for one of these, or pass "
+        f"partition {name!r}: this GPU cannot give {count} of its {layout.sm_count} SMs; the "
+        f"nearest counts are {_around(layout, count)} ({makeup}). Ask for one of these, or pass "
         f"rounding={' or '.join(ways)}"
     )
 

@@ -87,7 +87,9 @@ class Device:
         held: dict[str, tuple[int, ...]] = {}
         for part in self._partitions:
             if not part.closed:
-                name = part.name if part.name not in held else f"{part.name} (context {part.context})"
+                name = (
+                    part.name if part.name not in held else f"{part.name} (context {part.context})"
+                )
                 held[name] = part.parts
         return held
 
@@ -369,4 +371,3 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     except TypeError as error:
         raise InvalidOperand(f"unknown dtype {dtype!r}: use one NumPy or ml_dtypes has") from error
     return found
-

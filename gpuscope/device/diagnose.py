@@ -56,7 +56,9 @@ def check_gpu() -> list[Check]:
             from gpuscope.device.select import open_device  # noqa: PLC0415 - as above
 
             device = open_device("cuda:0", quiet=True)
-            found = f"{device.info.name}, {device.info.sm_count} SMs, {device.backend.layout.quanta} "
+            found = (
+                f"{device.info.name}, {device.info.sm_count} SMs, {device.backend.layout.quanta} "
+            )
             found += f"quanta of {device.backend.layout.quantum_sm_count}"
             checks.append(Check("cuda:0", ok=True, found=found))
         except GpuscopeError as error:

@@ -232,4 +232,3 @@ def _ranges(ids: tuple[int, ...]) -> str:
             words.append(str(start) if start == previous else f"{start}–{previous}")
         start = previous = sm
     return ", ".join(words)
-

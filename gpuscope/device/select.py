@@ -76,9 +76,7 @@ def _open_cuda(index: int) -> Device:
     if device is None:
         from gpuscope.device.cuda.backend import CudaBackend  # noqa: PLC0415 - loads CUDA
 
-        device = _cuda[index] = Device(
-            CudaBackend(index), correlations=_cuda_correlations
-        )
+        device = _cuda[index] = Device(CudaBackend(index), correlations=_cuda_correlations)
         _open.add(device)
         _finders[device.backend.array_type] = _cuda_device_of
     return device

@@ -171,8 +171,8 @@ class Stream:
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(
-            f"stream {self.name!r} is closed: work on it would go elsewhere, so nothing was queued. "
-            "Create a new stream, or close later"
+            f"stream {self.name!r} is closed: work on it would go elsewhere, so nothing was "
+            "queued. Create a new stream, or close later"
         )
 
     def _usable(self) -> Any:
@@ -364,4 +364,3 @@ def close_all(items: Sequence[Any]) -> None:
             first = first or error
     if first is not None:
         raise first
-

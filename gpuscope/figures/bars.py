@@ -106,7 +106,9 @@ def bars(
         start = (starts - low).astype(np.float64) / unit_ns
         length = (np.minimum(view.end_ns, high) - starts).astype(np.float64) / unit_ns
         rows = view.trace.spans.take(view.drawn)
-        texts = {name: rows.column(name).to_pylist() for name in ("kind", "name", "partition")}
+        texts: dict[str, list[Any]] = {
+            name: rows.column(name).to_pylist() for name in ("kind", "name", "partition")
+        }
         says = hovers(view, rows, unit, unit_ns)
         for place, row in enumerate(view.drawn.tolist()):
             partition = texts["partition"][place]
@@ -213,28 +215,26 @@ def merged_bars(
 
 def _blocks(view: View) -> list[tuple[int, int, int, int]]:
     """Return track, start, end and number of spans of each merged block."""
-    rows = view.omitted
-    if not len(rows):
-        return []
     low, high = view.window_ns
-    rows = rows[np.lexsort((view.start_ns[rows], view.track[rows]))]
-    track, starts = view.track[rows], np.maximum(view.start_ns[rows], low)
-    ends = np.minimum(view.end_ns[rows], high)
-    for index in np.unique(track):
-        mine = track == index
-        ends[mine] = np.maximum.accumulate(ends[mine])
-    gap = (high - low) / 1000
-    same = track[1:] == track[:-1]
-    while True:
-        first = np.flatnonzero(np.r_[True, ~(same & (starts[1:] - ends[:-1] <= gap))])
-        if len(first) <= max(_MAX_BLOCKS, len(view.tracks)):
-            break
-        gap *= 2
-    last = np.r_[first[1:], len(rows)] - 1
-    return [
-        (int(track[one]), int(starts[one]), int(ends[other]), int(other - one + 1))
-        for one, other in zip(first, last, strict=True)
-    ]
+    omitted = view.omitted
+    tracks = np.unique(view.track[omitted])
+    blocks = []
+    for track in tracks:
+        rows = omitted[view.track[omitted] == track]
+        rows = rows[np.argsort(view.start_ns[rows], kind="stable")]
+        starts = np.maximum(view.start_ns[rows], low)
+        ends = np.maximum.accumulate(np.minimum(view.end_ns[rows], high))
+        idle = starts[1:] - ends[:-1]
+        gap = (high - low) / 1000
+        while np.count_nonzero(idle > gap) >= max(1, _MAX_BLOCKS // len(tracks)):
+            gap *= 2
+        last = np.flatnonzero(np.r_[idle > gap, True])
+        first = np.r_[0, last[:-1] + 1]
+        blocks += [
+            (int(track), int(starts[one]), int(ends[other]), int(other - one + 1))
+            for one, other in zip(first, last, strict=True)
+        ]
+    return blocks
 
 
 def arrows(bands: list[Band], unit_ns: float) -> tuple[list[dict[str, Any]], int]:

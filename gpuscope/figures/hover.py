@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
 from gpuscope.figures import style
@@ -18,7 +20,7 @@ def hovers(view: View, rows: pa.Table, unit: str, unit_ns: float) -> list[str]:
     """Return one text a drawn span; ``rows`` are those of ``view.drawn``."""
     trace = view.trace
     low = view.window_ns[0]
-    texts = {name: rows.column(name).to_pylist() for name in _COLUMNS}
+    texts: dict[str, list[Any]] = {name: rows.column(name).to_pylist() for name in _COLUMNS}
     streams = texts["stream"]
     early, late = texts["start_uncertainty_ns"], texts["end_uncertainty_ns"]
     said = []

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope import analysis
-from gpuscope.analysis.latency import P99_NEEDS
+from gpuscope.analysis.latency import P99_NEEDS, HandleLatency
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import clean, duration, escape, provenance_lines, title_suffix, wrapped
@@ -42,11 +42,11 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     data: list[go.Scatter] = []
     absent: list[str] = []
     for index, (setting, trace) in enumerate(traces.items()):
-        durations = _durations_ns(trace, handle)
-        if not len(durations):
+        seen = _seen(trace, handle)
+        if seen is None:
             absent.append(setting)
-            continue
-        data += _curve(setting, trace, handle, durations, index)
+        else:
+            data += _curve(setting, seen, _durations_ns(trace, handle), index)
     if not data:
         raise MissingEvidence(
             f"no finished call of handle {handle!r} in {', '.join(traces) or 'any setting'}: "
@@ -83,22 +83,26 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     return go.Figure(data=data, layout=layout)
 
 
+def _seen(trace: Trace, handle: str) -> HandleLatency | None:
+    try:
+        handles = analysis.latency(trace).handles
+    except MissingEvidence:
+        return None
+    return next((one for one in handles if one.name == handle), None)
+
+
 def _durations_ns(trace: Trace, handle: str) -> np.ndarray[Any, Any]:
     rows = trace.where(kind="handle")
     ends = rows.array("end_ns", fill=-1)
-    labels = np.asarray(
-        [category or name for category, name in zip(
-            rows.texts("category"), rows.texts("name"), strict=True)], dtype=object
-    )  # fmt: skip
-    chosen = (labels == handle) & (ends >= 0)
-    return np.sort((ends - rows.array("start_ns"))[chosen])
+    names = zip(rows.texts("category"), rows.texts("name"), strict=True)
+    mine = np.array([(category or name) == handle for category, name in names], dtype=bool)
+    return np.sort((ends - rows.array("start_ns"))[mine & (ends >= 0)])
 
 
 def _curve(
-    setting: str, trace: Trace, handle: str, durations: np.ndarray[Any, Any], index: int
+    setting: str, seen: HandleLatency, durations: np.ndarray[Any, Any], index: int
 ) -> list[go.Scatter]:
     colour = style.OKABE_ITO[index % len(style.OKABE_ITO)]
-    seen = analysis.latency(trace)[handle]
     count = len(durations)
     picked = np.unique(np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(np.int64))
     times_us = np.maximum(durations, 1) / 1e3

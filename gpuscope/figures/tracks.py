@@ -166,7 +166,7 @@ def _busiest(track: Array, count: int, width: Array) -> tuple[Array, int]:
     return shown, count - MAX_TRACKS
 
 
-def _codes(column: pa.ChunkedArray) -> tuple[Array, list[Any]]:
+def _codes(column: Any) -> tuple[Array, list[Any]]:
     """Return row → code and code → value; code 0 is null."""
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.int64), [None]

@@ -44,7 +44,8 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
     __slots__ = ("_name", "_open")
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        # NVTX takes UTF-8; a lone surrogate must not stop the program that names something.
+        self._name = name if name.isascii() else name.encode("utf-8", "replace").decode()
         self._open: list[tuple[recorder.Recording, int]] = []
 
     def __enter__(self) -> annotate:

@@ -43,8 +43,8 @@ class Recording:
         kinds = {device.info.kind for device in devices}
         if len(kinds) > 1 or (kinds == {"sim"} and len(devices) > 1):
             raise GpuscopeError(
-                f"one recording cannot mix the clocks of {[d.info.key for d in devices]}: say which "
-                "with profile(device)"
+                f"one recording cannot mix the clocks of {[d.info.key for d in devices]}: say "
+                "which with profile(device)"
             )
         self.devices = devices
         self._clock = devices[0].now_ns if devices else time.time_ns
@@ -324,6 +324,7 @@ class Recording:
                     "name": device.info.name,
                     "sm_count": device.info.sm_count,
                     "driver": device.info.driver,
+                    **device.backend.health(),
                 }
                 for device in self.devices
             },

@@ -62,9 +62,7 @@ def freeze(rows: Rows) -> Batch:
         edges["from"].append(source)
         edges["to"].append(target)
         edges["kind"].append(kind)
-    return Batch(
-        schema.table(columns, schema.SPAN_TYPES), schema.table(edges, schema.EDGE_TYPES)
-    )
+    return Batch(schema.table(columns, schema.SPAN_TYPES), schema.table(edges, schema.EDGE_TYPES))
 
 
 def work_columns(call: Call, device_index: int, device_uuid: str) -> dict[str, Any]:

@@ -50,9 +50,9 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { padding: 7px 12px; text-align: right; border-bottom: 1px solid var(--rule); }
 tr:last-child td { border-bottom: 0; }
 th { background: var(--card); font-weight: 600; vertical-align: bottom; }
-th.text, td.text { text-align: left; overflow-wrap: anywhere; }
 td { white-space: nowrap; }
-td.text { white-space: normal; }
+th.text, td.text { text-align: left; white-space: normal; overflow-wrap: break-word;
+  min-width: 7em; }
 .figure { background: #ffffff; color: #1b1f24; border: 1px solid var(--rule); border-radius: 8px;
   margin: 14px 0; padding: 4px; overflow-x: auto; }
 .figure > div { min-width: 760px; }
@@ -99,24 +99,20 @@ def table(rows: Sequence[Mapping[str, Any]], shares: Sequence[str] = ()) -> str:
         + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="scroll"><table>{inside}</table></div>'
 
 
 def number(value: Any, *, is_share: bool = False) -> str:
-    """Write a value for people: a dash for nothing, three or four digits, thousands apart."""
+    """Write a value for people: a dash for nothing, four digits, thousands apart."""
     if value is None:
         return "–"
     if isinstance(value, bool | str):
         return str(value)
     if is_share:
         return f"{100 * value:.1f} %"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    if abs(value) >= 100:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+    whole = isinstance(value, int) or abs(value) >= 1000
+    return f"{value:,.0f}" if whole else f"{value:.4g}"
 
 
 def card(title: str, facts: Mapping[str, str]) -> str:
@@ -164,8 +160,7 @@ def provenance(traces: Mapping[str, Trace]) -> str:
             "times": uncertainty(trace),
             "driver": facts.driver,
             "records": counts or None,
-            "power limit": None if facts.power_w is None else f"{facts.power_w:g} W",
-            "throttling": ", ".join(facts.throttle_reasons) or None,
+            "at the end": "; ".join(filter(None, map(_state, facts.devices.values()))) or None,
             "versions": versions or None,
             "notes": "; ".join(facts.notes) or None,
         }
@@ -176,6 +171,19 @@ def provenance(traces: Mapping[str, Trace]) -> str:
             )
         ]
     return table(rows)
+
+
+def _state(device: Mapping[str, Any]) -> str:
+    """Say how a device stood when the recording ended."""
+    reasons = device.get("throttle_reasons") or ()
+    known = {
+        "SM clock {:g} MHz": device.get("sm_clock_mhz"),
+        "memory clock {:g} MHz": device.get("memory_clock_mhz"),
+        "{:g} W": device.get("power_w"),
+        "throttled: {}": reasons if isinstance(reasons, str) else ", ".join(map(str, reasons)),
+    }
+    said = [text.format(value) for text, value in known.items() if value]
+    return f"{device.get('name', 'device')}: {', '.join(said)}" if said else ""
 
 
 def terms(definitions: Mapping[str, str]) -> str:

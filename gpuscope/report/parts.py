@@ -17,16 +17,16 @@ _KERNELS_IN_VIEW = 10
 _MAX_LATENCY_FIGURES = 6
 
 DEFINITIONS = {
-    "Kernel time": "From a kernel's start to its end on the GPU. The median is over all kernels of "
-    "the workload.",
-    "Busy, overlap": "busy(X) is the union of the kernel spans of X. Overlap of A and B is the time "
-    "in which both are busy, over the shorter of the two busy times: 1 means that the shorter one "
-    "never ran without the other. With more than two workloads, the largest pair is shown.",
+    "Kernel time": "From a kernel's start to its end on the GPU. The median is over all kernels "
+    "of the workload.",
+    "Busy, overlap": "busy(X) is the union of the kernel spans of X. Overlap of A and B is the "
+    "time in which both are busy, over the shorter of the two busy times: 1 means that the shorter "
+    "one never ran without the other. Of more than two workloads, the largest pair is shown.",
     "Gain": "The sum of the solo kernel times over the makespan. Two workloads that overlap fully "
     "and each take twice as long have overlap 1 and gain 1: overlapping won nothing. Unknown "
     "without solo times.",
-    "Latency": "Host time from entering execute() until its completion is seen. A percentile states "
-    "its number of calls, n; no p99 is given below 1,000 calls.",
+    "Latency": "Host time from entering execute() until its completion is seen. A percentile "
+    "states its number of calls, n; no p99 is given below 1,000 calls.",
     "TFLOP/s": "Floating-point operations of the workload's kernels over the time from the first "
     "start to the last end, within the recording windows, in 10¹² a second. A workload that waits "
     "for its next call scores low, however fast its kernels are.",
@@ -46,7 +46,7 @@ def first_window_ns(trace: Trace) -> tuple[int, int]:
 def close_windows_ns(traces: Mapping[str, Trace]) -> dict[str, tuple[int, int]]:
     """Return a window in the middle of each first window, where single kernels can be seen."""
     longest = max(_median_kernel_ns(trace) for trace in traces.values())
-    length = max(_CLOSE_NS, _KERNELS_IN_VIEW * longest)
+    length = max(_CLOSE_NS, _KERNELS_IN_VIEW * longest // 1_000_000 * 1_000_000)
     windows = {}
     for name, trace in traces.items():
         low, high = first_window_ns(trace)

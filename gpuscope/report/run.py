@@ -144,7 +144,7 @@ def _ratio(rows: list[Row], workload: str) -> str | None:
     return (
         f"The {marks[0]} latency of {workload} is lowest in “{low['setting']}” with "
         f"{duration(low[column] * 1e3)} and highest in “{high['setting']}” with "
-        f"{duration(high[column] * 1e3)}: {page.number(high[column] / low[column])} times as long."
+        f"{duration(high[column] * 1e3)}: {high[column] / low[column]:.3g} times as long."
     )
 
 
@@ -186,7 +186,7 @@ def _queue(run: Run, background: list[str], foreground: list[str]) -> list[str]:
                         "Queued at each call of": row["queued at each call of"],
                         "Calls, n": row["n"],
                         "Least": row["least"],
-                        "Median": page.number(row["median"]),
+                        "Median": row["median"],
                         "Calls with nothing queued": idle,
                     }
                 )
@@ -195,8 +195,8 @@ def _queue(run: Run, background: list[str], foreground: list[str]) -> list[str]:
     said = "Whenever a latency was measured, the background had work queued or running."
     if any(row["Calls with nothing queued"] for row in rows):
         said = (
-            "NOT every latency was measured under load: at some calls nothing of the background was "
-            "queued. Raise its max_queued."
+            "NOT every latency was measured under load: at some calls nothing of the background "
+            "was queued. Raise its max_queued."
         )
     return [
         "<h2>Was the GPU under load?</h2>",

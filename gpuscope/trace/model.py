@@ -28,18 +28,23 @@ class TraceMetadata:
     simulated
         Whether any row was simulated.
     devices
-        Key (``"cuda:0"``) → index, uuid, name, sm_count, driver.
+        Key (``"cuda:0"``) → index, uuid, name, sm_count, driver, and, as they stood when the
+        recording ended and where the driver tells, sm_clock_mhz, memory_clock_mhz, power_w
+        and throttle_reasons.
     partitions
-        Name → asked, granted (SM count), sm_ids (seen by the probe), context, shares_with.
+        Name → asked, sm_count (granted), sm_ids (seen by the probe), sm_count_target,
+        context, shares_with.
     streams
         Stream id as text → name, partition, priority, device.
     windows_ns
         ``[start, end]`` pairs in which recording was on.
     solo
-        Workload → ``kernel_ns`` (median duration alone, same setting), ``n``, and
-        ``whole_gpu_kernel_ns`` (alone on the whole GPU) where measured.
+        Workload → ``kernel_ns`` (median duration alone, same setting), ``n``, and alone on
+        the whole GPU ``whole_gpu_kernel_ns`` and ``whole_gpu_tflop_per_s``.
     clocks
-        Source → offset_ns, drift_ppb, residual_ns.
+        Device key → how its event times were put on the time base: offset_ns, residual_ns
+        (half the host bracket), drift_ns (disagreement at the end) over over_ns; and the cost
+        of the brackets, empty_bracket_ns and empty_kernel_bracket_ns.
     counts
         What sources delivered: received, dropped, unmatched.
     """
@@ -48,8 +53,6 @@ class TraceMetadata:
     simulated: bool = False
     devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     driver: str | None = None
-    power_w: float | None = None
-    throttle_reasons: Sequence[str] = ()
     process_names: Mapping[str, str] = field(default_factory=dict)
     thread_names: Mapping[str, str] = field(default_factory=dict)
     partitions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -71,7 +74,8 @@ class TraceMetadata:
     @classmethod
     def from_json(cls, text: str) -> TraceMetadata:
         """Read what :meth:`to_json` wrote; unknown keys are an error."""
-        return cls(**json.loads(text))
+        facts = json.loads(text)
+        return cls(**{**facts, "notes": tuple(facts["notes"])})
 
 
 class Trace:
@@ -242,10 +246,12 @@ class Trace:
             windows_ns=[list(pair) for trace in traces for pair in trace.metadata.windows_ns],
             counts=counts,
             simulated=any(trace.metadata.simulated for trace in traces),
-            notes=list(dict.fromkeys(note for trace in traces for note in trace.metadata.notes)),
+            notes=tuple(dict.fromkeys(note for trace in traces for note in trace.metadata.notes)),
         )
         return Trace(
-            schema.concat(spans, schema.SPAN_TYPES), schema.concat(edges, schema.EDGE_TYPES), metadata
+            schema.concat(spans, schema.SPAN_TYPES),
+            schema.concat(edges, schema.EDGE_TYPES),
+            metadata,
         )
 
     def stream_name(self, stream: int | None) -> str:
@@ -266,11 +272,12 @@ class Trace:
     @property
     def provenance(self) -> str:
         """Device, source, simulated or measured, in one line for every picture."""
-        devices = ", ".join(facts["name"] for facts in self.metadata.devices.values()) or "host only"
+        named = (str(facts.get("name", key)) for key, facts in self.metadata.devices.items())
+        devices = ", ".join(named) or "host only"
         sources = [] if not len(self) else pc.unique(
             self.spans.column("source").cast(pa.string())
         ).to_pylist()  # fmt: skip
-        kernels = [source for source in sources if source not in ("nvtx", "host")] or sources
+        kernels = [source for source in sources if source != "nvtx"] or sources
         kind = "SIMULATED" if self.is_simulated else "measured"
         return f"{kind} on {devices}; kernel times from: {', '.join(kernels) or 'nothing'}"
 
@@ -342,7 +349,9 @@ class Run(Mapping[str, Trace]):
             "<tr>" + "".join(f"<td>{escape(_show(row[name]))}</td>" for name in names) + "</tr>"
             for row in self.comparison.to_pylist()
         )
-        state = "<p>Stopped early: what was recorded until then is here.</p>" if self.stopped else ""
+        state = (
+            "<p>Stopped early: what was recorded until then is here.</p>" if self.stopped else ""
+        )
         return f"{state}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

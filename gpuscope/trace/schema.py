@@ -83,8 +83,16 @@ def table(columns: dict[str, list[Any]], types: dict[str, Any]) -> pa.Table:
         if values is None or all(value is None for value in values):
             arrays.append(pa.nulls(length))
         else:
-            arrays.append(pa.array(values, type=kind))
+            arrays.append(pa.array(_encodable(values) if kind is _TEXT else values, type=kind))
     return pa.table(dict(zip(types, arrays, strict=True)))
+
+
+def _encodable(values: list[Any]) -> list[Any]:
+    """Replace what UTF-8 cannot hold: a lone surrogate in a foreign name is not worth a trace."""
+    return [
+        value if value is None or value.isascii() else value.encode("utf-8", "replace").decode()
+        for value in values
+    ]
 
 
 def concat(tables: list[pa.Table], types: dict[str, Any]) -> pa.Table:

@@ -51,7 +51,7 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
         }
     )
     with replacing(target) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
     return target
 
 
@@ -68,7 +68,7 @@ def load_trace(path: str | Path) -> Trace:
     source = Path(path)
     try:
         # Not read_table(): given a folder, it joins whatever Parquet lies in it.
-        with source.open("rb"), pq.ParquetFile(source) as file:
+        with source.open("rb"), pq.ParquetFile(source, page_checksum_verification=True) as file:
             table = file.read()
     except FileNotFoundError as error:
         raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error

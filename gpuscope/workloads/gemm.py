@@ -96,7 +96,7 @@ def _key(out: Any, a: Any, b: Any) -> Any:
         return None
 
 
-def _check(
+def _check(  # noqa: PLR0912 - one branch for each check, in the contract's order
     device: Device, out: Any, a: Any, b: Any, key: Any
 ) -> tuple[Any, Any, Any, MatmulPlan]:
     """Check operands in the contract's order; keep the plan if they were ours already."""

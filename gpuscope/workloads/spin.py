@@ -59,7 +59,9 @@ class Spin(Handle):
         self._kernel = self.device.compile(
             _SOURCE,
             "spin_kernel",
-            model=KernelModel(lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[0]))),
+            model=KernelModel(
+                lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[0]))
+            ),
         )
 
     def execute(self, *, stream: Any = None) -> None:

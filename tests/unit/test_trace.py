@@ -239,7 +239,7 @@ def test_concat_merges_metadata():
         streams={"1": {"name": "s"}},
         windows_ns=[[0, 5]],
         counts={"received": 3, "dropped": 1},
-        notes=["same", "one"],
+        notes=("same", "one"),
         setting="no partition",
     )
     two = TraceMetadata(
@@ -250,7 +250,7 @@ def test_concat_merges_metadata():
         streams={"2": {"name": "t"}},
         windows_ns=[[7, 9]],
         counts={"received": 4, "unmatched": 2},
-        notes=["same", "two"],
+        notes=("same", "two"),
         setting="16 | rest",
     )
     merged = Trace.concat(
@@ -261,7 +261,7 @@ def test_concat_merges_metadata():
     assert set(merged.streams) == {"1", "2"}
     assert merged.windows_ns == [[0, 5], [7, 9]]
     assert merged.counts == {"received": 7, "dropped": 1, "unmatched": 2}
-    assert merged.notes == ["same", "one", "two"]
+    assert merged.notes == ("same", "one", "two")
     assert merged.simulated
     assert merged.setting == "no partition"
 
@@ -383,10 +383,9 @@ def traces(draw) -> Trace:
     rows = draw(st.lists(st.tuples(int64, int64, texts), max_size=9))
     metadata = TraceMetadata(
         time_base=draw(st.sampled_from(["unix", "virtual", "relative"])),
-        notes=draw(st.lists(texts, max_size=2)),
+        notes=tuple(draw(st.lists(texts, max_size=2))),
         windows_ns=draw(st.lists(st.tuples(int64, int64).map(list), max_size=2)),
         streams=draw(st.dictionaries(texts, st.dictionaries(texts, texts, max_size=2), max_size=2)),
-        power_w=draw(st.none() | st.floats(0, 1e3)),
     )
     return Trace.from_columns(columns, edges(*rows), metadata)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import threading
 import time
@@ -82,14 +83,15 @@ class CudaBackend:
             if self.capabilities.partitions:
                 resource = self._device.resources.sm
                 self._splitter = (
-                    partition.HeterogeneousSplit(resource)
+                    partition.HeterogeneousSplit(self._core, resource)
                     if self.capabilities.arbitrary_split
-                    else partition.ComposedQuanta(resource)
+                    else partition.ComposedQuanta(self._core, resource)
                 )
         self.layout: SmLayout = (
             self._splitter.layout if self._splitter else SmLayout(sm_count, 1, 0)
         )
         release = versions.driver_release()
+        driver = f"{release}, " if release else ""
         self.info = DeviceInfo(
             key=f"cuda:{index}",
             kind="cuda",
@@ -99,7 +101,7 @@ class CudaBackend:
             sm_count=sm_count,
             compute_capability=(int(properties["major"]), int(properties["minor"])),
             memory_bytes=int(properties["totalGlobalMem"]),
-            driver=f"driver {release + ', ' if release else ''}CUDA {versions.version_text(version)}",
+            driver=f"driver {driver}CUDA {versions.version_text(version)}",
         )
 
     @contextlib.contextmanager
@@ -136,6 +138,21 @@ class CudaBackend:
         """Return the system's ids."""
         return os.getpid(), threading.get_native_id()
 
+    def health(self) -> dict[str, Any]:
+        """Return clocks in MHz, power in W and throttle reasons, as NVML tells them."""
+        found: dict[str, Any] = {}
+        with contextlib.suppress(Exception):  # NVML may be absent or forbidden: then unknown
+            system = self._device.to_system_device()
+            found["sm_clock_mhz"] = int(system.get_clock("sm").get_current_mhz())
+            found["memory_clock_mhz"] = int(system.get_clock("memory").get_current_mhz())
+            reasons = system.current_clock_event_reasons
+            found["throttle_reasons"] = [str(reason) for reason in reasons]
+        with contextlib.suppress(Exception):
+            nvml = importlib.import_module("cuda.bindings.nvml")
+            handle = nvml.device_get_handle_by_index_v2(self._index)
+            found["power_w"] = nvml.device_get_power_usage(handle) / 1000
+        return found
+
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Ignore it: a GPU does not say by itself when its work ran."""
 
@@ -150,7 +167,7 @@ class CudaBackend:
             if self._probe is None:
                 self._probe = self._probe_type(self._device)
             return self._partition.make_contexts(
-                self._device, self._splitter, planned, self._probe
+                self._core, self._device, self._splitter, planned, self._probe
             )
 
     def close_partition(self, raw: Any) -> None:
@@ -231,7 +248,8 @@ class CudaBackend:
     def elapsed_ns(self, start: Any, end: Any) -> int:
         """Return ns between two events; CUDA gives a float of ms."""
         with _translated("the time between two events cannot be read"):
-            return int(round((end - start) * 1e6))
+            elapsed_ms: float = end - start
+            return round(elapsed_ms * 1e6)
 
     def close_event(self, raw: Any) -> None:
         """Destroy an event."""
@@ -338,14 +356,10 @@ class CudaBackend:
                 out.data.memset_async(0, plan.bytes_out, external)
             return
         if self._is_current():
-            self._blas.matmul(
-                stream.handle, plan, out.data.ptr, a.data.ptr, b.data.ptr, sm_count
-            )
+            self._blas.matmul(stream.handle, plan, out.data.ptr, a.data.ptr, b.data.ptr, sm_count)
             return
         with self._current():
-            self._blas.matmul(
-                stream.handle, plan, out.data.ptr, a.data.ptr, b.data.ptr, sm_count
-            )
+            self._blas.matmul(stream.handle, plan, out.data.ptr, a.data.ptr, b.data.ptr, sm_count)
 
     def adopt(self, value: Any) -> Any:
         """View a device array of any library as CuPy's."""

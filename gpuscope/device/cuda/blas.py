@@ -13,9 +13,7 @@ from gpuscope.device.api import MatmulPlan
 from gpuscope.device.cuda.arrays import cupy
 from gpuscope.errors import GpuscopeError
 
-cublas = require(
-    "nvmath.bindings.cublas", package="nvmath-python", feature="mm_out on a GPU"
-)
+cublas = require("nvmath.bindings.cublas", package="nvmath-python", feature="mm_out on a GPU")
 
 WORKSPACE_BYTES = 32 << 20
 """What cuBLAS's documentation recommends for Hopper; less elsewhere is enough too."""
@@ -71,8 +69,7 @@ class Blas:
 
     def _workspace(self, handle: int) -> Any:
         # A plain allocation: its pointer stays ours until the stream is closed.
-        made = self._workspaces.setdefault(handle, cupy.cuda.alloc(WORKSPACE_BYTES))
-        return made
+        return self._workspaces.setdefault(handle, cupy.cuda.alloc(WORKSPACE_BYTES))
 
     def matmul(
         self, stream_handle: int, plan: MatmulPlan, out: int, a: int, b: int, sm_count: int

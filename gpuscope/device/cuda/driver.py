@@ -51,9 +51,7 @@ def check_cupy_wheels() -> None:
 def import_cupy() -> Any:
     """Import CuPy, after the check for two wheels."""
     check_cupy_wheels()
-    return require(
-        "cupy", package="cupy-cuda13x or cupy-cuda12x", feature="a CUDA device"
-    )
+    return require("cupy", package="cupy-cuda13x or cupy-cuda12x", feature="a CUDA device")
 
 
 def driver_version() -> int:
@@ -64,9 +62,7 @@ def driver_version() -> int:
     DeviceUnavailable
         There is no NVIDIA driver, or it does not start.
     """
-    driver = require(
-        "cuda.bindings.driver", package="cuda-bindings", feature="a CUDA device"
-    )
+    driver = require("cuda.bindings.driver", package="cuda-bindings", feature="a CUDA device")
     try:
         (status,) = driver.cuInit(0)
         if status != driver.CUresult.CUDA_SUCCESS:
@@ -102,8 +98,9 @@ def check_driver(version: int, runtime: int) -> None:
     """
     if version < runtime // 1000 * 1000:
         raise DeviceUnavailable(
-            f"the driver is too old: CUDA {version_text(version)} was found, but the installed CuPy "
-            f"needs {runtime // 1000}.0 or newer. Update the driver, or install gpuscope[cuda12]"
+            f"the driver is too old: CUDA {version_text(version)} was found, but the installed "
+            f"CuPy needs {runtime // 1000}.0 or newer. Update the driver, or install "
+            "gpuscope[cuda12]"
         )
 
 
@@ -127,7 +124,8 @@ def capabilities(version: int, pools: bool) -> Capabilities:  # noqa: FBT001 - t
     if version < GREEN_CONTEXTS:
         path = None
         reasons["partitions"] = (
-            f"green contexts need a driver with CUDA {version_text(GREEN_CONTEXTS)} or newer; {found}"
+            f"green contexts need a driver with CUDA {version_text(GREEN_CONTEXTS)} or newer; "
+            f"{found}"
         )
     if not pools:
         reasons["stream_ordered_memory"] = "the device reports no memory pools"

@@ -6,14 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from cuda.core import ContextOptions, SMResourceOptions
-
 from gpuscope.device.api import GrantedPartition
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout
 from gpuscope.errors import InvalidPartition
 
 _contexts = itertools.count(2)
-
 
 
 class Probe(Protocol):
@@ -34,13 +31,15 @@ class ComposedQuanta:
 
     Parameters
     ----------
+    core
+        The module ``cuda.core``.
     resource
         The device's SM resource (``cuda.core.SMResource``).
     """
 
-    def __init__(self, resource: Any) -> None:
+    def __init__(self, core: Any, resource: Any) -> None:
         size = int(resource.min_partition_size)
-        self._groups, self._rest = _most_groups(resource, size)
+        self._groups, self._rest = _most_groups(core, resource, size)
         size = int(self._groups[0].sm_count)
         rest = int(self._rest.sm_count) if self._rest is not None else 0
         self.layout = SmLayout(size, len(self._groups), rest)
@@ -62,14 +61,16 @@ class HeterogeneousSplit:
     Not verified on hardware: no such driver was at hand. Tested against a fake resource.
     """
 
-    def __init__(self, resource: Any) -> None:
+    def __init__(self, core: Any, resource: Any) -> None:
+        self._core = core
         self._resource = resource
         step = max(1, int(resource.coscheduled_alignment), int(resource.min_partition_size))
         total = int(resource.sm_count)
         self.layout = SmLayout(step, total // step, total % step)
 
-    def _counts(self, planned: Sequence[PlannedPartition]) -> SMResourceOptions:
-        return SMResourceOptions(count=[one.sm_count for one in planned], backfill=True)
+    def _counts(self, planned: Sequence[PlannedPartition]) -> Any:
+        counts = [one.sm_count for one in planned]
+        return self._core.SMResourceOptions(count=counts, backfill=True)
 
     def check(self, plan: CarvePlan) -> None:
         """Ask the driver by a dry run; creates nothing.
@@ -103,11 +104,11 @@ class HeterogeneousSplit:
         return [[group] for group in groups]
 
 
-def _most_groups(resource: Any, size: int) -> tuple[list[Any], Any]:
+def _most_groups(core: Any, resource: Any, size: int) -> tuple[list[Any], Any]:
     """Split into as many groups of ``size`` as the driver gives; it keeps some SMs apart."""
     for count in range(int(resource.sm_count) // size, 0, -1):
         try:
-            groups, rest = resource.split(SMResourceOptions(count=[size] * count))
+            groups, rest = resource.split(core.SMResourceOptions(count=[size] * count))
         except Exception as error:  # noqa: BLE001 - every refusal means: ask for fewer
             refusal = error
             continue
@@ -126,6 +127,7 @@ def _check_granted(planned: Sequence[PlannedPartition], granted: Sequence[int]) 
 
 
 def make_contexts(
+    core: Any,
     device: Any,
     splitter: ComposedQuanta | HeterogeneousSplit,
     planned: Sequence[PlannedPartition],
@@ -145,7 +147,7 @@ def make_contexts(
     try:
         for one, resources in zip(planned, splitter.resources(planned), strict=True):
             try:
-                context = device.create_context(ContextOptions(resources=resources))
+                context = device.create_context(core.ContextOptions(resources=resources))
             except Exception as error:
                 raise InvalidPartition(
                     f"partition {one.name!r}: the driver refuses a green context of {one.sm_count} "

@@ -40,9 +40,7 @@ class SmProbe:
 
     def __init__(self, device: Device) -> None:
         options = ProgramOptions(arch=f"sm_{device.arch}")
-        self._kernel = (
-            Program(_SOURCE, "c++", options).compile("cubin").get_kernel("sm_probe")
-        )
+        self._kernel = Program(_SOURCE, "c++", options).compile("cubin").get_kernel("sm_probe")
         self._has_clusters = device.compute_capability.major >= 9
         self._shared_bytes = device.properties.max_shared_memory_per_block_optin
         (status,) = driver.cuKernelSetAttribute(

@@ -134,6 +134,10 @@ class SimBackend:
         thread = threading.get_ident()
         return 1, self._threads.setdefault(thread, len(self._threads) + 1)
 
+    def health(self) -> dict[str, Any]:
+        """Return nothing: a simulated GPU neither heats nor throttles."""
+        return {}
+
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``."""
         self.engine.sink = sink
@@ -163,9 +167,7 @@ class SimBackend:
                 count = len(ids)
                 if REMAINDER in partition.parts and len(partition.parts) > 1:
                     count -= self.layout.remainder_sm_count  # clusters do not fit there
-                made.append(
-                    GrantedPartition(mask, len(ids), ids, next(self._contexts), count)
-                )
+                made.append(GrantedPartition(mask, len(ids), ids, next(self._contexts), count))
             return made
 
     def close_partition(self, raw: Any) -> None:
@@ -304,9 +306,7 @@ class SimBackend:
     def _transfer_ns(self, nbytes: int) -> int:
         return nbytes * 1000 // self._cost["pinned_copy_bytes_per_us"]
 
-    def copy(
-        self, stream: SimStream, destination: Any, source: Any, correlation: int
-    ) -> None:
+    def copy(self, stream: SimStream, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy; the engine of its direction carries it."""
         if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
             raise InvalidOperand(
@@ -341,9 +341,7 @@ class SimBackend:
             op = CopyOp(stream, queued, correlation, f"copy {engine}", effect, engine, duration)
             self.engine.submit(op)
 
-    def host_call(
-        self, stream: SimStream, function: Callable[[], None], correlation: int
-    ) -> None:
+    def host_call(self, stream: SimStream, function: Callable[[], None], correlation: int) -> None:
         """Queue a host function; it runs at its place in the stream's virtual time."""
         with self._lock:
             self._pay("launch_call_ns")

@@ -144,9 +144,7 @@ class Wait(Op):
 
     kind = "wait"
 
-    def __init__(
-        self, stream: SimStream, queued_ns: int, correlation: int, target: Record
-    ) -> None:
+    def __init__(self, stream: SimStream, queued_ns: int, correlation: int, target: Record) -> None:
         super().__init__(stream, queued_ns, correlation, "stream.wait", None)
         self.target = target
 
@@ -346,4 +344,3 @@ class Engine:
         if stream.queue:
             following = stream.queue[0]
             self._at(max(following.queued_ns, self.now_ns), lambda: self._head(stream))
-

@@ -119,17 +119,13 @@ class SimArray:
     @property
     def T(self) -> SimArray:  # noqa: N802 - NumPy's name
         """The transposed view."""
-        return SimArray(
-            self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset
-        )
+        return SimArray(self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset)
 
     @property
     def is_whole(self) -> bool:
         """Whether it covers its buffer in C order."""
         return (
-            self.offset == 0
-            and self.size == self.buffer.size
-            and self.steps == c_steps(self.shape)
+            self.offset == 0 and self.size == self.buffer.size and self.steps == c_steps(self.shape)
         )
 
     def __getitem__(self, key: Any) -> SimArray:
@@ -156,9 +152,7 @@ class SimArray:
 
     def view_of(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return this view's part of its buffer's flat value."""
-        return np.lib.stride_tricks.as_strided(
-            flat[self.offset :], self.shape, self.strides
-        )
+        return np.lib.stride_tricks.as_strided(flat[self.offset :], self.shape, self.strides)
 
     def __repr__(self) -> str:
         return f"SimArray(shape={self.shape}, dtype={self.dtype.name}; values: to_host())"

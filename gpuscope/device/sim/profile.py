@@ -129,7 +129,9 @@ class Profile:
         blocks = 1.0
         for weight, index in zip(weights, nearest, strict=True):
             _, m_i, n_i, k_i, timings = rows[index]
-            sms, micros, grids = (np.array(column, dtype=float) for column in zip(*timings, strict=True))
+            sms, micros, grids = (
+                np.array(column, dtype=float) for column in zip(*timings, strict=True)
+            )
             micros_here = np.exp(np.interp(np.log(sm_count), np.log(sms), np.log(micros)))
             residual += weight * np.log(micros_here / _roofline_us(m_i, n_i, k_i, dtype, sm_count))
             blocks *= float(grids[-1]) ** weight

@@ -1,0 +1,46 @@
+"""One suite, two devices: what holds on the simulated GPU holds on a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import gpuscope as gs
+from gpuscope.device.device import Device
+
+
+@pytest.fixture(params=["sim:h200", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest) -> Iterator[Device]:
+    device = gs.open_device(request.param, quiet=True)
+    yield device
+    device.close()
+    assert not device.observers, "a test left an observer behind"
+
+
+class Watcher:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.begun = []
+        self.ended = []
+        self.on_begin = None
+
+    def call_begins(self, call) -> None:
+        self.begun.append(call)
+        if self.on_begin is not None:
+            self.on_begin(call)
+
+    def call_ends(self, call) -> None:
+        self.ended.append(call)
+
+    def activity(self, activity) -> None:
+        pass
+
+
+@pytest.fixture
+def watcher(gpu: Device) -> Iterator[Watcher]:
+    found = Watcher()
+    gpu.observe(found)
+    yield found
+    gpu.unobserve(found)

@@ -1,0 +1,202 @@
+"""Recording: everything launched is a row, on the right stream, with what it waited for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope.trace import schema
+from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.spin import Spin
+
+
+def rows(trace, kind):
+    return trace.where(kind=kind).spans.to_pylist()
+
+
+def test_every_launch_is_a_kernel_row_on_its_stream(gpu):
+    with gpu.carve({"a": 16, "b": "rest"}) as parts:
+        one, two = (parts[name].create_stream(name=f"s-{name}") for name in parts)
+        small, big = gs.Gemm(gpu, m=64, n=64, k=64, name="small"), Copy(gpu, nbytes=1 << 20)
+        with gs.profile(gpu) as recording:
+            for _ in range(5):
+                with gs.CallerStreamGuard(one):
+                    small.execute()
+                big.execute(stream=two)
+            small.wait()
+        trace = recording.trace
+    kernels = rows(trace, "kernel")
+    assert len(kernels) == 10
+    assert [row["partition"] for row in kernels].count("a") == 5
+    for row in kernels:
+        assert row["partition"] == row["intended_partition"]
+        assert row["end_ns"] >= row["start_ns"]
+        assert row["queued_ns"] <= row["end_ns"]
+        assert trace.stream_name(row["stream"]) == f"s-{row['partition']}"
+        assert row["source"] == ("simulated" if gpu.is_simulated else "events")
+    assert {row["flop_count"] for row in kernels} == {2 * 64**3, None}
+    assert {row["category"] for row in kernels} == {"small", big.name}
+    launches = {edge["to"]: edge["from"] for edge in trace.edges.to_pylist()
+                if edge["kind"] == "launch"}  # fmt: skip
+    api = {row["id"]: row for row in rows(trace, "api")}
+    for row in kernels:
+        assert api[launches[row["id"]]]["correlation"] == row["correlation"]
+        assert api[launches[row["id"]]]["start_ns"] <= row["end_ns"]
+    assert trace.metadata.partitions["a"]["sm_count"] == 16
+    assert len(trace.metadata.partitions["a"]["sm_ids"]) == 16
+    assert trace.metadata.simulated == gpu.is_simulated
+    assert trace.metadata.counts["dropped"] == 0
+
+
+def test_handles_have_a_row_from_entry_to_completion_seen(gpu):
+    handle = gs.Gemm(gpu, m=64, n=64, k=64, name="g")
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        handle.execute(stream=stream)
+        handle.wait()
+        handle.execute(stream=stream)  # nobody looks for this one
+    found = rows(recording.trace, "handle")
+    seen = [row for row in found if row["end_ns"] is not None]
+    (open_row,) = [row for row in found if row["end_ns"] is None]
+    assert len(seen) == 1
+    assert open_row["status"] == "completion not seen"
+    kernel = rows(recording.trace, "kernel")[0]
+    assert seen[0]["start_ns"] <= kernel["start_ns"]
+    assert seen[0]["end_ns"] >= kernel["end_ns"] - 10_000  # clocks agree to a few µs
+    result = gs.analysis.latency(recording.trace)["g"]
+    assert (result.n, result.unseen) == (1, 1)
+
+
+def test_event_waits_are_edges_from_what_had_to_come_first(gpu):
+    first, second = Spin(gpu, duration_ns=200_000, name="first"), Spin(gpu, duration_ns=1000)
+    with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
+        first.execute(stream=one)
+        two.wait(one.record())
+        second.execute(stream=two)
+        two.synchronize()
+    kernels = {row["category"]: row for row in rows(recording.trace, "kernel")}
+    waits = [(e["from"], e["to"]) for e in recording.trace.edges.to_pylist()
+             if e["kind"] == "event wait"]  # fmt: skip
+    assert waits == [(kernels["first"]["id"], kernels[second.name]["id"])]
+    slack = 0 if gpu.is_simulated else 2000
+    assert kernels["first"]["end_ns"] <= kernels[second.name]["end_ns"] + slack
+    (host,) = [e for e in recording.trace.edges.to_pylist() if e["kind"] == "host wait"]
+    assert host["from"] == kernels[second.name]["id"]
+
+
+def test_a_handle_reused_on_another_stream_shows_the_wait(gpu):
+    handle = gs.Gemm(gpu, m=64, n=64, k=64)
+    handle.operands()
+    with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
+        handle.execute(stream=one)
+        handle.execute(stream=two)
+        handle.wait()
+    kinds = [edge["kind"] for edge in recording.trace.edges.to_pylist()]
+    assert kinds.count("event wait") == 1
+
+
+def test_ranges_nest_and_hold_the_calls_made_inside(gpu):
+    handle = gs.Gemm(gpu, m=64, n=64, k=64)
+    handle.operands()
+
+    @gs.annotate("decorated")
+    def work(stream):
+        handle.execute(stream=stream)
+
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        with gs.annotate("outer"), gs.annotate("inner"):
+            work(stream)
+        handle.wait()
+    ranges = {row["name"]: row for row in rows(recording.trace, "range")}
+    assert set(ranges) == {"outer", "inner", "decorated"}
+    assert ranges["outer"]["parent"] is None
+    assert ranges["inner"]["parent"] == ranges["outer"]["id"]
+    assert ranges["decorated"]["parent"] == ranges["inner"]["id"]
+    assert {row["domain"] for row in ranges.values()} == {"gpuscope"}
+    (call,) = rows(recording.trace, "handle")
+    assert call["parent"] == ranges["decorated"]["id"]
+    launch = next(row for row in rows(recording.trace, "api") if row["name"].startswith("gemm"))
+    assert launch["parent"] == call["id"]
+    assert ranges["outer"]["start_ns"] <= ranges["inner"]["start_ns"]
+    assert ranges["inner"]["end_ns"] <= ranges["outer"]["end_ns"]
+
+
+def test_a_guard_says_what_was_intended_whatever_stream_is_used(gpu):
+    with gpu.carve({"mine": 16, "other": "rest"}) as parts:
+        mine, private = parts["mine"].create_stream(), gpu.create_stream(name="private")
+        spin = Spin(gpu, duration_ns=1000)
+        with gs.profile(gpu) as recording, gs.CallerStreamGuard(mine):
+            private.launch(spin._kernel, 1000, grid=1, block=32)
+        private.close()
+    (kernel,) = rows(recording.trace, "kernel")
+    assert kernel["intended_partition"] == "mine"
+    assert kernel["partition"] is None
+    assert recording.trace.stream_name(kernel["stream"]) == "private"
+
+
+def test_batches_never_change_and_make_up_the_trace(gpu):
+    handle = gs.Gemm(gpu, m=64, n=64, k=64)
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        seen = []
+        for _ in range(5):
+            handle.execute(stream=stream)
+            handle.wait()
+            seen += recording.batches(since=len(seen))
+        halfway = recording.snapshot()
+        sizes = [batch.spans.num_rows for batch in seen]
+    assert len(halfway) >= sum(sizes)
+    final = recording.batches()
+    assert [batch.spans.num_rows for batch in final[: len(seen)]] == sizes
+    joined = schema.concat([batch.spans for batch in final], schema.SPAN_TYPES)
+    assert joined.equals(recording.trace.spans)
+    ids = recording.trace.array("id")
+    assert len(np.unique(ids)) == len(ids)
+
+
+def test_what_was_recorded_survives_an_exception(gpu):
+    handle = gs.Gemm(gpu, m=64, n=64, k=64)
+    with gpu.create_stream() as stream:
+        with pytest.raises(ZeroDivisionError), gs.profile(gpu) as recording:
+            with gs.annotate("open"):
+                handle.execute(stream=stream)
+            raise ZeroDivisionError
+        assert recording.trace.kind_counts()["kernel"] == 1
+        with gs.profile(gpu) as again:
+            handle.execute(stream=stream)
+        assert again.trace.kind_counts()["kernel"] == 1
+
+
+def test_the_trace_is_there_only_when_the_recording_ended(gpu):
+    with gs.profile(gpu) as recording, pytest.raises(gs.GpuscopeError, match="still on"):
+        _ = recording.trace
+    assert len(recording.trace) == 0
+
+
+def test_one_recording_does_not_mix_clocks(gpu):
+    other = gs.open_device("sim:h200", quiet=True)
+    with pytest.raises(gs.GpuscopeError, match=r"profile\(device\)"), gs.profile():
+        pass
+    with gs.profile(other) as recording:
+        other.create_stream().close()
+    assert recording.trace.metadata.time_base == "virtual"
+
+
+def test_nested_recordings_both_see_everything(gpu):
+    handle = gs.Gemm(gpu, m=64, n=64, k=64)
+    with gpu.create_stream() as stream, gs.profile(gpu) as outer:
+        handle.execute(stream=stream)
+        with gs.profile(gpu) as inner:
+            handle.execute(stream=stream)
+    assert inner.trace.kind_counts()["kernel"] == 1
+    assert outer.trace.kind_counts()["kernel"] == 2
+
+
+def test_a_saved_trace_opens_again(gpu, tmp_path):
+    handle = gs.Gemm(gpu, m=64, n=64, k=64)
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        handle.execute(stream=stream)
+    path = gs.save_trace(recording.trace, tmp_path / "t.parquet")
+    back = gs.load_trace(path)
+    assert back.spans.to_pylist() == recording.trace.spans.to_pylist()
+    assert back.edges.to_pylist() == recording.trace.edges.to_pylist()
+    assert back.metadata == recording.trace.metadata

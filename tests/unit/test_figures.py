@@ -1,0 +1,451 @@
+"""Figures: what is drawn, in which order, what is left out and said, and foreign names."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from gpuscope import figures
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures.text import clean, duration, escape
+from gpuscope.figures.tracks import LANES, MAX_TRACKS
+from gpuscope.trace.model import Trace, TraceMetadata
+
+EVIL = "<script>alert(1)</script><a href='javascript:f()'>x</a> \u202eg\x00np\u2066 $\\href{y}{z}$"
+LONE = EVIL + "\ud800"
+"""Arrow takes no lone surrogate, but metadata and arguments do."""
+RAW = ("<script", "<a ", "\u202e", "\u2066", "\x00", "\\u202e", "\\u2066", "\\ud800", "$")
+
+
+def build(rows, edges=(), **metadata):
+    """Build a trace from dicts; ids are positions."""
+    rows = [{"id": index, "source": "cupti", "name": "k", **row} for index, row in enumerate(rows)]
+    names = {name for row in rows for name in row}
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    ends = {
+        "from": [edge[0] for edge in edges],
+        "to": [edge[1] for edge in edges],
+        "kind": [edge[2] if len(edge) > 2 else "event wait" for edge in edges],
+    }
+    metadata.setdefault("devices", {"cuda:0": {"name": "NVIDIA H200", "index": 0}})
+    return Trace.from_columns(columns, ends if edges else None, TraceMetadata(**metadata))
+
+
+def kernel(start, end, stream=1, partition=None, **more):
+    return {
+        "kind": "kernel", "start_ns": start, "end_ns": end, "stream": stream,
+        "partition": partition, "device": 0, **more,
+    }  # fmt: skip
+
+
+def spans(figure):
+    return [one for one in figure.data if one.type == "bar" and "omitted" not in one.name]
+
+
+def count(figure):
+    return sum(len(one.y) for one in spans(figure))
+
+
+def widths(figure):
+    return sorted((float(x) for one in spans(figure) for x in one.x), reverse=True)
+
+
+def hovers(figure):
+    return [text for one in figure.data if one.type == "bar" for text in one.hovertext]
+
+
+def words(figure):
+    """All text of title, subtitle and annotations."""
+    title = figure.layout.title
+    return " ".join(
+        [title.text, title.subtitle.text, *(one.text or "" for one in figure.layout.annotations)]
+    )
+
+
+def labels(figure):
+    return list(figure.layout.yaxis.ticktext)
+
+
+def bar_of(figure, text):
+    for one in spans(figure):
+        for index, hover in enumerate(one.hovertext):
+            if text in hover:
+                return one, index
+    raise AssertionError(f"no bar says {text!r}")
+
+
+def arrows(figure):
+    return [one for one in figure.layout.annotations if one.showarrow and one.axref == "x"]
+
+
+@pytest.fixture
+def mixed():
+    host = {"process": 5, "thread": 9}
+    return build(
+        [
+            kernel(100, 900, 2, "prefill"),
+            kernel(200, 300, 1, "decode", intended_partition="prefill"),
+            {"kind": "memcpy", "start_ns": 50, "end_ns": 90, "stream": 3, "device": 0},
+            {"kind": "sync", "start_ns": 300, "end_ns": 800, **host},
+            {"kind": "api", "start_ns": 20, "end_ns": 30, **host},
+            {"kind": "handle", "start_ns": 10, "end_ns": 400, "category": "small", **host},
+            {"kind": "range", "name": "step", "start_ns": 0, "end_ns": 1000, **host},
+            {"kind": "range", "name": "inner", "start_ns": 10, "end_ns": 500, **host},
+            {"kind": "mark", "name": "here", "start_ns": 600, **host},
+        ],
+        partitions={"decode": {"granted": 16}, "prefill": {"granted": 116}},
+        streams={"1": {"name": "d0"}, "2": {"name": "p0"}, "3": {"name": "copies"}},
+    )
+
+
+def test_tracks_stand_in_order_host_above_streams(mixed):
+    figure = figures.timeline(mixed)
+    assert labels(figure) == [
+        "ranges", "handle small", "API calls", "synchronisation",
+        "whole GPU · copies", "decode (16 SMs) · d0", "prefill (116 SMs) · p0",
+    ]  # fmt: skip
+    places = list(figure.layout.yaxis.tickvals)
+    assert places == sorted(places)
+    low, high = figure.layout.yaxis.range
+    assert low > high, "the first track stands on top"
+
+
+def test_each_thread_and_process_has_rows_of_its_own():
+    figure = figures.timeline(
+        build(
+            [
+                {"kind": "range", "start_ns": 0, "end_ns": 9, "process": 1, "thread": 1},
+                {"kind": "api", "start_ns": 0, "end_ns": 9, "process": 1, "thread": 2},
+                {"kind": "range", "start_ns": 0, "end_ns": 9, "process": 2, "thread": 3},
+                kernel(0, 9, process=2),
+            ],
+            thread_names={"1": "MainThread"},
+            process_names={"2": "worker"},
+        )
+    )
+    assert labels(figure) == [
+        "ranges · MainThread", "API calls · thread 2", "ranges · thread 3", "whole GPU · stream 1",
+    ]  # fmt: skip
+    assert "process 1" in words(figure)
+    assert "process worker" in words(figure)
+
+
+def test_a_kernel_that_names_no_process_belongs_to_the_only_one(mixed):
+    assert "process" not in words(figures.timeline(mixed))
+
+
+def test_nested_ranges_do_not_hide_each_other(mixed):
+    figure = figures.timeline(mixed)
+    outer, first = bar_of(figure, "<b>step</b>")
+    inner, second = bar_of(figure, "<b>inner</b>")
+    assert outer.y[first] < inner.y[second]
+    assert inner.y[second] - outer.y[first] >= inner.width[second]
+
+
+def test_more_spans_at_once_than_lines_is_said():
+    figure = figures.timeline(build([kernel(index, 100 + index) for index in range(LANES + 2)]))
+    assert f"more than {LANES} at once share a line" in words(figure)
+    assert count(figure) == LANES + 2
+
+
+def test_partition_is_colour_and_also_words(mixed):
+    figure = figures.timeline(mixed)
+    decode, _ = bar_of(figure, "partition decode (16 SMs)")
+    prefill, _ = bar_of(figure, "partition prefill (116 SMs)")
+    assert decode.marker.color != prefill.marker.color
+    assert decode.name == "decode: kernel"
+    assert prefill.name == "prefill: kernel"
+
+
+def test_bars_have_one_plain_colour_a_class_and_travel_as_float64(mixed):
+    for one in spans(figures.timeline(mixed)):
+        assert isinstance(one.marker.color, str)
+        assert one.marker.colorscale is None
+        assert one.orientation == "h"
+        assert one.x.dtype == np.float64
+        assert len(one.base) == len(one.x) == len(one.y)
+    assert not any(one.type == "scattergl" for one in figures.timeline(mixed).data)
+
+
+def test_times_are_relative_to_the_window_in_a_unit_that_suits_it():
+    start = 1_700_000_000_000_000_000
+    trace = build([kernel(start + 1_000, start + 3_500), kernel(start, start + 500)])
+    figure = figures.timeline(trace)
+    bar, index = bar_of(figure, "kernel, 2.5 µs")
+    assert (bar.base[index], bar.x[index]) == (1.0, 2.5)
+    assert "(µs)" in figure.layout.xaxis.title.text
+    longer = figures.timeline(trace, window_ns=(start, start + 50_000_000))
+    assert "(ms)" in longer.layout.xaxis.title.text
+    assert tuple(longer.layout.xaxis.range) == (0, 50)
+
+
+def test_at_most_max_spans_widest_first_and_the_rest_is_stated():
+    trace = build([kernel(1000 * index, 1000 * index + 1 + index) for index in range(300)])
+    figure = figures.timeline(trace, max_spans=40)
+    assert count(figure) == 40
+    assert widths(figure) == [pytest.approx((300 - index) / 1e3) for index in range(40)]
+    assert "40 of 300 spans drawn, widest first; 260 narrower ones omitted" in words(figure)
+    pale = [one for one in figure.data if "omitted" in (one.name or "")]
+    assert sum(len(one.y) for one in pale) <= 400
+    merged = [int(text.split()[0]) for one in pale for text in one.hovertext]
+    assert sum(merged) == 260
+    assert "all 300 spans" in words(figures.timeline(trace))
+
+
+def test_omitted_spans_stay_few_blocks_however_many_they_are():
+    starts = np.arange(20_000) * 1000
+    trace = build([kernel(int(start), int(start) + 300) for start in starts])
+    figure = figures.timeline(trace, max_spans=2000)
+    assert count(figure) == 2000
+    assert sum(len(one.y) for one in figure.data) <= 2400
+
+
+def test_a_window_shows_what_touches_it_clipped_with_its_true_duration():
+    trace = build([kernel(0, 100), kernel(150, 260), kernel(300, 400), kernel(500, 600)])
+    figure = figures.timeline(trace, window_ns=(200, 350))
+    assert count(figure) == 2
+    bar, index = bar_of(figure, "110 ns")
+    assert (bar.base[index], bar.x[index]) == (0.0, pytest.approx(0.060))
+    assert figure.layout.xaxis.minallowed == 0
+
+
+def test_the_first_of_several_recording_windows_is_the_default():
+    rows = [kernel(0, 10), kernel(1000, 1010)]
+    assert count(figures.timeline(build(rows, windows_ns=[[0, 20], [990, 1020]]))) == 1
+    assert count(figures.timeline(build(rows, windows_ns=[[0, 1020]]))) == 2
+
+
+def test_open_spans_reach_the_windows_end_and_say_so():
+    figure = figures.timeline(build([kernel(0, 1000), kernel(400, None, 2)]))
+    bar, index = bar_of(figure, "OPEN")
+    assert bar.base[index] + bar.x[index] == pytest.approx(1.0)
+    assert bar.name.endswith("open")
+    assert "1 open" in words(figure)
+
+
+def test_a_mark_is_an_instant_and_not_open(mixed):
+    bar, index = bar_of(figures.timeline(mixed), "<b>here</b>")
+    assert bar.x[index] == 0
+    assert "an instant" in bar.hovertext[index]
+
+
+def test_hover_says_what_is_known_of_a_span():
+    trace = build(
+        [
+            kernel(
+                1000, 16_000, 7, "decode", name="gemm", intended_partition="prefill",
+                start_uncertainty_ns=250, end_uncertainty_ns=1500,
+            )
+        ],
+        partitions={"decode": {"granted": 16}},
+        streams={"7": {"name": "d0"}},
+    )  # fmt: skip
+    (hover,) = hovers(figures.timeline(trace))
+    for part in (
+        "<b>gemm</b>", "kernel, 15 µs", "starts at 0.000 µs", "true start up to 250 ns later",
+        "true end up to 1.5 µs earlier", "partition decode (16 SMs)",
+        "intended for partition prefill", "stream d0", "source: cupti",
+    ):  # fmt: skip
+        assert part in hover
+
+
+def test_an_intended_partition_that_was_met_is_not_repeated(mixed):
+    trace = build([kernel(0, 9, partition="a", intended_partition="a")])
+    assert "intended" not in hovers(figures.timeline(trace))[0]
+    assert any("intended for partition prefill" in text for text in hovers(figures.timeline(mixed)))
+
+
+def test_event_waits_are_arrows_from_the_end_of_one_to_the_start_of_the_other():
+    trace = build(
+        [kernel(0, 2000, 1, "a"), kernel(3000, 4000, 2, "b"), kernel(5000, 6000, 2, "b")],
+        edges=[(0, 1), (0, 2, "launch")],
+    )
+    figure = figures.timeline(trace)
+    (arrow,) = arrows(figure)
+    assert (arrow.ax, arrow.x) == (2.0, 3.0)
+    assert arrow.arrowhead
+    assert arrow.ay < arrow.y
+    assert any(one.name == "event wait" for one in figure.data)
+
+
+def test_event_waits_beyond_the_limit_are_counted():
+    rows = [kernel(10 * index, 10 * index + 5, index % 2) for index in range(501)]
+    trace = build(rows, edges=[(index, index + 1) for index in range(500)])
+    figure = figures.timeline(trace)
+    assert len(arrows(figure)) == 200
+    assert "300 further event waits have no arrow" in words(figure)
+
+
+def test_provenance_and_uncertainty_are_in_every_figure():
+    rows = [
+        kernel(0, 900, end_uncertainty_ns=300),
+        {"kind": "handle", "start_ns": 0, "end_ns": 900, "category": "small"},
+    ]
+    trace = build(rows, clocks={"cupti": {"residual_ns": 120.0}})
+    for figure in (
+        figures.timeline(trace),
+        figures.timelines({"one": trace, "two": trace}),
+        figures.latency({"one": trace}, "small"),
+    ):
+        for part in ("measured on NVIDIA H200", "cupti", "true ends up to 300 ns", "120 ns"):
+            assert part in words(figure)
+        assert "SIMULATED" not in words(figure)
+
+
+def test_simulated_is_said_in_title_and_subtitle():
+    rows = [kernel(0, 900), {"kind": "handle", "start_ns": 0, "end_ns": 900, "category": "small"}]
+    simulated = build([{**row, "source": "simulated"} for row in rows], simulated=True)
+    for figure in (
+        figures.timeline(simulated, title="Mine"),
+        figures.timelines({"one": simulated}),
+        figures.latency({"one": simulated}, "small"),
+    ):
+        assert "SIMULATED" in figure.layout.title.text
+        assert "<b>SIMULATED, not measured,</b>" in figure.layout.title.subtitle.text
+    both = figures.timelines({"sim": simulated, "real": build(rows)})
+    assert "partly SIMULATED" in both.layout.title.text
+    assert "real: measured on" in words(both)
+
+
+def test_foreign_names_are_harmless_everywhere():
+    trace = build(
+        [
+            kernel(0, 100, 1, EVIL, name=EVIL, intended_partition=EVIL + "2", source="cupti"),
+            {"kind": "range", "name": EVIL, "start_ns": 0, "end_ns": 9, "process": 1, "thread": 2},
+            {"kind": "range", "name": "r", "start_ns": 0, "end_ns": 9, "process": 3, "thread": 4},
+            {
+                "kind": "handle", "start_ns": 0, "end_ns": 90, "category": EVIL, "process": 1,
+                "thread": 2, "status": EVIL,
+            },
+            {"kind": EVIL, "start_ns": 0, "end_ns": 90},
+        ],
+        devices={"cuda:0": {"name": LONE}},
+        partitions={EVIL: {"granted": LONE}},
+        streams={"1": {"name": LONE}},
+        thread_names={"2": LONE},
+        process_names={"1": LONE},
+    )  # fmt: skip
+    for figure in (
+        figures.timeline(trace, title=LONE),
+        figures.timelines({LONE: trace}, title=LONE),
+        figures.latency({LONE: trace}, EVIL),
+    ):
+        text = json.dumps(figure.to_plotly_json(), default=lambda value: value.tolist())
+        for raw in RAW:
+            assert raw not in text
+        figure.to_json().encode()
+        assert "&lt;script" in text
+
+
+def test_escape_and_clean():
+    assert escape("a<b>&$") == "a&lt;b&gt;&amp;&#36;"
+    assert clean("a\u202eb\nc\ud800") == "a\ufffdb c\ufffd"
+    short = clean("abcdefghij" * 9, 11)
+    assert len(short) == 11
+    assert "…" in short
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(12, "12 ns"), (15_200, "15.2 µs"), (1_234_000, "1.234 ms"), (2_500_000_000, "2.5 s")],
+)
+def test_durations_are_written_for_people(ns, text):
+    assert duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    "trace", [Trace.from_columns({}), build([{"kind": "counter", "start_ns": 0, "value": 1.0}])]
+)
+def test_a_trace_without_spans_says_so(trace):
+    figure = figures.timeline(trace)
+    assert "no spans" in words(figure)
+    assert "no spans" in words(figures.timelines({"one": trace}))
+    if len(trace):
+        assert "1 counter" in words(figure)
+
+
+def test_settings_share_one_time_scale():
+    one, two = build([kernel(1000, 2000)]), build([kernel(9000, 19_000), kernel(0, 5, 2)])
+    figure = figures.timelines({"short": one, "long": two})
+    assert tuple(figure.layout.xaxis.range) == (0, 19.0)
+    assert "<b>short</b>" in words(figure)
+    assert "<b>long</b>" in words(figure)
+    assert len([name for name in figure.layout if name.startswith("xaxis")]) == 1
+    closer = figures.timelines(
+        {"short": one, "long": two}, windows_ns={"short": (0, 2000), "long": (0, 2000)}
+    )
+    assert tuple(closer.layout.xaxis.range) == (0, 2.0)
+
+
+def test_settings_share_max_spans_and_partition_colours():
+    rows = [kernel(10 * index, 10 * index + 5, 1, "p") for index in range(50)]
+    both = figures.timelines({"a": build(rows), "b": build(rows)}, max_spans=20)
+    assert count(both) == 20
+    assert words(both).count("10 of 50 spans drawn") == 2
+    assert len({one.name for one in spans(both)}) == len(spans(both)) == 1
+
+
+def test_height_follows_the_tracks_and_the_busiest_stay():
+    few = figures.timeline(build([kernel(0, 9)]))
+    many = build([kernel(0, 10 + stream, stream) for stream in range(MAX_TRACKS + 20)])
+    figure = figures.timeline(many)
+    assert 150 < few.layout.height < figure.layout.height < 4000
+    assert len(labels(figure)) == MAX_TRACKS
+    assert "20 less busy tracks not shown" in words(figure)
+    assert "whole GPU · stream 119" in labels(figure)
+
+
+def test_nothing_offers_to_send_a_trace_away(mixed):
+    assert "sendChartToCloud" in figures.timeline(mixed).layout.modebar.remove
+
+
+def test_bad_arguments_are_refused(mixed):
+    with pytest.raises(ValueError, match="max_spans"):
+        figures.timeline(mixed, max_spans=0)
+    with pytest.raises(ValueError, match="window"):
+        figures.timeline(mixed, window_ns=(5, 5))
+    with pytest.raises(ValueError, match="no trace"):
+        figures.timelines({})
+
+
+def handles(durations_ns, name="small"):
+    return [
+        {
+            "kind": "handle",
+            "start_ns": 10**6 * index,
+            "end_ns": 10**6 * index + ns,
+            "category": name,
+        }
+        for index, ns in enumerate(durations_ns)
+    ]
+
+
+def test_latency_is_a_distribution_with_its_quantiles():
+    many = build(handles(range(1000, 2_001_000, 1000)))
+    few = build(handles([10_000] * 20 + [30_000] * 20))
+    figure = figures.latency({"many": many, "few": few}, "small")
+    assert isinstance(figure, go.Figure)
+    assert figure.layout.xaxis.type == "log"
+    curves = [one for one in figure.data if one.mode == "lines"]
+    assert len(curves) == 2
+    assert all(np.all(np.diff(one.x) >= 0) and np.all(np.diff(one.y) >= 0) for one in curves)
+    assert all(one.y[-1] == 1 and len(one.x) <= 1001 for one in curves)
+    assert curves[0].line.dash != curves[1].line.dash
+    marks = [list(one.text) for one in figure.data if one.mode == "markers+text"]
+    assert marks == [["p50", "p90", "p99"], ["p50", "p90"]]
+    assert "n = 2,000" in curves[0].name
+    assert "no p99 below 1,000 calls" in curves[1].name
+
+
+def test_latency_names_settings_without_the_handle_and_refuses_none():
+    here, elsewhere = build(handles([5000] * 3)), build(handles([5000], "other"))
+    assert "no finished call in: two" in words(
+        figures.latency({"one": here, "two": elsewhere}, "small")
+    )
+    with pytest.raises(MissingEvidence, match="'absent'"):
+        figures.latency({"one": here}, "absent")
+    with pytest.raises(MissingEvidence):
+        figures.latency({"one": build([kernel(0, 9)])}, "small")

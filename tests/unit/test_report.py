@@ -1,0 +1,250 @@
+"""Reports: one file, no network, foreign names harmless, nothing half written."""
+
+from __future__ import annotations
+
+import errno
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from gpuscope.analysis import compare
+from gpuscope.errors import GpuscopeError
+from gpuscope.report import html_report, trace_report
+from gpuscope.trace.model import Run, Trace, TraceMetadata
+
+EVIL = "<script>alert(1)</script><a href='javascript:alert(2)'>x</a>\u202e\u2066\x07"
+
+
+def make_trace(*, names=("small", "load"), simulated=False, calls=40, queued=True, device="H200"):
+    """Build a small run of one setting: a load that is always busy, and a timed workload."""
+    small, load = names
+    rows = []
+    for index in range(calls):
+        start = index * 200_000
+        rows += [
+            ("kernel", load, start, start + 190_000, 2, load, load, start - 400_000, 10**11),
+            ("handle", small, start + 5000, start + 35_000, 1, small, small, None, None),
+            ("kernel", small, start + 9000, start + 24_000, 1, small, small, start + 6000, 10**8),
+        ]
+    kinds, labels, starts, ends, streams, partitions, categories, launches, flops = zip(
+        *rows, strict=True
+    )
+    return Trace.from_columns(
+        {
+            "id": list(range(len(rows))),
+            "kind": list(kinds),
+            "name": list(labels),
+            "start_ns": list(starts),
+            "end_ns": list(ends),
+            "stream": list(streams),
+            "partition": list(partitions),
+            "category": list(categories),
+            "queued_ns": list(launches) if queued else [None] * len(rows),
+            "flop_count": list(flops),
+            "source": ["simulated" if simulated else "cupti"] * len(rows),
+        },
+        {"from": [0], "to": [5], "kind": ["event wait"]},
+        TraceMetadata(
+            simulated=simulated,
+            devices={
+                "cuda:0": {
+                    "name": device,
+                    "sm_clock_mhz": 1980,
+                    "power_w": 412.5,
+                    "throttle_reasons": ["power cap"],
+                }
+            },
+            partitions={small: {"granted": 16}, load: {"granted": 116}},
+            streams={"1": {"name": small}, "2": {"name": load}},
+            windows_ns=[[0, calls * 200_000]],
+            solo={
+                small: {"kernel_ns": 12_000.0},
+                load: {"kernel_ns": 180_000.0, "whole_gpu_tflop_per_s": 700.0},
+            },
+            versions={"gpuscope": "0.1"},
+            counts={"received": len(rows), "dropped": 3, "unmatched": 0},
+            notes=["a note"],
+        ),
+    )
+
+
+def make_run(traces, names=("small", "load"), *, stopped=False):
+    workloads = {
+        names[0]: {"background": False, "stream": "s"},
+        names[1]: {"background": True, "stream": "l"},
+    }
+    experiment = {"name": "trial", "workloads": workloads}
+    return Run(traces, compare(traces), experiment, stopped)
+
+
+def without_plotly(page):
+    """Return the page without the library in its head."""
+    head, _, rest = page.partition("<script>")
+    return head + rest.partition("</head>")[2]
+
+
+class Loads(HTMLParser):
+    """Collects every attribute by which a page loads something."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+        self.tags = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.found += [
+            (tag, name, value)
+            for name, value in attrs
+            if name in ("src", "href", "action", "data", "srcset", "poster")
+            or name.startswith("on")
+        ]
+
+
+@pytest.fixture
+def run():
+    return make_run({"shared": make_trace(), "16 | rest": make_trace(calls=1000)})
+
+
+def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
+    path = html_report(run, tmp_path / "run.html")
+    page = path.read_text(encoding="utf-8")
+    body = without_plotly(page)
+    assert list(tmp_path.iterdir()) == [path]
+    assert "<h1>trial</h1>" in body
+    for words in (
+        "Median kernel time (µs)", "Latency p99 (µs)", "Share of alone on the whole GPU",
+        "measured on H200", "16 | rest", "n = 1,000", "– (needs 1,000 calls)", "Overlap", "Gain",
+        "What it costs", "TFLOP/s", "of its rate alone on the whole GPU", "3 dropped", "a note",
+        "SM clock 1980 MHz, 412.5 W, throttled: power cap",
+        "work queued or running", "The sum of the solo kernel times over the makespan",
+    ):  # fmt: skip
+        assert words in body, words
+    assert body.count("Plotly.newPlot(") == 3
+    assert "SIMULATED" not in body
+
+
+def test_costs_are_stated_for_the_background_only(run, tmp_path):
+    body = without_plotly(html_report(run, tmp_path / "r.html").read_text(encoding="utf-8"))
+    costs = re.findall(r"In “(.*?)”, (\w+) did ([\d.]+) TFLOP/s: ([\d.]+) %", body)
+    assert [cost[:2] for cost in costs] == [("shared", "load"), ("16 | rest", "load")]
+    rate, share = (float(number) for number in costs[0][2:])
+    assert share == pytest.approx(100 * rate / 700, abs=0.1)
+
+
+def test_nothing_is_loaded_from_a_network(run, tmp_path):
+    for path in (
+        html_report(run, tmp_path / "r.html"),
+        trace_report(run["shared"], tmp_path / "t.html"),
+    ):
+        page = path.read_text(encoding="utf-8")
+        loads = Loads()
+        loads.feed(page)
+        assert loads.found == []
+        assert "link" not in loads.tags
+        assert "default-src 'none'" in page
+        assert "@import" not in without_plotly(page)
+        assert not re.search(r"https?://", without_plotly(page))
+
+
+def test_plotly_is_in_the_page_once(run, tmp_path):
+    page = html_report(run, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert 4_000_000 < len(page) < 9_000_000
+
+
+def test_simulated_is_announced_loudly(tmp_path):
+    real, sim = make_trace(), make_trace(simulated=True)
+    page = without_plotly(html_report(make_run({"a": sim}), tmp_path / "a.html").read_text("utf-8"))
+    assert '<div class="banner" role="note"><p><strong>SIMULATED, not measured.' in page
+    page = without_plotly(
+        html_report(make_run({"a": sim, "b": real}), tmp_path / "b.html").read_text("utf-8")
+    )
+    assert "SIMULATED, not measured (a)." in page
+    assert "SIMULATED, not measured." in trace_report(sim, tmp_path / "c.html").read_text("utf-8")
+
+
+def test_foreign_names_are_harmless(tmp_path):
+    names = (EVIL + "1", EVIL + "2")
+    trace = make_trace(names=names, device=EVIL + "\ud800")
+    run = make_run({EVIL: trace}, names)
+    pages = [
+        html_report(run, tmp_path / "r.html", title=EVIL + "\ud800"),
+        html_report(run, tmp_path / "r.html"),
+        trace_report(trace, tmp_path / "t.html", title=EVIL + "\ud800"),
+        trace_report(trace.with_metadata(setting=EVIL), tmp_path / "t.html"),
+    ]
+    for path in pages:
+        body = without_plotly(path.read_text(encoding="utf-8"))
+        for raw in ("<script>alert", "<a ", "\u202e", "\u2066", "\\u202e", "\\u2066", "\\ud800"):
+            assert raw not in body
+        assert "&lt;script&gt;alert" in body
+        loads = Loads()
+        loads.feed(body)
+        assert "a" not in loads.tags
+        assert loads.found == []
+
+
+def test_calls_without_load_are_not_passed_over(tmp_path):
+    trace = make_trace(calls=4)
+    late = {
+        "id": [1000], "kind": ["handle"], "name": ["small"], "start_ns": [790_000 + 3_000],
+        "end_ns": [799_000], "category": ["small"], "source": ["cupti"],
+    }  # fmt: skip
+    idle = Trace.concat([trace, Trace.from_columns(late)])
+    body = html_report(make_run({"a": idle}), tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "NOT every latency was measured under load" in body
+
+
+def test_missing_evidence_is_told_and_not_an_error(tmp_path):
+    unknown = make_trace(queued=False)
+    empty = Trace.from_columns({})
+    body = html_report(
+        make_run({"a": unknown, "nothing": empty}, ("small", "load"), stopped=True),
+        tmp_path / "r.html",
+    ).read_text(encoding="utf-8")
+    assert "queued_ns" in body
+    assert "none finished" in body
+    assert "Stopped early." in body
+    page = trace_report(empty, tmp_path / "t.html").read_text(encoding="utf-8")
+    assert "holds no finished kernel" in page
+    assert "no spans" in page
+
+
+def test_a_run_of_nothing_known_still_gives_a_report(tmp_path):
+    assert html_report(Run({}, compare({}), {}), tmp_path / "r.html").exists()
+
+
+@pytest.mark.parametrize("step", ["write_text", "replace"])
+@pytest.mark.parametrize("before", [None, "what stood here"])
+def test_a_full_disk_leaves_nothing_new(run, tmp_path, monkeypatch, step, before):
+    target = tmp_path / "run.html"
+    if before is not None:
+        target.write_text(before)
+
+    def fail(self, *args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, step, fail)
+        for write in (
+            lambda: html_report(run, target),
+            lambda: trace_report(run["shared"], target),
+        ):
+            with pytest.raises(GpuscopeError, match="No space left"):
+                write()
+    assert [path.name for path in tmp_path.iterdir()] == ([] if before is None else ["run.html"])
+    assert before is None or target.read_text() == before
+
+
+def test_a_folder_that_is_not_there_is_named(run, tmp_path):
+    with pytest.raises(GpuscopeError, match=r"run\.html"):
+        html_report(run, tmp_path / "absent" / "run.html")
+    with pytest.raises(GpuscopeError, match="name a file"):
+        html_report(run, "")
+
+
+def test_the_same_run_gives_the_same_file(run, tmp_path):
+    one, two = html_report(run, tmp_path / "1.html"), html_report(run, tmp_path / "2.html")
+    assert one.read_bytes() == two.read_bytes()

@@ -24,7 +24,7 @@ from gpuscope.errors import GpuscopeError, InvalidExperiment
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class StreamSpec(_Model):
@@ -148,6 +148,7 @@ class Experiment(_Model):
         Settings take turns this many times, so that drift meets all of them alike.
     alone_repeats
         Calls a round of each workload alone, from which gain and shares follow; 0 for none.
+        A background workload runs alone for at least as long as it ran with the others.
     rounding
         What to do with a count that the GPU cannot give.
     seed
@@ -173,6 +174,15 @@ class Experiment(_Model):
     workloads: Annotated[dict[str, WorkloadSpec], Field(min_length=1)]
     settings: dict[str, Setting] = Field(default_factory=dict)
 
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidExperiment(_explain(error)) from error
+        _check_texts(self)
+        for setting in self.resolve():
+            _check_names(self, setting)
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
         """Validate a description.
@@ -182,16 +192,15 @@ class Experiment(_Model):
         InvalidExperiment
             Names the path of every field that is wrong, and what is allowed there.
         """
-        try:
-            experiment = cls.model_validate(data)
-        except ValidationError as error:
+        if not isinstance(data, Mapping):
             raise InvalidExperiment(
-                "the experiment does not validate:\n"
-                + "\n".join(f"  {_explain(one)}" for one in error.errors())
-            ) from error
-        for setting in experiment.resolve():
-            _check_names(experiment, setting)
-        return experiment
+                f"an experiment is a dict of fields, not {type(data).__name__}: it needs "
+                "'name', 'streams' and 'workloads'"
+            )
+        unknown = [key for key in data if not isinstance(key, str)]
+        if unknown:
+            raise InvalidExperiment(f"{unknown[0]!r}: unknown key; allowed: {_keys(cls)}")
+        return cls(**data)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Experiment:
@@ -208,7 +217,13 @@ class Experiment(_Model):
         try:
             text = source.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise GpuscopeError(f"cannot read experiment {source.name!r}: {error}") from error
+            why = (
+                error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error})"
+            )
+            raise GpuscopeError(
+                f"cannot read experiment {source.name!r}: {why}. Check the path, or save it as "
+                "UTF-8"
+            ) from error
         try:
             data = json.loads(text) if source.suffix == ".json" else tomllib.loads(text)
         except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
@@ -244,6 +259,25 @@ class Experiment(_Model):
         return resolved
 
 
+def _check_texts(experiment: Experiment) -> None:
+    """Check that every name can be written to a file."""
+    for path, names in {
+        "name": [experiment.name],
+        "partitions": experiment.partitions,
+        "streams": experiment.streams,
+        "workloads": experiment.workloads,
+        "settings": experiment.settings,
+        **{f"settings.{key}.partitions": one.partitions or () for key, one in
+           experiment.settings.items()},
+    }.items():  # fmt: skip
+        for name in names:
+            if not name or name != name.encode("utf-8", "replace").decode():
+                raise InvalidExperiment(
+                    f"{path}: {name!r} is no name: it takes at least one character, and all of "
+                    "them valid Unicode"
+                )
+
+
 def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
     """Check that streams name partitions and workloads name streams that are there."""
     named = experiment.settings.get(setting.name)
@@ -277,30 +311,70 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
         )
 
 
-_MODELS: dict[str, type[BaseModel]] = {
-    "streams": StreamSpec,
-    "settings": Setting,
-    "gemm": GemmSpec,
-    "copy": CopySpec,
-    "spin": SpinSpec,
-}
+_KINDS: dict[str, type[BaseModel]] = {"gemm": GemmSpec, "copy": CopySpec, "spin": SpinSpec}
 
 
-def _explain(error: ErrorDetails) -> str:
-    """Write one validation error: the field's path, what was found, what is allowed."""
+def _keys(model: type[BaseModel]) -> str:
+    return ", ".join(map(repr, model.model_fields))
+
+
+def _explain(error: ValidationError) -> str:
+    """Write a line for each field that is wrong: its path, what is allowed, what was found."""
+    lines: dict[str, list[str]] = {}
+    found: dict[str, str] = {}
+    for one in error.errors():
+        path, allowed = _problem(one)
+        texts = lines.setdefault(path, [])
+        if allowed not in texts:
+            texts.append(allowed)
+        value = one.get("input")
+        simple = one["type"] not in _WITHOUT_INPUT and not isinstance(value, Mapping | list | tuple)
+        found[path] = f", but found {value!r}" if simple else ""
+    return "the experiment does not validate:\n" + "\n".join(
+        f"  {path}: {' or '.join(texts).replace(' or should be ', ' or ')}{found[path]}"
+        for path, texts in lines.items()
+    )
+
+
+_TABLE, _WHOLE, _BOOL = ("should be " + w for w in ("a table", "a whole number", "true or false"))
+_NEEDS = {
+    "dict_type": _TABLE, "model_type": _TABLE, "model_attributes_type": _TABLE,
+    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
+    "bool_type": _BOOL, "bool_parsing": _BOOL,
+    "string_type": "should be a text",
+}  # fmt: skip
+_WITHOUT_INPUT = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid",
+                  "value_error", "too_short")  # fmt: skip
+
+
+def _problem(error: ErrorDetails) -> tuple[str, str]:
+    """Return the path of the field that is wrong, and what it should be."""
     place = [str(part) for part in error["loc"]]
-    model = Experiment if len(place) == 1 else _MODELS.get(place[0])
-    if place[0] == "workloads" and len(place) > 2:
-        model = _MODELS.get(place.pop(2))
+    # pydantic puts into the path which kind of workload, or which of several types, it tried
+    model = _KINDS.get(place.pop(2)) if place[0] == "workloads" and len(place) > 2 else None
+    kind = error["type"]
+    if place[0] == "partitions":
+        del place[2:]
+    elif place[2:3] == ["partitions"]:
+        del place[4:]
+    elif place[2:3] == ["sm_count_target"]:
+        del place[3:]
+    if kind.startswith("union_tag"):
+        place.append("kind")
+        tag = error.get("ctx", {}).get("tag")
+        lacks = "missing" if tag is None else f"{tag!r} is no kind of workload"
+        return ".".join(place), f"{lacks}; allowed: {', '.join(map(repr, _KINDS))}"
     path = ".".join(place)
-    if error["type"] == "extra_forbidden":
-        if place[0] == "settings" and "streams" in place[:-1]:
-            model = StreamSpec
-        allowed = ", ".join(model.model_fields) if model is not None else "see the documentation"
-        return f"{path}: unknown key; allowed: {allowed}"
-    if error["type"] == "missing":
-        return f"{path}: missing; this field is required"
-    found = error.get("input")
-    shown = "" if isinstance(found, dict | list) else f", but found {found!r}"
-    text = error["msg"].removeprefix("Value error, ")
-    return f"{path}: {text[0].lower()}{text[1:]}{shown}"
+    if kind == "extra_forbidden":
+        if len(place) == 1:
+            model = Experiment
+        elif place[0] == "settings":
+            model = Setting if len(place) == 3 else StreamSpec
+        return path, f"unknown key; allowed: {_keys(model or StreamSpec)}"
+    if kind == "missing":
+        return path, "missing; this field is required"
+    if kind == "too_short":
+        return path, "at least one is needed"
+    if kind == "value_error":
+        return path, error["msg"].removeprefix("Value error, ")
+    return path, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")

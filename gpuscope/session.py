@@ -207,11 +207,13 @@ class _Session:
             workers = self._workers(setting, streams, repeats, number)
             for worker in workers:
                 worker.warm_up()
-            if self.experiment.alone_repeats:
-                self._measure_alone(setting, workers, number)
+            began_ns = self.device.now_ns()
             recorded = self._recorded(self.traces[setting.name])
             with recorded, annotate(f"round {number}"), _no_collection():
                 self._drive(setting.name, number, workers)
+            if self.experiment.alone_repeats and not self.stop.is_set():
+                took_ns = self.device.now_ns() - began_ns
+                self._measure_alone(setting, workers, number, took_ns)
 
     @contextlib.contextmanager
     def _streams(self, setting: ResolvedSetting) -> Iterator[dict[str, Stream]]:
@@ -314,10 +316,12 @@ class _Session:
             self.viewer(Progress(setting, number, self.done, self.total, self.recording))
 
     # -- alone ------------------------------------------------------------------------
-    def _measure_alone(self, setting: ResolvedSetting, workers: list[_Worker], number: int) -> None:
+    def _measure_alone(
+        self, setting: ResolvedSetting, workers: list[_Worker], number: int, took_ns: int
+    ) -> None:
         """Record each workload alone: in its place, and once a round on the whole GPU."""
         for worker in workers:
-            self._alone(setting.name, worker)
+            self._alone(setting.name, worker, took_ns)
         if setting is not self.settings[0]:
             return
         with self.device.create_stream(name="alone") as stream:
@@ -325,15 +329,23 @@ class _Session:
                 rng = random.Random(number)  # noqa: S311 - arrivals, not secrets
                 worker = _Worker(self._handle(name, spec), stream, spec, 0, rng)
                 worker.warm_up()
-                self._alone("", worker)
+                self._alone("", worker, took_ns)
 
-    def _alone(self, setting: str, worker: _Worker) -> None:
+    def _alone(self, setting: str, worker: _Worker, took_ns: int) -> None:
+        """Record one workload alone; a background for as long as it ran with the others.
+
+        A GPU under a power cap slows down when it is busy for long: a burst would be a
+        flattering reference.
+        """
+        until_ns = self.device.now_ns() + (took_ns if worker.background else 0)
+        done = 0
         with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):
-            for _ in range(self.experiment.alone_repeats):
+            while done < self.experiment.alone_repeats or self.device.now_ns() < until_ns:
                 if self.stop.is_set():
                     break
                 worker.top_up()
                 worker.wait_one()
+                done += 1
             worker.finish()
 
     def _solo(self, setting: str) -> dict[str, dict[str, Any]]:

@@ -389,7 +389,9 @@ class MatmulPlan:
     copy_a, copy_b
         Whether an input's strides are neither, so that it is copied first.
     bytes_out, bytes_a, bytes_b
-        From an operand's first byte to the one after its last.
+        From an operand's lowest byte to the one after its highest.
+    below_a, below_b
+        Bytes below an input's first element: a reversed view has some.
     """
 
     m: int
@@ -405,6 +407,8 @@ class MatmulPlan:
     bytes_out: int
     bytes_a: int
     bytes_b: int
+    below_a: int
+    below_b: int
 
     @property
     def name(self) -> str:

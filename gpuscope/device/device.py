@@ -249,10 +249,11 @@ class Device:
 
     def take_event(self) -> Event:
         """Return an event without timing for a handle's completion: a spare one, or new."""
-        try:
-            return self._spare_events.pop()
-        except IndexError:
-            return Event(self, timing=False)
+        while self._spare_events:
+            event = self._spare_events.pop()
+            if not event.closed:  # one collected together with its owner comes back closed
+                return event
+        return Event(self, timing=False)
 
     def give_event(self, event: Event) -> None:
         """Take back an event from :meth:`take_event`."""

@@ -53,13 +53,14 @@ def mm_out(out: Any, a: Any, b: Any, *, stream: Any = None) -> Any:
     partition has, TF32 and reduced-precision split-K are off.
     """
     device = device_of(out, "out")
+    target = out
     key = _key(out, a, b)
     plan = _plans.get(key) if key is not None else None
     if plan is None:
-        out, a, b, plan = _check(device, out, a, b, key)
-    _check_places(device, plan, out, a, b)
+        target, a, b, plan = _check(device, out, a, b, key)
+    _check_places(device, plan, target, a, b)
     chosen, selected = device.choose_stream(stream)
-    _matmul(device, chosen, plan, out, a, b, chosen.sm_count_target)
+    _matmul(device, chosen, plan, target, a, b, chosen.sm_count_target)
     if not selected:
         chosen.synchronize()
     return out
@@ -147,11 +148,12 @@ def _check(  # noqa: PLR0912 - one branch for each check, in the contract's orde
         )
     transpose_a, row_a, copy_a, span_a = _layout(a.shape, a.strides, item)
     transpose_b, row_b, copy_b, span_b = _layout(b.shape, b.strides, item)
+    below_a, below_b = _below(a.shape, a.strides), _below(b.shape, b.strides)
     plan = MatmulPlan(
         m=m, n=n, k=k, dtype=out.dtype.name,
         transpose_a=transpose_a, row_a=row_a, copy_a=copy_a,
         transpose_b=transpose_b, row_b=row_b, copy_b=copy_b,
-        bytes_out=m * n * item, bytes_a=span_a, bytes_b=span_b,
+        bytes_out=m * n * item, bytes_a=span_a, bytes_b=span_b, below_a=below_a, below_b=below_b,
     )  # fmt: skip
     if key is not None and out is given[0] and a is given[1] and b is given[2]:
         if len(_plans) >= _PLANS_KEPT:
@@ -179,6 +181,13 @@ def _layout(
     return False, columns, True, span
 
 
+def _below(shape: tuple[int, int], strides: tuple[int, int]) -> int:
+    """Bytes of an array below its first element."""
+    if 0 in shape:
+        return 0
+    return sum((size - 1) * -step for size, step in zip(shape, strides, strict=True) if step < 0)
+
+
 def _check_places(device: Device, plan: MatmulPlan, out: Any, a: Any, b: Any) -> None:
     """Check what a plan cannot remember: devices and overlap."""
     locate = device.backend.locate
@@ -189,6 +198,8 @@ def _check_places(device: Device, plan: MatmulPlan, out: Any, a: Any, b: Any) ->
         name = "a" if place_a != home else "b"
         raise InvalidOperand(f"{name} is on another device than out: copy it there first")
     last = first + plan.bytes_out
+    at_a -= plan.below_a
+    at_b -= plan.below_b
     if (at_a < last and first < at_a + plan.bytes_a) or (
         at_b < last and first < at_b + plan.bytes_b
     ):
@@ -289,17 +300,18 @@ class Gemm(Handle):
             a = own[0] if a is None else a
             b = own[1] if b is None else b
             out = own[2] if out is None else out
+        target = out
         key = _key(out, a, b)
         plan = _plans.get(key) if key is not None else None
         if plan is None:
-            out, a, b, plan = _check(self.device, out, a, b, key)
+            target, a, b, plan = _check(self.device, out, a, b, key)
         if plan.m != self.m or plan.n != self.n or plan.k != self.k or plan.dtype != self.dtype:
             raise InvalidOperand(
                 f"this Gemm is {self.m}x{self.n}x{self.k} {self.dtype}, but out, a and b are "
                 f"{plan.m}x{plan.n}x{plan.k} {plan.dtype}: make a Gemm for these sizes"
             )
-        _check_places(self.device, plan, out, a, b)
-        self._execute(stream, (plan, out, a, b))
+        _check_places(self.device, plan, target, a, b)
+        self._execute(stream, (plan, target, a, b))
         return out
 
     def _launch(self, stream: Stream, operands: Any) -> None:

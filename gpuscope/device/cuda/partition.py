@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -59,6 +60,8 @@ class HeterogeneousSplit:
     """Drivers 13.1 and newer: one split into groups of different sizes, with backfill.
 
     Not verified on hardware: no such driver was at hand. Tested against a fake resource.
+    A split always starts from the whole GPU, so a second carving beside a live one would
+    be given the same SMs: it is refused. Only what a carving left over can be had later.
     """
 
     def __init__(self, core: Any, resource: Any) -> None:
@@ -67,10 +70,12 @@ class HeterogeneousSplit:
         step = max(1, int(resource.coscheduled_alignment), int(resource.min_partition_size))
         total = int(resource.sm_count)
         self.layout = SmLayout(step, total // step, total % step)
+        self._left: tuple[frozenset[int], Any] | None = None
 
-    def _counts(self, planned: Sequence[PlannedPartition]) -> Any:
-        counts = [one.sm_count for one in planned]
-        return self._core.SMResourceOptions(count=counts, backfill=True)
+    def _left_over(self, planned: Sequence[PlannedPartition]) -> frozenset[int]:
+        every = set(range(self.layout.quanta))
+        every |= {REMAINDER} if self.layout.remainder_sm_count else set()
+        return frozenset(every.difference(*(one.parts for one in planned)))
 
     def check(self, plan: CarvePlan) -> None:
         """Ask the driver by a dry run; creates nothing.
@@ -80,32 +85,65 @@ class HeterogeneousSplit:
         InvalidPartition
             The driver refuses, or would grant other counts.
         """
+        if self._is_left(plan.partitions):
+            return
+        if self._left_over(plan.partitions) != set(plan.remainder_parts):
+            raise InvalidPartition(
+                "this driver splits the whole GPU at once, so nothing can be carved beside live "
+                "partitions: close them and carve everything together"
+            )
         if any(one.shares_with for one in plan.partitions):
-            return  # a split of the whole resource cannot say which SMs a live one has
-        groups, _ = self._split(plan.partitions, dry_run=True)
-        _check_granted(plan.partitions, [int(group.sm_count) for group in groups])
+            raise InvalidPartition(
+                "allow_shared: this driver splits the whole GPU at once and cannot be told which "
+                "SMs to share: close the live partitions first"
+            )
+        self._split(plan.partitions, dry_run=True)
 
     def _split(
         self, planned: Sequence[PlannedPartition], *, dry_run: bool
     ) -> tuple[list[Any], Any]:
-        try:
-            groups, rest = self._resource.split(self._counts(planned), dry_run=dry_run)
-        except Exception as error:
-            asked = ", ".join(f"{one.name}: {one.sm_count}" for one in planned)
-            raise InvalidPartition(f"the driver refuses to split into {asked} ({error})") from error
-        return list(groups), rest
+        """Return a group for each partition, and what is left over."""
+        counted = list(planned)
+        taker = None
+        if not self._left_over(planned):
+            # Its count need not be a multiple of the alignment, which a group's must be.
+            taker = next((one for one in planned if REMAINDER in one.parts), None)
+            counted = [one for one in planned if one is not taker]
+        groups, rest = [], self._resource
+        if counted:
+            options = self._core.SMResourceOptions(
+                count=[one.sm_count for one in counted], backfill=True
+            )
+            try:
+                found, rest = self._resource.split(options, dry_run=dry_run)
+            except Exception as error:
+                asked = ", ".join(f"{one.name}: {one.sm_count}" for one in counted)
+                raise InvalidPartition(
+                    f"the driver refuses to split into {asked} ({error})"
+                ) from error
+            groups = list(found)
+        if taker is not None:
+            groups.insert(planned.index(taker), rest)
+        _check_granted(planned, [int(group.sm_count) for group in groups])
+        return groups, rest
+
+    def _is_left(self, planned: Sequence[PlannedPartition]) -> bool:
+        """Whether exactly what the latest split left over is asked for."""
+        return self._left is not None and [set(one.parts) for one in planned] == [self._left[0]]
 
     def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Any]]:
         """Split, and return the resource of each partition."""
+        if self._left is not None and self._is_left(planned):
+            _check_granted(planned, [int(self._left[1].sm_count)])
+            return [[self._left[1]]]
         groups, rest = self._split(planned, dry_run=False)
-        if len(groups) == len(planned) - 1:  # the last one took what the split left over
-            groups.append(rest)
-        _check_granted(planned, [int(group.sm_count) for group in groups])
+        self._left = (self._left_over(planned), rest)
         return [[group] for group in groups]
 
 
 def _most_groups(core: Any, resource: Any, size: int) -> tuple[list[Any], Any]:
     """Split into as many groups of ``size`` as the driver gives; it keeps some SMs apart."""
+    refusal: Any = "it grants none"
     for count in range(int(resource.sm_count) // size, 0, -1):
         try:
             groups, rest = resource.split(core.SMResourceOptions(count=[size] * count))
@@ -118,6 +156,11 @@ def _most_groups(core: Any, resource: Any, size: int) -> tuple[list[Any], Any]:
 
 
 def _check_granted(planned: Sequence[PlannedPartition], granted: Sequence[int]) -> None:
+    if len(granted) != len(planned):
+        raise InvalidPartition(
+            f"{len(planned)} partitions were planned, but the driver grants {len(granted)}: ask "
+            "for fewer"
+        )
     for one, count in zip(planned, granted, strict=True):
         if one.sm_count != count:
             raise InvalidPartition(
@@ -143,8 +186,7 @@ def make_contexts(
         The driver refuses, or what it grants is not what was planned.
     """
     made: list[Any] = []
-    streams: list[Any] = []
-    try:
+    with contextlib.ExitStack() as undo:
         for one, resources in zip(planned, splitter.resources(planned), strict=True):
             try:
                 context = device.create_context(core.ContextOptions(resources=resources))
@@ -153,20 +195,18 @@ def make_contexts(
                     f"partition {one.name!r}: the driver refuses a green context of {one.sm_count} "
                     f"SMs ({error})"
                 ) from error
+            undo.callback(context.close)
             made.append(context)
         _check_granted(planned, [int(context.resources.sm.sm_count) for context in made])
-        streams = [context.create_stream() for context in made]
         counts = [one.sm_count for one in planned]
-        ids = probe.sm_ids(streams, counts)
-        targets = [probe.cluster_sm_count(*pair) for pair in zip(streams, counts, strict=True)]
-    except BaseException:
-        for stream in streams:
-            stream.close()
-        for context in made:
-            context.close()
-        raise
-    for stream in streams:
-        stream.close()
+        with contextlib.ExitStack() as probed:
+            streams = []
+            for context in made:
+                streams.append(context.create_stream())
+                probed.callback(streams[-1].close)
+            ids = probe.sm_ids(streams, counts)
+            targets = [probe.cluster_sm_count(*pair) for pair in zip(streams, counts, strict=True)]
+        undo.pop_all()
     return [
         GrantedPartition(context, one.sm_count, sms, next(_contexts), target)
         for context, one, sms, target in zip(made, planned, ids, targets, strict=True)

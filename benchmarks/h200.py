@@ -1,0 +1,266 @@
+"""Benchmarks on a real GPU: each figure is a ratio or a time measured in one run.
+
+    python benchmarks/h200.py --out benchmarks/results/h200.json
+
+Compared libraries run in the same process on the same data, taking turns, so that clocks
+and heat meet them alike. Needs a CUDA GPU and PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib.metadata
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cupy
+import ml_dtypes
+import numpy as np
+import torch
+
+import gpuscope as gs
+from gpuscope.session import run
+
+ROUNDS = 15
+PACKAGES = ("gpuscope", "numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings",
+            "nvmath-python", "torch")  # fmt: skip
+
+
+def row(what: str, goal: str, value: float, unit: str, *, met: bool, **detail: Any) -> dict:
+    return {"what": what, "goal": goal, "value": value, "unit": unit, "met": met, **detail}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def carving(gpu: Any) -> list[dict]:
+    """Carve five partitions with one stream each, probe included; the first compiles it."""
+    times, ids = [], []
+    for _ in range(20 + 1):
+        start = time.perf_counter_ns()
+        parts = gpu.carve({"a": 64, "b": 32, "c": 16, "d": 8, "e": "rest"})
+        for part in parts.values():
+            part.create_stream()
+        times.append((time.perf_counter_ns() - start) / 1e6)
+        ids = [set(part.sm_ids) for part in parts.values()]
+        parts.close()
+    disjoint = sum(map(len, ids)) == len(set().union(*ids))
+    found = spread(times[1:])
+    return [
+        row(
+            "carve {64, 32, 16, 8, rest}, one stream each, probe included", "≤ 8 ms, disjoint, "
+            "union 132", found["median"], "ms",
+            met=found["median"] <= 8 and disjoint and len(set().union(*ids)) == gpu.sm_count,
+            spread=found, first_ms=times[0], disjoint=disjoint, union=len(set().union(*ids)),
+            granted=[len(one) for one in ids],
+        )
+    ]  # fmt: skip
+
+
+def host_us(call: Any, settle: Any, count: int = 2000) -> float:
+    for _ in range(50):
+        call()
+    settle()
+    start = time.perf_counter_ns()
+    for _ in range(count):
+        call()
+    elapsed = (time.perf_counter_ns() - start) / count / 1e3
+    settle()
+    return elapsed
+
+
+def host_cost(gpu: Any) -> list[dict]:
+    """Host time of one 64³ product: ours under a guard, PyTorch's and CuPy's on a stream."""
+    a, b, out = gpu.random((64, 64), "float16"), gpu.random((64, 64), "float16"), None
+    out = gpu.empty((64, 64), "float16")
+    ta, tb, tc = (torch.randn(64, 64, device="cuda", dtype=torch.float16) for _ in range(3))
+    stream, torch_stream = gpu.create_stream(), torch.cuda.Stream()
+    cupy_stream = cupy.cuda.Stream.from_external(stream)
+    handle = gs.Gemm(gpu, m=64, n=64, k=64)
+
+    def ours() -> None:
+        with gs.CallerStreamGuard(stream):
+            gs.mm_out(out, a, b)
+
+    def gemm() -> None:
+        with gs.CallerStreamGuard(stream):
+            handle.execute(a, b, out)
+
+    def guard() -> None:
+        with gs.CallerStreamGuard(stream):
+            pass
+
+    def theirs() -> None:
+        with torch.cuda.stream(torch_stream):
+            torch.mm(ta, tb, out=tc)
+
+    def cupys() -> None:
+        with cupy_stream:
+            cupy.matmul(a, b, out=out)
+
+    calls = {"guard + mm_out": ours, "guard + Gemm.execute": gemm, "guard alone": guard,
+             "torch.mm in torch.cuda.stream": theirs, "cupy.matmul in a stream": cupys}  # fmt: skip
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            times[name].append(host_us(call, gpu.synchronize))
+    stream.close()
+    found = {name: spread(values) for name, values in times.items()}
+    pairs = zip(times["guard + mm_out"], times["torch.mm in torch.cuda.stream"], strict=True)
+    ratio = statistics.median(x / y for x, y in pairs)
+    return [
+        row("guard + mm_out 64³ float16, host cost / torch.mm in torch.cuda.stream", "≤ 0.7 ×",
+            ratio, "×", met=ratio <= 0.7, us=found)
+    ]  # fmt: skip
+
+
+def operands(n: int, dtype: str) -> tuple[list[Any], list[Any]]:
+    """The same memory as PyTorch tensors and as CuPy arrays: a, b and two outputs."""
+    kind = torch.float16 if dtype == "float16" else torch.bfloat16
+    tensors = [torch.randn(n, n, device="cuda", dtype=kind) for _ in range(4)]
+    raw = [cupy.asarray(tensor.view(torch.int16)) for tensor in tensors]
+    numpy_kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    return tensors, [array.view(numpy_kind) for array in raw]
+
+
+def device_us(stream: Any, call: Any, count: int) -> float:
+    start = stream.record()
+    for _ in range(count):
+        call()
+    end = stream.record()
+    end.synchronize()
+    return end.elapsed_ns(since=start) / count / 1e3
+
+
+def against_torch(stream: Any, n: int, dtype: str) -> dict[str, Any]:
+    """GPU time of one product, ours and PyTorch's on one stream, in turns; and its result."""
+    (ta, tb, tc, _), (a, b, _, out) = operands(n, dtype)
+    torch.cuda.synchronize()
+    torch_stream = torch.cuda.ExternalStream(stream.handle)
+
+    def ours() -> None:
+        gs.mm_out(out, a, b, stream=stream)
+
+    def theirs() -> None:
+        with torch.cuda.stream(torch_stream):
+            torch.mm(ta, tb, out=tc)
+
+    count = max(5, round(2e13 / (2 * n**3)))
+    device_us(stream, ours, 3)
+    device_us(stream, theirs, 3)
+    mine, other = [], []
+    for turn in range(ROUNDS):
+        pair = ((ours, mine), (theirs, other))
+        for call, kept in pair if turn % 2 else pair[::-1]:
+            kept.append(device_us(stream, call, count))
+    torch.cuda.synchronize()
+    error = float(torch.linalg.norm(tc.float() - torch.as_tensor(out.astype(np.float32))))
+    ratio = statistics.median(y / x for x, y in zip(mine, other, strict=True))
+    return {
+        "ratio": ratio, "ours_us": spread(mine), "torch_us": spread(other),
+        "difference": error / float(torch.linalg.norm(tc.float())),
+    }  # fmt: skip
+
+
+def throughput(gpu: Any) -> list[dict]:
+    rows = []
+    with gpu.create_stream() as stream:
+        for dtype in ("float16", "bfloat16"):
+            found = against_torch(stream, 8192, dtype)
+            rows.append(
+                row(f"mm_out 8192³ {dtype}, whole GPU / torch.mm", "≥ 0.99 ×", found["ratio"], "×",
+                    met=found["ratio"] >= 0.99, **found)
+            )  # fmt: skip
+    for sm_count in (96, 120):
+        with gpu.carve({"part": sm_count}) as parts:
+            stream = parts["part"].create_stream()
+            for n in (2048, 4096):
+                found = against_torch(stream, n, "float16")
+                goal = 1.1 if sm_count == 96 else 1.3
+                rows.append(
+                    row(f"mm_out {n}³ float16 on {sm_count} SMs / torch.mm on the same stream",
+                        f"≥ {goal} ×", found["ratio"], "×", met=found["ratio"] >= goal, **found)
+                )  # fmt: skip
+    return rows
+
+
+def quickstart(gpu: Any) -> list[dict]:
+    path = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+    start = time.perf_counter()
+    result = run(path, gpu)
+    seconds = time.perf_counter() - start
+    table = {(one["setting"], one["workload"]): one for one in result.comparison.to_pylist()}
+    free, carved = table["no partition", "small"], table["16 | rest", "small"]
+    ratio = free["latency_p99_us"] / carved["latency_p99_us"]
+    kept = table["16 | rest", "load"]["share_of_alone_on_whole_gpu"]
+    depths = {
+        name: gs.analysis.queue_depth(trace, of="load", at="small").minimum
+        for name, trace in result.items()
+    }
+    detail = {
+        "comparison": result.comparison.to_pylist(), "least_queued": depths, "seconds": seconds,
+        "clocks": {name: dict(trace.metadata.clocks) for name, trace in result.items()},
+        "devices": {name: dict(trace.metadata.devices) for name, trace in result.items()},
+    }  # fmt: skip
+    return [
+        row("quickstart: p99 of the small GEMM, no partition / partition", "≥ 3 ×", ratio, "×",
+            met=ratio >= 3 and min(depths.values()) >= 2, **detail),
+        row("quickstart: the load's throughput kept, against alone on the whole GPU", "≥ 0.8",
+            kept, "", met=kept >= 0.8),
+    ]  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+BENCHMARKS = {
+    "carving": carving,
+    "host cost": host_cost,
+    "throughput": throughput,
+    "quickstart": quickstart,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200.json"))
+    parser.add_argument("--only", choices=BENCHMARKS, action="append")
+    arguments = parser.parse_args()
+    gpu = gs.open_device("cuda:0")
+    rows = []
+    for name in arguments.only or BENCHMARKS:
+        for one in BENCHMARKS[name](gpu):
+            rows.append({"group": name, **one})
+            mark = "ok  " if one["met"] else "MISS"
+            print(f"{mark} {one['what']}: {one['value']:.4g} {one['unit']} (goal {one['goal']})",
+                  flush=True)  # fmt: skip
+    facts = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "command": "python benchmarks/h200.py",
+        "device": gpu.info.name,
+        "sm_count": gpu.sm_count,
+        "driver": gpu.info.driver,
+        "cpu_count": os.cpu_count(),
+        "versions": versions(),
+        "rows": rows,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

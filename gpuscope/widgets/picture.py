@@ -1,0 +1,85 @@
+"""One FigureWidget for a widget's life: opening one sends 5 MB, so it is kept and updated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from gpuscope import figures
+from gpuscope.figures.style import base_layout
+from gpuscope.trace.model import Trace
+
+WINDOW_NS = 3_000_000
+"""How much of a trace the picture shows: its end."""
+LIVE_SPANS, SPANS = 500, 2000
+_EMPTY_HEIGHT = 240
+
+
+class Picture:
+    """A FigureWidget that is given one figure after the other.
+
+    Attributes
+    ----------
+    figure
+        The FigureWidget, the same for ever.
+    """
+
+    def __init__(self) -> None:
+        layout = base_layout(
+            "Timeline", ["Nothing has run yet: the last 3 ms will show here."], _EMPTY_HEIGHT,
+            legend_rows=1, xaxis={"visible": False}, yaxis={"visible": False},
+        )  # fmt: skip
+        self.figure = go.FigureWidget(layout=layout)
+        # Plotly and PyArrow load pandas at first use, which must not happen in two threads.
+        figures.timeline(Trace.from_columns({}))
+
+    def show_end(self, trace: Trace, *, live: bool) -> None:
+        """Draw the last part of a trace."""
+        ends = trace.array("end_ns", fill=0)
+        if not len(ends):
+            return
+        end = int(np.max(ends))
+        title = f"Timeline, last {WINDOW_NS // 1_000_000} ms"
+        drawn = figures.timeline(
+            trace,
+            window_ns=(end - WINDOW_NS, end),
+            max_spans=LIVE_SPANS if live else SPANS,
+            title=f"{title}, live" if live else title,
+        )
+        self.show(drawn, may_shrink=not live)
+
+    def show(self, figure: go.Figure, *, may_shrink: bool = True) -> None:
+        """Make the widget look like ``figure``, in one message where its traces stay the same.
+
+        Parameters
+        ----------
+        may_shrink
+            Whether its height may become less: a page that jumps is hard to watch.
+        """
+        new = figure.to_plotly_json()
+        traces, layout = new["data"], new["layout"]
+        if not may_shrink:
+            layout["height"] = max(layout["height"], self.figure.layout.height or 0)
+        mine = self.figure
+        if [_key(one) for one in mine.data] != [_key(one) for one in traces]:
+            mine.data = ()
+            mine.add_traces(list(figure.data))
+        with mine.batch_update():
+            for one, wanted in zip(mine.data, traces, strict=True):
+                _assign(one, wanted)
+            _assign(mine.layout, layout)
+
+
+def _key(trace: Any) -> tuple[str, str]:
+    return trace["type"], trace["name"]
+
+
+def _assign(target: Any, wanted: dict[str, Any]) -> None:
+    """Give ``target`` exactly these properties; it sends only those that change."""
+    for name in target.to_plotly_json().keys() - wanted.keys() - {"type", "uid"}:
+        target[name] = None
+    for name, value in wanted.items():
+        if name not in ("type", "uid"):
+            target[name] = value

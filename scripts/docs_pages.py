@@ -1,0 +1,125 @@
+"""Write the pages of docs/ that follow from benchmark results: docs/h200.md and the error
+table in docs/simulator.md.
+
+    python scripts/docs_pages.py [--check]
+
+With --check nothing is written; exit 1 says that a page is out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- error table: begin -->", "<!-- error table: end -->"
+
+
+def number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def spread(found: dict[str, float]) -> str:
+    return f"{number(found['median'])} ({number(found['min'])} to {number(found['max'])})"
+
+
+def h200_page(facts: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    lines = [
+        "# Figures measured on an H200",
+        "",
+        "Generated from `benchmarks/results/h200.json` by `make docs`; do not edit.",
+        "",
+        f"- Date: {facts['date']}",
+        f"- Device: {facts['device']}, {facts['sm_count']} SMs, {facts['driver']}",
+        f"- Versions: {versions}",
+        f"- Command: `{facts['command']}` (`make bench-gpu`)",
+        "",
+        "Ratios compare within one run, in turns, on the same data.",
+        "",
+        "| what | goal | measured | met |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in facts["rows"]:
+        value = f"{number(row['value'])} {row['unit']}".strip()
+        met = "yes" if row["met"] else "**no**"
+        lines.append(f"| {row['what']} | {row['goal']} | {value} | {met} |")
+    lines += ["", "## Details", ""]
+    for row in facts["rows"]:
+        lines += details(row)
+    return "\n".join(lines) + "\n"
+
+
+def details(row: dict[str, Any]) -> list[str]:
+    lines = []
+    if "spread" in row:
+        lines += [f"{row['what']}: {spread(row['spread'])} {row['unit']}; the first call, which "
+                  f"compiles the probe kernel, {number(row['first_ms'])} ms. SMs seen: "
+                  f"{row['union']}, disjoint: {row['disjoint']}.", ""]  # fmt: skip
+    if "us" in row:
+        lines += ["Host cost of one call, µs, median (least to most):", ""]
+        lines += [f"- {name}: {spread(found)}" for name, found in row["us"].items()]
+        lines.append("")
+    if "ours_us" in row:
+        lines += [f"{row['what']}: ours {spread(row['ours_us'])} µs, PyTorch "
+                  f"{spread(row['torch_us'])} µs.", ""]  # fmt: skip
+    if "comparison" in row:
+        names = list(row["comparison"][0])
+        lines += ["The quickstart in full:", "", "| " + " | ".join(names) + " |"]
+        lines.append("| " + " | ".join("---" for _ in names) + " |")
+        for one in row["comparison"]:
+            cells = ("" if v is None else number(v) if isinstance(v, float) else
+                     str(v).replace("|", "\\|") for v in one.values())  # fmt: skip
+            lines.append("| " + " | ".join(cells) + " |")
+        queued = ", ".join(f"{name}: {count}" for name, count in row["least_queued"].items())
+        lines += ["", f"Load kernels queued at every sample, at least: {queued}. "
+                  f"The run took {number(row['seconds'])} s.", ""]  # fmt: skip
+    return lines
+
+
+def error_table(facts: dict[str, Any]) -> str:
+    (row,) = [one for one in facts["rows"] if "error" in one]
+    lines = [
+        BEGIN,
+        f"Measured by `{facts['command']}` on {facts['date']}; each shape is left out in turn.",
+        "",
+        "| dtype | rows | median error | p90 | whole-GPU rate × SM share: median | p90 |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for dtype, found in row["error"].items():
+        cells = (f"{100 * found[key]:.0f} %" for key in
+                 ("median", "p90", "share_median", "share_p90"))  # fmt: skip
+        lines.append(f"| {dtype} | {found['rows']} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, END])
+
+
+def pages() -> dict[Path, str]:
+    found = {}
+    results = RESULTS / "h200.json"
+    found[ROOT / "docs" / "h200.md"] = h200_page(json.loads(results.read_text("utf-8")))
+    simulator = ROOT / "docs" / "simulator.md"
+    text = simulator.read_text("utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = error_table(json.loads((RESULTS / "cpu.json").read_text("utf-8")))
+    found[simulator] = before + table + after
+    return found
+
+
+def main() -> int:
+    stale = [path for path, text in pages().items()
+             if not path.exists() or path.read_text("utf-8") != text]  # fmt: skip
+    if "--check" in sys.argv:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is out of date: run python scripts/docs_pages.py")
+        return 1 if stale else 0
+    for path, text in pages().items():
+        path.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""What only a real GPU can show: where blocks ran, whose memory it was, what the driver says."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope.session import run
+
+pytestmark = pytest.mark.gpu
+
+SMID = r"""
+extern "C" __global__ void where(unsigned* seen) {
+  unsigned sm; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  if (!threadIdx.x) atomicAdd(seen + sm, 1u);
+}
+"""
+
+
+@pytest.fixture
+def gpu():
+    device = gs.open_device("cuda:0", quiet=True)
+    yield device
+    device.close()
+
+
+def blocks_by_sm(gpu, stream, blocks=20_000):
+    kernel = gpu.compile(SMID, "where")
+    seen = gpu.asarray(np.zeros(1024, np.uint32))
+    stream.launch(kernel, seen, grid=blocks, block=64)
+    stream.synchronize()
+    counts = gpu.to_host(seen)
+    assert counts.sum() == blocks
+    return {int(sm) for sm in np.nonzero(counts)[0]}
+
+
+def test_blocks_stay_on_the_sms_of_their_partition(gpu):
+    with gpu.carve({"a": 64, "b": 32, "c": 16, "d": 8, "e": "rest"}) as parts:
+        for part in parts.values():
+            with part.create_stream() as stream:
+                assert blocks_by_sm(gpu, stream) == set(part.sm_ids)
+        with gpu.create_stream() as whole:
+            assert len(blocks_by_sm(gpu, whole)) == gpu.sm_count
+
+
+def test_the_same_quanta_are_the_same_sms_every_time(gpu):
+    seen = []
+    for _ in range(3):
+        with gpu.carve({"a": 24, "b": 12, "c": "rest"}) as parts:
+            seen.append([part.sm_ids for part in parts.values()])
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_capabilities_name_what_is_required_and_found(gpu):
+    can = gpu.capabilities
+    assert can.partitions
+    assert can.partition_path in ("composed quanta", "heterogeneous split")
+    if not can.arbitrary_split:
+        with pytest.raises(gs.CapabilityError, match=r"13\.1 or newer.*was found"):
+            can.require("arbitrary_split", feature="groups of different sizes")
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(gs.DeviceUnavailable, match="there is no device cuda:63"):
+        gs.open_device("cuda:63")
+
+
+def test_auto_opens_the_gpu(capsys):
+    device = gs.open_device()
+    assert not device.is_simulated
+    assert device is gs.open_device("cuda:0", quiet=True)
+    assert device.info.name in capsys.readouterr().out
+
+
+def test_a_failed_carving_leaves_nothing_behind(gpu, monkeypatch):
+    gpu.carve([8]).close()  # the probe is compiled now
+    probe = gpu.backend._probe
+
+    def refuse(*_):
+        raise gs.InvalidPartition("the probe failed")
+
+    monkeypatch.setattr(probe, "sm_ids", refuse)
+    for _ in range(3):
+        with pytest.raises(gs.InvalidPartition, match="the probe failed"):
+            gpu.carve({"a": 64, "b": "rest"})
+    monkeypatch.undo()
+    with gpu.carve({"a": 64, "b": "rest"}) as parts:
+        assert parts["a"].sm_count == 64
+
+
+def test_the_sm_count_target_leaves_out_sms_that_hold_no_cluster(gpu):
+    with gpu.carve({"quanta": 64, "mixed": "rest"}) as parts:
+        assert parts["quanta"].sm_count_target == 64
+        assert parts["mixed"].sm_count == 68
+        assert 0 < parts["mixed"].sm_count_target <= 68
+        assert parts["quanta"].create_stream().sm_count_target == 64
+    with gpu.create_stream() as whole:
+        assert whole.sm_count_target == 0
+
+
+def test_a_thread_that_never_used_cuda_can_use_everything(gpu):
+    errors = []
+
+    def work():
+        try:
+            with gpu.create_stream() as stream:
+                gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
+                event = stream.record()
+                event.synchronize()
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == []
+
+
+def test_pytorch_tensors_are_operands_without_a_copy(gpu):
+    torch = pytest.importorskip("torch")
+    a = torch.randn(64, 32, device="cuda", dtype=torch.float16)
+    b = torch.randn(32, 48, device="cuda", dtype=torch.float16)
+    out = torch.full((64, 48), float("nan"), device="cuda", dtype=torch.float16)
+    torch.cuda.synchronize()
+    with gpu.create_stream() as stream, gs.CallerStreamGuard(stream):
+        assert gs.mm_out(out, a, b) is out
+    expected = a.double() @ b.double()
+    assert torch.linalg.norm(out.double() - expected) / torch.linalg.norm(expected) < 1e-3
+
+
+def test_a_stream_of_pytorch_is_a_selection(gpu):
+    torch = pytest.importorskip("torch")
+    stream = torch.cuda.Stream()
+    a, out = gpu.random((64, 64)), gpu.empty((64, 64))
+    with gs.CallerStreamGuard(stream.cuda_stream):
+        gs.mm_out(out, a, a)
+    stream.synchronize()
+    host = gpu.to_host(a).astype(np.float64)
+    assert np.allclose(gpu.to_host(out), host @ host, atol=1e-4)
+
+
+def test_event_brackets_state_one_sided_bounds(gpu):
+    with gpu.create_stream() as stream:
+        handle = gs.Gemm(gpu, m=1024, n=1024, k=1024)
+        handle.execute(stream=stream)
+        handle.wait()
+        with gs.profile(gpu) as recording:
+            for _ in range(50):
+                handle.execute(stream=stream)
+    trace = recording.trace.where(kind="kernel")
+    starts, ends = trace.array("start_ns"), trace.array("end_ns")
+    late, early = trace.array("start_uncertainty_ns"), trace.array("end_uncertainty_ns")
+    assert (late >= 0).all()
+    assert (early > 0).all()
+    assert (starts + late <= ends).all()
+    assert (np.diff(np.sort(starts)) > 0).all()
+    clock = recording.trace.metadata.clocks["cuda:0"]
+    assert 0 < clock["empty_bracket_ns"] <= clock["empty_kernel_bracket_ns"]
+    assert clock["residual_ns"] < 100_000
+    low, high = recording.trace.metadata.windows_ns[0]
+    slack = clock["residual_ns"]
+    assert starts.min() >= low - slack
+    assert ends.max() <= high + slack
+    assert recording.trace.metadata.devices["cuda:0"]["sm_clock_mhz"] > 0
+
+
+def test_a_quickstart_like_experiment_keeps_the_gpu_busy(gpu):
+    square = {"kind": "gemm", "dtype": "float16"}
+    result = run(
+        {
+            "name": "small quickstart",
+            "rounds": 2,
+            "streams": {"decode": {}, "load": {}},
+            "workloads": {
+                "small": {**square, "m": 512, "n": 512, "k": 512, "stream": "decode",
+                          "repeats": 60, "arrival": "poisson", "rate_hz": 1000},
+                "load": {**square, "m": 4096, "n": 4096, "k": 4096, "stream": "load",
+                         "background": True, "max_queued": 6},
+            },
+            "settings": {
+                "no partition": {},
+                "16 | rest": {
+                    "partitions": {"small": 16, "load": "rest"},
+                    "streams": {"decode": {"partition": "small"}, "load": {"partition": "load"}},
+                },
+            },
+        },
+        gpu,
+    )  # fmt: skip
+    for trace in result.values():
+        depth = gs.analysis.queue_depth(trace, of="load", at="small")
+        assert len(depth.depths) == 60
+        assert depth.minimum >= 2
+        assert gs.analysis.latency(trace)["small"].n == 60
+        assert gs.analysis.overlap(trace, by="stream").gain > 0
+    assert gpu.held_parts() == {}

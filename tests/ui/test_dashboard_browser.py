@@ -1,0 +1,109 @@
+"""The quickstart notebook and its dashboard, driven in JupyterLab by a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "test-results"
+IMAGE = ROOT / "docs" / "images" / "dashboard.png"
+NOTEBOOK = "00_quickstart.ipynb"
+PLOT = ".widget-vbox .js-plotly-plot"
+
+IDLE = """() => {
+    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
+    return kernel?.status === 'idle';
+}"""
+RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
+# What is painted: each bar's outline, as text.
+BARS = f"""() => [...document.querySelectorAll('{PLOT} .barlayer .point path')]
+    .map(bar => bar.getAttribute('d')).join(' ')"""
+CHANGED = f"before => {{ const bars = ({BARS})(); return bars && bars !== before && bars; }}"
+
+pytestmark = pytest.mark.ui
+
+
+@pytest.fixture
+def console(browser_page):
+    """What the page logs, type first; exceptions that nobody caught count as errors."""
+    said: list[str] = []
+    browser_page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    browser_page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    return said
+
+
+@pytest.fixture
+def shot(browser_page):
+    """Save screenshots to test-results/, the last one also when the test fails."""
+    RESULTS.mkdir(exist_ok=True)
+    yield lambda name: browser_page.screenshot(path=RESULTS / f"dashboard-{name}.png")
+    browser_page.screenshot(path=RESULTS / "dashboard-last.png")
+
+
+@pytest.mark.timeout(150)
+def test_carve_run_watch_and_judge(lab, browser_page, console, shot):
+    page = browser_page
+    page.set_default_timeout(20_000)
+    page.goto(lab.page(NOTEBOOK))
+    page.wait_for_function(IDLE, timeout=40_000)
+    page.evaluate(RUN_ALL)
+
+    run = page.locator(".jupyter-button", has_text=re.compile("Run$"))
+    stop = page.locator(".jupyter-button", has_text=re.compile("Stop$"))
+    partitions = page.get_by_label("Partitions")
+    run.wait_for(timeout=40_000)
+    page.locator(PLOT).wait_for()
+    page.wait_for_function(IDLE)
+    assert page.get_by_text("SIMULATED, not measured").first.is_visible()
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    run.scroll_into_view_if_needed()
+    shot("ready")
+
+    # A count that the GPU cannot give: said in place, with what it could, and Run waits.
+    partitions.fill("small: 17, load: rest")
+    error = page.locator(".gpuscope-error")
+    error.wait_for()
+    assert "16 below and 20 above" in error.inner_text()
+    assert run.is_disabled()
+    shot("invalid")
+    partitions.fill("small: 24, load: rest")
+    page.locator(".gpuscope-plan").filter(has_text="24 granted").wait_for()
+    assert page.get_by_label("Stream in").first.input_value() == "small (24 SMs)"
+    page.locator(".jupyter-button:not([disabled])", has_text=re.compile("Run$")).wait_for()
+
+    assert page.evaluate(BARS) == ""
+    run.hover()
+    run.click()
+    page.locator(".jupyter-button:not([disabled])", has_text=re.compile("Stop$")).wait_for()
+    first = page.wait_for_function(CHANGED, arg="").json_value()
+    assert stop.is_enabled()
+    page.wait_for_function(CHANGED, arg=first)
+    assert stop.is_enabled(), "the timeline changed only when the run had ended"
+    shot("running")
+
+    results = page.locator(".gpuscope-results")
+    results.wait_for(timeout=40_000)
+    assert page.get_by_text("Done: 2,000 timed calls.").is_visible()
+    cells = results.locator("tbody tr").first.locator("td").all_inner_texts()
+    assert cells[:4] == ["small", "small", "2000", "2000"]
+    assert all(float(cell) > 0 for cell in cells[4:7]), f"p50, p90, p99 are {cells[4:7]}"
+    assert "SIMULATED" in results.inner_text()
+    page.locator(".widget-vbox .gtitle", has_text="SIMULATED").wait_for()
+
+    page.locator(PLOT).scroll_into_view_if_needed()
+    results.scroll_into_view_if_needed()
+    shot("done")
+    widget = page.locator(".jp-OutputArea-output .widget-vbox").first
+    picture = RESULTS / "dashboard.png"
+    widget.screenshot(path=picture)
+    if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
+        IMAGE.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(picture, IMAGE)
+
+    errors = [line for line in console if line.startswith("error")]
+    assert not errors, "\n".join(errors)

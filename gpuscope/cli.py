@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from gpuscope._files import replacing
 from gpuscope.analysis.result import format_value
@@ -54,7 +55,9 @@ def run_command(
     """
     experiment = Experiment.from_file(file)
     target = open_device(device, quiet=as_json)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    _make_folder(out)  # before the run: what it records must not be lost for want of a folder
+    # Names are foreign text: no markup.
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=_err, transient=True) as bar:
         task = bar.add_task(experiment.name)
 
@@ -83,13 +86,10 @@ def run_command(
 
 def write_run(result: Run, folder: Path) -> list[Path]:
     """Write the report, the comparison and the traces of a run; returns their paths."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GpuscopeError(f"cannot make the folder {folder.name!r}: {error.strerror}") from error
+    _make_folder(folder)
     paths: list[Path] = []
     for setting, trace in result.items():
-        slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-") or "setting"
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-")[:80] or "setting"
         path = folder / f"trace-{slug}.parquet"
         if path in paths:
             path = folder / f"trace-{slug}-{len(paths)}.parquet"
@@ -98,6 +98,15 @@ def write_run(result: Run, folder: Path) -> list[Path]:
     with replacing(comparison) as temporary:
         temporary.write_text(json.dumps(result.comparison.to_pylist(), indent=1), "utf-8")
     return [html_report(result, folder / "report.html"), comparison, *paths]
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GpuscopeError(
+            f"cannot make the folder {folder.name!r}: {error.strerror}. Choose another with --out"
+        ) from error
 
 
 def _show(result: Run, written: list[Path]) -> None:
@@ -115,7 +124,7 @@ def _show(result: Run, written: list[Path]) -> None:
     for title in shown.values():
         table.add_column(title, overflow="fold")
     for row in result.comparison.to_pylist():
-        table.add_row(*(format_value(row[name]) for name in shown))
+        table.add_row(*(Text(format_value(row[name])) for name in shown))
     _out.print(table)
     _out.print(next(iter(result.values())).provenance, markup=False)
     if result.stopped:

@@ -268,9 +268,12 @@ class _Session:
             with profile(self.device) as self.recording:
                 yield
         finally:
-            if self.recording is not None:
-                kept.append(self.recording.trace)
-            self.recording = None
+            recording, self.recording = self.recording, None
+            if recording is not None:
+                # Ctrl-C may come while it stops: once more then ends what is left. Where that
+                # fails, too, the first error is on its way already.
+                with contextlib.suppress(GpuscopeError):
+                    kept.append(recording.stop())
 
     def _drive(self, setting: str, number: int, workers: list[_Worker]) -> None:
         """Issue and poll until the foreground is done: one host thread, nothing blocks."""
@@ -353,16 +356,17 @@ class _Session:
         solo = {}
         for name in self.experiment.workloads:
             here = self.alone.get((setting, name))
-            if not here:
+            times = _kernel_times(here or [])
+            if not len(times):  # stopped before it ran
                 continue
-            times = _kernel_times(here)
             whole = self.alone.get(("", name), [])
+            whole_times = _kernel_times(whole)
             # The rate of arrivals at given times says nothing about what the GPU could do.
             paced = self.experiment.workloads[name].rate_hz is not None
             solo[name] = {
                 "kernel_ns": float(np.median(times)),
                 "n": len(times),
-                "whole_gpu_kernel_ns": float(np.median(_kernel_times(whole))) if whole else None,
+                "whole_gpu_kernel_ns": float(np.median(whole_times)) if len(whole_times) else None,
                 "whole_gpu_tflop_per_s": None if paced else _tflop_per_s(whole),
             }
         return solo
@@ -486,7 +490,8 @@ def _share(total: int, rounds: int, number: int) -> int:
 
 def _kernel_times(traces: list[Trace]) -> np.ndarray[Any, Any]:
     found = [trace.where(kind="kernel") for trace in traces]
-    return np.concatenate([one.array("end_ns") - one.array("start_ns") for one in found])
+    times = [one.array("end_ns") - one.array("start_ns") for one in found]
+    return np.concatenate([np.zeros(0, np.int64), *times])
 
 
 def _tflop_per_s(traces: list[Trace]) -> float | None:
@@ -494,6 +499,8 @@ def _tflop_per_s(traces: list[Trace]) -> float | None:
     flops = span_ns = 0.0
     for trace in traces:
         found = trace.where(kind="kernel")
+        if not len(found):
+            continue
         flops += float(found.array("flop_count", fill=0).sum())
         span_ns += float(found.array("end_ns").max() - found.array("start_ns").min())
     return flops / span_ns / 1e3 if flops and span_ns else None

@@ -27,12 +27,14 @@ COLUMNS = {
     "tflop_per_s": pa.float64(),
     "share_of_alone_on_whole_gpu": pa.float64(),
     "overlap": pa.float64(),
+    "overlap_tight": pa.float64(),
     "gain": pa.float64(),
 }
 """Column → type of a comparison; units in the names. ``tflop_per_s`` is operations over
 first start to last end, null where its kernels do not state them;
 ``share_of_alone_on_whole_gpu`` that rate over the workload's rate alone on the
-unpartitioned GPU. ``overlap`` and ``gain`` are the setting's."""
+unpartitioned GPU. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
+overlap with every span shrunk by its stated uncertainty, null where none is stated."""
 
 
 def compare(traces: Mapping[str, Trace]) -> pa.Table:
@@ -44,7 +46,7 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
         except MissingEvidence:
             continue
         together = overlap(trace, by="workload")
-        pair = max((one.fraction for one in together.pairs), default=None)
+        most = max(together.pairs, key=lambda one: one.fraction, default=None)
         try:
             seen = {handle.name: handle for handle in latency(trace).handles}
         except MissingEvidence:
@@ -71,7 +73,8 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
                     "latency_p99_us": times.p99_ns / 1e3 if times and times.p99_ns else None,
                     "tflop_per_s": rate,
                     "share_of_alone_on_whole_gpu": rate / alone if rate and alone else None,
-                    "overlap": pair,
+                    "overlap": most.fraction if most else None,
+                    "overlap_tight": most.tight_fraction if most else None,
                     "gain": together.gain,
                 }
             )

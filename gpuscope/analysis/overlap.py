@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.analysis.intervals import (
+    Intervals,
     grouped,
     intersection_ns,
     kernels,
@@ -28,6 +29,10 @@ class PairOverlap:
     ----------
     fraction
         |busy(a) ∩ busy(b)| / min(|busy(a)|, |busy(b)|).
+    tight_fraction
+        The same with every span shrunk by the uncertainties it states; ``None`` where the
+        source states none. Bracketing events count waiting for SMs as running, so what
+        really overlapped lies between the two.
     """
 
     a: str
@@ -35,6 +40,7 @@ class PairOverlap:
     busy_a_ns: int
     busy_b_ns: int
     overlap_ns: int
+    tight_fraction: float | None = None
 
     @property
     def fraction(self) -> float:
@@ -79,6 +85,7 @@ class OverlapResult(Result):
                 "busy b (ms)": pair.busy_b_ns / 1e6,
                 "overlap (ms)": pair.overlap_ns / 1e6,
                 "overlap": pair.fraction,
+                "overlap (tight)": pair.tight_fraction,
                 "gain": self.gain,
             }
             for pair in self.pairs
@@ -106,9 +113,18 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     """
     found = kernels(trace)
     starts, ends = found.array("start_ns"), found.array("end_ns")
-    busy = {label: union(starts[mask], ends[mask]) for label, mask in grouped(found, by).items()}
+    groups = grouped(found, by)
+    busy = {label: union(starts[mask], ends[mask]) for label, mask in groups.items()}
+    tight = _shrunk(found, starts, ends, groups)
     pairs = tuple(
-        PairOverlap(a, b, length(busy[a]), length(busy[b]), intersection_ns(busy[a], busy[b]))
+        PairOverlap(
+            a,
+            b,
+            length(busy[a]),
+            length(busy[b]),
+            intersection_ns(busy[a], busy[b]),
+            _fraction(tight[a], tight[b]) if tight else None,
+        )
         for a, b in itertools.combinations(sorted(busy), 2)
     )
     makespan = makespan_ns(found, starts, ends)
@@ -123,3 +139,20 @@ def _gain(found: Trace, makespan: int) -> float | None:
             return None
         solo_ns += float(alone["kernel_ns"]) * int(np.count_nonzero(mask))
     return solo_ns / makespan if makespan else None
+
+
+def _shrunk(
+    found: Trace, starts: Intervals, ends: Intervals, groups: dict[str, np.ndarray[Any, Any]]
+) -> dict[str, Intervals] | None:
+    """Busy time of each group with spans shrunk by their uncertainties; None without any."""
+    late = found.array("start_uncertainty_ns", fill=0)
+    early = found.array("end_uncertainty_ns", fill=0)
+    if not late.any() and not early.any():
+        return None
+    first, last = starts + late, np.maximum(starts + late, ends - early)
+    return {label: union(first[mask], last[mask]) for label, mask in groups.items()}
+
+
+def _fraction(one: Intervals, other: Intervals) -> float:
+    shorter = min(length(one), length(other))
+    return intersection_ns(one, other) / shorter if shorter else 0.0

@@ -21,7 +21,9 @@ DEFINITIONS = {
     "of the workload.",
     "Busy, overlap": "busy(X) is the union of the kernel spans of X. Overlap of A and B is the "
     "time in which both are busy, over the shorter of the two busy times: 1 means that the shorter "
-    "one never ran without the other. Of more than two workloads, the largest pair is shown.",
+    "one never ran without the other. Of more than two workloads, the largest pair is shown. Where "
+    "kernel times come from bracketing events, waiting for SMs counts as running: the tight value "
+    "shrinks every span by its stated uncertainty, and the truth lies between the two.",
     "Gain": "The sum of the solo kernel times over the makespan. Two workloads that overlap fully "
     "and each take twice as long have overlap 1 and gain 1: overlapping won nothing. Unknown "
     "without solo times.",
@@ -44,15 +46,33 @@ def first_window_ns(trace: Trace) -> tuple[int, int]:
 
 
 def close_windows_ns(traces: Mapping[str, Trace]) -> dict[str, tuple[int, int]]:
-    """Return a window in the middle of each first window, where single kernels can be seen."""
+    """Return a window near the middle of each first window, where single kernels can be seen.
+
+    It is centred on a kernel of the workload that has the fewest, so that each is in view.
+    """
     longest = max(_median_kernel_ns(trace) for trace in traces.values())
     length = max(_CLOSE_NS, _KERNELS_IN_VIEW * longest // 1_000_000 * 1_000_000)
     windows = {}
     for name, trace in traces.items():
         low, high = first_window_ns(trace)
-        start = max(low, (low + high - length) // 2)
+        middle = _rarest_kernel_ns(trace, low, high)
+        start = max(low, min(middle - length // 2, high - length))
         windows[name] = (start, min(high, start + length))
     return windows
+
+
+def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
+    """Return the start, nearest the middle, of a kernel of the workload that has the fewest."""
+    middle = (low + high) // 2
+    kernels = trace.where(kind="kernel")
+    labels = np.array([str(label) for label in kernels.texts("category")])
+    starts = kernels.array("start_ns")
+    inside = (starts >= low) & (starts < high)
+    if not inside.any():
+        return middle
+    names, counts = np.unique(labels[inside], return_counts=True)
+    rarest = starts[inside & (labels == names[counts.argmin()])]
+    return int(rarest[np.abs(rarest - middle).argmin()])
 
 
 def _median_kernel_ns(trace: Trace) -> int:

@@ -25,6 +25,7 @@ _HEADINGS = {
     "tflop_per_s": "TFLOP/s",
     "share_of_alone_on_whole_gpu": "Share of alone on the whole GPU",
     "overlap": "Overlap",
+    "overlap_tight": "Overlap, tight",
     "gain": "Gain",
 }
 _SHARES = ("Share of alone on the whole GPU",)
@@ -112,6 +113,8 @@ def _in_short(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
                 facts |= _latency_facts(row, only=len(foreground) == 1)
         if mine:
             facts["Overlap"] = page.number(mine[0]["overlap"])
+            if mine[0]["overlap_tight"] is not None:
+                facts["Overlap"] = f"{page.number(mine[0]['overlap_tight'])} to {facts['Overlap']}"
             gain = mine[0]["gain"]
             facts["Gain"] = "unknown: no solo times" if gain is None else page.number(gain)
         else:

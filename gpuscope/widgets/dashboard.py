@@ -91,6 +91,7 @@ class Dashboard:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._closed = False
+        self._partitions: tuple[str, ...] = ()
         self.run: Run | None = None
         self.live_draws = 0
         self._picture = Picture()
@@ -111,6 +112,7 @@ class Dashboard:
             value=0.0, min=0.0, max=1.0, description="Progress", layout=ipw.Layout(width="260px")
         )
         self.status = ipw.HTML()
+        self.status.add_class("gpuscope-status")
         self.results = ipw.HTML()
         self.form = Form(_experiment(experiment), self._planner, self._enable, self._lock)
         self._describe_device()
@@ -168,6 +170,7 @@ class Dashboard:
                 self._say(html.problem(str(error)))
                 return
             self._stop = threading.Event()
+            self._partitions = tuple(experiment.partitions)
             self.live_draws = 0
             self._thread = threading.Thread(
                 target=self._work, args=(experiment, self.device.value, self._stop),
@@ -226,7 +229,8 @@ class Dashboard:
         if not self._stop.is_set():
             self._say(html.note(f"Running: {progress.done:,} of {progress.total:,} timed calls."))
         if progress.recording is not None:
-            self._picture.show_end(progress.recording.snapshot(), live=True)
+            seen = progress.recording.snapshot()
+            self._picture.show_end(seen, live=True, partitions=self._partitions)
             self.live_draws += 1
 
     def _draw_failed(self, error: Exception) -> None:
@@ -249,9 +253,9 @@ class Dashboard:
 
     def _show(self, run: Run) -> None:
         trace = list(run.traces.values())[-1]
-        self._picture.show_end(trace, live=False)
-        self.results.value = html.results(run, [self.form.load.name])
         timed = self.form.small.name
+        self._picture.show_end(trace, live=False, of=timed, partitions=self._partitions)
+        self.results.value = html.results(run, [self.form.load.name])
         calls = sum(row["latency_n"] or 0 for row in run.comparison.to_pylist()
                     if row["workload"] == timed)  # fmt: skip
         if run.stopped:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope import figures
-from gpuscope.figures.style import base_layout
+from gpuscope.figures.style import MUTED, base_layout
 from gpuscope.trace.model import Trace
 
 WINDOW_NS = 3_000_000
@@ -27,23 +28,42 @@ class Picture:
     """
 
     def __init__(self) -> None:
-        layout = base_layout(
-            "Timeline", ["Nothing has run yet: the last 3 ms will show here."], _EMPTY_HEIGHT,
-            legend_rows=1, xaxis={"visible": False}, yaxis={"visible": False},
-        )  # fmt: skip
-        self.figure = go.FigureWidget(layout=layout)
+        words = f"Nothing has run yet. The last {WINDOW_NS // 1_000_000} ms of a run show here."
+        empty = {"visible": False, "fixedrange": True}
+        layout = base_layout("", [], _EMPTY_HEIGHT, legend_rows=0, xaxis=empty, yaxis=empty)
+        layout["annotations"] = [
+            {"text": words, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper",
+             "showarrow": False, "font": {"size": 15, "color": MUTED}}
+        ]  # fmt: skip
+        self.figure = go.FigureWidget(layout={**layout, "autosize": True})
+        self.figure._config = {**self.figure._config, "responsive": True}  # noqa: SLF001
         # Plotly and PyArrow load pandas at first use, which must not happen in two threads.
         figures.timeline(Trace.from_columns({}))
 
-    def show_end(self, trace: Trace, *, live: bool) -> None:
-        """Draw the last part of a trace."""
-        ends = trace.array("end_ns", fill=0)
+    def show_end(
+        self, trace: Trace, *, live: bool, of: str | None = None, partitions: Iterable[str] = ()
+    ) -> None:
+        """Draw the last part of a trace.
+
+        Parameters
+        ----------
+        live
+            Whether the run goes on.
+        of
+            The workload whose last kernel ends the picture; without it any row does.
+        partitions
+            Every name in the order of the carving, which colours and tracks then follow.
+        """
+        rows = trace.where(kind="kernel", category=of) if of is not None else trace
+        ends = (rows if len(rows) else trace).array("end_ns", fill=0)
         if not len(ends):
             return
         end = int(np.max(ends))
+        known = trace.metadata.partitions
+        names = dict.fromkeys([*partitions, *known])
         title = f"Timeline, last {WINDOW_NS // 1_000_000} ms"
         drawn = figures.timeline(
-            trace,
+            trace.with_metadata(partitions={name: known.get(name, {}) for name in names}),
             window_ns=(end - WINDOW_NS, end),
             max_spans=LIVE_SPANS if live else SPANS,
             title=f"{title}, live" if live else title,
@@ -59,7 +79,7 @@ class Picture:
             Whether its height may become less: a page that jumps is hard to watch.
         """
         new = figure.to_plotly_json()
-        traces, layout = new["data"], new["layout"]
+        traces, layout = new["data"], {**new["layout"], "autosize": True}
         if not may_shrink:
             layout["height"] = max(layout["height"], self.figure.layout.height or 0)
         mine = self.figure

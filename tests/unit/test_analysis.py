@@ -422,7 +422,7 @@ def test_compare():
     assert table.column_names == [
         "setting", "workload", "partition", "kernels", "kernel_median_us", "latency_n",
         "latency_p50_us", "latency_p90_us", "latency_p99_us", "tflop_per_s",
-        "share_of_alone_on_whole_gpu", "overlap", "gain",
+        "share_of_alone_on_whole_gpu", "overlap", "overlap_tight", "gain",
     ]  # fmt: skip
     rows = {(row["setting"], row["workload"]): row for row in table.to_pylist()}
     assert list(rows) == [("shared", "a"), ("shared", "b"), ("carved", "a"), ("carved", "b")]
@@ -483,3 +483,40 @@ def test_analyses_leave_the_trace_alone():
     for judge in (analysis.overlap, analysis.concurrency, analysis.summary):
         judge(rows)
     assert rows.spans.to_pydict() == before
+
+
+def test_overlap_tight_shrinks_spans_by_their_uncertainty():
+    # a runs 0–100 for certain; b's bracket is 20–80, but b may have begun as late as 70
+    # and ended as early as 75: it overlapped a for 5 to 60 ns, in full either way.
+    trace = Trace.from_columns(
+        {
+            "id": [1, 2],
+            "kind": ["kernel", "kernel"],
+            "name": ["a", "b"],
+            "category": ["a", "b"],
+            "start_ns": [0, 20],
+            "end_ns": [100, 80],
+            "start_uncertainty_ns": [0, 50],
+            "end_uncertainty_ns": [90, 5],  # a may have ended at 10
+            "source": ["events", "events"],
+        }
+    )
+    (pair,) = analysis.overlap(trace, by="workload").pairs
+    assert pair.fraction == 1.0
+    # shrunk: a is 0–10, b is 70–75: nothing overlapped
+    assert pair.tight_fraction == 0.0
+
+
+def test_overlap_tight_is_unknown_without_uncertainties():
+    trace = Trace.from_columns(
+        {
+            "id": [1, 2],
+            "kind": ["kernel", "kernel"],
+            "name": ["a", "b"],
+            "start_ns": [0, 20],
+            "end_ns": [100, 80],
+            "source": ["simulated", "simulated"],
+        }
+    )
+    (pair,) = analysis.overlap(trace, by="workload").pairs
+    assert pair.tight_fraction is None

@@ -29,7 +29,7 @@ help:
 	@echo 'make bench       benchmarks that need no GPU'
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
 	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/h200.json (OFFLINE=1 too)'
-	@echo 'make docs        notebooks, executed, as pages in site/'
+	@echo 'make docs        pages made from results, and the notebooks, executed, in site/'
 	@echo 'make fuzz        property tests on many more examples (EXAMPLES=2000)'
 	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
 	@echo 'make clean       remove outputs and caches; distclean: .venv and .wheels too'
@@ -65,6 +65,7 @@ bench-gpu:
 
 docs:
 	@$(SETUP) docs
+	$(PY) scripts/docs_pages.py
 	.venv/bin/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
 
 fuzz:

@@ -60,9 +60,8 @@ def profile(device: Device | None = None) -> Iterator[Recording]:
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> with gs.profile(gpu) as recording:
-    ...     gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=gpu.create_stream()) is not None
-    True
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     _ = gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
     >>> recording.trace.kind_counts()["kernel"]
     1
     """

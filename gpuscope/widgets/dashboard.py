@@ -132,6 +132,7 @@ class Dashboard:
                 self.results,
             ]
         )
+        self.widget.add_class("gpuscope-dashboard")
         self._say(html.note("Ready."))
         self.form.check()
 
@@ -224,10 +225,11 @@ class Dashboard:
         self._finish(done, said)
 
     def _draw_live(self, progress: Progress) -> None:
-        share = progress.done / progress.total
-        self.progress.value = share
-        if not self._stop.is_set():
-            self._say(html.note(f"Running: {progress.done:,} of {progress.total:,} timed calls."))
+        self.progress.value = progress.done / progress.total
+        words = f"Running: {progress.done:,} of {progress.total:,} timed calls."
+        with self._lock:
+            if not self._stop.is_set():
+                self._say(html.note(words))
         if progress.recording is not None:
             seen = progress.recording.snapshot()
             self._picture.show_end(seen, live=True, partitions=self._partitions)
@@ -237,14 +239,13 @@ class Dashboard:
         self._say(html.problem(f"the live picture failed, the run goes on: {error}"))
 
     def _finish(self, done: Run | None, said: str) -> None:
-        try:
-            if done is not None:
-                self._show(done)
-        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            said = f"the results cannot be shown: {type(error).__name__}: {error}"
         with self._lock:
-            if done is not None:
-                self.run = done
+            self.run = done if done is not None else self.run
+            try:
+                if done is not None:
+                    self._show(done)
+            except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
+                said = f"the results cannot be shown: {type(error).__name__}: {error}"
             if said:
                 self.progress.bar_style = "danger"
                 self._say(html.problem(said))

@@ -12,6 +12,7 @@ from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
 from gpuscope.experiment import Experiment, GemmSpec, WorkloadSpec
+from gpuscope.figures.text import clean
 from gpuscope.widgets import html
 
 WHOLE_GPU = "whole GPU"
@@ -60,7 +61,8 @@ def parse_partitions(words: str) -> dict[str, int | str]:
             sizes[name] = size if size == "rest" else int(size)
         except ValueError:
             raise InvalidPartition(
-                f"partition {name!r}: an SM count is a whole number or 'rest', not {size!r}"
+                f"partition {name!r}: an SM count is a whole number or 'rest', not "
+                f"{clean(size, 40)!r}"
             ) from None
     return sizes
 

@@ -15,7 +15,10 @@ from gpuscope.trace.model import Trace
 WINDOW_NS = 3_000_000
 """How much of a trace the picture shows: its end."""
 LIVE_SPANS, SPANS = 500, 2000
-_EMPTY_HEIGHT = 240
+HEIGHT = 500
+"""Px, for ever: a page that jumps is hard to watch, and Plotly stops following the width of
+its place once a height is changed."""
+_PLACE = {"autosize": True, "height": HEIGHT}
 
 
 class Picture:
@@ -30,13 +33,13 @@ class Picture:
     def __init__(self) -> None:
         words = f"Nothing has run yet. The last {WINDOW_NS // 1_000_000} ms of a run show here."
         empty = {"visible": False, "fixedrange": True}
-        layout = base_layout("", [], _EMPTY_HEIGHT, legend_rows=0, xaxis=empty, yaxis=empty)
+        layout = base_layout("", [], 0, legend_rows=0, xaxis=empty, yaxis=empty)
         layout["annotations"] = [
             {"text": words, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper",
              "showarrow": False, "font": {"size": 15, "color": MUTED}}
         ]  # fmt: skip
-        self.figure = go.FigureWidget(layout={**layout, "autosize": True})
-        self.figure._config = {**self.figure._config, "responsive": True}  # noqa: SLF001
+        self.figure = go.FigureWidget(layout={**layout, **_PLACE})
+        self.figure._config = {**self.figure._config, "responsive": True}
         # Plotly and PyArrow load pandas at first use, which must not happen in two threads.
         figures.timeline(Trace.from_columns({}))
 
@@ -68,20 +71,12 @@ class Picture:
             max_spans=LIVE_SPANS if live else SPANS,
             title=f"{title}, live" if live else title,
         )
-        self.show(drawn, may_shrink=not live)
+        self.show(drawn)
 
-    def show(self, figure: go.Figure, *, may_shrink: bool = True) -> None:
-        """Make the widget look like ``figure``, in one message where its traces stay the same.
-
-        Parameters
-        ----------
-        may_shrink
-            Whether its height may become less: a page that jumps is hard to watch.
-        """
+    def show(self, figure: go.Figure) -> None:
+        """Make the widget look like ``figure``, in one message where its traces stay the same."""
         new = figure.to_plotly_json()
-        traces, layout = new["data"], {**new["layout"], "autosize": True}
-        if not may_shrink:
-            layout["height"] = max(layout["height"], self.figure.layout.height or 0)
+        traces, layout = new["data"], {**new["layout"], **_PLACE}
         mine = self.figure
         if [_key(one) for one in mine.data] != [_key(one) for one in traces]:
             mine.data = ()

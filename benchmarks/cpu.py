@@ -1,6 +1,6 @@
 """Benchmarks that need no GPU: import, simulator, cost model, traces.
 
-    python benchmarks/cpu.py --out benchmarks/results/cpu.json
+python benchmarks/cpu.py --out benchmarks/results/cpu.json
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def run_command(
         def view(progress: RunProgress) -> None:
             bar.update(
                 task, total=progress.total, completed=progress.done,
-                description=f"{progress.setting}, round {progress.round + 1}",
+                description=f"{progress.setting}, round {progress.round + 1}, {progress.phase}",
             )  # fmt: skip
 
         result = run_experiment(experiment, target, viewer=view)

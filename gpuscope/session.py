@@ -79,7 +79,8 @@ def _one_clock() -> tuple[Device, ...]:
         len({device.info.kind for device in devices}) > 1
         or sum(device.is_simulated for device in devices) > 1
     ):
-        gc.collect()  # a device that nobody holds any more must not count
+        del devices  # a device that nobody holds any more must not count
+        gc.collect()
         devices = open_devices()
     return tuple(devices)
 
@@ -94,6 +95,8 @@ class Progress:
         Foreground calls completed and planned, over all settings and rounds.
     recording
         The recording that is on now, for its batches; ``None`` between recordings.
+    phase
+        ``"together"``, or which workload is measured alone.
     """
 
     setting: str
@@ -101,6 +104,7 @@ class Progress:
     done: int
     total: int
     recording: Recording | None
+    phase: str = "together"
 
 
 Viewer = Callable[[Progress], None]
@@ -164,6 +168,7 @@ class _Session:
         self.handles: dict[Any, Gemm | Copy | Spin] = {}
         self.stream_ids: dict[tuple[str, str], int] = {}
         self.recording: Recording | None = None
+        self.round = 0
 
     def run(self) -> Run:
         for setting in self.settings:
@@ -202,6 +207,7 @@ class _Session:
             name: _share(spec.repeats, self.experiment.rounds, number)
             for name, spec in setting.workloads.items()
         }
+        self.round = number
         with self._streams(setting) as streams:
             workers = self._workers(setting, streams, repeats, number)
             for worker in workers:
@@ -313,9 +319,9 @@ class _Session:
         for worker in workers:
             worker.finish()
 
-    def _tell(self, setting: str, number: int) -> None:
+    def _tell(self, setting: str, number: int, phase: str = "together") -> None:
         if self.viewer is not None:
-            self.viewer(Progress(setting, number, self.done, self.total, self.recording))
+            self.viewer(Progress(setting, number, self.done, self.total, self.recording, phase))
 
     # -- alone ------------------------------------------------------------------------
     def _measure_alone(
@@ -339,6 +345,7 @@ class _Session:
         A GPU under a power cap slows down when it is busy for long: a burst would be a
         flattering reference.
         """
+        self._tell(setting, self.round, f"{worker.handle.name} alone")
         until_ns = self.device.now_ns() + (took_ns if worker.background else 0)
         done = 0
         with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):

@@ -56,16 +56,16 @@ def h200_page(facts: dict[str, Any]) -> str:
 def details(row: dict[str, Any]) -> list[str]:
     lines = []
     if "spread" in row:
-        lines += [f"{row['what']}: {spread(row['spread'])} {row['unit']}; the first call, which "
-                  f"compiles the probe kernel, {number(row['first_ms'])} ms. SMs seen: "
-                  f"{row['union']}, disjoint: {row['disjoint']}.", ""]  # fmt: skip
+        text = f"{row['what']}: {spread(row['spread'])} {row['unit']}; the first call, which "
+        text += f"compiles the probe kernel, {number(row['first_ms'])} ms. SMs seen: "
+        lines += [f"{text}{row['union']}, disjoint: {row['disjoint']}.", ""]
     if "us" in row:
         lines += ["Host cost of one call, µs, median (least to most):", ""]
         lines += [f"- {name}: {spread(found)}" for name, found in row["us"].items()]
         lines.append("")
     if "ours_us" in row:
-        lines += [f"{row['what']}: ours {spread(row['ours_us'])} µs, PyTorch "
-                  f"{spread(row['torch_us'])} µs.", ""]  # fmt: skip
+        text = f"{row['what']}: ours {spread(row['ours_us'])} µs, "
+        lines += [f"{text}PyTorch {spread(row['torch_us'])} µs.", ""]
     if "comparison" in row:
         names = list(row["comparison"][0])
         lines += ["The quickstart in full:", "", "| " + " | ".join(names) + " |"]
@@ -75,8 +75,8 @@ def details(row: dict[str, Any]) -> list[str]:
                      str(v).replace("|", "\\|") for v in one.values())  # fmt: skip
             lines.append("| " + " | ".join(cells) + " |")
         queued = ", ".join(f"{name}: {count}" for name, count in row["least_queued"].items())
-        lines += ["", f"Load kernels queued at every sample, at least: {queued}. "
-                  f"The run took {number(row['seconds'])} s.", ""]  # fmt: skip
+        text = f"Load kernels queued at every sample, at least: {queued}. "
+        lines += ["", f"{text}The run took {number(row['seconds'])} s.", ""]
     return lines
 
 

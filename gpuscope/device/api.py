@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
+Places = tuple[tuple[Any, Any, Any], tuple[int, int, int], Any]
+"""Of out, a and b: the device that holds each, the address of each first element, and
+whatever the backend's ``matmul`` takes of them."""
+
 
 @dataclass(frozen=True)
 class DeviceInfo:
@@ -42,7 +46,7 @@ class DeviceInfo:
     """
 
     key: str
-    kind: Literal["cuda", "sim"]
+    kind: Literal["cuda", "sim", "cpu"]
     index: int
     name: str
     uuid: str
@@ -71,6 +75,8 @@ class Capabilities:
         Allocation tagged by stream.
     compile_source
         CUDA C++ source can be compiled and run.
+    graphs
+        Streams can be captured into graphs.
     reasons
         Capability → what it requires and what was found, for each that is false.
     """
@@ -81,6 +87,7 @@ class Capabilities:
     arbitrary_split: bool
     stream_ordered_memory: bool
     compile_source: bool
+    graphs: bool
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def require(self, name: str, *, feature: str) -> None:
@@ -355,10 +362,9 @@ class Backend(Protocol):
         """Launch a kernel."""
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, out: Any, a: Any, b: Any, sm_count: int,
-        correlation: int,
-    ) -> None:  # fmt: skip
-        """Queue ``out = a @ b`` as planned, tuned for ``sm_count`` SMs (0: not told)."""
+        self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
+    ) -> None:
+        """Queue a planned GEMM on placed operands, tuned for ``sm_count`` SMs (0: not told)."""
 
     def adopt(self, value: Any) -> Any:
         """Return ``value`` as an array of this kind of device, without a copy, or ``None``.
@@ -366,8 +372,8 @@ class Backend(Protocol):
         What is returned has ``shape``, ``dtype``, ``ndim`` and ``strides``.
         """
 
-    def locate(self, array: Any) -> tuple[Any, int]:
-        """Return the device that holds an adopted array and its first element's address."""
+    def place(self, out: Any, a: Any, b: Any) -> Places:
+        """Say where adopted arrays are, and what :meth:`matmul` takes of them."""
 
     def contiguous(self, stream: Stream, array: Any) -> Any:
         """Copy an array into C order, on ``stream``."""
@@ -392,6 +398,8 @@ class MatmulPlan:
         From an operand's lowest byte to the one after its highest.
     below_a, below_b
         Bytes below an input's first element: a reversed view has some.
+    copies
+        Whether any input is copied.
     """
 
     m: int
@@ -409,6 +417,7 @@ class MatmulPlan:
     bytes_b: int
     below_a: int
     below_b: int
+    copies: bool
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from gpuscope.device.api import (
 from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.stream import Event, Stream, close_all
-from gpuscope.errors import InvalidOperand, StreamError
+from gpuscope.errors import InvalidOperand, InvalidPartition, StreamError
 
 
 class Device:
@@ -149,8 +149,17 @@ class Device:
 
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[Partition]:
         """Make planned partitions: the step of :meth:`carve` that touches the device."""
+        live = [part for part in self._partitions if not part.closed]
         granted = self.backend.make_partitions(planned)
         partitions = [Partition(self, *pair) for pair in zip(planned, granted, strict=True)]
+        for one in partitions:
+            seen = [other.name for other in live if set(other.sm_ids) & set(one.sm_ids)]
+            if set(seen) - set(one.shares_with):
+                close_all(partitions)
+                raise InvalidPartition(
+                    f"partition {one.name!r} was planned apart from {', '.join(seen)}, but the "
+                    "driver gave it SMs of theirs: close them first"
+                )
         self._partitions.update(partitions)
         return partitions
 
@@ -223,6 +232,7 @@ class Device:
         if stream is None:
             return self.default_stream(), False
         if type(stream) is Stream and stream.device is self:
+            stream.require_open()
             return stream, True
         return self.wrap_stream(stream), True
 

@@ -175,9 +175,13 @@ class Stream:
             "queued. Create a new stream, or close later"
         )
 
-    def _usable(self) -> Any:
+    def require_open(self) -> None:
+        """Raise :class:`ClosedError` if it was closed."""
         if self._closed:
             raise self._closed_error()
+
+    def _usable(self) -> Any:
+        self.require_open()
         return self.raw
 
     def close(self) -> None:
@@ -360,7 +364,7 @@ def close_all(items: Sequence[Any]) -> None:
     for item in items:
         try:
             item.close()
-        except Exception as error:  # noqa: BLE001 - the others must still be closed
+        except BaseException as error:  # noqa: BLE001 - the others must still be closed
             first = first or error
     if first is not None:
         raise first

@@ -94,8 +94,8 @@ class EventSource:
         """Turn the brackets that are done into rows."""
         backend = self._device.backend
         info = self._device.info
-        still: deque[_Bracket] = deque()
-        while self._waiting:
+        still: list[_Bracket] = []
+        for _ in range(len(self._waiting)):  # the launching thread may append meanwhile
             bracket = self._waiting.popleft()
             assert bracket.after is not None  # noqa: S101 - set before it was queued
             if not backend.event_done(bracket.after.raw):
@@ -112,7 +112,7 @@ class EventSource:
                     "source": self.name,
                 }
             )
-        self._waiting = still
+        self._waiting.extendleft(reversed(still))
 
     def _bounds(self, call: Call, opened: int, length: int) -> dict[str, int]:
         """Start, end and their one-sided uncertainties.

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from gpuscope.device.api import Activity, Call
@@ -50,6 +51,7 @@ class Recording:
         self._clock = devices[0].now_ns if devices else time.time_ns
         self._sources: dict[str, SimulatedSource | EventSource] = {}
         self._lock = threading.Lock()
+        self._freezing = threading.Lock()
         self._rows = Rows()
         self._batches: list[Batch] = []
         self._open: dict[int, tuple[Call, int | None]] = {}
@@ -73,6 +75,7 @@ class Recording:
         for device in self.devices:
             source = SimulatedSource(device) if device.is_simulated else EventSource(device)
             self._sources[device.info.key] = source
+        for device in self.devices:
             device.observe(self)
         self._window = [self._clock()]
         with _running_lock:
@@ -85,9 +88,12 @@ class Recording:
             return self._trace
         with _running_lock:
             running = tuple(other for other in running if other is not self)
-        for device in self.devices:
-            device.backend.synchronize()
-            device.unobserve(self)
+        try:
+            for device in self.devices:
+                device.backend.synchronize()
+        finally:
+            for device in self.devices:
+                device.unobserve(self)
         self._window.append(self._clock())
         with self._lock:
             self._close_open_rows()
@@ -126,11 +132,15 @@ class Recording:
         Batches never change, and the trace is their concatenation: remember how many you
         have seen and ask from there.
         """
-        with self._lock:
+        with self._freezing:  # keeps batches in order; launches do not wait for it
+            rows = Rows()
             for source in self._sources.values():
-                source.drain(self._rows)
-            if self._rows.spans or self._rows.edges:
-                rows, self._rows = self._rows, Rows()
+                source.drain(rows)
+            with self._lock:
+                fresh, self._rows = self._rows, Rows()
+            rows.spans += fresh.spans
+            rows.edges += fresh.edges
+            if rows.spans or rows.edges:
                 self._batches.append(freeze(rows))
             return self._batches[since:]
 
@@ -336,11 +346,12 @@ class Recording:
             windows_ns=[[*self._window, self._clock()][:2]],
             clocks=clocks,
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
-            versions=_versions(),
+            versions=dict(_versions()),
             counts={"received": self._received, "dropped": 0, "unmatched": 0},
         )
 
 
+@cache
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:

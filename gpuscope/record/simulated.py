@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from gpuscope.device.api import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.record.rows import Rows, work_columns
@@ -15,7 +17,7 @@ class SimulatedSource:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._calls: dict[int, Call] = {}
-        self._done: list[Activity] = []
+        self._done: deque[Activity] = deque()
 
     def before(self, call: Call) -> None:
         """Remember the call until its work is done."""
@@ -32,8 +34,8 @@ class SimulatedSource:
     def drain(self, rows: Rows) -> None:
         """Turn finished work into rows."""
         info = self._device.info
-        done, self._done = self._done, []
-        for activity in done:
+        for _ in range(len(self._done)):  # the launching thread may append meanwhile
+            activity = self._done.popleft()
             call = self._calls.pop(activity.correlation)
             rows.spans.append(
                 {

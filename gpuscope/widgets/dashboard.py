@@ -181,7 +181,7 @@ class Dashboard:
             self.progress.bar_style = ""
             self.progress.value = 0.0
             self.results.value = ""
-            self._say(html.note("Preparing: carving, warming up, timing each GEMM alone …"))
+            self._say(html.note("Preparing: carving, warming up …"))
             self._thread.start()
 
     def stop(self) -> None:
@@ -227,6 +227,8 @@ class Dashboard:
     def _draw_live(self, progress: Progress) -> None:
         self.progress.value = progress.done / progress.total
         words = f"Running: {progress.done:,} of {progress.total:,} timed calls."
+        if progress.done == progress.total:
+            words = "Timing each GEMM alone, for comparison …"
         with self._lock:
             if not self._stop.is_set():
                 self._say(html.note(words))

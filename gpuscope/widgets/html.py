@@ -86,6 +86,7 @@ def _setting(name: str, trace: Trace, run: Run, background: Sequence[str]) -> st
     rows = [row for row in run.comparison.to_pylist() if row["setting"] == name]
     if not rows:
         return note(f"{name}: no kernel was recorded.")
+    rows.sort(key=lambda row: row["workload"] in background)
     head = "".join(
         f'<th style="{_CELL}{side}">{title}</th>'
         for title, side in (("workload", "left"), *_COLUMNS.values())
@@ -95,9 +96,13 @@ def _setting(name: str, trace: Trace, run: Run, background: Sequence[str]) -> st
     timed = [row for row in rows if row["workload"] not in background and row["latency_n"]]
     few = any(row["latency_p99_us"] is None for row in timed)
     more = " No p99: it needs 1,000 samples, so raise Repeats." if few else ""
+    tight = ""
+    if facts["overlap_tight"] is not None:
+        tight = f" (tight <b>{format_value(facts['overlap_tight'])}</b>)"
+        more += " Tight: with every kernel shortened by what the events around it do not know."
     return (
         f'<div class="gpuscope-results" style="line-height:1.5"><b>{text(name, 60)}</b>: '
-        f"overlap <b>{format_value(facts['overlap'])}</b>, "
+        f"overlap <b>{format_value(facts['overlap'])}</b>{tight}, "
         f"gain <b>{format_value(facts['gain'])}</b>"
         f'<table style="margin:6px 0;border-collapse:collapse"><thead><tr>{head}</tr></thead>'
         f'<tbody>{body}</tbody></table><div style="{_MUTED}">'

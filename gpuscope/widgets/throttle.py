@@ -67,8 +67,9 @@ class LatestWins(Generic[Item]):
     def offer(self, item: Item) -> None:
         """Take note of an item; returns at once."""
         with self._lock:
+            is_first = not self._latest
             self._latest[:] = [item]
-        if self._clock() >= self._next_s:
+        if is_first or self._clock() >= self._next_s:
             self._wake.set()
 
     def draw_latest(self) -> bool:
@@ -85,9 +86,14 @@ class LatestWins(Generic[Item]):
             self._failed(error)
         return True
 
+    def _left_s(self) -> float | None:
+        """Seconds until what was offered may be drawn; ``None`` if there is nothing."""
+        with self._lock:
+            return max(0.0, self._next_s - self._clock()) if self._latest else None
+
     def _loop(self) -> None:
         while not self._closed:
-            self._wake.wait()
+            self._wake.wait(self._left_s())
             self._wake.clear()
             if not self._closed:
                 self.draw_latest()

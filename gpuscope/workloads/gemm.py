@@ -58,32 +58,37 @@ def mm_out(out: Any, a: Any, b: Any, *, stream: Any = None) -> Any:
     plan = _plans.get(key) if key is not None else None
     if plan is None:
         target, a, b, plan = _check(device, out, a, b, key)
-    _check_places(device, plan, target, a, b)
+    operands = _place(device, plan, target, a, b)
     chosen, selected = device.choose_stream(stream)
-    _matmul(device, chosen, plan, target, a, b, chosen.sm_count_target)
+    if plan.copies:
+        operands = _copied(device, chosen, plan, target, a, b)
+    _matmul(device, chosen, plan, operands, chosen.sm_count_target)
     if not selected:
         chosen.synchronize()
     return out
 
 
-def _matmul(
-    device: Device, stream: Stream, plan: MatmulPlan, out: Any, a: Any, b: Any, sm_count: int
-) -> None:
-    if plan.copy_a:
-        a = device.backend.contiguous(stream, a)
-    if plan.copy_b:
-        b = device.backend.contiguous(stream, b)
+def _matmul(device: Device, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int) -> None:
     if not device.observers:
-        device.backend.matmul(stream, plan, out, a, b, sm_count, device.next_correlation())
+        device.backend.matmul(stream, plan, operands, sm_count, device.next_correlation())
         return
     call = device.begin_call(
         "launch", plan.name, stream, stream, flop_count=plan.flop_count,
         nbytes=plan.bytes_out + plan.bytes_a + plan.bytes_b,
     )  # fmt: skip
     try:
-        device.backend.matmul(stream, plan, out, a, b, sm_count, call.correlation)
+        device.backend.matmul(stream, plan, operands, sm_count, call.correlation)
     finally:
         device.end_call(call)
+
+
+def _copied(device: Device, stream: Stream, plan: MatmulPlan, out: Any, a: Any, b: Any) -> Any:
+    """Copy inputs of other strides into C order, on the stream; returns what matmul takes."""
+    if plan.copy_a:
+        a = device.backend.contiguous(stream, a)
+    if plan.copy_b:
+        b = device.backend.contiguous(stream, b)
+    return device.backend.place(out, a, b)[2]
 
 
 def _key(out: Any, a: Any, b: Any) -> Any:
@@ -132,9 +137,9 @@ def _check(  # noqa: PLR0912 - one branch for each check, in the contract's orde
         raise InvalidOperand(
             f"dtype {out.dtype} of out, a and b is not supported; use one of {', '.join(SUPPORTED)}"
         )
-    places = [device.backend.locate(array)[0] for array in arrays]
-    for name, place in zip(("a", "b"), places[1:], strict=True):
-        if place != places[0]:
+    homes = device.backend.place(out, a, b)[0]
+    for name, home in zip(("a", "b"), homes[1:], strict=True):
+        if home != homes[0]:
             raise InvalidOperand(
                 f"{name} is on another device than out: copy it to {device.info.key} first"
             )
@@ -154,6 +159,7 @@ def _check(  # noqa: PLR0912 - one branch for each check, in the contract's orde
         transpose_a=transpose_a, row_a=row_a, copy_a=copy_a,
         transpose_b=transpose_b, row_b=row_b, copy_b=copy_b,
         bytes_out=m * n * item, bytes_a=span_a, bytes_b=span_b, below_a=below_a, below_b=below_b,
+        copies=copy_a or copy_b,
     )  # fmt: skip
     if key is not None and out is given[0] and a is given[1] and b is given[2]:
         if len(_plans) >= _PLANS_KEPT:
@@ -188,14 +194,11 @@ def _below(shape: tuple[int, int], strides: tuple[int, int]) -> int:
     return sum((size - 1) * -step for size, step in zip(shape, strides, strict=True) if step < 0)
 
 
-def _check_places(device: Device, plan: MatmulPlan, out: Any, a: Any, b: Any) -> None:
-    """Check what a plan cannot remember: devices and overlap."""
-    locate = device.backend.locate
-    home, first = locate(out)
-    place_a, at_a = locate(a)
-    place_b, at_b = locate(b)
-    if place_a != home or place_b != home:
-        name = "a" if place_a != home else "b"
+def _place(device: Device, plan: MatmulPlan, out: Any, a: Any, b: Any) -> Any:
+    """Check what a plan cannot remember, devices and overlap; returns what matmul takes."""
+    (home, home_a, home_b), (first, at_a, at_b), operands = device.backend.place(out, a, b)
+    if home_a != home or home_b != home:
+        name = "a" if home_a != home else "b"
         raise InvalidOperand(f"{name} is on another device than out: copy it there first")
     last = first + plan.bytes_out
     at_a -= plan.below_a
@@ -207,6 +210,7 @@ def _check_places(device: Device, plan: MatmulPlan, out: Any, a: Any, b: Any) ->
             "out overlaps an input in memory: the product would read what it overwrites. Give out "
             "memory of its own"
         )
+    return operands
 
 
 class Gemm(Handle):
@@ -310,12 +314,14 @@ class Gemm(Handle):
                 f"this Gemm is {self.m}x{self.n}x{self.k} {self.dtype}, but out, a and b are "
                 f"{plan.m}x{plan.n}x{plan.k} {plan.dtype}: make a Gemm for these sizes"
             )
-        _check_places(self.device, plan, target, a, b)
-        self._execute(stream, (plan, target, a, b))
+        operands = _place(self.device, plan, target, a, b)
+        self._execute(stream, (plan, operands, target, a, b))
         return out
 
     def _launch(self, stream: Stream, operands: Any) -> None:
-        plan, out, a, b = operands
+        plan, placed, out, a, b = operands
+        if plan.copies:
+            placed = _copied(self.device, stream, plan, out, a, b)
         target = self.sm_count_target
         sm_count = stream.sm_count_target if target == "auto" else target or 0
-        _matmul(self.device, stream, plan, out, a, b, sm_count)
+        _matmul(self.device, stream, plan, placed, sm_count)

@@ -113,24 +113,33 @@ class Handle:
             if self._closed:
                 raise ClosedError(f"handle {self.name!r} is closed: make a new one")
             chosen, selected = device.choose_stream(stream)
-            observed = bool(device.observers)
-            call = device.begin_call("handle", self.name, chosen, chosen) if observed else None
-            if observed:
+            if device.observers:
+                call = device.begin_call("handle", self.name, chosen, chosen)
                 device.enter_handle(call)
-            try:
-                previous = self._completion
-                if previous is not None and chosen is not self._stream:
-                    chosen.wait(previous.event)
-                self._launch(chosen, operands)
-                event = device.take_event()
-                chosen.record(event)
-                self._completion = completion = Completion(device, event, call)
-                self._stream = chosen
-            finally:
-                if observed:
+                try:
+                    completion = self._queue(chosen, operands, call)
+                finally:
                     device.enter_handle(None)
-            if not selected:
-                completion.wait()
+            else:
+                completion = self._queue(chosen, operands, None)
+        if not selected:
+            completion.wait()
+
+    def _queue(self, stream: Stream, operands: Any, call: Call | None) -> Completion:
+        """Queue one call behind what it must follow, and its completion event behind it."""
+        device = self.device
+        previous = self._completion
+        if previous is not None and stream is not self._stream:
+            stream.wait(previous.event)
+        self._launch(stream, operands)
+        event = device.take_event()
+        if call is None:
+            device.backend.record(event.raw, stream.raw, 0)
+        else:
+            stream.record(event)
+        self._completion = completion = Completion(device, event, call)
+        self._stream = stream
+        return completion
 
     def close(self) -> None:
         """Wait for the latest call; again does nothing. Never raises: a failed wait is logged."""

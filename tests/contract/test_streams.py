@@ -82,6 +82,7 @@ def test_streams_02_a_borrowed_stream_is_never_destroyed(gpu):
 
 def test_streams_03_closed_ones_raise_and_never_fall_through(gpu):
     kernel_user = Spin(gpu, duration_ns=1000)
+    gemm = gs.Gemm(gpu, m=8, n=8, k=8)
     stream = gpu.create_stream(name="gone")
     event = stream.record()
     other = gpu.create_stream()
@@ -96,6 +97,8 @@ def test_streams_03_closed_ones_raise_and_never_fall_through(gpu):
         lambda: stream.host_call(lambda: None),
         lambda: stream.copy(gpu.empty(1), gpu.empty(1)),
         lambda: kernel_user.execute(stream=stream),
+        lambda: gemm.execute(stream=stream),
+        lambda: gs.mm_out(*gemm.operands()[::-1], stream=stream),
         stream.__enter__,
     ):
         with pytest.raises(gs.ClosedError, match="gone"):

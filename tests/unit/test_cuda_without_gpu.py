@@ -261,13 +261,13 @@ class OldSms:
     min_partition_size = 8
     coscheduled_alignment = 8
 
-    def __init__(self, sm_count=132, kept_apart=12, splittable=True):
+    def __init__(self, sm_count=132, kept_apart=12, *, splittable=True):
         self.sm_count = sm_count
         self.kept_apart = kept_apart
         self.splittable = splittable
         self.asked = []
 
-    def split(self, options, dry_run=False):
+    def split(self, options, *, dry_run=False):
         counts = list(options.count)
         self.asked.append(counts)
         if not self.splittable:
@@ -298,7 +298,7 @@ class NewSms:
     def sm_count(self):
         return len(self.ids)
 
-    def split(self, options, dry_run=False):
+    def split(self, options, *, dry_run=False):
         counts = list(options.count)
         self.calls.append(SimpleNamespace(counts=counts, backfill=options.backfill, dry=dry_run))
         if self.refusal:
@@ -566,7 +566,7 @@ def refusals():
         (count, InvalidPartition, "64 SMs were planned, but the driver grants 62"),
         (ids, InvalidPartition, "23 were seen"),
         (cluster, DriverRefusal, "occupancy"),
-        (interrupt, KeyboardInterrupt, ""),
+        (interrupt, KeyboardInterrupt, None),
         (closing, DriverRefusal, "LAUNCH_FAILED"),
         (twice, DriverRefusal, "LAUNCH_FAILED"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import queue
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -362,32 +363,29 @@ def test_an_error_of_the_live_picture_is_shown_and_the_run_goes_on(dashboard, mo
 def test_the_live_picture_is_drawn_at_most_twice_a_second(monkeypatch):
     clock = Clock()
     shown = Dashboard("sim:h200", clock=clock)
-    drawn: list[tuple[float, int]] = []
-    first = threading.Event()
-
-    def show_end(trace, **_more):
-        drawn.append((clock(), trace))
-        first.set()
-
-    monkeypatch.setattr(shown._picture, "show_end", show_end)
+    drawn: queue.Queue[tuple[float, int]] = queue.Queue()
+    monkeypatch.setattr(
+        shown._picture, "show_end", lambda trace, **_more: drawn.put((clock(), trace))
+    )
+    seen: list[tuple[float, int]] = []
 
     def act(viewer, stop):
-        for number in range(1, 1001):  # 10 s, 100 calls a second
-            clock.now_s += 0.01
+        for number in range(160):  # 16 calls a second for 10 s
             recording = SimpleNamespace(snapshot=lambda number=number: number)
-            viewer(Progress("default", 0, number, 1000, recording))
-            assert number > 1 or first.wait(PATIENCE_S)
+            viewer(Progress("default", 0, number, 160, recording))
+            if number % 8 == 0:  # half a second after the last
+                seen.append(drawn.get(timeout=PATIENCE_S))
+            clock.now_s += 1 / 16
         raise GpuscopeError("enough")
 
     fake_run(monkeypatch, act)
     shown.start()
     finish(shown)
-    times = [time_s for time_s, _ in drawn]
-    assert PERIOD_S >= 0.5
-    assert 1 <= len(times) <= 10 / PERIOD_S + 1
-    assert len(drawn) == shown.live_draws
-    numbers = [number for _, number in drawn]
-    assert numbers == sorted(set(numbers))
+    assert PERIOD_S == 0.5
+    assert [time_s for time_s, _ in seen] == [100.0 + half / 2 for half in range(20)]
+    assert all(8 * half - number in (0, 1) for half, (_, number) in enumerate(seen))
+    assert drawn.empty()
+    assert shown.live_draws == 20
     shown.close()
 
 
@@ -423,6 +421,16 @@ def test_drawing_goes_on_after_a_failure():
         assert live.draw_latest()
         clock.now_s += 0.5
     assert [str(one) for one in failures] == ["1", "2"]
+
+
+def test_the_last_item_is_drawn_without_a_further_offer():
+    drawn: queue.Queue[int] = queue.Queue()
+    with LatestWins(drawn.put, failed=pytest.fail, period_s=0.02) as live:
+        for number in (1, 2, 3):
+            live.offer(number)
+        last = 0
+        while last != 3:
+            last = drawn.get(timeout=PATIENCE_S)
 
 
 def test_leaving_waits_for_what_is_being_drawn_and_draws_no_more():

@@ -198,7 +198,13 @@ def test_a_device_can_be_given_by_name(capsys):
 def test_the_viewer_is_told_how_far_it_is(gpu):
     seen, recorded, collecting = [], [], []
 
+    phases = []
+
     def viewer(progress):
+        phases.append(progress.phase)
+        if progress.phase != "together":
+            assert progress.recording is None
+            return
         seen.append((progress.setting, progress.round, progress.done, progress.total))
         recorded.append(sum(len(batch.spans) for batch in progress.recording.batches()))
         collecting.append(gc.isenabled())
@@ -211,6 +217,7 @@ def test_the_viewer_is_told_how_far_it_is(gpu):
     assert list(dict.fromkeys(one[:2] for one in seen)) == [
         ("shared", 0), ("16 | rest", 0), ("shared", 1), ("16 | rest", 1),
     ]  # fmt: skip
+    assert {"small alone", "load alone"} < set(phases)
     assert min(recorded) > 0, "what is recorded can be seen while it runs"
     assert not any(collecting), "no garbage is collected while times are taken"
 
@@ -582,10 +589,14 @@ def test_profile_asks_which_of_two_clocks():
 
 @pytest.mark.usefixtures("nothing_open")
 def test_a_device_that_nobody_holds_does_not_count():
-    dropped = gs.open_device("sim:h200", quiet=True)
-    dropped.myself = dropped  # only the garbage collector finds it
-    del dropped
-    kept = gs.open_device("sim:h200", quiet=True)
-    with gs.profile() as recording:
-        pass
+    gc.disable()  # it would find it by chance
+    try:
+        dropped = gs.open_device("sim:h200", quiet=True)
+        dropped.myself = dropped  # only the garbage collector finds it
+        del dropped
+        kept = gs.open_device("sim:h200", quiet=True)
+        with gs.profile() as recording:
+            pass
+    finally:
+        gc.enable()
     assert recording.devices == (kept,)

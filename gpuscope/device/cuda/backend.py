@@ -20,6 +20,7 @@ from gpuscope.device.api import (
     Kernel,
     KernelModel,
     MatmulPlan,
+    Places,
     Shape,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
@@ -68,6 +69,7 @@ class CudaBackend:
         self.array_type: type = self._cupy.ndarray
         self._index = index
         self._runtime = self._cupy.cuda.runtime
+        self._get_device = self._runtime.getDevice
         self._ready = threading.local()
         self._device = self._core.Device(index)
         self._with_timing = self._core.EventOptions(timing_enabled=True)
@@ -121,7 +123,10 @@ class CudaBackend:
 
     def _is_current(self) -> bool:
         """Whether this thread can call the device as it stands; the common case."""
-        return getattr(self._ready, "done", False) and self._runtime.getDevice() == self._index
+        try:
+            return bool(self._ready.done and self._get_device() == self._index)
+        except AttributeError:
+            return False
 
     # -- clock ------------------------------------------------------------------------
     def now_ns(self) -> int:
@@ -345,30 +350,27 @@ class CudaBackend:
             self._core.launch(stream, config, kernel.raw, *passed)
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, out: Any, a: Any, b: Any, sm_count: int,
-        correlation: int,
-    ) -> None:  # fmt: skip
-        """Queue a GEMM through cuBLAS."""
+        self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
+    ) -> None:
+        """Queue a GEMM through cuBLAS; ``operands`` are the addresses of out, a and b."""
         del correlation
-        if not plan.k or not plan.m or not plan.n:
-            if plan.bytes_out:
-                external = self._cupy.cuda.Stream.from_external(stream.raw)
-                out.data.memset_async(0, plan.bytes_out, external)
+        if not plan.bytes_out:
             return
         if self._is_current():
-            self._blas.matmul(stream.handle, plan, out.data.ptr, a.data.ptr, b.data.ptr, sm_count)
+            self._blas.matmul(stream.handle, plan, operands, sm_count)
             return
         with self._current():
-            self._blas.matmul(stream.handle, plan, out.data.ptr, a.data.ptr, b.data.ptr, sm_count)
+            self._blas.matmul(stream.handle, plan, operands, sm_count)
 
     def adopt(self, value: Any) -> Any:
         """View a device array of any library as CuPy's."""
         return self._arrays.adopt(value)
 
-    def locate(self, array: Any) -> tuple[Any, int]:
-        """Return an array's device ordinal and address."""
-        memory = array.data
-        return memory.device_id, memory.ptr
+    def place(self, out: Any, a: Any, b: Any) -> Places:
+        """Return the arrays' device ordinals and addresses, all that cuBLAS takes of them."""
+        memory_out, memory_a, memory_b = out.data, a.data, b.data
+        at = (memory_out.ptr, memory_a.ptr, memory_b.ptr)
+        return (memory_out.device_id, memory_a.device_id, memory_b.device_id), at, at
 
     def contiguous(self, stream: Stream, array: Any) -> Any:
         """Copy into C order on ``stream``; CuPy's pool reuses the copy in stream order."""

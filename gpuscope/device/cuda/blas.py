@@ -15,6 +15,11 @@ from gpuscope.errors import GpuscopeError
 
 cublas = require("nvmath.bindings.cublas", package="nvmath-python", feature="mm_out on a GPU")
 
+_set_stream = cublas.set_stream
+_set_workspace = cublas.set_workspace
+_set_sm_count_target = cublas.set_sm_count_target
+_gemm_ex = cublas.gemm_ex
+
 WORKSPACE_BYTES = 32 << 20
 """What cuBLAS's documentation recommends for Hopper; less elsewhere is enough too."""
 
@@ -72,27 +77,32 @@ class Blas:
         return self._workspaces.setdefault(handle, cupy.cuda.alloc(WORKSPACE_BYTES))
 
     def matmul(
-        self, stream_handle: int, plan: MatmulPlan, out: int, a: int, b: int, sm_count: int
+        self, stream_handle: int, plan: MatmulPlan, operands: tuple[int, int, int], sm_count: int
     ) -> None:
-        """Queue ``out = a @ b``; the device is current.
+        """Queue ``out = a @ b`` on addresses of out, a and b; the device is current.
 
         cuBLAS is column-major, so it is asked for the transposed product: outᵀ = bᵀ · aᵀ.
         """
         try:
-            handle = self._local.handle.raw
+            handle = self._local.raw
         except AttributeError:
-            self._local.handle = _Handle()
-            handle = self._local.handle.raw
-        workspace = self._workspaces.get(stream_handle)
-        if workspace is None:
+            self._local.owner = _Handle()  # goes with the thread, and the raw handle with it
+            handle = self._local.raw = self._local.owner.raw
+        try:
+            workspace = self._workspaces[stream_handle]
+        except KeyError:
             workspace = self._workspace(stream_handle)
         data, compute, one, zero = _CODES[plan.dtype]
+        out, a, b = operands
         try:
+            if not plan.k:  # the sum of nothing; cuBLAS leaves out as it was
+                cupy.cuda.runtime.memsetAsync(out, 0, plan.bytes_out, stream_handle)
+                return
             # Setting the stream resets the workspace, so the workspace comes after it.
-            cublas.set_stream(handle, stream_handle)
-            cublas.set_workspace(handle, workspace.ptr, WORKSPACE_BYTES)
-            cublas.set_sm_count_target(handle, sm_count)
-            cublas.gemm_ex(
+            _set_stream(handle, stream_handle)
+            _set_workspace(handle, workspace.ptr, WORKSPACE_BYTES)
+            _set_sm_count_target(handle, sm_count)
+            _gemm_ex(
                 handle, plan.transpose_b, plan.transpose_a, plan.n, plan.m, plan.k, one,
                 b, data, plan.row_b, a, data, plan.row_a, zero, out, data, plan.n,
                 compute, _DEFAULT_ALGORITHM,

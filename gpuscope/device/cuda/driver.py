@@ -136,5 +136,6 @@ def capabilities(version: int, pools: bool) -> Capabilities:  # noqa: FBT001 - t
         arbitrary_split=version >= HETEROGENEOUS_SPLIT,
         stream_ordered_memory=pools,
         compile_source=True,
+        graphs=True,
         reasons=reasons,
     )

@@ -18,6 +18,7 @@ from gpuscope.device.api import (
     Kernel,
     KernelModel,
     MatmulPlan,
+    Places,
     Shape,
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition
@@ -95,10 +96,12 @@ class SimBackend:
             arbitrary_split=False,
             stream_ordered_memory=False,
             compile_source=False,
+            graphs=False,
             reasons={
                 "arbitrary_split": "the simulated driver splits as 12.4 to 13.0 do; 13.1 or newer "
                 "would be required",
                 "stream_ordered_memory": "simulated memory is not tagged by stream",
+                "graphs": "the simulated GPU has no graphs yet: open a CUDA device",
                 "compile_source": "a simulated GPU runs no CUDA source: give the kernel a model",
             },
         )
@@ -120,6 +123,8 @@ class SimBackend:
             ahead = (time_ns - EPOCH_NS) - (time.monotonic_ns() - self._started_wall_ns)
             if ahead > _PACE_SLACK_NS:
                 time.sleep(ahead / 1e9)
+            elif ahead < -_PACE_SLACK_NS:  # it idled: what comes now is paced again
+                self._started_wall_ns -= ahead
 
     def _pay(self, cost: str) -> None:
         self._advance(self._host_ns + self._cost[cost])
@@ -398,10 +403,10 @@ class SimBackend:
         return op
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, out: SimArray, a: SimArray, b: SimArray,
-        sm_count: int, correlation: int,
-    ) -> None:  # fmt: skip
+        self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
+    ) -> None:
         """Queue a GEMM; its value is computed in float32 (float64 for float64) when read."""
+        out, a, b = operands
         with self._lock:
             self._pay("gemm_call_ns")
             raw = stream.raw
@@ -425,9 +430,13 @@ class SimBackend:
         """Take a simulated array as it is."""
         return value if isinstance(value, SimArray) else None
 
-    def locate(self, array: SimArray) -> tuple[Any, int]:
-        """Return the backend that made an array and its simulated address."""
-        return array.owner, array.buffer.address + array.offset * array.dtype.itemsize
+    def place(self, out: SimArray, a: SimArray, b: SimArray) -> Places:
+        """Return the backends that made the arrays, simulated addresses, and the arrays."""
+        arrays = (out, a, b)
+        first, second, third = (
+            array.buffer.address + array.offset * array.dtype.itemsize for array in arrays
+        )
+        return (out.owner, a.owner, b.owner), (first, second, third), arrays
 
     def contiguous(self, stream: Stream, array: SimArray) -> SimArray:
         """Queue a copy into C order."""

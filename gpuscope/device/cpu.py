@@ -1,0 +1,287 @@
+"""NumPy on the host: no streams, so every stream operation works and does nothing.
+
+Work is done when its call returns. Handles are 0. Nothing can be carved.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuscope.device.api import (
+    Activity,
+    Capabilities,
+    DeviceInfo,
+    GrantedPartition,
+    Kernel,
+    KernelModel,
+    MatmulPlan,
+    Places,
+    Shape,
+)
+from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.stream import Stream
+from gpuscope.errors import CapabilityError, InvalidOperand
+
+_NO_STREAMS = "a CPU device has no streams: open a CUDA or simulated device"
+
+
+class _Mark:
+    """An event: when it was recorded last."""
+
+    __slots__ = ("time_ns",)
+
+    def __init__(self) -> None:
+        self.time_ns: int | None = None
+
+
+class CpuArray(np.ndarray[Any, Any]):
+    """An array of the CPU device: NumPy's, under a name of its own."""
+
+
+class CpuBackend:
+    """The host as a device."""
+
+    array_type: type = CpuArray
+
+    def __init__(self) -> None:
+        self.layout = SmLayout(1, 1, 0)
+        self.info = DeviceInfo(
+            key="cpu",
+            kind="cpu",
+            index=0,
+            name=f"CPU ({platform.machine()})",
+            uuid="CPU",
+            sm_count=0,
+            compute_capability=(0, 0),
+            memory_bytes=0,
+            driver=f"NumPy {np.__version__}",
+        )
+        reasons = dict.fromkeys(
+            ("streams", "arbitrary_split", "stream_ordered_memory", "graphs"), _NO_STREAMS
+        )
+        self.capabilities = Capabilities(
+            streams=False,
+            partitions=False,
+            partition_path=None,
+            arbitrary_split=False,
+            stream_ordered_memory=False,
+            compile_source=False,
+            graphs=False,
+            reasons={
+                **reasons,
+                "partitions": "a CPU has no SMs: open a CUDA device with a driver of CUDA 12.4 or "
+                "newer, or sim:h200",
+                "compile_source": "a CPU device runs no CUDA source: give the kernel a model, or "
+                "open a CUDA device",
+            },
+        )
+        self._contexts = itertools.count(1)
+        self._sink: Callable[[Activity], None] | None = None
+
+    # -- clock ------------------------------------------------------------------------
+    def now_ns(self) -> int:
+        """Return Unix ns."""
+        return time.time_ns()
+
+    def wait_until_ns(self, time_ns: int) -> None:
+        """Sleep."""
+        while (left := time_ns - time.time_ns()) > 0:
+            time.sleep(left / 1e9)
+
+    def process_and_thread(self) -> tuple[int, int]:
+        """Return the system's ids."""
+        return os.getpid(), threading.get_native_id()
+
+    def health(self) -> dict[str, Any]:
+        """Return nothing: nobody is asked."""
+        return {}
+
+    def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
+        """Report finished work to ``sink``."""
+        self._sink = sink
+
+    def _did(self, kind: str, name: str, correlation: int, start_ns: int) -> None:
+        if self._sink is not None:
+            end_ns = time.time_ns()
+            self._sink(Activity(kind, name, correlation, start_ns, start_ns, end_ns))
+
+    # -- partitions -------------------------------------------------------------------
+    def check_plan(self, plan: CarvePlan) -> None:
+        """Refuse: there is nothing to carve."""
+        del plan
+        raise CapabilityError(
+            f"carving is not possible here: {self.capabilities.reasons['partitions']}"
+        )
+
+    def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
+        """Refuse: there is nothing to carve."""
+        del planned
+        raise CapabilityError(
+            f"carving is not possible here: {self.capabilities.reasons['partitions']}"
+        )
+
+    def close_partition(self, raw: Any) -> None:
+        """Do nothing."""
+
+    # -- streams and events: all work, none does anything -------------------------------
+    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
+        """Return handle 0."""
+        del partition, priority
+        return None, 0
+
+    def borrow_stream(self, handle: int) -> Any:
+        """Return nothing to hold."""
+        del handle
+
+    def default_stream(self) -> tuple[Any, int]:
+        """Return handle 0."""
+        return None, 0
+
+    def close_stream(self, raw: Any, handle: int) -> None:
+        """Do nothing."""
+
+    def sync_stream(self, raw: Any) -> None:
+        """Do nothing: all work is done."""
+
+    def stream_done(self, raw: Any) -> bool:
+        """Return true: all work is done."""
+        del raw
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing: all work is done."""
+
+    def make_event(self, *, timing: bool) -> Any:
+        """Make an event."""
+        del timing
+        return _Mark()
+
+    def record(self, event: Any, stream: Any, correlation: int) -> None:
+        """Note the time."""
+        del stream, correlation
+        event.time_ns = time.time_ns()
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Do nothing: all work is done."""
+
+    def sync_event(self, event: Any) -> None:
+        """Do nothing: all work is done."""
+
+    def event_done(self, event: Any) -> bool:
+        """Return true: all work is done."""
+        del event
+        return True
+
+    def elapsed_ns(self, start: Any, end: Any) -> int:
+        """Return ns between two records, by the host's clock; 0 for one never recorded."""
+        if start.time_ns is None or end.time_ns is None:
+            return 0
+        return int(end.time_ns - start.time_ns)
+
+    def close_event(self, raw: Any) -> None:
+        """Do nothing."""
+
+    # -- memory -----------------------------------------------------------------------
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+        """Return an array of unspecified values."""
+        return np.empty(shape, dtype).view(CpuArray)
+
+    def asarray(self, values: np.ndarray[Any, Any]) -> Any:
+        """Copy values."""
+        return values.copy().view(CpuArray)
+
+    def fill_random(self, array: Any, seed: int) -> None:
+        """Fill with uniform values in [-0.5, 0.5)."""
+        values = np.random.default_rng(seed).random(array.shape, dtype=np.float32)
+        array[...] = (values - np.float32(0.5)).astype(array.dtype)
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return a plain copy."""
+        return np.array(array)
+
+    def allocate(self, nbytes: int, stream: Stream | None) -> Any:
+        """Return bytes."""
+        del stream
+        return np.empty(nbytes, np.uint8).view(CpuArray)
+
+    def free(self, memory: Any, stream: Stream | None) -> None:
+        """Do nothing: memory goes with its last reference."""
+
+    def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
+        """Copy now."""
+        del stream
+        if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
+            raise InvalidOperand(
+                f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
+                f"{destination.shape} {destination.dtype}"
+            )
+        start_ns = time.time_ns()
+        destination[...] = source
+        self._did("memcpy", "copy", correlation, start_ns)
+
+    def host_call(self, stream: Any, function: Callable[[], None], correlation: int) -> None:
+        """Call it now."""
+        del stream, correlation
+        function()
+
+    # -- kernels ----------------------------------------------------------------------
+    def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
+        """Take the kernel's model; its source is not looked at."""
+        del source
+        if model is None:
+            raise CapabilityError(
+                f"kernel {name!r} cannot run here: {self.capabilities.reasons['compile_source']}"
+            )
+        return Kernel(name, None, model)
+
+    def launch(
+        self,
+        stream: Any,
+        kernel: Kernel,
+        grid: int,
+        block: int,
+        args: Sequence[Any],
+        correlation: int,
+    ) -> None:
+        """Compute what the kernel's model computes, now."""
+        del stream, grid, block
+        start_ns = time.time_ns()
+        model = kernel.model
+        target = model.writes(args) if model is not None else None
+        if model is not None and target is not None and model.compute is not None:
+            target[...] = model.compute(*model.reads(args))
+        self._did("kernel", kernel.name, correlation, start_ns)
+
+    def matmul(
+        self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
+    ) -> None:
+        """Multiply now, in float32 (float64 for float64)."""
+        del stream, sm_count
+        start_ns = time.time_ns()
+        out, a, b = operands
+        work = np.float64 if plan.dtype == "float64" else np.float32
+        out[...] = (a.astype(work) @ b.astype(work)).astype(out.dtype)
+        self._did("kernel", plan.name, correlation, start_ns)
+
+    def adopt(self, value: Any) -> Any:
+        """Take the device's arrays as they are."""
+        return value if isinstance(value, CpuArray) else None
+
+    def place(self, out: Any, a: Any, b: Any) -> Places:
+        """Return addresses, and the arrays."""
+        arrays = (out, a, b)
+        first, second, third = (array.ctypes.data for array in arrays)
+        return ("cpu", "cpu", "cpu"), (first, second, third), arrays
+
+    def contiguous(self, stream: Stream, array: Any) -> Any:
+        """Copy into C order."""
+        del stream
+        return np.ascontiguousarray(array).view(CpuArray)

@@ -115,6 +115,23 @@ class GrantedPartition:
     sm_count_target: int
 
 
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Scratch memory.
+
+    Attributes
+    ----------
+    array
+        Its bytes as an array of the device, shape (nbytes,), uint8.
+    raw
+        What the backend frees.
+    """
+
+    array: Any
+    raw: Any
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class KernelCost:
     """Equal blocks that each hold one SM: the simulated GPU's view of a kernel.
@@ -337,6 +354,31 @@ class Backend(Protocol):
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         """Return an array's values; the device must be idle with respect to it."""
+
+    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
+        """Take scratch memory, nbytes > 0: in the order of ``stream``, or, for ``None``, now.
+
+        Memory that no stream is named for is handed out after the device has finished
+        everything.
+        """
+
+    def free(self, memory: Memory, stream: Stream | None) -> None:
+        """Give scratch memory back, in the order of ``stream``; for ``None`` wait first."""
+
+    def reserved_bytes(self) -> int:
+        """Return how much device memory scratch holds, given back or not."""
+
+    def begin_capture(self, stream: Stream) -> None:
+        """Let what is queued on ``stream`` from now on become a graph instead of running."""
+
+    def end_capture(self, stream: Stream) -> Any:
+        """End it and return the graph, ready to launch."""
+
+    def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
+        """Queue all of a graph's work."""
+
+    def close_graph(self, graph: Any) -> None:
+        """Destroy a graph."""
 
     def fill_random(self, array: Any, seed: int) -> None:
         """Fill an array with uniform values in [-0.5, 0.5) and wait for it."""

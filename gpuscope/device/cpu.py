@@ -5,7 +5,6 @@ Work is done when its call returns. Handles are 0. Nothing can be carved.
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import threading
@@ -23,6 +22,7 @@ from gpuscope.device.api import (
     Kernel,
     KernelModel,
     MatmulPlan,
+    Memory,
     Places,
     Shape,
 )
@@ -83,7 +83,7 @@ class CpuBackend:
                 "open a CUDA device",
             },
         )
-        self._contexts = itertools.count(1)
+        self._reserved = 0
         self._sink: Callable[[Activity], None] | None = None
 
     # -- clock ------------------------------------------------------------------------
@@ -207,13 +207,38 @@ class CpuBackend:
         """Return a plain copy."""
         return np.array(array)
 
-    def allocate(self, nbytes: int, stream: Stream | None) -> Any:
+    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
         """Return bytes."""
         del stream
-        return np.empty(nbytes, np.uint8).view(CpuArray)
+        self._reserved += nbytes
+        return Memory(np.empty(nbytes, np.uint8).view(CpuArray), None, nbytes)
 
-    def free(self, memory: Any, stream: Stream | None) -> None:
-        """Do nothing: memory goes with its last reference."""
+    def free(self, memory: Memory, stream: Stream | None) -> None:
+        """Forget bytes."""
+        del stream
+        self._reserved -= memory.nbytes
+
+    def reserved_bytes(self) -> int:
+        """Return what is taken."""
+        return self._reserved
+
+    def begin_capture(self, stream: Stream) -> None:
+        """Refuse: no graphs here."""
+        del stream
+        self.capabilities.require("graphs", feature="capturing a stream")
+
+    def end_capture(self, stream: Stream) -> Any:
+        """Refuse: no graphs here."""
+        del stream
+        self.capabilities.require("graphs", feature="capturing a stream")
+
+    def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
+        """Refuse: no graphs here."""
+        del graph, stream, correlation
+        self.capabilities.require("graphs", feature="launching a graph")
+
+    def close_graph(self, graph: Any) -> None:
+        """Do nothing: there is none."""
 
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Copy now."""

@@ -15,6 +15,7 @@ from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
 _open: weakref.WeakSet[Device] = weakref.WeakSet()
 _cuda: dict[int, Device] = {}
+_cpu: dict[str, Device] = {}
 _cuda_correlations = itertools.count(1)
 _finders: dict[type, Callable[[Any], Device]] = {}
 
@@ -29,7 +30,8 @@ def open_device(
     spec
         ``"auto"``: a usable CUDA device, also one without green contexts, else the
         simulated H200 with the reason. ``"cuda"`` or ``"cuda:N"``: that device, never
-        anything else. ``"sim:h200"``: a new simulated GPU.
+        anything else. ``"sim:h200"``: a new simulated GPU. ``"cpu"``: NumPy on the host,
+        where every stream operation works and does nothing.
     pace
         For simulated devices: ``"real"`` keeps virtual time from running ahead of the
         wall clock.
@@ -49,6 +51,8 @@ def open_device(
         device = _open_cuda(int(rest or 0))
     elif kind == "sim" and rest:
         device = _open_sim(rest, pace)
+    elif spec == "cpu":
+        device = _open_cpu()
     elif spec == "auto":
         try:
             device = _open_cuda(0)
@@ -57,7 +61,7 @@ def open_device(
             device = _open_sim("h200", pace)
     else:
         raise DeviceUnavailable(
-            f"unknown device {spec!r}: use 'auto', 'cuda:N' (such as 'cuda:0') or 'sim:h200'"
+            f"unknown device {spec!r}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200' or 'cpu'"
         )
     if not quiet:
         _say(device, why)
@@ -79,6 +83,17 @@ def _open_cuda(index: int) -> Device:
         device = _cuda[index] = Device(CudaBackend(index), correlations=_cuda_correlations)
         _open.add(device)
         _finders[device.backend.array_type] = _cuda_device_of
+    return device
+
+
+def _open_cpu() -> Device:
+    from gpuscope.device.cpu import CpuBackend  # noqa: PLC0415 - rarely wanted
+
+    device = _cpu.get("cpu")
+    if device is None:
+        device = _cpu["cpu"] = Device(CpuBackend())
+        _open.add(device)
+        _finders[device.backend.array_type] = lambda _: _cpu["cpu"]
     return device
 
 

@@ -17,9 +17,9 @@ from gpuscope.device.api import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.device.stream import Event
 from gpuscope.errors import GpuscopeError
+from gpuscope.record.activity import ActivitySource
 from gpuscope.record.events import EventSource
 from gpuscope.record.rows import Batch, Rows, call_row, freeze, range_row, work_row
-from gpuscope.record.simulated import SimulatedSource
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace, TraceMetadata
 
@@ -41,15 +41,15 @@ class Recording:
     """
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
-        kinds = {device.info.kind for device in devices}
-        if len(kinds) > 1 or (kinds == {"sim"} and len(devices) > 1):
+        simulated = sum(device.is_simulated for device in devices)
+        if simulated > 1 or (simulated and simulated < len(devices)):
             raise GpuscopeError(
                 f"one recording cannot mix the clocks of {[d.info.key for d in devices]}: say "
                 "which with profile(device)"
             )
         self.devices = devices
         self._clock = devices[0].now_ns if devices else time.time_ns
-        self._sources: dict[str, SimulatedSource | EventSource] = {}
+        self._sources: dict[str, ActivitySource | EventSource] = {}
         self._lock = threading.Lock()
         self._freezing = threading.Lock()
         self._rows = Rows()
@@ -73,7 +73,7 @@ class Recording:
         """Begin to watch."""
         global running  # noqa: PLW0603 - the one place that knows what is on
         for device in self.devices:
-            source = SimulatedSource(device) if device.is_simulated else EventSource(device)
+            source = EventSource(device) if device.info.kind == "cuda" else ActivitySource(device)
             self._sources[device.info.key] = source
         for device in self.devices:
             device.observe(self)
@@ -166,9 +166,9 @@ class Recording:
             self._add_call(call, entry[1])
 
     def activity(self, activity: Activity) -> None:
-        """Pass on work that a simulated device says it did."""
+        """Pass on work that a device says it did."""
         for source in self._sources.values():
-            if isinstance(source, SimulatedSource):
+            if isinstance(source, ActivitySource):
                 source.activity(activity)
 
     def _note_thread(self, thread: int) -> None:
@@ -230,7 +230,7 @@ class Recording:
             "stream": stream.id if stream is not None else None,
             "correlation": call.correlation,
             "category": call.name if call.kind == "handle" else call.workload,
-            "source": "simulated" if device.is_simulated else "events",
+            "source": "simulated" if device.is_simulated else "host",
         }
 
     def _note_stream(self, call: Call) -> None:

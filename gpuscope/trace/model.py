@@ -277,7 +277,7 @@ class Trace:
         sources = [] if not len(self) else pc.unique(
             self.spans.column("source").cast(pa.string())
         ).to_pylist()  # fmt: skip
-        kernels = [source for source in sources if source != "nvtx"] or sources
+        kernels = [source for source in sources if source not in ("nvtx", "host")] or sources
         kind = "SIMULATED" if self.is_simulated else "measured"
         return f"{kind} on {devices}; kernel times from: {', '.join(kernels) or 'nothing'}"
 

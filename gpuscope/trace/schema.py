@@ -66,7 +66,7 @@ KINDS = (
     "kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block", "counter",
     "handle",
 )  # fmt: skip
-SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "nsys", "chrome")
+SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nsys", "chrome")
 
 EDGE_TYPES: dict[str, Any] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}
 """An edge leads from the span that must come first to the one that follows from it."""

@@ -20,6 +20,7 @@ from gpuscope.device.api import (
     Kernel,
     KernelModel,
     MatmulPlan,
+    Memory,
     Places,
     Shape,
 )
@@ -76,6 +77,8 @@ class CudaBackend:
         self._without_timing = self._core.EventOptions(timing_enabled=False)
         self._kernels: dict[tuple[str, str], Any] = {}
         self._blas = blas.Blas()
+        self._scratch_pool: Any = None
+        self._plain_bytes = 0
         with self._current():
             pools = bool(self._device.properties.memory_pools_supported)
             self.capabilities = versions.capabilities(version, pools)
@@ -292,6 +295,67 @@ class CudaBackend:
             found: np.ndarray[Any, Any] = self._cupy.asnumpy(array)
             return found
 
+    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
+        """Take scratch from a pool of our own, in stream order; untagged memory is plain."""
+        with self._current(), _translated(f"{nbytes} bytes of scratch cannot be taken"):
+            if stream is None or not self.capabilities.stream_ordered_memory:
+                self._runtime.deviceSynchronize()
+                raw: Any = self._cupy.cuda.alloc(nbytes)
+                pointer = raw.ptr
+                self._plain_bytes += nbytes
+            else:
+                raw = self._pool().allocate(nbytes, stream=stream.raw)
+                pointer = int(raw.handle)
+            memory = self._cupy.cuda.UnownedMemory(pointer, nbytes, raw, self._index)
+            bytes_at = self._cupy.cuda.MemoryPointer(memory, 0)
+            array = self._cupy.ndarray((nbytes,), self._cupy.uint8, memptr=bytes_at)
+            return Memory(array, raw, nbytes)
+
+    def free(self, memory: Memory, stream: Stream | None) -> None:
+        """Give scratch back, in stream order; plain memory after the device has finished."""
+        with self._current(), _translated("scratch cannot be given back"):
+            if stream is None or not self.capabilities.stream_ordered_memory:
+                self._runtime.deviceSynchronize()
+                self._plain_bytes -= memory.nbytes
+            else:
+                memory.raw.close(stream.raw)
+
+    def reserved_bytes(self) -> int:
+        """Return what the pool holds, and plain scratch."""
+        pool = self._scratch_pool
+        held = int(pool.attributes.reserved_mem_current) if pool is not None else 0
+        return held + self._plain_bytes
+
+    def _pool(self) -> Any:
+        if self._scratch_pool is None:
+            self._scratch_pool = scratch_pool(self._core, self._device)
+        return self._scratch_pool
+
+    def begin_capture(self, stream: Stream) -> None:
+        """Begin to capture a stream, in the mode that watches this thread only."""
+        thread_local = 1  # cudaStreamCaptureModeThreadLocal
+        with self._current(), _translated("the stream cannot be captured"):
+            self._runtime.streamBeginCapture(stream.handle, thread_local)
+
+    def end_capture(self, stream: Stream) -> Any:
+        """End it, and instantiate the graph."""
+        with self._current(), _translated("the capture failed"):
+            graph = self._runtime.streamEndCapture(stream.handle)
+            try:
+                return self._runtime.graphInstantiate(graph)
+            finally:
+                self._runtime.graphDestroy(graph)
+
+    def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
+        """Queue a graph."""
+        del correlation
+        with self._current(), _translated("the graph cannot be launched"):
+            self._runtime.graphLaunch(graph, int(stream.handle))
+
+    def close_graph(self, graph: Any) -> None:
+        """Destroy a graph."""
+        self._runtime.graphExecDestroy(graph)
+
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""
         del correlation
@@ -376,6 +440,34 @@ class CudaBackend:
         """Copy into C order on ``stream``; CuPy's pool reuses the copy in stream order."""
         with self._current(), self._cupy.cuda.Stream.from_external(stream.raw):
             return self._cupy.ascontiguousarray(array)
+
+
+def scratch_pool(core: Any, device: Any) -> Any:
+    """Make a stream-ordered pool that never couples streams behind the caller's back.
+
+    CUDA's own pools reuse memory opportunistically and insert dependencies between
+    streams; this one follows the dependencies that events make, and nothing else, and
+    gives no memory back to the system.
+    """
+    driver = importlib.import_module("cuda.bindings.driver")
+    attribute = driver.CUmemPool_attribute
+    pool = core.DeviceMemoryResource(device, core.DeviceMemoryResourceOptions())
+    for name, value in (
+        (attribute.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, 1),
+        (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0),
+        (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
+    ):
+        _check(driver.cuMemPoolSetAttribute(pool.handle, name, value))
+    most = driver.cuuint64_t(2**64 - 1)
+    name = attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    _check(driver.cuMemPoolSetAttribute(pool.handle, name, most))
+    return pool
+
+
+def _check(result: tuple[Any, ...]) -> None:
+    status = result[0]
+    if int(status) != 0:
+        raise GpuscopeError(f"the driver refuses to set up a memory pool ({status.name})")
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from gpuscope.device.api import (
     Kernel,
     KernelModel,
     MatmulPlan,
+    Memory,
     Places,
     Shape,
 )
@@ -77,6 +78,8 @@ class SimBackend:
         self._contexts = itertools.count(2)
         self._streams: dict[int, SimStream] = {}
         self._threads: dict[int, int] = {}
+        self._scratch: dict[tuple[int, int], list[Memory]] = {}
+        self._reserved = 0
         self._defaults: dict[int, SimStream] = {}
         self.info = DeviceInfo(
             key=f"sim:{profile}",
@@ -211,6 +214,8 @@ class SimBackend:
         """Forget a stream."""
         del raw
         self._streams.pop(handle, None)
+        for key in [key for key in self._scratch if key[0] == handle]:
+            self._reserved -= sum(memory.nbytes for memory in self._scratch.pop(key))
 
     def sync_stream(self, raw: SimStream) -> None:
         """Advance the virtual host to the end of the stream's work."""
@@ -307,6 +312,51 @@ class SimBackend:
         with self._lock:
             self._advance(self._host_ns + self._transfer_ns(array.nbytes))
             return array.view_of(array.buffer.version.value()).copy()
+
+    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
+        """Take bytes; memory given back on a stream is taken again by that stream first."""
+        with self._lock:
+            if stream is None:
+                self.synchronize()
+                kept = None
+            else:
+                kept = self._scratch.get((stream.handle, nbytes))
+            if kept:
+                return kept.pop()
+            self._reserved += nbytes
+            array = self.empty((nbytes,), np.dtype(np.uint8))
+            return Memory(array, None, nbytes)
+
+    def free(self, memory: Memory, stream: Stream | None) -> None:
+        """Give bytes back; without a stream the device finishes first."""
+        with self._lock:
+            if stream is None:
+                self.synchronize()
+                self._reserved -= memory.nbytes
+            else:
+                self._scratch.setdefault((stream.handle, memory.nbytes), []).append(memory)
+
+    def reserved_bytes(self) -> int:
+        """Return what is taken, or kept for its stream."""
+        return self._reserved
+
+    def begin_capture(self, stream: Stream) -> None:
+        """Refuse: no graphs here."""
+        del stream
+        self.capabilities.require("graphs", feature="capturing a stream")
+
+    def end_capture(self, stream: Stream) -> Any:
+        """Refuse: no graphs here."""
+        del stream
+        self.capabilities.require("graphs", feature="capturing a stream")
+
+    def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
+        """Refuse: no graphs here."""
+        del graph, stream, correlation
+        self.capabilities.require("graphs", feature="launching a graph")
+
+    def close_graph(self, graph: Any) -> None:
+        """Do nothing: there is none."""
 
     def _transfer_ns(self, nbytes: int) -> int:
         return nbytes * 1000 // self._cost["pinned_copy_bytes_per_us"]

@@ -1,4 +1,4 @@
-"""The simulated source: the device knows when its work ran."""
+"""The source for devices that know when their work ran: the simulated GPU and the CPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from gpuscope.device.device import Device
 from gpuscope.record.rows import Rows, work_columns
 
 
-class SimulatedSource:
-    """Joins a simulated device's activities with the calls that queued them."""
-
-    name = "simulated"
+class ActivitySource:
+    """Joins what a device says it did with the calls that queued it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self.name = "simulated" if device.is_simulated else "host"
         self._calls: dict[int, Call] = {}
         self._done: deque[Activity] = deque()
 

@@ -18,6 +18,7 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.errors import CapabilityError
 
 if TYPE_CHECKING:
+    from gpuscope.device.graph import Graph
     from gpuscope.device.stream import Event, Stream
 
 Shape = tuple[int, ...]
@@ -200,7 +201,7 @@ class Call:
     """
 
     __slots__ = (
-        "correlation", "device_key", "end_ns", "event", "flop_count", "intended", "kind",
+        "correlation", "device_key", "end_ns", "event", "flop_count", "graph", "intended", "kind",
         "launch_config", "name", "nbytes", "parent", "start_ns", "stream", "thread",
         "workload",
     )  # fmt: skip
@@ -220,6 +221,7 @@ class Call:
         nbytes: int | None = None,
         launch_config: str | None = None,
         event: Event | None = None,
+        graph: Graph | None = None,
     ) -> None:
         self.kind = kind
         self.name = name
@@ -234,6 +236,7 @@ class Call:
         self.nbytes = nbytes
         self.launch_config = launch_config
         self.event = event
+        self.graph = graph
         self.parent: int | None = None
         self.workload: str | None = None
 

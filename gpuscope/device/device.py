@@ -346,6 +346,8 @@ class Device:
             intended,
             **facts,
         )
+        if stream is not None and stream.capturing:
+            return call  # it becomes part of a graph: nothing happens now
         handle: Call | None = getattr(self._handle, "call", None)
         if handle is not None:
             call.parent, call.workload = handle.correlation, handle.name
@@ -359,6 +361,8 @@ class Device:
 
     def end_call(self, call: Call) -> None:
         """Tell observers that a call returned."""
+        if call.stream is not None and call.stream.capturing:
+            return
         call.end_ns = self.backend.now_ns()
         for observer in self.observers:
             observer.call_ends(call)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpuscope.device import caller
 from gpuscope.device.api import Kernel
+from gpuscope.device.graph import Graph
 from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 
 if TYPE_CHECKING:
@@ -150,6 +152,8 @@ class Stream:
         self._owned = owned
         self._closed = False
         self._backend = device.backend
+        self.capturing = False
+        """Whether what is queued now becomes a graph."""
         self.sm_count_target = partition.sm_count_target if partition is not None else 0
         """SMs that libraries should tune for; 0 means the whole GPU."""
 
@@ -301,6 +305,43 @@ class Stream:
             self._backend.host_call(raw, function, call.correlation)
         finally:
             self.device.end_call(call)
+
+    @contextlib.contextmanager
+    def capture(self, *, name: str | None = None) -> Iterator[Graph]:
+        """Let what is queued in the ``with`` block become a graph instead of running.
+
+        Yields
+        ------
+        Graph
+            Launch it after the block; its work keeps this stream's partition.
+
+        Raises
+        ------
+        CapabilityError
+            The device has no graphs.
+        StreamError
+            The stream is being captured already.
+        GpuscopeError
+            Something in the block cannot be captured; nothing is left behind.
+        """
+        self.require_open()
+        self.device.capabilities.require("graphs", feature="capturing a stream")
+        if self.capturing:
+            raise StreamError(f"stream {self.name!r} is being captured already: end that first")
+        graph = Graph(self, name)
+        self._backend.begin_capture(self)
+        self.capturing = True
+        try:
+            yield graph
+        except BaseException:
+            with contextlib.suppress(GpuscopeError):  # the block's own error is the one to tell
+                self._backend.close_graph(self._backend.end_capture(self))
+            graph.close()
+            raise
+        else:
+            graph.raw = self._backend.end_capture(self)
+        finally:
+            self.capturing = False
 
     # -- order ------------------------------------------------------------------------
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:

@@ -68,7 +68,8 @@ def freeze(rows: Rows) -> Batch:
 def work_columns(call: Call, device_index: int, device_uuid: str) -> dict[str, Any]:
     """Columns of a kernel or copy that do not depend on who timed it."""
     stream, intended = call.stream, call.intended
-    partition = stream.partition if stream is not None else None
+    home = call.graph if call.graph is not None else stream
+    partition = home.partition if home is not None else None
     meant = intended.partition if intended is not None else None
     return {
         "id": work_row(call.correlation),
@@ -82,6 +83,7 @@ def work_columns(call: Call, device_index: int, device_uuid: str) -> dict[str, A
         "intended_partition": meant.name if meant is not None else None,
         "stream": stream.id if stream is not None else None,
         "correlation": call.correlation,
+        "graph": call.graph.id if call.graph is not None else None,
         "queued_ns": call.end_ns,
         "nbytes": call.nbytes,
         "flop_count": call.flop_count,

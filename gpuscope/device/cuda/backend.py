@@ -335,14 +335,16 @@ class CudaBackend:
         """Begin to capture a stream, in the mode that watches this thread only."""
         thread_local = 1  # cudaStreamCaptureModeThreadLocal
         with self._current(), _translated("the stream cannot be captured"):
+            self._blas.begin_capture(stream.handle)
             self._runtime.streamBeginCapture(stream.handle, thread_local)
 
     def end_capture(self, stream: Stream) -> Any:
         """End it, and instantiate the graph."""
         with self._current(), _translated("the capture failed"):
+            workspace = self._blas.end_capture(stream.handle)
             graph = self._runtime.streamEndCapture(stream.handle)
             try:
-                return self._runtime.graphInstantiate(graph)
+                return self._runtime.graphInstantiate(graph), workspace
             finally:
                 self._runtime.graphDestroy(graph)
 
@@ -350,11 +352,12 @@ class CudaBackend:
         """Queue a graph."""
         del correlation
         with self._current(), _translated("the graph cannot be launched"):
-            self._runtime.graphLaunch(graph, int(stream.handle))
+            self._runtime.graphLaunch(graph[0], int(stream.handle))
 
     def close_graph(self, graph: Any) -> None:
         """Destroy a graph."""
-        self._runtime.graphExecDestroy(graph)
+        with self._current():
+            self._runtime.graphExecDestroy(graph[0])
 
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""

@@ -67,6 +67,7 @@ class Blas:
     def __init__(self) -> None:
         self._local = threading.local()
         self._workspaces: dict[int, Any] = {}
+        self._aside: dict[int, Any] = {}
 
     def forget_stream(self, handle: int) -> None:
         """Free the workspace of a stream that is idle and about to be destroyed."""
@@ -75,6 +76,29 @@ class Blas:
     def _workspace(self, handle: int) -> Any:
         # A plain allocation: its pointer stays ours until the stream is closed.
         return self._workspaces.setdefault(handle, cupy.cuda.alloc(WORKSPACE_BYTES))
+
+    def _raw_handle(self) -> int:
+        """Return this thread's cuBLAS handle, made at first use."""
+        try:
+            raw: int = self._local.raw
+        except AttributeError:
+            self._local.owner = _Handle()  # goes with the thread, and the raw handle with it
+            raw = self._local.raw = self._local.owner.raw
+        return raw
+
+    def begin_capture(self, handle: int) -> None:
+        """Give a stream a workspace for its graph alone, which may run beside the stream."""
+        self._raw_handle()  # making one allocates, which a capture forbids
+        self._aside[handle] = self._workspaces.get(handle)
+        self._workspaces[handle] = cupy.cuda.alloc(WORKSPACE_BYTES)
+
+    def end_capture(self, handle: int) -> Any:
+        """Give the stream its own workspace back; returns the graph's, to be kept with it."""
+        captured = self._workspaces.pop(handle)
+        before = self._aside.pop(handle)
+        if before is not None:
+            self._workspaces[handle] = before
+        return captured
 
     def matmul(
         self, stream_handle: int, plan: MatmulPlan, operands: tuple[int, int, int], sm_count: int
@@ -86,8 +110,7 @@ class Blas:
         try:
             handle = self._local.raw
         except AttributeError:
-            self._local.owner = _Handle()  # goes with the thread, and the raw handle with it
-            handle = self._local.raw = self._local.owner.raw
+            handle = self._raw_handle()
         try:
             workspace = self._workspaces[stream_handle]
         except KeyError:

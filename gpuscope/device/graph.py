@@ -1,0 +1,104 @@
+"""Graphs: work captured on a stream once, launched again and again."""
+
+from __future__ import annotations
+
+import itertools
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from gpuscope.errors import ClosedError, GpuscopeError
+
+if TYPE_CHECKING:
+    from gpuscope.device.stream import Stream
+
+_ids = itertools.count(1)
+
+
+class Graph:
+    """What was queued on a stream while it was captured; made by :meth:`Stream.capture`.
+
+    Its work keeps the SMs of the stream it was captured on, whatever stream launches it.
+
+    Attributes
+    ----------
+    id
+        Number in traces.
+    partition
+        The partition its work runs in, or ``None`` for the whole GPU.
+    """
+
+    def __init__(self, stream: Stream, name: str | None) -> None:
+        self.id = next(_ids)
+        self.name = name if name is not None else f"graph {self.id}"
+        self.device = stream.device
+        self.partition = stream.partition
+        self.raw: Any = None
+        self._closed = False
+        if self.partition is not None:
+            self.partition.adopt(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def launch(self, *, stream: Any = None) -> None:
+        """Queue all of its work; with no stream selected, wait for it.
+
+        Parameters
+        ----------
+        stream
+            As for every launch: explicit, else the caller stream, else the thread's current
+            stream, else the per-thread default.
+
+        Raises
+        ------
+        ClosedError
+            The graph is closed, or its capture did not end well.
+        """
+        if self._closed or self.raw is None:
+            raise ClosedError(
+                f"{self.name!r} is closed or was never captured to its end: capture it again"
+            )
+        device = self.device
+        chosen, selected = device.choose_stream(stream)
+        call = device.begin_call("launch", self.name, chosen, chosen, graph=self)
+        try:
+            device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
+        finally:
+            device.end_call(call)
+        if not selected:
+            chosen.synchronize()
+
+    def close(self) -> None:
+        """Wait for the device, then destroy it; again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.raw is not None:
+            self.device.backend.synchronize()
+            self.device.backend.close_graph(self.raw)
+            self.raw = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True):
+            return
+        try:
+            self.close()
+        except GpuscopeError:  # the device may be gone: a destructor has nobody to tell
+            self._closed = True
+
+    def __repr__(self) -> str:
+        where = f", partition={self.partition.name!r}" if self.partition is not None else ""
+        return f"Graph({self.name!r}, device={self.device.info.key!r}{where})"

@@ -1,0 +1,109 @@
+"""Graphs on a real GPU: captured GEMMs replay, and keep their partition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope.workloads.spin import Spin
+
+pytestmark = pytest.mark.gpu
+
+SMID = r"""
+extern "C" __global__ void where(unsigned* seen) {
+  unsigned sm; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  if (!threadIdx.x) atomicAdd(seen + sm, 1u);
+}
+"""
+
+
+@pytest.fixture
+def gpu():
+    device = gs.open_device("cuda:0", quiet=True)
+    yield device
+    device.close()
+
+
+def test_mm_out_05_is_captured_and_replayed_in_its_partition(gpu):
+    kernel = gpu.compile(SMID, "where")
+    seen = gpu.asarray(np.zeros(1024, np.uint32))
+    a, b = gpu.random((256, 256), "float16", seed=1), gpu.random((256, 256), "float16", seed=2)
+    out = gpu.empty((256, 256), "float16")
+    with gpu.carve({"part": 16, "other": "rest"}) as parts:
+        stream, whole = parts["part"].create_stream(), gpu.create_stream()
+        gs.mm_out(out, a, b, stream=stream)  # kernels are loaded before a capture
+        stream.launch(kernel, seen, grid=1, block=32)
+        stream.synchronize()
+        expected = gpu.to_host(out)
+        with stream.capture(name="step") as graph:
+            gs.mm_out(out, a, b, stream=stream)
+            stream.launch(kernel, seen, grid=5000, block=32)
+        seen[...] = 0
+        out[...] = 0
+        gpu.synchronize()
+        assert not gpu.to_host(out).any(), "capturing ran nothing"
+        with gs.profile(gpu) as recording:
+            graph.launch(stream=whole)
+            graph.launch(stream=whole)
+        ids = set(np.nonzero(gpu.to_host(seen))[0].tolist())
+        assert ids == set(parts["part"].sm_ids)
+        assert gpu.to_host(seen).sum() == 10_000
+        assert np.array_equal(gpu.to_host(out), expected)
+        rows = recording.trace.where(kind="kernel").spans.to_pylist()
+        assert [row["name"] for row in rows] == ["step", "step"]
+        assert {row["partition"] for row in rows} == {"part"}
+        assert {row["graph"] for row in rows} == {graph.id}
+        whole.close()
+    assert graph.closed
+    with pytest.raises(gs.ClosedError):
+        graph.launch()
+
+
+def test_a_graph_may_run_beside_the_stream_it_was_captured_on(gpu):
+    """Both use cuBLAS workspace: a graph has one of its own."""
+    n = 2048
+    a, b = gpu.random((n, n), "float16", seed=1), gpu.random((n, n), "float16", seed=2)
+    first, second = gpu.empty((n, n), "float16"), gpu.empty((n, n), "float16")
+    with gpu.create_stream() as one, gpu.create_stream() as two:
+        gs.mm_out(first, a, b, stream=one)
+        one.synchronize()
+        expected = gpu.to_host(first)
+        with one.capture() as graph:
+            gs.mm_out(second, a, b, stream=one)
+        for _ in range(20):
+            graph.launch(stream=two)
+            gs.mm_out(first, a, b, stream=one)
+        gpu.synchronize()
+        assert np.array_equal(gpu.to_host(first), expected)
+        assert np.array_equal(gpu.to_host(second), expected)
+        graph.close()
+
+
+def test_without_a_selected_stream_a_launch_waits(gpu):
+    spin = Spin(gpu, duration_ns=5_000_000)
+    with gpu.create_stream() as stream:
+        spin.execute(stream=stream)
+        stream.synchronize()
+        with stream.capture() as graph:
+            stream.launch(spin._kernel, 5_000_000, grid=1, block=32)
+        graph.launch()
+        assert gpu.default_stream().is_done
+        graph.close()
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(gpu):
+    a, out = gpu.random((64, 64)), gpu.empty((64, 64))
+    with gpu.create_stream() as stream:
+        gs.mm_out(out, a, a, stream=stream)
+        with pytest.raises(ZeroDivisionError), stream.capture() as graph:
+            gs.mm_out(out, a, a, stream=stream)
+            raise ZeroDivisionError
+        assert graph.closed
+        assert not stream.capturing
+        gs.mm_out(out, a, a, stream=stream)
+        stream.synchronize()
+        with pytest.raises(gs.GpuscopeError), stream.capture():
+            stream.synchronize()  # CUDA forbids waiting for a stream being captured
+        with gpu.create_stream() as fresh:
+            gs.mm_out(out, a, a, stream=fresh)

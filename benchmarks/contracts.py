@@ -111,8 +111,11 @@ def threads(gpu: Any, count: int = 3000) -> dict[str, Any]:
 
 
 def two_partitions(gpu: Any, repeats: int = 40) -> dict[str, Any]:
-    """One after the other over together: equal work on 64 | 64 SMs, each in its partition."""
-    with gpu.carve({"a": 64, "b": 64}) as parts:
+    """One after the other over together: equal work on 56 | 56 SMs, each in its partition.
+
+    64 | 64 would take 16 quanta of 8; this GPU has 15 and a remainder of 12.
+    """
+    with gpu.carve({"a": 56, "b": 56}) as parts:
         one, two = (part.create_stream() for part in parts.values())
         handles = [gs.Gemm(gpu, m=2048, n=2048, k=2048, seed=seed) for seed in (1, 2)]
 

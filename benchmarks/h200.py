@@ -43,13 +43,15 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def carving(gpu: Any) -> list[dict]:
     """Carve five partitions with one stream each, probe included; the first compiles it."""
-    times, ids = [], []
-    for _ in range(20 + 1):
+    times, again, ids = [], [], []
+    for turn in range(40 + 1):
+        if turn <= 20:
+            gpu.close()  # destroys the contexts that are kept: these carvings make new ones
         start = time.perf_counter_ns()
         parts = gpu.carve({"a": 64, "b": 32, "c": 16, "d": 8, "e": "rest"})
         for part in parts.values():
             part.create_stream()
-        times.append((time.perf_counter_ns() - start) / 1e6)
+        (times if turn <= 20 else again).append((time.perf_counter_ns() - start) / 1e6)
         ids = [set(part.sm_ids) for part in parts.values()]
         parts.close()
     disjoint = sum(map(len, ids)) == len(set().union(*ids))
@@ -59,7 +61,7 @@ def carving(gpu: Any) -> list[dict]:
             "carve {64, 32, 16, 8, rest}, one stream each, probe included", "≤ 8 ms, disjoint, "
             "union 132", found["median"], "ms",
             met=found["median"] <= 8 and disjoint and len(set().union(*ids)) == gpu.sm_count,
-            spread=found, first_ms=times[0], disjoint=disjoint, union=len(set().union(*ids)),
+            spread=found, first_ms=times[0], again_ms=spread(again), disjoint=disjoint, union=len(set().union(*ids)),
             granted=[len(one) for one in ids],
         )
     ]  # fmt: skip
@@ -253,7 +255,7 @@ def contract_figures(gpu: Any) -> list[dict]:
             met=bound <= 1.2),
         row("mm_out from 8 threads on 8 streams, launches a second / 8 threads of gemm_ex",
             "≥ 0.5 ×", threads["ratio"], "×", met=threads["ratio"] >= 0.5, rates=threads),
-        row("two equal streams on 64 | 64 SMs, one after the other / together", "≥ 1.8 ×",
+        row("two equal streams on 56 | 56 SMs, one after the other / together", "≥ 1.8 ×",
             pair["median"], "×", met=pair["median"] >= 1.8, gains=pair),
         row("10,000 cycles of carve → stream → guard → mm_out → close: device memory lost",
             "0 bytes", lost, "bytes", met=lost <= 0, cycles=cycles),

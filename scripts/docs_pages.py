@@ -58,7 +58,8 @@ def details(row: dict[str, Any]) -> list[str]:
     if "spread" in row:
         text = f"{row['what']}: {spread(row['spread'])} {row['unit']}; the first call, which "
         text += f"compiles the probe kernel, {number(row['first_ms'])} ms. SMs seen: "
-        lines += [f"{text}{row['union']}, disjoint: {row['disjoint']}.", ""]
+        text += f"{row['union']}, disjoint: {row['disjoint']}. The same again, with the contexts "
+        lines += [f"{text}that were kept: {spread(row['again_ms'])} ms.", ""]
     if "us" in row:
         lines += ["Host cost of one call, µs, median (least to most):", ""]
         lines += [f"- {name}: {spread(found)}" for name, found in row["us"].items()]

@@ -426,6 +426,9 @@ class Backend(Protocol):
     def synchronize(self) -> None:
         """Wait on the host for the whole device."""
 
+    def close(self) -> None:
+        """Release what is kept for the next use."""
+
 
 @dataclass(frozen=True, slots=True)
 class MatmulPlan:

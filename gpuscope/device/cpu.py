@@ -159,6 +159,9 @@ class CpuBackend:
     def synchronize(self) -> None:
         """Do nothing: all work is done."""
 
+    def close(self) -> None:
+        """Do nothing: nothing is kept."""
+
     def make_event(self, *, timing: bool) -> Any:
         """Make an event."""
         del timing

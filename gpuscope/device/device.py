@@ -79,7 +79,7 @@ class Device:
 
     def close(self) -> None:
         """Close every live partition and stream; the device itself stays usable."""
-        close_all([*self._partitions, *self._streams.values()])
+        close_all([*self._partitions, *self._streams.values(), self.backend])
 
     # -- carving ----------------------------------------------------------------------
     def held_parts(self) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import gpuscope as gs
 from gpuscope.device import select
 from gpuscope.device.carve import REMAINDER, plan_carve
 from gpuscope.device.cuda import driver
-from gpuscope.device.cuda.partition import ComposedQuanta, HeterogeneousSplit, make_contexts
+from gpuscope.device.cuda.partition import ComposedQuanta, GreenContexts, HeterogeneousSplit
 from gpuscope.errors import (
     CapabilityError,
     DeviceUnavailable,
@@ -523,11 +523,11 @@ def planned():
 def test_each_partition_gets_a_context_and_its_sm_ids(planned):
     splitter, partitions = planned
     machine, probe = Machine(), Probe()
-    granted = make_contexts(CORE, machine, splitter, partitions, probe)
+    granted = GreenContexts(CORE, machine, splitter).make(partitions, probe)
     assert [one.sm_count for one in granted] == [64, 24, 44]
     assert [len(one.sm_ids) for one in granted] == [64, 24, 44]
     assert [one.sm_count_target for one in granted] == [64, 16, 32]
-    assert [one.raw.name for one in granted] == ["context 1", "context 2", "context 3"]
+    assert [one.raw.context.name for one in granted] == ["context 1", "context 2", "context 3"]
     assert len({one.context for one in granted}) == 3
     assert probe.seen == [["stream 1", "stream 2", "stream 3"]], "all probed at the same time"
     assert machine.open == ["context 1", "context 2", "context 3"], "the probe's streams are closed"
@@ -578,13 +578,13 @@ def test_nothing_is_left_of_a_carving_that_fails(planned, arrange, error, text):
     machine, probe = Machine(), Probe()
     arrange(machine, probe)
     with pytest.raises(error, match=text):
-        make_contexts(CORE, machine, splitter, partitions, probe)
+        GreenContexts(CORE, machine, splitter).make(partitions, probe)
     assert machine.open == []
     assert machine.contexts == 3
     kinds = [name.split()[0] for name in machine.closed]
     assert kinds == sorted(kinds, reverse=True), "streams are closed before their contexts"
     again = Machine()
-    assert len(make_contexts(CORE, again, splitter, partitions, Probe())) == 3
+    assert len(GreenContexts(CORE, again, splitter).make(partitions, Probe())) == 3
 
 
 def test_a_split_that_fails_makes_no_context():
@@ -594,5 +594,34 @@ def test_a_split_that_fails_makes_no_context():
     sms.refusal = "no"
     machine = Machine()
     with pytest.raises(InvalidPartition, match="refuses to split"):
-        make_contexts(CORE, machine, splitter, partitions, Probe())
+        GreenContexts(CORE, machine, splitter).make(partitions, Probe())
     assert machine.contexts == 0
+
+
+def test_a_closed_context_serves_the_next_carving_of_its_parts(planned):
+    """Drivers up to 13.0 do not give back what a destroyed green context held."""
+    splitter, partitions = planned
+    machine = Machine()
+    contexts = GreenContexts(CORE, machine, splitter)
+    first = contexts.make(partitions, Probe())
+    for one in first:
+        contexts.close(one.raw)
+    again = contexts.make(partitions, Probe())
+    assert [one.raw.context for one in again] == [one.raw.context for one in first]
+    assert machine.contexts == 3
+    shared = contexts.make(partitions[:1], Probe())  # the same parts twice at one time
+    assert shared[0].raw.context is not again[0].raw.context
+    for one in [*again, *shared]:
+        contexts.close(one.raw)
+    contexts.clear()
+    assert machine.open == []
+
+
+def test_where_the_driver_splits_anew_a_closed_context_is_destroyed():
+    splitter = HeterogeneousSplit(CORE, NewSms())
+    partitions = plan_carve(splitter.layout, {"a": 64}).partitions
+    machine = Machine()
+    contexts = GreenContexts(CORE, machine, splitter)
+    (one,) = contexts.make(partitions, Probe())
+    contexts.close(one.raw)
+    assert machine.open == []

@@ -64,7 +64,6 @@ class CudaBackend:
         from gpuscope.device.cuda import arrays, blas, partition, probe  # noqa: PLC0415
 
         self._arrays = arrays
-        self._partition = partition
         self._probe_type = probe.SmProbe
         self._probe: Any = None
         self.array_type: type = self._cupy.ndarray
@@ -85,6 +84,7 @@ class CudaBackend:
             properties = self._runtime.getDeviceProperties(index)
             sm_count = int(properties["multiProcessorCount"])
             self._splitter: Any = None
+            self._contexts: Any = None
             if self.capabilities.partitions:
                 resource = self._device.resources.sm
                 self._splitter = (
@@ -92,6 +92,7 @@ class CudaBackend:
                     if self.capabilities.arbitrary_split
                     else partition.ComposedQuanta(self._core, resource)
                 )
+                self._contexts = partition.GreenContexts(self._core, self._device, self._splitter)
         self.layout: SmLayout = (
             self._splitter.layout if self._splitter else SmLayout(sm_count, 1, 0)
         )
@@ -174,21 +175,26 @@ class CudaBackend:
         with self._current():
             if self._probe is None:
                 self._probe = self._probe_type(self._device)
-            return self._partition.make_contexts(
-                self._core, self._device, self._splitter, planned, self._probe
-            )
+            granted: list[GrantedPartition] = self._contexts.make(planned, self._probe)
+            return granted
 
     def close_partition(self, raw: Any) -> None:
-        """Destroy a green context."""
+        """Give a green context back."""
         with self._current():
-            raw.close()
+            self._contexts.close(raw)
+
+    def close(self) -> None:
+        """Destroy what is kept for the next use."""
+        if self._contexts is not None:
+            with self._current():
+                self._contexts.clear()
 
     # -- streams ----------------------------------------------------------------------
     def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
         """Make a non-blocking stream, in a green context if one is given."""
         options = self._core.StreamOptions(nonblocking=True, priority=priority)
         with self._current(), _translated("the driver refuses a stream"):
-            home = self._device if partition is None else partition
+            home = self._device if partition is None else partition.context
             stream = home.create_stream(options=options)
         return stream, int(stream.handle)
 

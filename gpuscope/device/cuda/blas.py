@@ -68,10 +68,12 @@ class Blas:
         self._local = threading.local()
         self._workspaces: dict[int, Any] = {}
         self._aside: dict[int, Any] = {}
+        self._epoch = 0
 
     def forget_stream(self, handle: int) -> None:
         """Free the workspace of a stream that is idle and about to be destroyed."""
         self._workspaces.pop(handle, None)
+        self._epoch += 1  # another stream may get the same handle
 
     def _workspace(self, handle: int) -> Any:
         # A plain allocation: its pointer stays ours until the stream is closed.
@@ -84,6 +86,7 @@ class Blas:
         except AttributeError:
             self._local.owner = _Handle()  # goes with the thread, and the raw handle with it
             raw = self._local.raw = self._local.owner.raw
+            self._local.set = None
         return raw
 
     def begin_capture(self, handle: int) -> None:
@@ -117,14 +120,21 @@ class Blas:
             workspace = self._workspace(stream_handle)
         data, compute, one, zero = _CODES[plan.dtype]
         out, a, b = operands
+        local = self._local
+        # Each call into cuBLAS gives up the GIL and has to win it back: with many threads
+        # that costs more than the call, so what is set already is not set again.
+        wanted = (stream_handle, workspace.ptr, sm_count, self._epoch)
         try:
             if not plan.k:  # the sum of nothing; cuBLAS leaves out as it was
                 cupy.cuda.runtime.memsetAsync(out, 0, plan.bytes_out, stream_handle)
                 return
-            # Setting the stream resets the workspace, so the workspace comes after it.
-            _set_stream(handle, stream_handle)
-            _set_workspace(handle, workspace.ptr, WORKSPACE_BYTES)
-            _set_sm_count_target(handle, sm_count)
+            if local.set != wanted:
+                local.set = None
+                # Setting the stream resets the workspace, so the workspace comes after it.
+                _set_stream(handle, stream_handle)
+                _set_workspace(handle, workspace.ptr, WORKSPACE_BYTES)
+                _set_sm_count_target(handle, sm_count)
+                local.set = wanted
             _gemm_ex(
                 handle, plan.transpose_b, plan.transpose_a, plan.n, plan.m, plan.k, one,
                 b, data, plan.row_b, a, data, plan.row_a, zero, out, data, plan.n,

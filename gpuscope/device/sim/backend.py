@@ -238,6 +238,9 @@ class SimBackend:
                     f"{len(stuck)} streams wait for work that is not queued: they can never finish"
                 )
 
+    def close(self) -> None:
+        """Do nothing: nothing is kept."""
+
     # -- events -----------------------------------------------------------------------
     def make_event(self, *, timing: bool) -> SimEvent:  # noqa: ARG002 - free of cost here
         """Make an event."""

@@ -17,17 +17,22 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from gpuscope.errors import StreamError
 
 _get_running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
-_get_ident = threading.get_ident
 
 _SLOT = "_gpuscope_caller_stream_slot"
+
+
+class _OfThread(threading.local):
+    """The innermost guard of a thread outside any task, and its current streams."""
+
+    guard: Any = None
 
 
 def _slot() -> Any:
@@ -35,19 +40,22 @@ def _slot() -> Any:
     slot = sys.modules.get(_SLOT)
     if slot is None:
         slot = types.ModuleType(_SLOT, "Where gpuscope keeps the caller stream of each thread.")
-        slot.selected = ContextVar(_SLOT, default=None)  # type: ignore[attr-defined]
-        slot.registry = threading.local()  # type: ignore[attr-defined]
+        slot.of_thread = _OfThread()  # type: ignore[attr-defined]
+        slot.of_task = ContextVar(_SLOT, default=None)  # type: ignore[attr-defined]
         slot = sys.modules.setdefault(_SLOT, slot)
     return slot
 
 
-# The guard that is innermost. Guards of another copy of the package are read by the names
-# of their attributes, so these names are part of the slot: stream, thread, task.
-_selected: ContextVar[Any] = _slot().selected
-_registry: Any = _slot().registry
-_get_selected = _selected.get
-_set_selected = _selected.set
-_reset_selected = _selected.reset
+# Guards of another copy of the package are read by the names of their attributes, so these
+# names are part of the slot: stream, task.
+_of_thread: Any = _slot().of_thread
+_of_task: ContextVar[Any] = _slot().of_task
+_NEVER, _LEFT = object(), object()
+
+
+def _running_task() -> Any:
+    loop = _get_running_loop()
+    return None if loop is None else _current_task(loop)
 
 
 def get_caller_stream() -> Any:
@@ -63,15 +71,33 @@ def get_caller_stream() -> Any:
     Notes
     -----
     Child threads and tasks start with ``None``, also those made inside a guard:
-    a context copied into them carries the selection, but it names its owner.
+    a context copied into a task carries the selection, but it names its owner.
     """
-    guard = _get_selected()
-    if guard is None or guard.thread != _get_ident():
-        return None
     loop = _get_running_loop()
-    if guard.task is not (None if loop is None else _current_task(loop)):
-        return None
-    return guard.stream
+    task = None if loop is None else _current_task(loop)
+    if task is None:
+        guard = _of_thread.guard
+        return None if guard is None else guard.stream
+    guard = _of_task.get()
+    return guard.stream if guard is not None and guard.task is task else None
+
+
+_accepted: set[type] = {int}
+"""Types whose instances can be selected, as far as they have been seen."""
+
+
+def _check_stream(stream: Any) -> None:
+    kind = type(stream)
+    if hasattr(kind, "__cuda_stream__"):
+        _accepted.add(kind)
+    elif not hasattr(stream, "__cuda_stream__") and (
+        not isinstance(stream, int) or isinstance(stream, bool)
+    ):
+        raise TypeError(
+            f"CallerStreamGuard takes a gpuscope stream, an object with __cuda_stream__ or an "
+            f"integer handle, not {kind.__name__}. Give it a stream made with create_stream(), or "
+            "its handle."
+        )
 
 
 class CallerStreamGuard:
@@ -102,30 +128,25 @@ class CallerStreamGuard:
     the caller-stream guard of ExecuTorch #20158.
     """
 
-    __slots__ = ("_bind", "_token", "_undo", "stream", "task", "thread")
+    __slots__ = ("_before", "_bound", "stream", "task")
 
     def __init__(self, stream: Any, *, bind: bool = False) -> None:
-        if not hasattr(stream, "__cuda_stream__") and (
-            not isinstance(stream, int) or isinstance(stream, bool)
-        ):
-            raise TypeError(
-                f"CallerStreamGuard takes a gpuscope stream, an object with __cuda_stream__ or an "
-                f"integer handle, not {type(stream).__name__}. Give it a stream made with "
-                "create_stream(), or its handle."
-            )
+        if type(stream) not in _accepted:
+            _check_stream(stream)
         self.stream = stream
-        self._bind = bind
-        self._token: Token[Any] | bool | None = None
+        self._before: Any = _NEVER
+        self._bound: Any = bind
 
     def __enter__(self) -> Any:
-        if self._token is not None:
+        if self._before is not _NEVER:
             raise StreamError("this CallerStreamGuard was entered already: make one guard per with")
         loop = _get_running_loop()
-        self.thread = _get_ident()
-        self.task = None if loop is None else _current_task(loop)
-        if self._bind:
-            self._undo = _bind_libraries(self.stream)
-        self._token = _set_selected(self)
+        if loop is not None and (task := _current_task(loop)) is not None:
+            return self._enter_in_task(task)
+        if self._bound:
+            self._bound = _bind_libraries(self.stream)
+        self._before = _of_thread.guard
+        _of_thread.guard = self
         return self.stream
 
     def __exit__(
@@ -134,35 +155,46 @@ class CallerStreamGuard:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        loop = _get_running_loop()
-        if (
-            _get_selected() is not self
-            or self.thread != _get_ident()
-            or self.task is not (None if loop is None else _current_task(loop))
-        ):
+        if self._bound or _of_thread.guard is not self or _get_running_loop() is not None:
+            self._exit_with_care()
+        else:
+            _of_thread.guard = self._before
+            self._before = _LEFT
+
+    def _enter_in_task(self, task: Any) -> Any:
+        if self._bound:
+            self._bound = _bind_libraries(self.stream)
+        self.task = task
+        self._before = _of_task.set(self)
+        return self.stream
+
+    def _exit_with_care(self) -> None:
+        """Leave a bound guard, or in a task, or in a callback of a loop; or refuse."""
+        task = _running_task()
+        in_task = task is not None and _of_task.get() is self and self.task is task
+        in_thread = task is None and _of_thread.guard is self
+        if not in_task and not in_thread:
             raise StreamError(
                 "this CallerStreamGuard was left already or never entered"
-                if not self._token
+                if self._before in (_NEVER, _LEFT)
                 else "a CallerStreamGuard must be left on the thread and in the task that entered "
                 "it, innermost first: nothing was changed"
             )
-        if self._bind and not all(intact() for intact, _ in self._undo):
-            raise StreamError(
-                "a bound CallerStreamGuard is left while CuPy or PyTorch have another current "
-                "stream than it gave them: leave guards innermost first, and do not await inside "
-                "a bound one. Nothing was changed"
-            )
-        try:
-            _reset_selected(self._token)
-        except ValueError:
-            raise StreamError(
-                "a CallerStreamGuard must be left in the context that entered it, not in a copy "
-                "of it: nothing was changed"
-            ) from None
-        self._token = False
-        if self._bind:
-            for _, restore in self._undo:
-                restore()
+        if self._bound:
+            _check_bound(self._bound)
+        if in_thread:
+            _of_thread.guard = self._before
+        else:
+            try:
+                _of_task.reset(self._before)
+            except ValueError:
+                raise StreamError(
+                    "a CallerStreamGuard must be left in the context that entered it, not in a "
+                    "copy of it: nothing was changed"
+                ) from None
+        self._before = _LEFT
+        if self._bound:
+            _unbind(self._bound)
 
     def _refuse_copy(self, *_: object) -> NoReturn:
         raise TypeError(
@@ -179,39 +211,65 @@ def raw_handle(stream: Any) -> int:
     return stream if isinstance(stream, int) else int(stream.__cuda_stream__()[1])
 
 
-_Undo = tuple[Callable[[], bool], Callable[[], None]]
-"""Whether a library still has the stream it was given, and what gives it back its own."""
+class _Bound(NamedTuple):
+    """What one library was given, and what it had."""
+
+    current: Callable[[], Any]
+    ours: Any
+    restore: Callable[[], Any]
 
 
-def _bind_libraries(stream: Any) -> list[_Undo]:
+def _bind_libraries(stream: Any) -> list[_Bound]:
     """Make ``stream`` current for CuPy and PyTorch where they are imported."""
-    handle = raw_handle(stream)
-    return [undo for bind in (_bind_cupy, _bind_torch) if (undo := bind(stream, handle))]
+    bound = []
+    if "cupy" in sys.modules and (one := _bind_cupy(stream)) is not None:
+        bound.append(one)
+    if "torch" in sys.modules and (other := _bind_torch(stream)) is not None:
+        bound.append(other)
+    return bound
 
 
-def _bind_cupy(stream: Any, handle: int) -> _Undo | None:
-    cupy_stream = getattr(getattr(sys.modules.get("cupy"), "cuda", None), "stream", None)
-    if cupy_stream is None:
+def _check_bound(bound: list[_Bound]) -> None:
+    for current, ours, _ in bound:
+        if current() != ours:
+            raise StreamError(
+                "a bound CallerStreamGuard is left while CuPy or PyTorch have another current "
+                "stream than it gave them: leave guards innermost first, and do not await inside "
+                "a bound one. Nothing was changed"
+            )
+
+
+def _unbind(bound: list[_Bound]) -> None:
+    for _, _, restore in bound:
+        restore()
+
+
+def _bind_cupy(stream: Any) -> _Bound | None:
+    module = getattr(getattr(sys.modules["cupy"], "cuda", None), "stream", None)
+    if module is None:  # it is being imported right now
         return None
-    get_current = cupy_stream.get_current_stream
-    before = get_current()
+    current = module.get_current_stream
+    before = current()
     ours = getattr(stream, "cupy_stream", None)
     if ours is None:
-        ours = cupy_stream.Stream.from_external(_Handle(handle))
-        if hasattr(stream, "cupy_stream"):
+        ours = module.Stream.from_external(_Handle(raw_handle(stream)))
+        if hasattr(stream, "cupy_stream"):  # a stream of ours: made once
             stream.cupy_stream = ours
     ours.use()
-    return (lambda: get_current().ptr == handle), before.use
+    return _Bound(current, ours, before.use)
 
 
-def _bind_torch(stream: Any, handle: int) -> _Undo | None:
-    del stream
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+def _bind_torch(stream: Any) -> _Bound | None:
+    cuda = getattr(sys.modules["torch"], "cuda", None)
     if cuda is None or not cuda.is_available():
         return None
     before = cuda.current_stream()
-    cuda.set_stream(cuda.ExternalStream(handle))
-    return (lambda: cuda.current_stream().cuda_stream == handle), (lambda: cuda.set_stream(before))
+    ours = cuda.ExternalStream(raw_handle(stream))
+    cuda.set_stream(ours)
+    handle = ours.cuda_stream
+    return _Bound(
+        lambda: cuda.current_stream().cuda_stream, handle, lambda: cuda.set_stream(before)
+    )
 
 
 class _Handle:
@@ -267,9 +325,9 @@ def caller_stream_capsule() -> Any:
 # -- the current stream of a thread --------------------------------------------------------
 def _streams_of_this_thread() -> dict[str, Any]:
     try:
-        streams: dict[str, Any] = _registry.streams
+        streams: dict[str, Any] = _of_thread.streams
     except AttributeError:
-        streams = _registry.streams = {}
+        streams = _of_thread.streams = {}
     return streams
 
 

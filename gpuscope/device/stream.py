@@ -152,6 +152,8 @@ class Stream:
         self._owned = owned
         self._closed = False
         self._backend = device.backend
+        self.cupy_stream: Any = None
+        """Where a bound guard keeps CuPy's object for this stream."""
         self.capturing = False
         """Whether what is queued now becomes a graph."""
         self.sm_count_target = partition.sm_count_target if partition is not None else 0

@@ -357,10 +357,24 @@ def test_guard_06_leaving_in_another_task():
 
 
 def test_guard_06_leaving_in_a_copied_context():
-    guard = CallerStreamGuard(5)
-    with guard:
-        with pytest.raises(RuntimeError, match="nothing was changed"):
-            contextvars.copy_context().run(guard.__exit__, None, None, None)
+    async def main():
+        guard = CallerStreamGuard(5)
+        with guard:
+            with pytest.raises(RuntimeError, match="nothing was changed"):
+                contextvars.copy_context().run(guard.__exit__, None, None, None)
+            assert get_caller_stream() == 5
+        assert get_caller_stream() is None
+
+    asyncio.run(main())
+
+
+def test_guard_06_outside_tasks_a_selection_belongs_to_the_thread_whatever_the_context():
+    inner = CallerStreamGuard(6)
+    with CallerStreamGuard(5):
+        assert contextvars.copy_context().run(get_caller_stream) == 5
+        contextvars.copy_context().run(inner.__enter__)
+        assert get_caller_stream() == 6
+        contextvars.copy_context().run(inner.__exit__, None, None, None)
         assert get_caller_stream() == 5
     assert get_caller_stream() is None
 

@@ -66,7 +66,7 @@ bench-gpu:
 docs:
 	@$(SETUP) docs
 	$(PY) scripts/docs_pages.py
-	.venv/bin/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
+	PLOTLY_RENDERER=notebook .venv/bin/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
 
 fuzz:
 	@$(SETUP) test

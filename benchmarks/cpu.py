@@ -68,6 +68,7 @@ def quickstart() -> dict[str, Any]:
     return {
         "what": "quickstart on the simulated H200", "seconds": seconds, "rows": len(trace),
         "save_seconds": saved, "timeline_seconds": drawn,
+        "comparison": result.comparison.to_pylist(),
     }  # fmt: skip
 
 

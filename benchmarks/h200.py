@@ -61,8 +61,8 @@ def carving(gpu: Any) -> list[dict]:
             "carve {64, 32, 16, 8, rest}, one stream each, probe included", "≤ 8 ms, disjoint, "
             "union 132", found["median"], "ms",
             met=found["median"] <= 8 and disjoint and len(set().union(*ids)) == gpu.sm_count,
-            spread=found, first_ms=times[0], again_ms=spread(again), disjoint=disjoint, union=len(set().union(*ids)),
-            granted=[len(one) for one in ids],
+            spread=found, first_ms=times[0], again_ms=spread(again), disjoint=disjoint,
+            union=len(set().union(*ids)), granted=[len(one) for one in ids],
         )
     ]  # fmt: skip
 

@@ -70,13 +70,7 @@ def run_command(
         result = run_experiment(experiment, target, viewer=view)
     written = write_run(result, out)
     if as_json:
-        facts = {
-            "device": target.info.name,
-            "simulated": target.is_simulated,
-            "stopped": result.stopped,
-            "comparison": result.comparison.to_pylist(),
-            "files": [str(path) for path in written],
-        }
+        facts = {**_facts_of(result), "files": [str(path) for path in written]}
         sys.stdout.write(json.dumps(facts, indent=1) + "\n")
     else:
         _show(result, written)
@@ -96,7 +90,7 @@ def write_run(result: Run, folder: Path) -> list[Path]:
         paths.append(save_trace(trace, path))
     comparison = folder / "comparison.json"
     with replacing(comparison) as temporary:
-        temporary.write_text(json.dumps(result.comparison.to_pylist(), indent=1), "utf-8")
+        temporary.write_text(json.dumps(_facts_of(result), indent=1), "utf-8")
     return [html_report(result, folder / "report.html"), comparison, *paths]
 
 
@@ -109,6 +103,19 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
+def _facts_of(result: Run) -> dict[str, Any]:
+    """Return the comparison with what it rests on."""
+    first = next(iter(result.values())).metadata
+    return {
+        "experiment": result.experiment["name"],
+        "devices": {key: dict(facts) for key, facts in first.devices.items()},
+        "simulated": first.simulated,
+        "stopped": result.stopped,
+        "versions": dict(first.versions),
+        "comparison": result.comparison.to_pylist(),
+    }
+
+
 def _show(result: Run, written: list[Path]) -> None:
     table = Table(title="what each workload got, by setting")
     shown = {
@@ -118,14 +125,17 @@ def _show(result: Run, written: list[Path]) -> None:
         "latency_p99_us": "p99 µs",
         "tflop_per_s": "TFLOP/s",
         "share_of_alone_on_whole_gpu": "of alone",
-        "overlap": "overlap",
-        "gain": "gain",
     }
     for title in shown.values():
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title in ("setting", "workload"))
     for row in result.comparison.to_pylist():
         table.add_row(*(Text(format_value(row[name])) for name in shown))
     _out.print(table)
+    for setting in result:
+        row = next(one for one in result.comparison.to_pylist() if one["setting"] == setting)
+        overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
+        _out.print(f"{setting}: overlap {overlap}, gain {gain}", markup=False, highlight=False)
+    _out.print("of alone: the rate over the rate alone on the whole GPU")
     _out.print(next(iter(result.values())).provenance, markup=False)
     if result.stopped:
         _out.print("stopped early: this is what was recorded until then")

@@ -20,7 +20,7 @@ from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device, open_devices
 from gpuscope.device.stream import Stream, close_all
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import GpuscopeError, InvalidPartition
 from gpuscope.experiment import CopySpec, Experiment, GemmSpec, ResolvedSetting, WorkloadSpec
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording
@@ -173,7 +173,13 @@ class _Session:
     def run(self) -> Run:
         for setting in self.settings:
             if setting.partitions:
-                self.device.plan_carve(setting.partitions, rounding=self.experiment.rounding)
+                try:
+                    self.device.plan_carve(setting.partitions, rounding=self.experiment.rounding)
+                except InvalidPartition as error:
+                    raise InvalidPartition(
+                        f"setting {setting.name!r}: {error} (in an experiment: rounding, at the "
+                        "top)"
+                    ) from error
         stopped = False
         try:
             for number in range(self.experiment.rounds):

@@ -33,7 +33,8 @@ COLUMNS = {
 """Column → type of a comparison; units in the names. ``tflop_per_s`` is operations over
 first start to last end, null where its kernels do not state them;
 ``share_of_alone_on_whole_gpu`` that rate over the workload's rate alone on the
-unpartitioned GPU. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
+unpartitioned GPU; both are null for a workload that arrives at a given rate, and latency
+is null for a background. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
 overlap with every span shrunk by its stated uncertainty, null where none is stated."""
 
 
@@ -59,7 +60,12 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
             known = bool((flops[mask] >= 0).all()) and span_ns > 0
             rate = float(flops[mask].sum()) / span_ns / 1e3 if known else None
             alone = trace.metadata.solo.get(workload, {}).get("whole_gpu_tflop_per_s")
-            times = seen.get(workload)
+            plan = (trace.metadata.experiment or {}).get("workloads", {}).get(workload, {})
+            # A background's latency is its queue's length, and arrivals at given times set
+            # their own rate: neither says anything about the GPU.
+            times = None if plan.get("background") else seen.get(workload)
+            if plan.get("rate_hz") is not None:
+                rate = None
             rows.append(
                 {
                     "setting": setting,

@@ -30,9 +30,8 @@ class PairOverlap:
     fraction
         |busy(a) ∩ busy(b)| / min(|busy(a)|, |busy(b)|).
     tight_fraction
-        The same with every span shrunk by the uncertainties it states; ``None`` where the
-        source states none. Bracketing events count waiting for SMs as running, so what
-        really overlapped lies between the two.
+        The same with every span as short as the uncertainty it states allows; ``None`` where
+        the source states none. Bracketing events count waiting for SMs as running.
     """
 
     a: str

@@ -282,8 +282,11 @@ def _nearest(layout: SmLayout, name: str, count: int) -> str:
         for way, there in (("up", count < layout.sm_count), ("down", count > layout.grantable()[0]))
         if there
     ]
+    have = f"has only {layout.sm_count} SMs, not {count}"
+    if count <= layout.sm_count:
+        have = f"cannot give {count} of its {layout.sm_count} SMs"
     return (
-        f"partition {name!r}: this GPU cannot give {count} of its {layout.sm_count} SMs; the "
+        f"partition {name!r}: this GPU {have}; the "
         f"nearest counts are {_around(layout, count)} ({makeup}). Ask for one of these, or pass "
         f"rounding={' or '.join(ways)}"
     )

@@ -23,7 +23,7 @@ DEFINITIONS = {
     "time in which both are busy, over the shorter of the two busy times: 1 means that the shorter "
     "one never ran without the other. Of more than two workloads, the largest pair is shown. Where "
     "kernel times come from bracketing events, waiting for SMs counts as running: the tight value "
-    "shrinks every span by its stated uncertainty, and the truth lies between the two.",
+    "takes every span as short as its stated uncertainty allows.",
     "Gain": "The sum of the solo kernel times over the makespan. Two workloads that overlap fully "
     "and each take twice as long have overlap 1 and gain 1: overlapping won nothing. Unknown "
     "without solo times.",

@@ -28,6 +28,8 @@ _HEADINGS = {
     "overlap_tight": "Overlap, tight",
     "gain": "Gain",
 }
+_SPANS = 2000
+"""Spans drawn of one setting's window."""
 _SHARES = ("Share of alone on the whole GPU",)
 
 Row = dict[str, Any]
@@ -166,6 +168,10 @@ def _cost(rows: list[Row], background: list[str]) -> list[str]:
         lines.append(f"In “{row['setting']}”, {row['workload']} did {done}: {alone}.")
     if not lines:
         return []
+    lines.append(
+        "A gain near 1 says that running together won no throughput; what a partition can win is "
+        "latency."
+    )
     return ["<h2>What it costs</h2>", *(page.paragraph(line) for line in lines)]
 
 
@@ -225,6 +231,11 @@ def _timelines(run: Run) -> list[str]:
         ),
     ]
     if whole != close:
-        drawn = figures.timelines(run.traces, windows_ns=whole, title="The first recording window")
+        drawn = figures.timelines(
+            run.traces,
+            windows_ns=whole,
+            title="The first recording window",
+            max_spans=_SPANS * len(run.traces),
+        )
         seen.append(page.figure(drawn, "timelines-whole"))
     return seen

@@ -180,14 +180,19 @@ def test_installed_finds_what_is_there():
 
 @pytest.mark.usefixtures("without_cuda")
 @pytest.mark.parametrize("spec", ["cuda", "cuda:0", "cuda:3"])
-def test_cuda_never_falls_back(spec, capsys):
+def test_cuda_never_falls_back(spec, capsys, monkeypatch):
+    monkeypatch.setattr(driver, "has_driver", lambda: True)
     with pytest.raises(MissingDependency, match="cuda-bindings"):
+        gs.open_device(spec)
+    monkeypatch.setattr(driver, "has_driver", lambda: False)
+    with pytest.raises(gs.DeviceUnavailable, match="no NVIDIA driver was found"):
         gs.open_device(spec)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("without_cuda")
-def test_auto_falls_back_and_says_why_in_one_line(capsys):
+def test_auto_falls_back_and_says_why_in_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(driver, "has_driver", lambda: True)
     gpu = gs.open_device("auto")
     assert gpu.is_simulated
     opened, why = capsys.readouterr().out.splitlines()

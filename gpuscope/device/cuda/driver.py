@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import re
 from pathlib import Path
@@ -15,6 +16,10 @@ GREEN_CONTEXTS = 12040
 """Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
 HETEROGENEOUS_SPLIT = 13010
 """Driver version that splits SMs into groups of different sizes: CUDA 13.1."""
+_NO_DRIVER = (
+    "no NVIDIA driver was found (libcuda.so.1 cannot be loaded): use a machine with an NVIDIA GPU, "
+    "or open_device('sim:h200')"
+)
 _CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
 
 
@@ -54,6 +59,15 @@ def import_cupy() -> Any:
     return require("cupy", package="cupy-cuda13x or cupy-cuda12x", feature="a CUDA device")
 
 
+def has_driver() -> bool:
+    """Whether the driver's library can be loaded, whatever Python packages there are."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def driver_version() -> int:
     """Return the driver's CUDA version as major · 1000 + minor · 10.
 
@@ -62,7 +76,12 @@ def driver_version() -> int:
     DeviceUnavailable
         There is no NVIDIA driver, or it does not start.
     """
-    driver = require("cuda.bindings.driver", package="cuda-bindings", feature="a CUDA device")
+    try:
+        driver = require("cuda.bindings.driver", package="cuda-bindings", feature="a CUDA device")
+    except MissingDependency as error:
+        if has_driver():
+            raise
+        raise DeviceUnavailable(_NO_DRIVER) from error
     try:
         (status,) = driver.cuInit(0)
         if status != driver.CUresult.CUDA_SUCCESS:
@@ -71,10 +90,7 @@ def driver_version() -> int:
             )
         _, version = driver.cuDriverGetVersion()
     except RuntimeError as error:
-        raise DeviceUnavailable(
-            "no NVIDIA driver was found (libcuda.so.1 cannot be loaded): use a machine with an "
-            "NVIDIA GPU, or open_device('sim:h200')"
-        ) from error
+        raise DeviceUnavailable(_NO_DRIVER) from error
     return int(version)
 
 

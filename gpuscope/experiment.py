@@ -11,11 +11,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -104,7 +110,72 @@ class SpinSpec(_Workload):
     blocks: PositiveInt = 1
 
 
-WorkloadSpec = Annotated[GemmSpec | CopySpec | SpinSpec, Field(discriminator="kind")]
+class PythonSpec(_Workload):
+    """A function of the user's, made a workload with ``@gpuscope.workload``.
+
+    Attributes
+    ----------
+    kind
+        ``"python:package.module:function"``; imported when the experiment is run, never
+        when it is loaded or shown.
+    args
+        Keyword arguments of every call.
+    """
+
+    kind: str
+    args: dict[str, StrictBool | StrictInt | float | StrictStr] = Field(default_factory=dict)
+
+    @field_validator("kind")
+    @classmethod
+    def _kind_names_a_function(cls, kind: str) -> str:
+        _, *names = kind.split(":")
+        parts = [part for name in names for part in name.split(".")]
+        if len(names) != 2 or not all(map(str.isidentifier, parts)):
+            raise ValueError(f"should be {_PYTHON!r}, but found {kind!r}")
+        return kind
+
+    @field_validator("args")
+    @classmethod
+    def _args_are_arguments(cls, args: dict[str, Any]) -> dict[str, Any]:
+        for name, value in args.items():
+            if not name.isidentifier() or name == "stream":
+                raise ValueError(
+                    f"{name!r} is no argument's name: it takes letters, digits and _, and the "
+                    "stream is the workload's own field"
+                )
+            if isinstance(value, str) and value != value.encode("utf-8", "replace").decode():
+                raise ValueError(f"{name} is {value!r}, which is not valid Unicode")
+        return args
+
+    @property
+    def module(self) -> str:
+        """Name of the module."""
+        return self.kind.split(":")[1]
+
+    @property
+    def function(self) -> str:
+        """Name of the function in it."""
+        return self.kind.split(":")[2]
+
+
+_PYTHON = "python:package.module:function"
+
+
+def _kind_of(value: Any) -> str | None:
+    """Return which kind of workload a table describes; ``None`` if it does not say."""
+    kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+    if isinstance(kind, str) and kind.partition(":")[0] == "python":
+        return "python"
+    return None if kind is None else str(kind)
+
+
+WorkloadSpec = Annotated[
+    Annotated[GemmSpec, Tag("gemm")]
+    | Annotated[CopySpec, Tag("copy")]
+    | Annotated[SpinSpec, Tag("spin")]
+    | Annotated[PythonSpec, Tag("python")],
+    Discriminator(_kind_of),
+]
 Size = PositiveInt | Literal["rest"]
 
 
@@ -311,7 +382,15 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
         )
 
 
-_KINDS: dict[str, type[BaseModel]] = {"gemm": GemmSpec, "copy": CopySpec, "spin": SpinSpec}
+_KINDS: dict[str, type[BaseModel]] = {
+    "gemm": GemmSpec,
+    "copy": CopySpec,
+    "spin": SpinSpec,
+    "python": PythonSpec,
+}
+
+
+_ALL_KINDS = ", ".join(repr(_PYTHON if kind == "python" else kind) for kind in _KINDS)
 
 
 def _keys(model: type[BaseModel]) -> str:
@@ -323,11 +402,13 @@ def _explain(error: ValidationError) -> str:
     lines: dict[str, list[str]] = {}
     found: dict[str, str] = {}
     for one in error.errors():
+        value = one.get("input")
+        if one["type"].startswith("union_tag") and not isinstance(value, Mapping):
+            one["type"] = "model_type"  # no table at all, rather than one of no kind
         path, allowed = _problem(one)
         texts = lines.setdefault(path, [])
         if allowed not in texts:
             texts.append(allowed)
-        value = one.get("input")
         simple = one["type"] not in _WITHOUT_INPUT and not isinstance(value, Mapping | list | tuple)
         found[path] = f", but found {value!r}" if simple else ""
     return "the experiment does not validate:\n" + "\n".join(
@@ -342,6 +423,7 @@ _NEEDS = {
     "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
     "bool_type": _BOOL, "bool_parsing": _BOOL,
     "string_type": "should be a text",
+    "arg_type": "should be a text, a finite number, true or false",
 }  # fmt: skip
 _WITHOUT_INPUT = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid",
                   "value_error", "too_short")  # fmt: skip
@@ -359,11 +441,14 @@ def _problem(error: ErrorDetails) -> tuple[str, str]:
         del place[4:]
     elif place[2:3] == ["sm_count_target"]:
         del place[3:]
+    elif model is PythonSpec and place[2:3] == ["args"] and len(place) > 3:
+        del place[4:]
+        kind = "arg_type"
     if kind.startswith("union_tag"):
         place.append("kind")
         tag = error.get("ctx", {}).get("tag")
         lacks = "missing" if tag is None else f"{tag!r} is no kind of workload"
-        return ".".join(place), f"{lacks}; allowed: {', '.join(map(repr, _KINDS))}"
+        return ".".join(place), f"{lacks}; allowed: {_ALL_KINDS}"
     path = ".".join(place)
     if kind == "extra_forbidden":
         if len(place) == 1:

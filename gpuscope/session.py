@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import random
+import sys
 import threading
 import warnings
 from collections import deque
@@ -20,12 +22,20 @@ from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device, open_devices
 from gpuscope.device.stream import Stream, close_all
-from gpuscope.errors import GpuscopeError, InvalidPartition
-from gpuscope.experiment import CopySpec, Experiment, GemmSpec, ResolvedSetting, WorkloadSpec
+from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
+from gpuscope.experiment import (
+    CopySpec,
+    Experiment,
+    GemmSpec,
+    PythonSpec,
+    ResolvedSetting,
+    WorkloadSpec,
+)
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Run, Trace
 from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.function import FunctionHandle, find_workload
 from gpuscope.workloads.gemm import Gemm
 from gpuscope.workloads.handle import Completion
 from gpuscope.workloads.spin import Spin
@@ -70,7 +80,8 @@ def profile(device: Device | None = None) -> Iterator[Recording]:
     try:
         yield recording
     finally:
-        recording.stop()
+        if not sys.is_finalizing():  # one that was never ended ends with the interpreter
+            recording.stop()
 
 
 def _one_clock() -> tuple[Device, ...]:
@@ -108,6 +119,7 @@ class Progress:
 
 
 Viewer = Callable[[Progress], None]
+AnyHandle = Gemm | Copy | Spin | FunctionHandle[Any]
 
 
 def run(
@@ -165,7 +177,7 @@ class _Session:
         self.done = 0
         self.traces: dict[str, list[Trace]] = {setting.name: [] for setting in self.settings}
         self.alone: dict[tuple[str, str], list[Trace]] = {}
-        self.handles: dict[Any, Gemm | Copy | Spin] = {}
+        self.handles: dict[Any, AnyHandle] = {}
         self.stream_ids: dict[tuple[str, str], int] = {}
         self.recording: Recording | None = None
         self.round = 0
@@ -265,7 +277,7 @@ class _Session:
             for name, spec in setting.workloads.items()
         ]
 
-    def _handle(self, name: str, spec: WorkloadSpec) -> Gemm | Copy | Spin:
+    def _handle(self, name: str, spec: WorkloadSpec) -> AnyHandle:
         target = spec.sm_count_target if isinstance(spec, GemmSpec) else None
         key = (name, target)
         if key not in self.handles:
@@ -384,8 +396,27 @@ class _Session:
         return solo
 
 
-def make_handle(device: Device, name: str, spec: WorkloadSpec, *, seed: int) -> Gemm | Copy | Spin:
-    """Make the handle that a workload of an experiment describes."""
+def make_handle(device: Device, name: str, spec: WorkloadSpec, *, seed: int) -> AnyHandle:
+    """Make the handle that a workload of an experiment describes; imports what it names.
+
+    Raises
+    ------
+    InvalidExperiment
+        It names a function that is not there, that is no workload, or that does not take
+        such arguments.
+    GpuscopeError
+        Importing the function's module fails.
+    """
+    if isinstance(spec, PythonSpec):
+        path = f"workloads.{name}"
+        made = find_workload(spec.module, spec.function, path=f"{path}.kind")
+        try:
+            inspect.signature(made.function).bind(None, **spec.args)
+        except TypeError as error:
+            raise InvalidExperiment(
+                f"{path}.args: {spec.kind!r} does not take them: {error}"
+            ) from error
+        return made(device, name=name, arguments=spec.args)
     if isinstance(spec, GemmSpec):
         target = None if spec.sm_count_target == "off" else spec.sm_count_target
         return Gemm(
@@ -403,7 +434,7 @@ class _Worker:
 
     def __init__(
         self,
-        handle: Gemm | Copy | Spin,
+        handle: AnyHandle,
         stream: Stream,
         spec: WorkloadSpec,
         repeats: int,

@@ -9,6 +9,7 @@ use what and when. Handles that a backend returns are opaque here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -198,12 +199,14 @@ class Call:
         The stream that the caller meant, whatever stream is used.
     parent, workload
         Correlation and name of the handle whose ``execute()`` made this call.
+    superseded
+        Whether launches inside this one were seen, and tell of its work better than it does.
     """
 
     __slots__ = (
         "correlation", "device_key", "end_ns", "event", "flop_count", "graph", "intended", "kind",
-        "launch_config", "name", "nbytes", "parent", "start_ns", "stream", "thread",
-        "workload",
+        "launch_config", "name", "nbytes", "parent", "start_ns", "stream", "superseded",
+        "thread", "workload",
     )  # fmt: skip
 
     def __init__(
@@ -239,6 +242,7 @@ class Call:
         self.graph = graph
         self.parent: int | None = None
         self.workload: str | None = None
+        self.superseded = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +432,9 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release what is kept for the next use."""
+
+    def current(self) -> AbstractContextManager[None]:
+        """Make the device current for libraries that ask which one is; restored on leaving."""
 
 
 @dataclass(frozen=True, slots=True)

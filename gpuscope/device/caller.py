@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from gpuscope.errors import StreamError
 
@@ -42,15 +42,17 @@ def _slot() -> Any:
         slot = types.ModuleType(_SLOT, "Where gpuscope keeps the caller stream of each thread.")
         slot.of_thread = _OfThread()  # type: ignore[attr-defined]
         slot.of_task = ContextVar(_SLOT, default=None)  # type: ignore[attr-defined]
+        slot.never, slot.left = object(), object()  # type: ignore[attr-defined]
         slot = sys.modules.setdefault(_SLOT, slot)
     return slot
 
 
 # Guards of another copy of the package are read by the names of their attributes, so these
-# names are part of the slot: stream, task.
+# names are part of the slot: stream, task. What a guard holds when it was never entered, or
+# was left, is kept there too: guards made before a reload live on after it.
 _of_thread: Any = _slot().of_thread
 _of_task: ContextVar[Any] = _slot().of_task
-_NEVER, _LEFT = object(), object()
+_NEVER, _LEFT = _slot().never, _slot().left
 
 
 def _running_task() -> Any:
@@ -110,7 +112,9 @@ class CallerStreamGuard:
     bind
         Also make it the current stream of CuPy and PyTorch, if they are imported already,
         and restore theirs on exit. They keep current streams per thread, so a bound guard
-        may not span an ``await``.
+        may not span an ``await``. A simulated stream is none of theirs and leaves them as
+        they are. CuPy keeps a current stream for each device: a stream of another device
+        than its current one is refused; PyTorch's current device becomes the stream's.
 
     Raises
     ------
@@ -119,7 +123,7 @@ class CallerStreamGuard:
     StreamError
         (a ``RuntimeError``) The guard is entered twice, left twice, left on another thread
         or in another task than it was entered, or left while CuPy or PyTorch have another
-        current stream than it gave them. Nothing changes then.
+        current stream than it gave them; or it cannot be bound. Nothing changes then.
 
     Notes
     -----
@@ -155,8 +159,14 @@ class CallerStreamGuard:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._bound or _of_thread.guard is not self or _get_running_loop() is not None:
+        if _of_thread.guard is not self or _get_running_loop() is not None:
             self._exit_with_care()
+        elif self._bound:
+            bound = self._bound
+            _check_bound(bound)
+            _of_thread.guard = self._before
+            self._before = _LEFT
+            _unbind(bound)
         else:
             _of_thread.guard = self._before
             self._before = _LEFT
@@ -169,7 +179,7 @@ class CallerStreamGuard:
         return self.stream
 
     def _exit_with_care(self) -> None:
-        """Leave a bound guard, or in a task, or in a callback of a loop; or refuse."""
+        """Leave in a task, or in a callback of a loop; or refuse."""
         task = _running_task()
         in_task = task is not None and _of_task.get() is self and self.task is task
         in_thread = task is None and _of_thread.guard is self
@@ -192,6 +202,7 @@ class CallerStreamGuard:
                     "a CallerStreamGuard must be left in the context that entered it, not in a "
                     "copy of it: nothing was changed"
                 ) from None
+            self.task = None  # contexts copied inside it hold on to it: it selects no more
         self._before = _LEFT
         if self._bound:
             _unbind(self._bound)
@@ -211,27 +222,31 @@ def raw_handle(stream: Any) -> int:
     return stream if isinstance(stream, int) else int(stream.__cuda_stream__()[1])
 
 
-class _Bound(NamedTuple):
-    """What one library was given, and what it had."""
-
-    current: Callable[[], Any]
-    ours: Any
-    restore: Callable[[], Any]
+_Bound = tuple[Callable[[], Any], Any, Callable[[], Any]]
+"""What tells a library's current stream, what it was given, and what gives it back its own."""
 
 
 def _bind_libraries(stream: Any) -> list[_Bound]:
     """Make ``stream`` current for CuPy and PyTorch where they are imported."""
-    bound = []
-    if "cupy" in sys.modules and (one := _bind_cupy(stream)) is not None:
+    modules = sys.modules
+    bound: list[_Bound] = []
+    if "cupy" in modules and (one := _bind_cupy(stream, modules["cupy"])) is not None:
         bound.append(one)
-    if "torch" in sys.modules and (other := _bind_torch(stream)) is not None:
-        bound.append(other)
+    if "torch" in modules:
+        try:
+            other = _bind_torch(stream, modules["torch"])
+        except BaseException:
+            _unbind(bound)
+            raise
+        if other is not None:
+            bound.append(other)
     return bound
 
 
 def _check_bound(bound: list[_Bound]) -> None:
     for current, ours, _ in bound:
-        if current() != ours:
+        now = current()
+        if now is not ours and now != ours:
             raise StreamError(
                 "a bound CallerStreamGuard is left while CuPy or PyTorch have another current "
                 "stream than it gave them: leave guards innermost first, and do not await inside "
@@ -240,36 +255,67 @@ def _check_bound(bound: list[_Bound]) -> None:
 
 
 def _unbind(bound: list[_Bound]) -> None:
-    for _, _, restore in bound:
-        restore()
+    """Restore what the libraries had, the second also if the first refuses."""
+    if bound:
+        try:
+            bound[0][2]()
+        finally:
+            _unbind(bound[1:])
 
 
-def _bind_cupy(stream: Any) -> _Bound | None:
-    module = getattr(getattr(sys.modules["cupy"], "cuda", None), "stream", None)
-    if module is None:  # it is being imported right now
+def _cuda_index(stream: Any) -> int | None:
+    """Ordinal of one of our streams' device: -1 if that is no GPU, None for a foreign stream."""
+    info = getattr(getattr(stream, "device", None), "info", None)
+    if info is None:
+        return None
+    return int(info.index) if info.kind == "cuda" else -1
+
+
+def _bind_cupy(stream: Any, cupy: Any) -> _Bound | None:
+    try:
+        module = cupy.cuda.stream
+    except AttributeError:  # it is being imported right now
         return None
     current = module.get_current_stream
     before = current()
     ours = getattr(stream, "cupy_stream", None)
     if ours is None:
+        index = _cuda_index(stream)
+        if index == -1:
+            return None
         ours = module.Stream.from_external(_Handle(raw_handle(stream)))
-        if hasattr(stream, "cupy_stream"):  # a stream of ours: made once
+        if index is not None:  # a stream of ours: made once
+            ours.device_id = index
             stream.cupy_stream = ours
-    ours.use()
-    return _Bound(current, ours, before.use)
+    try:
+        ours.use()
+    except RuntimeError as error:
+        raise StreamError(
+            f"CuPy cannot make the stream current ({error}): make the stream's device current "
+            "first, as in `with cupy.cuda.Device(…)`. Nothing was changed"
+        ) from error
+    return current, ours, before.use
 
 
-def _bind_torch(stream: Any) -> _Bound | None:
-    cuda = getattr(sys.modules["torch"], "cuda", None)
+def _bind_torch(stream: Any, torch: Any) -> _Bound | None:
+    cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_available():
         return None
+    index = _cuda_index(stream)
+    if index == -1:
+        return None
     before = cuda.current_stream()
-    ours = cuda.ExternalStream(raw_handle(stream))
-    cuda.set_stream(ours)
+    replaced = before if index is None else cuda.current_stream(index)
+    ours = cuda.ExternalStream(raw_handle(stream), device=index)
+    cuda.set_stream(ours)  # makes the stream's device current, too
     handle = ours.cuda_stream
-    return _Bound(
-        lambda: cuda.current_stream().cuda_stream, handle, lambda: cuda.set_stream(before)
-    )
+
+    def restore() -> None:
+        if replaced is not before:
+            cuda.set_stream(replaced)
+        cuda.set_stream(before)
+
+    return (lambda: cuda.current_stream().cuda_stream), handle, restore
 
 
 class _Handle:
@@ -295,31 +341,35 @@ def _native_getter(out: Any) -> int:
     stream = get_caller_stream()
     if stream is None:
         return 0
-    out[0] = raw_handle(stream)
+    try:
+        handle = raw_handle(stream)
+    except Exception:  # noqa: BLE001 - C has no exceptions: the caller is told by the value
+        return -1
+    out[0] = handle
     return 1
-
-
-_native = _GETTER(_native_getter)
 
 
 def caller_stream_capsule() -> Any:
     """Return a capsule with a C function that reads this process's caller stream.
 
-    The function is ``int get(uint64_t *stream)``: it returns 1 and writes the
-    ``cudaStream_t`` that the calling thread's innermost guard selected, or returns 0 and
-    writes nothing where no guard is active. It takes the GIL: call it from a thread that
-    may wait for it, not while holding a lock that a Python thread may want.
+    The function is ``int get(uint64_t *stream)``. It returns 1 and writes the
+    ``cudaStream_t`` that the calling thread's innermost guard selected; 0, and writes
+    nothing, where no guard is active; −1, and writes nothing, where the selected stream has
+    no handle to give, such as a closed one: then launch nothing. It takes the GIL: call it
+    from a thread that may wait for it, not while holding a lock that a Python thread may
+    want, and not when the interpreter is shutting down. `docs/native.md` has an example.
 
     Returns
     -------
     capsule
-        Named ``gpuscope.caller_stream.v1``; unpack it with ``PyCapsule_GetPointer``. It
-        lives as long as the process.
+        Named ``gpuscope.caller_stream.v1``; unpack it with ``PyCapsule_GetPointer``. The
+        function lives as long as the process, also when this module is reloaded.
     """
+    native = vars(_slot()).setdefault("native", _GETTER(_native_getter))  # never freed
     new = ctypes.pythonapi.PyCapsule_New
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return new(ctypes.cast(_native, ctypes.c_void_p), CAPSULE_NAME, None)
+    return new(ctypes.cast(native, ctypes.c_void_p), CAPSULE_NAME, None)
 
 
 # -- the current stream of a thread --------------------------------------------------------
@@ -329,6 +379,30 @@ def _streams_of_this_thread() -> dict[str, Any]:
     except AttributeError:
         streams = _of_thread.streams = {}
     return streams
+
+
+def get_current_stream(device: Any) -> Any:
+    """Return this thread's current stream on a device; creates and registers one if absent.
+
+    Parameters
+    ----------
+    device
+        The device itself: it makes the stream.
+
+    Returns
+    -------
+    Stream or object
+        One that was created here stays registered until it is closed, cleared or replaced,
+        or the thread ends; the registry is its only owner, so it needs no closing.
+    """
+    streams = _streams_of_this_thread()
+    key = device.info.key
+    stream = streams.get(key)
+    if stream is None or getattr(stream, "device", device) is not device:
+        name = f"current of {threading.current_thread().name}"
+        stream = streams[key] = device.create_stream(name=name)
+        stream.registry = streams
+    return stream
 
 
 def peek_current_stream(device_key: str) -> Any:

@@ -6,7 +6,8 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.stream import Event, Stream, close_all
 from gpuscope.errors import InvalidOperand, InvalidPartition, StreamError
+
+if TYPE_CHECKING:
+    from gpuscope.device.scratch import Scratch
 
 
 class Device:
@@ -178,7 +182,8 @@ class Device:
         """Make a stream, in ``partition`` if one is given."""
         raw, handle = self.backend.make_stream(partition.raw if partition else None, priority)
         stream = Stream(self, raw, handle, name=name, partition=partition, priority=priority)
-        self._streams[handle] = stream
+        # Where every handle is 0 no stream is found by it, but each is still closed with us.
+        self._streams[handle or -stream.id] = stream
         return stream
 
     def wrap_stream(self, stream: Any, *, name: str | None = None) -> Stream:
@@ -203,6 +208,10 @@ class Device:
             owned=False,
         )  # fmt: skip
 
+    def find_stream(self, handle: int) -> Stream | None:
+        """Return the open stream with this raw handle, if this device made or knows it."""
+        return self._streams.get(handle)
+
     def default_stream(self) -> Stream:
         """Return this thread's default stream."""
         raw, handle = self.backend.default_stream()
@@ -216,8 +225,9 @@ class Device:
 
     def forget_stream(self, stream: Stream) -> None:
         """Stop finding a closed stream by its handle."""
-        if self._streams.get(stream._handle) is stream:
-            del self._streams[stream._handle]
+        for key in (stream._handle, -stream.id):
+            if self._streams.get(key) is stream:
+                del self._streams[key]
 
     def choose_stream(self, stream: Any = None) -> tuple[Stream, bool]:
         """Pick the stream that work should run on, and whether one was selected.
@@ -259,11 +269,13 @@ class Device:
 
     def take_event(self) -> Event:
         """Return an event without timing for a handle's completion: a spare one, or new."""
-        while self._spare_events:
-            event = self._spare_events.pop()
+        while True:
+            try:
+                event = self._spare_events.pop()
+            except IndexError:  # none is left, or another thread took the last one
+                return Event(self, timing=False)
             if not event.closed:  # one collected together with its owner comes back closed
                 return event
-        return Event(self, timing=False)
 
     def give_event(self, event: Event) -> None:
         """Take back an event from :meth:`take_event`."""
@@ -280,7 +292,7 @@ class Device:
         dtype
             A NumPy dtype or its name; ``"bfloat16"`` is known too.
         """
-        return self.backend.empty(_shape(shape), as_dtype(dtype))
+        return self.backend.empty(as_shape(shape), as_dtype(dtype))
 
     def asarray(self, values: Any, dtype: Any = None) -> Any:
         """Copy host values into device memory; done when it returns."""
@@ -292,6 +304,21 @@ class Device:
         array = self.empty(shape, dtype)
         self.backend.fill_random(array, seed)
         return array
+
+    def scratch(self, nbytes: int) -> Scratch:
+        """Take device memory for a while: hold it in ``with``, or close it.
+
+        Inside a workload's call it is the call's: tagged by its stream, and given back with
+        it. Outside any it is untagged: the device is synchronised now and when it goes back.
+
+        Raises
+        ------
+        InvalidOperand
+            ``nbytes`` is negative, overflows, or is more than the device has.
+        """
+        from gpuscope.device import scratch  # noqa: PLC0415 - it needs this module
+
+        return scratch.take(self, nbytes)
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         """Wait for the whole device, then return the array's values."""
@@ -319,7 +346,7 @@ class Device:
     def observe(self, observer: Observer) -> None:
         """Let ``observer`` watch every call on this device until :meth:`unobserve`."""
         self.observers = (*self.observers, observer)
-        self.backend.set_activity_sink(self._activity)
+        self.backend.set_activity_sink(self.report)
 
     def unobserve(self, observer: Observer) -> None:
         """Stop telling ``observer``."""
@@ -327,7 +354,8 @@ class Device:
         if not self.observers:
             self.backend.set_activity_sink(None)
 
-    def _activity(self, activity: Activity) -> None:
+    def report(self, activity: Activity) -> None:
+        """Tell observers of finished work."""
         for observer in self.observers:
             observer.activity(activity)
 
@@ -351,13 +379,25 @@ class Device:
         handle: Call | None = getattr(self._handle, "call", None)
         if handle is not None:
             call.parent, call.workload = handle.correlation, handle.name
+        if kind == "launch":
+            around: Call | None = getattr(self._handle, "around", None)
+            if around is not None:
+                around.superseded = True
         for observer in self.observers:
             observer.call_begins(call)
         return call
 
-    def enter_handle(self, call: Call | None) -> None:
-        """Let calls of this thread name ``call``'s handle as theirs, until told ``None``."""
+    def enter_handle(self, call: Call | None) -> Call | None:
+        """Let calls of this thread name ``call``'s handle as theirs; returns the one before."""
+        before: Call | None = getattr(self._handle, "call", None)
         self._handle.call = call
+        return before
+
+    def launch_around(self, call: Call | None) -> Call | None:
+        """Let a launch of this thread supersede ``call``; returns the one before."""
+        before: Call | None = getattr(self._handle, "around", None)
+        self._handle.around = call
+        return before
 
     def end_call(self, call: Call) -> None:
         """Tell observers that a call returned."""
@@ -368,7 +408,35 @@ class Device:
             observer.call_ends(call)
 
 
-def _shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+class UnifiedDevice(Device):
+    """A device on which every choice of stream gives the same one.
+
+    For telling whether streams are to blame: work keeps the order in which it was queued.
+    Memory is not tagged by stream, and partitions are not used.
+    """
+
+    def __init__(self, backend: Backend, *, correlations: Iterator[int] | None = None) -> None:
+        super().__init__(backend, correlations=correlations)
+        why = f"{self.info.key} was opened with unified_stream=True"
+        self.capabilities = replace(
+            self.capabilities,
+            stream_ordered_memory=False,
+            reasons={**self.capabilities.reasons, "stream_ordered_memory": why},
+        )
+        self._unified: Stream | None = None
+
+    def choose_stream(self, stream: Any = None) -> tuple[Stream, bool]:
+        """Return the one stream, and whether any was selected; refuses what all refuse."""
+        chosen, selected = super().choose_stream(stream)
+        if chosen.capturing:
+            return chosen, selected
+        if self._unified is None or self._unified.closed:
+            self._unified = self.create_stream(name="unified")
+        return self._unified, selected
+
+
+def as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as a tuple, checked for negative sizes."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in sizes):
         raise InvalidOperand(f"a shape has no negative sizes, but {sizes} was asked for")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gpuscope.errors import ClosedError, GpuscopeError
 
 if TYPE_CHECKING:
+    from gpuscope.device.partition import Closable
     from gpuscope.device.stream import Stream
 
 _ids = itertools.count(1)
@@ -34,6 +35,7 @@ class Graph:
         self.partition = stream.partition
         self.raw: Any = None
         self._closed = False
+        self._kept: list[Closable] = []
         if self.partition is not None:
             self.partition.adopt(self)
 
@@ -70,15 +72,23 @@ class Graph:
         if not selected:
             chosen.synchronize()
 
+    def keep(self, item: Closable) -> None:
+        """Close ``item``, which its work uses, when it is closed itself."""
+        self._kept.append(item)
+
     def close(self) -> None:
         """Wait for the device, then destroy it; again does nothing."""
         if self._closed:
             return
         self._closed = True
-        if self.raw is not None:
-            self.device.backend.synchronize()
-            self.device.backend.close_graph(self.raw)
-            self.raw = None
+        try:
+            if self.raw is not None:
+                self.device.backend.synchronize()
+                self.device.backend.close_graph(self.raw)
+                self.raw = None
+        finally:
+            while self._kept:
+                self._kept.pop().close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuscope.device.api import GrantedPartition
 from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.stream import Stream, close_all
-from gpuscope.errors import ClosedError, GpuscopeError, InvalidPartition
+from gpuscope.errors import ClosedError, InvalidPartition
 
 if TYPE_CHECKING:
     from gpuscope.device.device import Device
@@ -102,8 +104,10 @@ class Partition:
         finally:
             self._owned.clear()
             self._streams.clear()
-            self.device.backend.close_partition(self.raw)
-            self.device.forget_partition(self)
+            try:
+                self.device.backend.close_partition(self.raw)
+            finally:
+                self.device.forget_partition(self)
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -187,9 +191,11 @@ class Partitions(Mapping[str, Partition]):
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_closed", True):
-            return
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_closed", True) or _is_finalizing():
+            return  # at the interpreter's end what is left goes with the process
+        with contextlib.suppress(Exception):  # a destructor has nobody to tell
+            self.close()
         warnings.warn(
             f"the carving {', '.join(self)} was never closed: hold it in a with block, or call "
             "close()",
@@ -197,10 +203,6 @@ class Partitions(Mapping[str, Partition]):
             stacklevel=2,
             source=self,
         )
-        try:
-            self.close()
-        except GpuscopeError:  # the device may be gone: a destructor has nobody to tell
-            self._closed = True
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}: {part.sm_count} SMs" for name, part in self.items())

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
-from gpuscope.device.device import Device
+from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
 _open: weakref.WeakSet[Device] = weakref.WeakSet()
@@ -21,7 +21,11 @@ _finders: dict[type, Callable[[Any], Device]] = {}
 
 
 def open_device(
-    spec: str = "auto", *, pace: Literal["none", "real"] = "none", quiet: bool = False
+    spec: str = "auto",
+    *,
+    pace: Literal["none", "real"] = "none",
+    unified_stream: bool = False,
+    quiet: bool = False,
 ) -> Device:
     """Open a device and print one line that says what it is.
 
@@ -35,30 +39,34 @@ def open_device(
     pace
         For simulated devices: ``"real"`` keeps virtual time from running ahead of the
         wall clock.
+    unified_stream
+        Let every choice of stream give one stream, to tell whether streams are to blame.
+        A CUDA device or ``"cpu"`` is opened once a process, so ask at the first time.
     quiet
         Print nothing.
 
     Raises
     ------
     DeviceUnavailable
-        There is no such device, or it cannot be used here.
+        There is no such device, or it cannot be used here; or it is open already, without
+        the unified stream that is asked for.
     MissingDependency
         A CUDA device was asked for and a package it needs is missing.
     """
     kind, _, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     why = ""
     if kind == "cuda" and (not rest or rest.isdecimal()):
-        device = _open_cuda(int(rest or 0))
+        device = _open_cuda(int(rest or 0), unified_stream=unified_stream)
     elif kind == "sim" and rest:
-        device = _open_sim(rest, pace)
+        device = _open_sim(rest, pace, unified_stream=unified_stream)
     elif spec == "cpu":
-        device = _open_cpu()
+        device = _open_cpu(unified_stream=unified_stream)
     elif spec == "auto":
         try:
-            device = _open_cuda(0)
+            device = _open_cuda(0, unified_stream=unified_stream)
         except GpuscopeError as error:
             why = str(error).splitlines()[0]
-            device = _open_sim("h200", pace)
+            device = _open_sim("h200", pace, unified_stream=unified_stream)
     else:
         raise DeviceUnavailable(
             f"unknown device {spec!r}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200' or 'cpu'"
@@ -70,37 +78,53 @@ def open_device(
 
 def _say(device: Device, why: str) -> None:
     line = f"gpuscope: opened {device.info.name}, {device.info.sm_count} SMs ({device.info.driver})"
+    if isinstance(device, UnifiedDevice):
+        line += ", every choice of stream gives one"
     if device.is_simulated and why:
         line += f"\n  no GPU used: {why}"
     sys.stdout.write(line + "\n")
 
 
-def _open_cuda(index: int) -> Device:
+def _open_cuda(index: int, *, unified_stream: bool = False) -> Device:
     device = _cuda.get(index)
     if device is None:
         from gpuscope.device.cuda.backend import CudaBackend  # noqa: PLC0415 - loads CUDA
 
-        device = _cuda[index] = Device(CudaBackend(index), correlations=_cuda_correlations)
+        kind = UnifiedDevice if unified_stream else Device
+        device = _cuda[index] = kind(CudaBackend(index), correlations=_cuda_correlations)
         _open.add(device)
         _finders[device.backend.array_type] = _cuda_device_of
-    return device
+        atexit.unregister(_close_at_exit)  # last in is first out: before what CUDA's
+        atexit.register(_close_at_exit)  # libraries do when the interpreter ends
+    return _as_asked(device, unified_stream=unified_stream)
 
 
-def _open_cpu() -> Device:
+def _open_cpu(*, unified_stream: bool) -> Device:
     from gpuscope.device.cpu import CpuBackend  # noqa: PLC0415 - rarely wanted
 
     device = _cpu.get("cpu")
     if device is None:
-        device = _cpu["cpu"] = Device(CpuBackend())
+        kind = UnifiedDevice if unified_stream else Device
+        device = _cpu["cpu"] = kind(CpuBackend())
         _open.add(device)
         _finders[device.backend.array_type] = lambda _: _cpu["cpu"]
+    return _as_asked(device, unified_stream=unified_stream)
+
+
+def _as_asked(device: Device, *, unified_stream: bool) -> Device:
+    if unified_stream and not isinstance(device, UnifiedDevice):
+        raise DeviceUnavailable(
+            f"{device.info.key} is open already in this process, without a unified stream: ask "
+            "for unified_stream=True where it is opened first"
+        )
     return device
 
 
-def _open_sim(profile: str, pace: Literal["none", "real"]) -> Device:
+def _open_sim(profile: str, pace: Literal["none", "real"], *, unified_stream: bool) -> Device:
     from gpuscope.device.sim.backend import SimBackend  # noqa: PLC0415 - loads profiles
 
-    device = Device(SimBackend(profile, pace=pace))
+    kind = UnifiedDevice if unified_stream else Device
+    device = kind(SimBackend(profile, pace=pace))
     _open.add(device)
     _finders[device.backend.array_type] = _sim_device_of
     return device
@@ -109,7 +133,7 @@ def _open_sim(profile: str, pace: Literal["none", "real"]) -> Device:
 @atexit.register
 def _close_at_exit() -> None:
     """Destroy what is left while the CUDA libraries are still whole; nobody to tell."""
-    for device in _open:
+    for device in list(_open):
         with contextlib.suppress(Exception):
             device.close()
 
@@ -130,13 +154,22 @@ def device_of(value: Any, name: str) -> Device:
     finder = _finders.get(type(value))
     if finder is not None:
         return finder(value)
-    if hasattr(value, "__cuda_array_interface__"):
+    if _is_on_cuda(value):
         from gpuscope.device.cuda.arrays import device_index_of  # noqa: PLC0415 - loads CUDA
 
         return _open_cuda(device_index_of(value))
     raise InvalidOperand(
         f"{name} is {type(value).__name__}, not an array on a device: make one with the device's "
         "asarray() or empty()"
+    )
+
+
+def _is_on_cuda(value: Any) -> bool:
+    """Whether an array of any library says that a CUDA device holds it."""
+    from gpuscope.device.cuda import dlpack  # noqa: PLC0415 - only foreign arrays need it
+
+    return dlpack.device_of(value)[0] in dlpack.ON_CUDA or hasattr(
+        value, "__cuda_array_interface__"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -99,15 +100,15 @@ class Event:
         return self._backend.elapsed_ns(since._usable(), self._usable())
 
     def close(self) -> None:
-        """Destroy it; again does nothing."""
+        """Destroy it; again does nothing. Never raises, also when the device is gone."""
         if not self._closed:
             self._closed = True
-            self._backend.close_event(self.raw)
+            with contextlib.suppress(Exception):
+                self._backend.close_event(self.raw)
 
-    def __del__(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._backend.close_event(self.raw)
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not (self._closed or _is_finalizing()):
+            self.close()
 
     def __repr__(self) -> str:
         return f"Event({'closed' if self._closed else f'device={self._device.info.key!r}'})"
@@ -156,6 +157,10 @@ class Stream:
         """Where a bound guard keeps CuPy's object for this stream."""
         self.capturing = False
         """Whether what is queued now becomes a graph."""
+        self.graph: Graph | None = None
+        """The graph that it is being captured into."""
+        self.registry: dict[str, Any] | None = None
+        """The current streams of a thread, if they made this one and own it."""
         self.sm_count_target = partition.sm_count_target if partition is not None else 0
         """SMs that libraries should tune for; 0 means the whole GPU."""
 
@@ -194,6 +199,12 @@ class Stream:
         """Wait for its work, then destroy it; again does nothing.
 
         A stream made from somebody else's handle is only forgotten.
+
+        Raises
+        ------
+        GpuscopeError
+            Its work failed, or the device is gone. It is closed all the same: destroying
+            it raises nothing.
         """
         if self._closed:
             return
@@ -201,9 +212,16 @@ class Stream:
             if self._owned:
                 self._backend.sync_stream(self.raw)
         finally:
-            self._closed = True
-            self.device.forget_stream(self)
-            if self._owned:
+            self._destroy()
+
+    def _destroy(self) -> None:
+        self._closed = True
+        self.cupy_stream = None
+        self.device.forget_stream(self)
+        if self.registry is not None and self.registry.get(self.device.info.key) is self:
+            del self.registry[self.device.info.key]
+        if self._owned:
+            with contextlib.suppress(Exception):  # the device may be gone: nothing is left to do
                 self._backend.close_stream(self.raw, self._handle)
 
     def __enter__(self) -> Stream:
@@ -218,19 +236,18 @@ class Stream:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_closed", True) or not self._owned:
-            return
-        warnings.warn(
-            f"stream {self.name!r} was never closed: hold it in a with block, or call close()",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
-        try:
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_closed", True) or not self._owned or _is_finalizing():
+            return  # at the interpreter's end what is left goes with the process
+        with contextlib.suppress(Exception):  # a destructor has nobody to tell
             self.close()
-        except GpuscopeError:  # the device may be gone: a destructor has nobody to tell
-            self._closed = True
+        if self.registry is None:
+            warnings.warn(
+                f"stream {self.name!r} was never closed: hold it in a with block, or call close()",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     def __repr__(self) -> str:
         where = f", partition={self.partition.name!r}" if self.partition else ""
@@ -333,6 +350,7 @@ class Stream:
         graph = Graph(self, name)
         self._backend.begin_capture(self)
         self.capturing = True
+        self.graph = graph
         try:
             yield graph
         except BaseException:
@@ -344,6 +362,7 @@ class Stream:
             graph.raw = self._backend.end_capture(self)
         finally:
             self.capturing = False
+            self.graph = None
 
     # -- order ------------------------------------------------------------------------
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:

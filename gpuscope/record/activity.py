@@ -23,7 +23,9 @@ class ActivitySource:
         self._calls[call.correlation] = call
 
     def after(self, call: Call) -> None:
-        """Nothing: the call is remembered already."""
+        """Forget a call whose work is told by others; else nothing: it is remembered already."""
+        if call.superseded:
+            self._calls.pop(call.correlation, None)
 
     def activity(self, activity: Activity) -> None:
         """Take finished work; what was queued before the recording is not its own."""

@@ -85,6 +85,9 @@ class EventSource:
         """Record the closing event."""
         assert call.stream is not None  # noqa: S101 - launches and copies have one
         bracket = self._open.pop(call.correlation)
+        if call.superseded:
+            self._spare.append(bracket.before)
+            return
         bracket.after = self._take()
         self._device.backend.record(bracket.after.raw, call.stream.raw, 0)
         self._waiting.append(bracket)

@@ -161,8 +161,8 @@ class Recording:
             self._sources[call.device_key].after(call)
         with self._lock:
             entry = self._open.pop(call.correlation, None)
-            if entry is None:  # it began before this recording did
-                return
+            if entry is None or call.superseded:  # it began before this recording did; or
+                return  # launches inside it tell of its work better
             self._add_call(call, entry[1])
 
     def activity(self, activity: Activity) -> None:

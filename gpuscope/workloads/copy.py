@@ -9,6 +9,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
+from gpuscope.workloads.context import Context, Work
 from gpuscope.workloads.handle import Handle
 
 _SOURCE = r"""
@@ -31,6 +32,8 @@ class Copy(Handle):
         The device, or a partition that closes the handle with itself.
     nbytes
         Bytes read, and bytes written; rounded up to a multiple of 16.
+    max_in_flight
+        How many calls may overlap; each writes an array of its own.
 
     Raises
     ------
@@ -39,15 +42,22 @@ class Copy(Handle):
     """
 
     def __init__(
-        self, owner: Device | Partition, *, nbytes: int, name: str | None = None, seed: int = 0
+        self,
+        owner: Device | Partition,
+        *,
+        nbytes: int,
+        name: str | None = None,
+        seed: int = 0,
+        max_in_flight: int = 1,
     ) -> None:
         if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes <= 0:
             raise InvalidOperand(f"nbytes is {nbytes!r}; a positive whole number is needed")
-        super().__init__(owner, name=name or f"copy {nbytes} B")
+        super().__init__(owner, name=name or f"copy {nbytes} B", max_in_flight=max_in_flight)
         self._vectors = -(-nbytes // 16)
         self.nbytes = self._vectors * 16
         self._source = self.device.random(self._vectors * 4, "float32", seed=seed)
-        self._target = self.device.empty(self._vectors * 4, "float32")
+        for context in self._contexts:
+            context.own = self.device.empty(self._vectors * 4, "float32")
         self._kernel = self.device.compile(
             _SOURCE,
             "copy_kernel",
@@ -61,14 +71,16 @@ class Copy(Handle):
 
     def execute(self, *, stream: Any = None) -> Any:
         """Queue one copy; returns the array written."""
-        self._execute(stream)
-        return self._target
+        return self._execute(stream)
+
+    def _prepare(self, context: Context, operands: Any) -> Work:
+        del operands
+        return Work(context.own, context.own, (context.own,))
 
     def _launch(self, stream: Stream, operands: Any) -> None:
-        del operands
         partition = stream.partition
         sm_count = partition.sm_count if partition is not None else self.device.sm_count
         stream.launch(
-            self._kernel, self._target, self._source, self._vectors,
+            self._kernel, operands, self._source, self._vectors,
             grid=sm_count * _BLOCKS_PER_SM, block=_BLOCK, nbytes=2 * self.nbytes,
         )  # fmt: skip

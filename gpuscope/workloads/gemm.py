@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
+
 from gpuscope.device.api import MatmulPlan
+from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device, as_dtype
 from gpuscope.device.partition import Partition
 from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
-from gpuscope.errors import InvalidOperand
+from gpuscope.errors import InvalidOperand, StreamError
+from gpuscope.workloads.context import NOTHING, Context, Work
 from gpuscope.workloads.handle import Handle
 
 SUPPORTED = ("float16", "bfloat16", "float32", "float64")
@@ -213,6 +217,32 @@ def _place(device: Device, plan: MatmulPlan, out: Any, a: Any, b: Any) -> Any:
     return operands
 
 
+class _GemmContext(Context):
+    """A context that remembers the latest operands, as they were given, and what they mean.
+
+    It keeps them alive until its next call; only arrays of the device's own type, whose
+    memory never moves, are remembered.
+    """
+
+    __slots__ = ("a", "b", "out", "placed", "plan", "result", "sm_count")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a: Any = NOTHING
+        self.b: Any = NOTHING
+        self.out: Any = NOTHING
+        self.plan: Any = None
+        self.placed: Any = None
+        self.result: Any = None
+        self.sm_count = 0
+
+    def forget(self, device: Device) -> None:
+        """Let go of the operands too."""
+        super().forget(device)
+        self.a = self.b = self.out = NOTHING
+        self.plan = self.placed = self.result = None
+
+
 class Gemm(Handle):
     """A prepared matrix product: ``out[m, n] = a[m, k] @ b[k, n]``.
 
@@ -229,12 +259,17 @@ class Gemm(Handle):
         a number; or ``None``, not told.
     seed
         Of its own operands: uniform values in [-0.5, 0.5), made at first use.
+    max_in_flight
+        How many calls may overlap; each has operands of its own. Calls in flight together
+        are not ordered: give each its own ``out``.
 
     Raises
     ------
     InvalidOperand
         A size is not positive, or the dtype is not supported.
     """
+
+    _context_type = _GemmContext
 
     def __init__(
         self,
@@ -247,6 +282,7 @@ class Gemm(Handle):
         sm_count_target: SmCountTarget = "auto",
         name: str | None = None,
         seed: int = 0,
+        max_in_flight: int = 1,
     ) -> None:
         for size_name, size in (("m", m), ("n", n), ("k", k)):
             if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= _LIMIT:
@@ -263,12 +299,21 @@ class Gemm(Handle):
             raise InvalidOperand(
                 f"sm_count_target is 'auto', None or a positive count, not {sm_count_target!r}"
             )
-        super().__init__(owner, name=name or f"gemm {m}x{n}x{k} {dtype}")
+        super().__init__(
+            owner, name=name or f"gemm {m}x{n}x{k} {dtype}", max_in_flight=max_in_flight
+        )
         self.m, self.n, self.k = m, n, k
         self.dtype = dtype
-        self.sm_count_target: SmCountTarget = sm_count_target
+        self._sm_count_target: SmCountTarget = sm_count_target
         self._seed = seed
-        self._own: tuple[Any, Any, Any] | None = None
+        backend = self.device.backend
+        self._matmul, self._record = backend.matmul, backend.record
+        self._next_correlation = self.device.next_correlation
+
+    @property
+    def sm_count_target(self) -> SmCountTarget:
+        """SMs that the library tunes for."""
+        return self._sm_count_target
 
     @property
     def flop_count(self) -> int:
@@ -276,52 +321,204 @@ class Gemm(Handle):
         return 2 * self.m * self.n * self.k
 
     def operands(self) -> tuple[Any, Any, Any]:
-        """Return its own ``(a, b, out)``, made at first use."""
-        if self._own is None:
+        """Return its own ``(a, b, out)`` of the next call, made at first use."""
+        with self._lock:
+            return self._own(self._latest.next)
+
+    def _own(self, context: Context) -> tuple[Any, Any, Any]:
+        if context.own is None:
             device, seed = self.device, self._seed
-            self._own = (
+            context.own = (
                 device.random((self.m, self.k), self.dtype, seed=seed),
                 device.random((self.k, self.n), self.dtype, seed=seed + 1),
                 device.empty((self.m, self.n), as_dtype(self.dtype)),
             )
-        return self._own
+        own: tuple[Any, Any, Any] = context.own
+        return own
 
     def execute(self, a: Any = None, b: Any = None, out: Any = None, *, stream: Any = None) -> Any:
-        """Queue one product; returns ``out`` at once if a stream is selected.
+        """Queue one product; returns ``out``, at once if a stream is selected.
 
         Parameters
         ----------
         a, b, out
-            Arrays of shape (m, k), (k, n) and (m, n); its own where none is given.
+            Arrays of shape (m, k), (k, n) and (m, n); its own where none is given. Any may
+            be a NumPy array: it is copied to or from the device, and the call returns when
+            ``out`` is there. An array's shape is not changed in place between calls.
 
         Raises
         ------
         InvalidOperand
             An array has another shape or dtype than the handle was made for.
+        StreamError
+            The stream belongs to another device; or a guard selected one, and this handle
+            replays a graph.
+        ClosedError
+            The handle or the stream is closed.
         """
+        selected = get_caller_stream() if stream is None else stream
+        with self._lock:
+            context = self._latest.next
+            if (
+                not self.device.observers
+                and (selected is context.ready or self._moves(context, selected))
+                and not selected._closed
+                and not selected.capturing
+                and (
+                    (a is context.a and b is context.b and out is context.out)
+                    or self._knows(context, a, b, out)
+                )
+            ):
+                event = context.event
+                if context.completion is not None:
+                    event = self.device.take_event()
+                try:
+                    self._matmul(
+                        selected, context.plan, context.placed, context.sm_count,
+                        self._next_correlation(),
+                    )  # fmt: skip
+                    self._record(event.raw, selected.raw, 0)
+                except BaseException as error:
+                    self._fail(context, event, selected, error)
+                    raise
+                if event is not context.event:
+                    context.event, context.completion = event, None
+                context.in_flight = True
+                self._latest = context
+                return context.result
+        return self._execute(stream, (a, b, out))
+
+    def _moves(self, context: _GemmContext, stream: Any) -> bool:
+        """Take a context that is ready to another stream, which waits for its latest call."""
+        if context.ready is NOTHING or type(stream) is not Stream:
+            return False
+        chosen, _ = self.device.choose_stream(stream)
+        if chosen is not stream or not stream._owned or stream.capturing:
+            return False
+        if context.in_flight:
+            self._follow(context, stream)
+        context.sm_count = self._sm_count(stream)
+        context.ready = context.stream = stream
+        return True
+
+    def _knows(self, context: _GemmContext, a: Any, b: Any, out: Any) -> bool:
+        """Remember other operands in place of the latest, if their like was checked before."""
+        kind = self.device.backend.array_type
+        if type(out) is not kind or type(a) is not kind or type(b) is not kind:
+            return False
+        plan = _plans.get(_key(out, a, b))
+        if plan is None or plan.copies or not self._fits(plan):
+            return False
+        context.placed = _place(self.device, plan, out, a, b)
+        context.plan = plan
+        context.a, context.b, context.out, context.result = a, b, out, out
+        return True
+
+    def _fits(self, plan: MatmulPlan) -> bool:
+        return (
+            plan.m == self.m and plan.n == self.n and plan.k == self.k and plan.dtype == self.dtype
+        )
+
+    def _prepare(self, context: Context, operands: Any) -> Work:
+        a, b, out = operands
         if a is None or b is None or out is None:
-            own = self.operands()
+            own = self._own(context)
             a = own[0] if a is None else a
             b = own[1] if b is None else b
             out = own[2] if out is None else out
-        target = out
+        result = out
         key = _key(out, a, b)
         plan = _plans.get(key) if key is not None else None
+        uploads: list[tuple[Any, Any]] = []
+        downloads: list[tuple[Any, Any, Any]] = []
         if plan is None:
-            target, a, b, plan = _check(self.device, out, a, b, key)
-        if plan.m != self.m or plan.n != self.n or plan.k != self.k or plan.dtype != self.dtype:
+            a = self._staged(context, "a", a, (self.m, self.k), uploads)
+            b = self._staged(context, "b", b, (self.k, self.n), uploads)
+            out = self._staged_out(context, out, downloads)
+            out, a, b, plan = _check(self.device, out, a, b, _key(out, a, b))
+        if not self._fits(plan):
             raise InvalidOperand(
                 f"this Gemm is {self.m}x{self.n}x{self.k} {self.dtype}, but out, a and b are "
                 f"{plan.m}x{plan.n}x{plan.k} {plan.dtype}: make a Gemm for these sizes"
             )
-        operands = _place(self.device, plan, target, a, b)
-        self._execute(stream, (plan, operands, target, a, b))
-        return out
+        if self._replays and plan.copies:
+            raise InvalidOperand(
+                "an input's strides are neither row-major nor column-major, so it is copied, and "
+                "a graph cannot hold the copy: give a whole array, or call drop_graph()"
+            )
+        placed = _place(self.device, plan, out, a, b)
+        return Work((plan, placed, out, a, b), result, (out, a, b), uploads, downloads)
+
+    def _check_capture(self, context: Context, operands: Any) -> None:
+        if any(self._is_on_host(value) for value in operands):
+            raise StreamError(
+                f"an operand of {self.name!r} is in host memory, which a call waits for, and its "
+                "stream is being captured: give arrays of the device"
+            )
+        if context.own is None and any(value is None for value in operands):
+            raise StreamError(
+                f"{self.name!r} has no operands of its own yet, and a capture cannot make any: "
+                "call operands() before it, or give arrays"
+            )
+
+    def _is_on_host(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray) and not isinstance(
+            value, self.device.backend.array_type
+        )
+
+    def _staging(self, context: Context, name: str, values: Any, shape: tuple[int, int]) -> Any:
+        """Return the context's array on the device for a NumPy operand, after its checks."""
+        dtype = as_dtype(self.dtype)
+        if values.shape != shape or values.dtype != dtype:
+            raise InvalidOperand(
+                f"{name} is {values.shape} {values.dtype} in host memory, but this Gemm is "
+                f"{self.m}x{self.n}x{self.k} {self.dtype}: {shape} {dtype} is needed"
+            )
+        if name not in context.staging:
+            context.staging[name] = self.device.empty(shape, dtype)
+        return context.staging[name]
+
+    def _staged(
+        self,
+        context: Context,
+        name: str,
+        value: Any,
+        shape: tuple[int, int],
+        uploads: list[tuple[Any, Any]],
+    ) -> Any:
+        if not self._is_on_host(value):
+            return value
+        array = self._staging(context, name, value, shape)
+        uploads.append((array, np.ascontiguousarray(value)))
+        return array
+
+    def _staged_out(self, context: Context, out: Any, downloads: list[tuple[Any, Any, Any]]) -> Any:
+        if not self._is_on_host(out):
+            return out
+        array = self._staging(context, "out", out, (self.m, self.n))
+        if not out.flags.writeable:
+            raise InvalidOperand("out is a read-only NumPy array: give one that can be written")
+        values = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+        downloads.append((out, values, array))
+        return array
+
+    def _sm_count(self, stream: Stream) -> int:
+        target = self._sm_count_target
+        return stream.sm_count_target if target == "auto" else target or 0
 
     def _launch(self, stream: Stream, operands: Any) -> None:
         plan, placed, out, a, b = operands
         if plan.copies:
             placed = _copied(self.device, stream, plan, out, a, b)
-        target = self.sm_count_target
-        sm_count = stream.sm_count_target if target == "auto" else target or 0
-        _matmul(self.device, stream, plan, placed, sm_count)
+        _matmul(self.device, stream, plan, placed, self._sm_count(stream))
+
+    def _remember(self, context: Context, given: Any, work: Work, stream: Stream) -> None:
+        plan, placed, out, a, b = work.operands
+        kind = self.device.backend.array_type
+        if plan.copies or type(out) is not kind or type(a) is not kind or type(b) is not kind:
+            return
+        assert isinstance(context, _GemmContext)  # noqa: S101 - it was made as one
+        context.a, context.b, context.out = given
+        context.plan, context.placed, context.result = plan, placed, work.result
+        context.sm_count = self._sm_count(stream)
+        context.ready = stream

@@ -3,58 +3,25 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from gpuscope.device.api import Call
+from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.stream import Event, Stream
-from gpuscope.errors import ClosedError, GpuscopeError
+from gpuscope.device.stream import Event, Stream, close_all
+from gpuscope.errors import ClosedError, InvalidOperand, StreamError
+from gpuscope.workloads.context import NOTHING, Completion, Context, Work
+
+__all__ = ["Completion", "Handle"]
 
 _log = logging.getLogger("gpuscope")
-
-
-class Completion:
-    """The end of one ``execute()``: ask for it, or wait for it.
-
-    The moment at which the host first sees it done is the end of the call's latency.
-    """
-
-    __slots__ = ("_call", "_device", "_event", "_seen")
-
-    def __init__(self, device: Device, event: Event, call: Call | None) -> None:
-        self._device = device
-        self._event = event
-        self._call = call
-        self._seen = False
-
-    @property
-    def event(self) -> Event:
-        """The event recorded behind the work."""
-        return self._event
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the work is done."""
-        if not self._seen and self._event.is_done:
-            self._see()
-        return self._seen
-
-    def wait(self) -> None:
-        """Wait on the host until the work is done."""
-        if not self._seen:
-            self._event.synchronize()
-            self._see()
-
-    def _see(self) -> None:
-        self._seen = True
-        if self._call is not None:
-            self._device.end_call(self._call)
-
-    def __del__(self) -> None:
-        self._device.give_event(self._event)
+_CLOSING_FAILED = "waiting for handle %r failed while it was closed"
+_get_ident = threading.get_ident
 
 
 class Handle:
@@ -66,92 +33,318 @@ class Handle:
         The device to run on; or a partition, which then closes the handle with itself.
     name
         For people, timelines and analyses.
+    max_in_flight
+        How many calls may overlap. Each has a context: own operands, staging, event and
+        graph; a call waits, on its stream, for the one before it in the same context.
+
+    Raises
+    ------
+    InvalidOperand
+        ``max_in_flight`` is not a positive whole number.
+    ClosedError
+        The partition is closed.
 
     Notes
     -----
     A handle owns no stream. ``execute(stream=…)`` uses the explicit stream, else the
     caller stream, else the thread's current stream, and returns at once with a completion
     event recorded behind the work; with none of them it runs on the per-thread default
-    stream and has finished when it returns. Using it again needs no wait: on the same
-    stream, stream order is enough; another stream waits for the completion event. A lock
-    serialises ``execute()``. Origin: contract B, Torch-TensorRT #4314.
+    stream and has finished when it returns, and so it has when an operand is in host
+    memory. Using it again needs no wait: on the same stream, stream order is enough;
+    another stream waits for the completion event. A lock serialises ``execute()``.
+
+    A call that fails once something was queued has drained its stream when the error
+    leaves, and the handle can be used again.
+
+    On a stream that is being captured, a call becomes part of that graph: it records no
+    completion, and whoever launches the graph orders it.
+
+    Origin: contract B, Torch-TensorRT #4314.
     """
 
-    def __init__(self, owner: Device | Partition, *, name: str) -> None:
+    _context_type: type[Context] = Context
+
+    def __init__(self, owner: Device | Partition, *, name: str, max_in_flight: int = 1) -> None:
+        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
+            raise InvalidOperand(f"max_in_flight is {max_in_flight!r}; a whole number is needed")
+        if max_in_flight < 1:
+            raise InvalidOperand(f"max_in_flight is {max_in_flight}; at least 1 is needed")
+        if isinstance(owner, Partition) and owner.closed:
+            raise ClosedError(f"partition {owner.name!r} is closed: carve again")
         self.device = owner.device if isinstance(owner, Partition) else owner
         self.name = name
         self._lock = threading.Lock()
-        self._completion: Completion | None = None
-        self._stream: Stream | None = None
+        self._contexts = tuple(self._context_type() for _ in range(max_in_flight))
+        for index, context in enumerate(self._contexts):
+            context.next = self._contexts[(index + 1) % max_in_flight]
+        self._latest: Any = self._contexts[-1]
+        self._replays = False
         self._closed = False
         if isinstance(owner, Partition):
             owner.adopt(self)
 
+    # -- what is in flight ------------------------------------------------------------
+    @property
+    def max_in_flight(self) -> int:
+        """How many calls may overlap."""
+        return len(self._contexts)
+
     @property
     def completion(self) -> Completion | None:
         """The latest call's completion, or ``None`` before the first."""
-        return self._completion
+        with self._lock:
+            return self._completion_of(self._latest)
+
+    def _completion_of(self, context: Context) -> Completion | None:
+        """Hand out the completion of a context's call, with its event; the lock is held."""
+        if context.completion is None and context.event is not None:
+            context.completion = Completion(self.device, context.event, None)
+        return context.completion
 
     @property
     def in_flight(self) -> bool:
-        """Whether the latest call is still running, as far as the host has seen."""
-        completion = self._completion
-        return completion is not None and not completion.is_done
+        """Whether any call is still running, as far as the host can see now."""
+        return any(self._runs(context) for context in self._contexts)
+
+    def _runs(self, context: Context) -> bool:
+        event, completion = context.event, context.completion
+        if not context.in_flight or event is None:
+            return False
+        return not (event.is_done if completion is None else completion.is_done)
 
     def wait(self) -> None:
-        """Wait on the host for the latest call."""
-        if self._completion is not None:
-            self._completion.wait()
+        """Wait on the host for every call in flight; the first error is raised after all."""
+        first: BaseException | None = None
+        for context in self._contexts:
+            try:
+                self._wait_for(context)
+            except BaseException as error:  # noqa: BLE001 - the others are waited for all the same
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _wait_for(self, context: Context) -> None:
+        with self._lock:
+            completion = self._completion_of(context) if context.in_flight else None
+        if completion is not None:
+            self._settle(context, completion)
+
+    def _settle(self, context: Context, completion: Completion) -> None:
+        """Wait for one call, without the lock; its mark clears even if that fails."""
+        try:
+            completion.wait()
+        finally:
+            with self._lock:
+                if context.completion is completion:
+                    context.in_flight = False
+
+    # -- one call ---------------------------------------------------------------------
+    def _prepare(self, context: Context, operands: Any) -> Work:
+        """Check operands and say what the call does; queues nothing. Subclasses refine it."""
+        del context
+        return Work(operands, keep=() if operands is None else (operands,))
 
     def _launch(self, stream: Stream, operands: Any) -> None:
         """Queue the work on ``stream``; subclasses say how."""
         raise NotImplementedError
 
-    def _execute(self, stream: Any, operands: Any = None) -> None:
+    def _check_capture(self, context: Context, operands: Any) -> None:
+        """Refuse what a stream that is being captured cannot take, before it is asked to."""
+
+    def _remember(self, context: Context, given: Any, work: Work, stream: Stream) -> None:
+        """Take note of what the next call need not look at again, if it is the same."""
+
+    def _execute(self, stream: Any, operands: Any = None) -> Any:
         device = self.device
+        completion = None
         with self._lock:
             if self._closed:
                 raise ClosedError(f"handle {self.name!r} is closed: make a new one")
+            if self._replays and stream is None and get_caller_stream() is not None:
+                raise StreamError(
+                    f"handle {self.name!r} replays a graph, which keeps the SMs that it was "
+                    "captured on, whatever a CallerStreamGuard selects: call drop_graph() first, "
+                    "or leave the guard and name a stream with execute(stream=…). Nothing was "
+                    "launched"
+                )
             chosen, selected = device.choose_stream(stream)
+            context = self._latest.next
+            if chosen.capturing:
+                self._check_capture(context, operands)
+                work = self._prepare(context, operands)
+                self._launch(chosen, work.operands)
+                return work.result
+            work = self._prepare(context, operands)
+            if self._replays:
+                device.capabilities.require("graphs", feature=f"a graph of {self.name!r}")
             if device.observers:
                 call = device.begin_call("handle", self.name, chosen, chosen)
-                device.enter_handle(call)
+                before = device.enter_handle(call)
                 try:
-                    completion = self._queue(chosen, operands, call)
+                    self._queue(context, work, chosen, call)
                 finally:
-                    device.enter_handle(None)
+                    device.enter_handle(before)
             else:
-                completion = self._queue(chosen, operands, None)
-        if not selected:
-            completion.wait()
+                self._queue(context, work, chosen, None)
+            self._latest = context
+            if not selected or work.uploads or work.downloads:
+                completion = self._completion_of(context)
+            elif not self._replays and context.completion is None and chosen._owned:
+                self._remember(context, operands, work, chosen)
+        if completion is not None:
+            self._finish(context, completion, work, chosen)
+        return work.result
 
-    def _queue(self, stream: Stream, operands: Any, call: Call | None) -> Completion:
+    def _finish(self, context: Context, completion: Completion, work: Work, stream: Stream) -> None:
+        """Wait for a call that returns when it is done."""
+        try:
+            self._settle(context, completion)
+        except BaseException as error:
+            self._drain(stream, error)
+            raise
+        for wanted, values, _ in work.downloads:
+            if wanted is not values:
+                wanted[...] = values
+
+    def _queue(self, context: Context, work: Work, stream: Stream, call: Call | None) -> None:
         """Queue one call behind what it must follow, and its completion event behind it."""
         device = self.device
-        previous = self._completion
-        if previous is not None and stream is not self._stream:
-            stream.wait(previous.event)
-        self._launch(stream, operands)
-        event = device.take_event()
-        if call is None:
-            device.backend.record(event.raw, stream.raw, 0)
-        else:
-            stream.record(event)
-        self._completion = completion = Completion(device, event, call)
-        self._stream = stream
-        return completion
-
-    def close(self) -> None:
-        """Wait for the latest call; again does nothing. Never raises: a failed wait is logged."""
-        if self._closed:
-            return
-        self._closed = True
+        thread = _get_ident()
+        context.ready = NOTHING
+        if context.in_flight:
+            if work.uploads or work.downloads:
+                self._wait_before_overwriting(context)
+            elif not context.follows_in_order(stream, thread):
+                self._follow(context, stream)
+        event = context.event if context.completion is None else None
+        if event is None:
+            event = device.take_event()
         try:
-            if self._completion is not None and not self._completion.is_done:
-                self._completion.wait()
-        except GpuscopeError:
-            _log.exception("waiting for handle %r failed while it was closed", self.name)
-        self._completion = self._stream = None
+            for array, values in work.uploads:
+                stream.copy(array, values)
+            replayed = self._replays and self._replay(context, work, stream)
+            if not replayed:
+                self._launch(stream, work.operands)
+            for _, values, array in work.downloads:
+                stream.copy(values, array)
+            if call is None:
+                device.backend.record(event.raw, stream.raw, 0)
+            else:
+                stream.record(event)
+            if self._replays and not replayed:
+                self._capture(context, work, stream)
+        except BaseException as error:
+            self._fail(context, event, stream, error)
+            raise
+        context.completion = Completion(device, event, call) if call is not None else None
+        context.event = event
+        context.stream = stream
+        context.thread = thread
+        context.in_flight = True
+
+    def _follow(self, context: Context, stream: Stream) -> None:
+        """Let ``stream`` wait for a context's call, unless the host saw it done."""
+        completion, event = context.completion, context.event
+        if event is not None and not (completion is not None and completion.seen):
+            stream.wait(event)
+
+    def _wait_before_overwriting(self, context: Context) -> None:
+        """Wait on the host for a context's call; its mark clears even if that fails."""
+        completion = self._completion_of(context)
+        context.in_flight = False
+        context.completion = context.event = None
+        if completion is not None:
+            completion.wait()
+
+    def _fail(self, context: Context, event: Event, stream: Stream, error: BaseException) -> None:
+        """Leave a context as if idle: the call that failed is drained, its event not trusted."""
+        context.ready = NOTHING
+        if context.event is event:
+            context.event = None
+        try:
+            self._drain(stream, error)
+        finally:
+            context.in_flight = False
+
+    def _drain(self, stream: Stream, error: BaseException) -> None:
+        """Wait for a stream, or where that fails for the device: nothing may run on behind."""
+        backend = self.device.backend
+        try:
+            backend.sync_stream(stream.raw)
+        except Exception:  # noqa: BLE001 - the stream may be gone: the device knows its work
+            try:
+                backend.synchronize()
+            except Exception as failure:  # noqa: BLE001 - the first error is the one to tell
+                error.add_note(f"Waiting for what was queued failed too: {failure}")
+
+    # -- graphs -----------------------------------------------------------------------
+    def use_graph(self) -> None:
+        """Capture the launch at the next call, and replay it from then on.
+
+        The next call runs the work as always, then captures it; a call with other operands
+        or in another partition captures again. Give streams with ``execute(stream=…)``: a
+        guard's selection is refused.
+        """
+        with self._lock:
+            self._replays = True
+            for context in self._contexts:
+                context.ready = NOTHING
+
+    def drop_graph(self) -> None:
+        """Wait for what is in flight, and launch without a graph from then on."""
+        try:
+            self.wait()
+        finally:
+            with self._lock:
+                self._replays = False
+                graphs = self._take_graphs()
+            close_all(graphs)
+
+    def _take_graphs(self) -> list[Any]:
+        graphs = [context.graph for context in self._contexts if context.graph is not None]
+        for context in self._contexts:
+            context.graph, context.kept = None, ()
+        return graphs
+
+    def _replay(self, context: Context, work: Work, stream: Stream) -> bool:
+        """Launch a context's graph if it does this work in this place."""
+        graph = context.graph
+        if (
+            graph is None
+            or graph.closed
+            or graph.partition is not stream.partition
+            or len(context.kept) != len(work.keep)
+            or any(had is not has for had, has in zip(context.kept, work.keep, strict=True))
+        ):
+            return False
+        graph.launch(stream=stream)
+        return True
+
+    def _capture(self, context: Context, work: Work, stream: Stream) -> None:
+        former, context.graph = context.graph, None
+        if former is not None:
+            former.close()
+        with stream.capture(name=self.name) as graph:
+            self._launch(stream, work.operands)
+        context.graph, context.kept = graph, work.keep
+
+    # -- life -------------------------------------------------------------------------
+    def close(self) -> None:
+        """Wait for what is in flight; again does nothing. Never raises: failures are logged."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            graphs = self._take_graphs()
+            for context in self._contexts:
+                context.ready = NOTHING
+        for act in (self.wait, *(graph.close for graph in graphs)):
+            try:
+                act()
+            except Exception:  # noqa: BLE001 - who closes cannot help it
+                _log.exception(_CLOSING_FAILED, self.name)
+        for context in self._contexts:
+            context.forget(self.device)
 
     def __enter__(self) -> Self:
         return self
@@ -164,9 +357,20 @@ class Handle:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self.close()
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_closed", True) or _is_finalizing():
+            return  # at the interpreter's end the devices were closed, and their work waited for
+        for context in self._contexts:
+            event, in_flight = context.event, context.in_flight
+            context.in_flight = False
+            if not in_flight or event is None:
+                continue
+            try:  # by the backend: an observer may be what the collector interrupted
+                self.device.backend.sync_event(event.raw)
+            except Exception:  # noqa: BLE001 - a destructor has nobody to tell
+                context.event = None
+                _log.exception(_CLOSING_FAILED, self.name)
+        self.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, device={self.device.info.key!r})"

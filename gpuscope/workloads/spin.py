@@ -34,6 +34,8 @@ class Spin(Handle):
         How long each block spins; at most 10 s, so that a mistake ends.
     blocks
         Thread blocks; 1 unless said.
+    max_in_flight
+        How many calls may overlap.
 
     Raises
     ------
@@ -48,12 +50,13 @@ class Spin(Handle):
         duration_ns: int,
         blocks: int = 1,
         name: str | None = None,
+        max_in_flight: int = 1,
     ) -> None:
         if not 0 < duration_ns <= _LONGEST_NS:
             raise InvalidOperand(f"duration_ns is {duration_ns}; 1 to {_LONGEST_NS} is needed")
         if blocks <= 0:
             raise InvalidOperand(f"blocks is {blocks}; at least 1 is needed")
-        super().__init__(owner, name=name or f"spin {duration_ns} ns")
+        super().__init__(owner, name=name or f"spin {duration_ns} ns", max_in_flight=max_in_flight)
         self.duration_ns = duration_ns
         self.blocks = blocks
         self._kernel = self.device.compile(

@@ -1,6 +1,9 @@
-"""Contract E: mm_out (rules 1, 2, 3, 4 and 7)."""
+"""Contract E: mm_out; rules 5 and 6 also in tests/gpu and tests/unit/test_dlpack.py."""
 
 from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -99,6 +102,98 @@ def test_mm_out_03_views_give_the_same(gpu, dtype):
             assert gpu.to_host(out).astype(np.float64).tolist() == expected.tolist()
 
 
+@pytest.fixture
+def copies(gpu, monkeypatch):
+    """What the backend was asked to copy into C order."""
+    made = []
+    plain = gpu.backend.contiguous
+
+    def contiguous(stream, array):
+        made.append((stream, array.shape))
+        return plain(stream, array)
+
+    monkeypatch.setattr(gpu.backend, "contiguous", contiguous)
+    return made
+
+
+def layouts(gpu, values, dtype):
+    """The same matrix in every layout that BLAS takes as it is."""
+    rows, columns = values.shape
+    turned = gpu.asarray(np.ascontiguousarray(values.T), dtype)
+    padded = np.pad(values, ((1, 2), (3, 4)))
+    return {
+        "row-major": gpu.asarray(values, dtype),
+        "column-major": turned.T,
+        "part of wider rows": gpu.asarray(padded, dtype)[1 : 1 + rows, 3 : 3 + columns],
+        "transposed part of wider rows": gpu.asarray(np.ascontiguousarray(padded.T), dtype)[
+            3 : 3 + columns, 1 : 1 + rows
+        ].T,
+        "every other row": gpu.asarray(np.repeat(values, 2, axis=0), dtype)[::2],
+        "transposed twice": gpu.asarray(values, dtype).T.T,
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mm_out_03_layouts_of_a_matrix_are_never_copied(gpu, copies, dtype):
+    rng = np.random.default_rng(33)
+    a, b = rng.integers(-4, 5, (7, 10)), rng.integers(-4, 5, (10, 5))
+    expected = (a @ b).astype(float).tolist()
+    with gpu.create_stream() as stream:
+        for how_a, left in layouts(gpu, a, dtype).items():
+            for how_b, right in layouts(gpu, b, dtype).items():
+                out = gpu.asarray(np.full((7, 5), np.nan), dtype)
+                gs.mm_out(out, left, right, stream=stream)
+                stream.synchronize()
+                found = gpu.to_host(out).astype(float).tolist()
+                assert found == expected, (how_a, how_b)
+    assert copies == []
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 5), (6, 8, 1), (6, 1, 5), (1, 1, 1), (1, 8, 1)])
+def test_mm_out_03_vectors_are_never_copied(gpu, copies, shape):
+    m, k, n = shape
+    rng = np.random.default_rng(34)
+    a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (k, n))
+    for left in (gpu.asarray(a, "float32"), gpu.asarray(np.ascontiguousarray(a.T), "float32").T):
+        for right in layouts(gpu, b, "float32").values():
+            out = gpu.empty((m, n))
+            gs.mm_out(out, left, right)
+            assert gpu.to_host(out).tolist() == (a @ b).astype(float).tolist()
+    assert copies == []
+
+
+def test_mm_out_03_other_strides_are_copied_on_the_stream_that_runs_it(gpu, copies):
+    rng = np.random.default_rng(35)
+    a, b = rng.integers(-4, 5, (6, 8)), rng.integers(-4, 5, (8, 6))
+    strided_a = gpu.asarray(np.repeat(np.repeat(a, 2, 0), 3, 1), "float32")[::2, ::3]
+    backward_b = gpu.asarray(np.ascontiguousarray(b[::-1]), "float32")[::-1]
+    out = gpu.empty((6, 6))
+    with gpu.create_stream() as stream:
+        gs.mm_out(out, strided_a, gpu.asarray(b, "float32"), stream=stream)
+        gs.mm_out(out, gpu.asarray(a, "float32"), backward_b, stream=stream)
+        gs.mm_out(out, strided_a, backward_b, stream=stream)
+        stream.synchronize()
+        assert [home for home, _ in copies] == [stream] * 4
+        assert [shape for _, shape in copies] == [(6, 8), (8, 6), (6, 8), (8, 6)]
+    assert gpu.to_host(out).tolist() == (a @ b).astype(float).tolist()
+
+
+def test_mm_out_03_a_copy_reads_what_the_stream_has_written_by_then(gpu, copies):
+    """The copy is queued, not made at the call: it follows what is on the stream already."""
+    values = np.arange(64, dtype=np.float32).reshape(8, 8)
+    wide = gpu.asarray(np.zeros((8, 16), np.float32))
+    source = gpu.asarray(np.repeat(values, 2, axis=1))
+    out = gpu.empty((8, 8))
+    hold = Spin(gpu, duration_ns=5_000_000)
+    with gpu.create_stream() as stream:
+        hold.execute(stream=stream)
+        stream.copy(wide, source)
+        gs.mm_out(out, wide[:, ::2], gpu.asarray(np.eye(8), "float32"), stream=stream)
+        stream.synchronize()
+    assert len(copies) == 1
+    assert gpu.to_host(out).tolist() == values.tolist()
+
+
 def test_mm_out_04_returns_without_waiting_when_a_stream_is_selected(gpu):
     a = gpu.random((64, 64), "float16")
     out = gpu.empty((64, 64), "float16")
@@ -132,6 +227,116 @@ def test_mm_out_04_takes_raw_handles_and_foreign_streams(gpu):
         stream.synchronize()
     expected = gpu.to_host(a).astype(np.float64) @ gpu.to_host(a).astype(np.float64)
     assert np.allclose(gpu.to_host(out), expected, atol=1e-5)
+
+
+def test_mm_out_05_many_threads_on_many_streams(gpu):
+    """Eight threads, each on its own stream, then each on all of them in turn."""
+    threads, turns, size = 8, 12, 48
+    rng = np.random.default_rng(5)
+    hosts = [rng.integers(-3, 4, (size, size)) for _ in range(threads)]
+    operands = [gpu.asarray(host, DTYPES[i % 4]) for i, host in enumerate(hosts)]
+    outs = [[gpu.empty((size, size), DTYPES[i % 4]) for _ in range(2 * turns)]
+            for i in range(threads)]  # fmt: skip
+    streams = [gpu.create_stream() for _ in range(threads)]
+    start = threading.Barrier(threads)
+
+    def work(index):
+        a = operands[index]
+        start.wait()
+        with gs.CallerStreamGuard(streams[index]):
+            for out in outs[index][:turns]:
+                gs.mm_out(out, a, a)
+        for turn, out in enumerate(outs[index][turns:]):
+            gs.mm_out(out, a, a, stream=streams[(index + turn) % threads])
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    for stream in streams:
+        stream.synchronize()
+        stream.close()
+    for index, host in enumerate(hosts):
+        expected = (host @ host).astype(float).tolist()
+        for out in outs[index]:
+            assert gpu.to_host(out).astype(float).tolist() == expected
+
+
+def test_mm_out_05_no_lock_is_held_across_threads(gpu):
+    """One thread inside mm_out does not keep another one out of it."""
+    a, outs = gpu.random((16, 16)), [gpu.empty((16, 16)) for _ in range(2)]
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Watcher:
+        def call_begins(self, call):
+            if threading.current_thread() is slow:
+                inside.set()
+                assert go_on.wait(60)
+
+        def call_ends(self, call):
+            pass
+
+        def activity(self, activity):
+            pass
+
+    watcher = Watcher()
+    with gpu.create_stream() as one, gpu.create_stream() as two:
+        slow = threading.Thread(target=lambda: gs.mm_out(outs[0], a, a, stream=one))
+        gpu.observe(watcher)
+        slow.start()
+        try:
+            assert inside.wait(60)
+            gs.mm_out(outs[1], a, a, stream=two)
+            two.synchronize()
+        finally:
+            go_on.set()
+            slow.join()
+            gpu.unobserve(watcher)
+    host = gpu.to_host(a).astype(np.float64)
+    for out in outs:
+        assert np.allclose(gpu.to_host(out), host @ host, atol=1e-5)
+
+
+@pytest.mark.parametrize("granted", [16, 64, "rest"])
+def test_mm_out_05_the_library_is_told_of_the_streams_partition(gpu, monkeypatch, granted):
+    told = []
+    plain = gpu.backend.matmul
+
+    def matmul(stream, plan, operands, sm_count, correlation):
+        told.append(sm_count)
+        plain(stream, plan, operands, sm_count, correlation)
+
+    monkeypatch.setattr(gpu.backend, "matmul", matmul)
+    a, out = gpu.random((8, 8)), gpu.empty((8, 8))
+    with gpu.carve({"mine": granted, "other": 8}) as parts:
+        with gs.CallerStreamGuard(parts["mine"].create_stream()):
+            gs.mm_out(out, a, a)
+        with gpu.create_stream() as whole:
+            gs.mm_out(out, a, a, stream=whole)
+        assert told == [parts["mine"].sm_count_target, 0]
+
+
+def test_mm_out_06_what_holds_no_device_memory_is_refused_by_name(gpu):
+    ok = gpu.empty((4, 4))
+
+    class Elsewhere:
+        """On some other kind of device."""
+
+        def __dlpack_device__(self):
+            return (7, 0)
+
+    class Nowhere:
+        """Without memory, as PyTorch's meta tensors."""
+
+        def __dlpack_device__(self):
+            raise ValueError("no device")
+
+    for wrong in (np.zeros((4, 4), np.float32), Elsewhere(), Nowhere(), [[1.0]], None):
+        name = type(wrong).__name__
+        for place in range(3):
+            arguments = [ok, gpu.empty((4, 4)), gpu.empty((4, 4))]
+            arguments[place] = wrong
+            argument = ("out", "a", "b")[place]
+            with pytest.raises(gs.InvalidOperand, match=f"{argument} is {name}, not an array"):
+                gs.mm_out(*arguments)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

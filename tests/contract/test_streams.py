@@ -6,11 +6,15 @@ import gc
 import inspect
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 import gpuscope as gs
 from gpuscope.device import caller
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.stream import Event
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.spin import Spin
 
@@ -241,8 +245,6 @@ def test_host_calls_run_in_stream_order(gpu):
 
 
 def test_copies_move_values_in_stream_order(gpu):
-    import numpy as np
-
     source = np.arange(12, dtype=np.float32)
     device, back = gpu.empty(12), np.zeros(12, np.float32)
     with gpu.create_stream() as stream:
@@ -252,3 +254,163 @@ def test_copies_move_values_in_stream_order(gpu):
         assert back.tolist() == source.tolist()
         with pytest.raises(gs.InvalidOperand, match="one shape and dtype"):
             stream.copy(gpu.empty(11), device)
+
+
+def together(count, work):
+    """Run ``work(index)`` on ``count`` threads that begin at the same time; raises its errors."""
+    start = threading.Barrier(count)
+
+    def begin(index):
+        start.wait()
+        return work(index)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+def test_streams_07_many_threads_on_many_streams(gpu):
+    streams = [gpu.create_stream() for _ in range(4)]
+    holds = [Spin(gpu, duration_ns=1000) for _ in range(4)]
+
+    def work(index):
+        for turn in range(20):
+            stream = streams[(index + turn) % 4]
+            holds[index].execute(stream=stream)
+            event = stream.record()
+            streams[(index + turn + 1) % 4].wait(event)
+            event.synchronize()
+            event.close()
+
+    together(4, work)
+    for stream in streams:
+        stream.synchronize()
+        stream.close()
+
+
+COPY_SOURCE = r"""
+extern "C" __global__ void copy_floats(float* out, const float* in, long long n) {
+  long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+    out[i] = in[i];
+}
+"""
+
+
+def test_streams_08_two_threads_launching_one_kernel_do_not_share_its_arguments(gpu):
+    n, turns = 1000, 40
+    kernel = gpu.compile(
+        COPY_SOURCE,
+        "copy_floats",
+        model=KernelModel(
+            lambda *_: KernelCost(1, 1000),
+            reads=lambda args: [args[1]],
+            writes=lambda args: args[0],
+            compute=lambda values: values,
+        ),
+    )
+    values = [[gpu.asarray(np.full(n, 100 * i + t, np.float32)) for t in range(turns)]
+              for i in range(2)]  # fmt: skip
+    outs = [[gpu.empty(n) for _ in range(turns)] for _ in range(2)]
+    with gpu.create_stream() as one, gpu.create_stream() as two:
+
+        def work(index):
+            stream = (one, two)[index]
+            for out, value in zip(outs[index], values[index], strict=True):
+                stream.launch(kernel, out, value, n, grid=4, block=64)
+
+        together(2, work)
+    for index in range(2):
+        for turn in range(turns):
+            assert (gpu.to_host(outs[index][turn]) == 100 * index + turn).all()
+
+
+@pytest.mark.parametrize("how", ["one handle", "a handle each", "mm_out", "mm_out, no stream"])
+def test_streams_08_two_threads_launching_one_workload_do_not_share_memory(gpu, how):
+    """A long inner dimension makes a BLAS split it, and keep partial sums in a workspace."""
+    m, k, n, turns = 64, 4096, 64, 15
+    rng = np.random.default_rng(8)
+    hosts = [(rng.integers(-3, 4, (m, k)), rng.integers(-3, 4, (k, n))) for _ in range(2)]
+    operands = [tuple(gpu.asarray(array, "float32") for array in pair) for pair in hosts]
+    outs = [[gpu.empty((m, n)) for _ in range(turns)] for _ in range(2)]
+    shared = gs.Gemm(gpu, m=m, n=n, k=k, dtype="float32")
+    own = [gs.Gemm(gpu, m=m, n=n, k=k, dtype="float32") for _ in range(2)]
+    with gpu.create_stream() as one, gpu.create_stream() as two:
+
+        def work(index):
+            stream = (one, two)[index]
+            a, b = operands[index]
+            for out in outs[index]:
+                if how == "one handle":
+                    shared.execute(a, b, out, stream=stream)
+                elif how == "a handle each":
+                    own[index].execute(a, b, out, stream=stream)
+                elif how == "mm_out":
+                    gs.mm_out(out, a, b, stream=stream)
+                else:
+                    gs.mm_out(out, a, b)
+
+        together(2, work)
+    gpu.synchronize()
+    for index, (a, b) in enumerate(hosts):
+        expected = (a @ b).astype(np.float32)
+        for out in outs[index]:
+            assert (gpu.to_host(out) == expected).all()
+    for handle in (shared, *own):
+        handle.close()
+
+
+def test_streams_10_two_streams_that_should_overlap_do(gpu):
+    """The benchmark says how well; this says that they do, on their own partitions and not."""
+    with gpu.carve({"a": 16, "b": "rest"}) as parts:
+        pairs = [
+            (parts["a"].create_stream(), parts["b"].create_stream()),
+            (gpu.create_stream(), gpu.create_stream()),
+        ]
+        for one, two in pairs:
+            holds = Spin(gpu, duration_ns=HOLD_NS), Spin(gpu, duration_ns=HOLD_NS)
+            for hold, stream in zip(holds, (one, two), strict=True):  # kernels are loaded now
+                stream.launch(hold._kernel, 1000, grid=1, block=32)
+                stream.synchronize()
+            begin = one.record()
+            two.wait(begin)
+            holds[0].execute(stream=one)
+            holds[1].execute(stream=two)
+            ends = one.record(), two.record()
+            for end in ends:
+                end.synchronize()
+            assert max(end.elapsed_ns(since=begin) for end in ends) < 1.7 * HOLD_NS
+        for stream in pairs[1]:
+            stream.close()
+
+
+def test_streams_12_time_across_partitions_adds_up(gpu):
+    """Both clocks are the GPU's: what two streams measure of each other agrees."""
+    with gpu.carve({"a": 16, "b": "rest"}) as parts:
+        a, b = parts["a"].create_stream(), parts["b"].create_stream()
+        hold = Spin(gpu, duration_ns=2_000_000)
+        first = a.record()
+        hold.execute(stream=a)
+        middle = a.record()
+        b.wait(middle)
+        crossed = b.record()
+        hold.execute(stream=b)
+        last = b.record()
+        last.synchronize()
+        whole = last.elapsed_ns(since=first)
+        steps = (
+            middle.elapsed_ns(since=first),
+            crossed.elapsed_ns(since=middle),
+            last.elapsed_ns(since=crossed),
+        )
+        assert all(isinstance(step, int) for step in steps)
+        assert abs(sum(steps) - whole) <= 4 * 500, "CUDA's resolution is 0.5 µs for each"
+        assert steps[0] >= 2_000_000
+        assert steps[2] >= 2_000_000
+        assert steps[1] >= -500
+        assert first.elapsed_ns(since=last) == -whole
+
+
+def test_streams_12_the_resolution_is_documented():
+    assert "Resolution" in Event.elapsed_ns.__doc__
+    assert "0.5 µs" in Event.elapsed_ns.__doc__
+    assert "worse over long spans" in Event.__doc__

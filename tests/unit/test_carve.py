@@ -218,7 +218,7 @@ LIVE = {"decode": (0, 1), "spare": (REMAINDER,)}
             {},
             ["20 below", "24 above", "quanta of 8", "remainder of 12", "'up' or 'down'"],
         ),
-        ({"a": 200}, {}, ["200 of its 132", "132 below", "rounding='down'"]),
+        ({"a": 200}, {}, ["only 132 SMs, not 200", "132 below", "rounding='down'"]),
         ({"a": 64, "b": 64, "c": 8}, {}, ["136 SMs asked", "has 132", "a: 64, b: 64, c: 8"]),
         ({"a": "rest", "b": "rest"}, {}, ["only one", "'a', 'b'"]),
         ({"a": 132, "b": "rest"}, {}, ["'b'", "nothing is left", "132 of 132"]),

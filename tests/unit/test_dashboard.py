@@ -122,7 +122,7 @@ def test_the_plan_shows_what_was_asked_and_what_would_be_granted(dashboard):
         ("small: 17, load: rest", "16 below and 20 above"),
         ("small: 0", "0 SMs asked for"),
         ("small: -8", "-8 SMs asked for"),
-        ("small: 200", "cannot give 200"),
+        ("small: 200", "has only 132 SMs, not 200"),
         ("a: rest, b: rest", "only one partition can have"),
         ("a: 16, a: 24", "two partitions are called"),
         ("a: many", "whole number or"),

@@ -23,7 +23,13 @@ def test_generated_pages_are_up_to_date():
 
 
 @pytest.mark.parametrize(
-    "module", ["gpuscope.experiment", "gpuscope.session", "gpuscope.record.annotate"]
+    "module",
+    [
+        "gpuscope.experiment",
+        "gpuscope.session",
+        "gpuscope.record.annotate",
+        "gpuscope.workloads.function",
+    ],
 )
 def test_docstring_examples_run(module):
     result = doctest.testmod(importlib.import_module(module))

@@ -293,6 +293,51 @@ BAD = [
     ),
     (("workloads/small/kind", 3), f"workloads.small.kind: '3' is no kind of workload; {KINDS}"),
     (("workloads/small/kind", ABSENT), f"workloads.small.kind: missing; {KINDS}"),
+    (("workloads/small/kind", "conv"), "'spin', 'python:package.module:function'"),
+    *(
+        (
+            ("workloads/spin", {"kind": kind, "stream": "load"}),
+            f"workloads.spin.kind: should be 'python:package.module:function', but found {kind!r}",
+        )
+        for kind in (
+            "python",
+            "python:",
+            "python:os",
+            "python:a:b:c",
+            "python:a b:c",
+            "python:.a:b",
+            "python:a.:b",
+            "python:a:",
+            "python:a:1",
+        )
+    ),
+    (
+        ("workloads/spin", {"kind": "python:a:b", "stream": "load", "duration_us": 1}),
+        "workloads.spin.duration_us: unknown key; allowed: 'stream',",
+    ),
+    (("workloads/spin", {"kind": "python:a:b"}), "workloads.spin.stream: missing"),
+    *(
+        (
+            ("workloads/spin", {"kind": "python:a:b", "stream": "load", "args": {"x": value}}),
+            "workloads.spin.args.x: should be a text, a finite number, true or false",
+        )
+        for value in (None, [1], {"y": 1}, float("nan"), float("inf"))
+    ),
+    (
+        ("workloads/spin", {"kind": "python:a:b", "stream": "load", "args": 3}),
+        "workloads.spin.args: should be a table, but found 3",
+    ),
+    *(
+        (
+            ("workloads/spin", {"kind": "python:a:b", "stream": "load", "args": {name: 1}}),
+            f"workloads.spin.args: {name!r} is no argument's name",
+        )
+        for name in ("", "a b", "1", "stream")
+    ),
+    (
+        ("workloads/spin", {"kind": "python:a:b", "stream": "load", "args": {"x": "\ud800"}}),
+        "workloads.spin.args: x is '\\ud800', which is not valid Unicode",
+    ),
     # missing and empty
     (("workloads/small/m", ABSENT), "workloads.small.m: missing"),
     (("workloads/small/stream", ABSENT), "workloads.small.stream: missing"),
@@ -418,3 +463,162 @@ def test_files_that_are_not_there(tmp_path):
         Experiment.from_file(tmp_path / "gone.toml")
     with pytest.raises(GpuscopeError, match="Is a directory"):
         Experiment.from_file(tmp_path)
+
+
+# -- functions of the user's -----------------------------------------------------------------
+
+ARGS = {"text": "1", "yes": True, "whole": 1, "real": 1.0, "big": 2**70}
+MODULE = """
+import numpy as np
+import gpuscope as gs
+from gpuscope.device.api import KernelCost, KernelModel
+
+MODEL = KernelModel(lambda _profile, grid, args, _sms: KernelCost(grid, args[0]))
+seen = []
+
+@gs.workload
+def spins(ctx, block_ns, blocks=1):
+    seen.append(ctx.scratch(4096).stream.name)
+    ctx.stream.launch(ctx.device.compile("", "mine", model=MODEL), block_ns, grid=blocks, block=32)
+
+@gs.workload
+def multiplies(ctx, n):
+    a, b, out = (ctx.scratch(4 * n * n).view((n, n)) for _ in range(3))
+    gs.mm_out(out, a, b)
+
+class Holder:
+    spins = spins
+
+def plain(ctx):
+    pass
+"""
+
+
+def python_data(kind, **args):
+    return {
+        "name": "mine", "alone_repeats": 4, "partitions": {"part": 16, "other": "rest"},
+        "streams": {"s": {"partition": "part"}},
+        "workloads": {"w": {"kind": kind, "stream": "s", "repeats": 5, "args": args}},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module that nobody has imported; returns its name."""
+
+    def write(name, text):
+        path = tmp_path / (name.replace(".", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        written.add(name.partition(".")[0])
+        return name
+
+    written = set()
+    monkeypatch.syspath_prepend(tmp_path)
+    yield write
+    for name in [one for one in sys.modules if one.partition(".")[0] in written]:
+        del sys.modules[name]
+
+
+def test_a_function_is_described_in_three_ways_and_back(tmp_path):
+    data = python_data("python:pkg.mod:Holder.f", **ARGS)
+    toml = """
+name = "mine"
+alone_repeats = 4
+partitions = { part = 16, other = "rest" }
+streams.s.partition = "part"
+[workloads.w]
+kind = "python:pkg.mod:Holder.f"
+stream = "s"
+repeats = 5
+args = { text = "1", yes = true, whole = 1, real = 1.0 }
+"""
+    (tmp_path / "one.json").write_text(json.dumps(data), "utf-8")
+    (tmp_path / "one.toml").write_text(toml, "utf-8")
+    experiment = Experiment.from_dict(data)
+    assert Experiment.from_file(tmp_path / "one.json") == experiment
+    assert Experiment.from_dict(json.loads(json.dumps(experiment.to_dict()))) == experiment
+    spec = experiment.workloads["w"]
+    assert (spec.module, spec.function) == ("pkg.mod", "Holder.f")
+    assert {name: type(value) for name, value in spec.args.items()} == {
+        name: type(value) for name, value in ARGS.items()
+    }
+    from_toml = Experiment.from_file(tmp_path / "one.toml").workloads["w"]
+    assert from_toml.args == {name: ARGS[name] for name in ("text", "yes", "whole", "real")}
+
+
+def test_a_function_is_not_imported_when_it_is_loaded_or_shown(module, tmp_path):
+    name = module("booby.trap", "raise SystemExit('imported')")
+    data = python_data(f"python:{name}:f", x=1)
+    (tmp_path / "one.json").write_text(json.dumps(data), "utf-8")
+    experiment = Experiment.from_file(tmp_path / "one.json")
+    assert Experiment.from_dict(experiment.to_dict()) == experiment
+    for shown in (repr(experiment), str(experiment), experiment.model_dump_json()):
+        assert name in shown
+    (setting,) = experiment.resolve()
+    assert setting.workloads["w"].kind == f"python:{name}:f"
+    copy.deepcopy(experiment)
+    assert not {"booby", "booby.trap"} & set(sys.modules)
+    with pytest.raises(SystemExit, match="imported"):
+        gs.run(experiment, gs.open_device("sim:h200", quiet=True))
+
+
+@pytest.mark.parametrize("reference", ["spins", "Holder.spins"])
+def test_a_function_is_imported_and_run(module, reference):
+    name = module("mine_spins", MODULE)
+    data = python_data(f"python:{name}:{reference}", block_ns=2000, blocks=3)
+    run = gs.run(data, gs.open_device("sim:h200", quiet=True))
+    trace = run["default"]
+    rows = trace.where(kind="kernel").spans.to_pylist()
+    assert [row["name"] for row in rows] == ["mine"] * 5
+    assert {row["category"] for row in rows} == {"w"}
+    assert {row["partition"] for row in rows} == {"part"}
+    assert {row["end_ns"] - row["start_ns"] for row in rows} == {2000}
+    assert len(trace.where(kind="handle").spans) == 5
+    assert run.experiment["workloads"]["w"]["args"] == {"block_ns": 2000, "blocks": 3}
+    assert trace.metadata.solo["w"]["n"] == 4
+    assert set(sys.modules[name].seen) == {"s", "alone"}
+
+
+def test_a_function_may_multiply_on_scratch(module):
+    name = module("mine_multiplies", MODULE)
+    gpu = gs.open_device("sim:h200", quiet=True)
+    trace = gs.run(python_data(f"python:{name}:multiplies", n=64), gpu)["default"]
+    rows = trace.where(kind="kernel").spans.to_pylist()
+    assert {row["name"] for row in rows} == {"gemm_float32_64x64x64"}
+    assert gpu.backend.reserved_bytes() == 0, "the handle gave it back"
+
+
+@pytest.mark.parametrize(
+    ("reference", "args", "error", "text"),
+    [
+        ("no_such_package.mod:f", {}, InvalidExperiment,
+         r"workloads\.w\.kind: there is no module 'no_such_package'.*PYTHONPATH"),
+        ("mine_errors.no_such:f", {}, InvalidExperiment,
+         r"workloads\.w\.kind: there is no module 'mine_errors\.no_such'"),
+        ("mine_errors:nothing", {}, InvalidExperiment,
+         r"workloads\.w\.kind: module 'mine_errors' has no 'nothing'"),
+        ("mine_errors:Holder.nothing", {}, InvalidExperiment, r"has no 'Holder\.nothing'"),
+        ("mine_errors:plain", {}, InvalidExperiment,
+         r"workloads\.w\.kind: 'plain' of module 'mine_errors' is function, not a workload"),
+        ("mine_errors:seen", {}, InvalidExperiment, "is list, not a workload"),
+        ("mine_errors:spins", {}, InvalidExperiment,
+         r"workloads\.w\.args: .*missing a required argument: 'block_ns'"),
+        ("mine_errors:spins", {"block_ns": 1, "other": 2}, InvalidExperiment,
+         r"workloads\.w\.args: .*unexpected keyword argument 'other'"),
+        ("mine_broken:f", {}, GpuscopeError,
+         r"workloads\.w\.kind: importing 'mine_broken' fails: ZeroDivisionError"),
+        ("mine_needs:f", {}, GpuscopeError,
+         r"workloads\.w\.kind: importing 'mine_needs' fails: No module named 'not_installed'"),
+    ],
+)  # fmt: skip
+def test_a_function_that_cannot_be_run_is_named_with_its_path(module, reference, args, error, text):
+    module("mine_errors", MODULE)
+    module("mine_broken", "1 / 0")
+    module("mine_needs", "import not_installed")
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with pytest.raises(error, match=text) as caught:
+        gs.run(python_data(f"python:{reference}", **args), gpu)
+    assert (type(caught.value) is InvalidExperiment) is (error is InvalidExperiment)
+    assert gpu.held_parts() == {}
+    assert gpu.backend.reserved_bytes() == 0

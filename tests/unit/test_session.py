@@ -112,10 +112,13 @@ def test_a_run_holds_a_trace_for_each_setting_and_their_comparison(gpu):
         for workload in ("small", "load"):
             row = compared[setting, workload]
             times = kernel_ns(trace, category=workload)
-            assert row["kernels"] == row["latency_n"] == len(times)
+            assert row["kernels"] == len(times)
+            # how long a background waits in its own queue is no latency of interest
+            assert row["latency_n"] == (None if workload == "load" else len(times))
             assert row["kernel_median_us"] == pytest.approx(np.median(times) / 1e3)
         assert compared[setting, "small"]["kernels"] == 25
-        assert compared[setting, "small"]["tflop_per_s"] is not None
+        assert compared[setting, "small"]["tflop_per_s"] is None, "arrivals set its rate"
+        assert compared[setting, "load"]["tflop_per_s"] > 0
         assert 0 < compared[setting, "load"]["share_of_alone_on_whole_gpu"] <= 1.02
         assert compared[setting, "load"]["gain"] == compared[setting, "small"]["gain"] > 0.5
     assert compared["16 | rest", "small"]["partition"] == "a"
@@ -523,9 +526,9 @@ def test_whatever_fails_nothing_is_left_behind(sim, method, error):
                     assert "before anything was recorded" in str(caught)  # noqa: PT017
                 else:
                     assert "injected" in str(caught), "not hidden by a second error"  # noqa: PT017
-            else:
-                assert error is KeyboardInterrupt
-                assert run.stopped
+            else:  # destroying is silent: there is nothing left to do about its failure
+                assert error is KeyboardInterrupt or method == "close_stream"
+                assert run.stopped == (error is KeyboardInterrupt)
         assert_clean(gpu)
 
 

@@ -125,6 +125,10 @@ class CudaBackend:
             if before != self._index:
                 self._core.Device(before).set_current()
 
+    def current(self) -> contextlib.AbstractContextManager[None]:
+        """Make the device current for whatever library runs inside, then restore."""
+        return self._current()
+
     def _is_current(self) -> bool:
         """Whether this thread can call the device as it stands; the common case."""
         try:
@@ -320,11 +324,13 @@ class CudaBackend:
     def free(self, memory: Memory, stream: Stream | None) -> None:
         """Give scratch back, in stream order; plain memory after the device has finished."""
         with self._current(), _translated("scratch cannot be given back"):
-            if stream is None or not self.capabilities.stream_ordered_memory:
+            if isinstance(memory.raw, self._cupy.cuda.MemoryPointer):
                 self._runtime.deviceSynchronize()
                 self._plain_bytes -= memory.nbytes
-            else:
-                memory.raw.close(stream.raw)
+                return
+            if stream is None:
+                self._runtime.deviceSynchronize()
+            memory.raw.close(self.default_stream()[0] if stream is None else stream.raw)
 
     def reserved_bytes(self) -> int:
         """Return what the pool holds, and plain scratch."""

@@ -23,6 +23,9 @@ _gemm_ex = cublas.gemm_ex
 WORKSPACE_BYTES = 32 << 20
 """What cuBLAS's documentation recommends for Hopper; less elsewhere is enough too."""
 
+_PER_THREAD = 2
+"""cudaStreamPerThread."""
+
 # cudaDataType_t and cublasComputeType_t: float32 accumulation, no TF32.
 _DATA_TYPE = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
 _COMPUTE_TYPE = {"float16": 68, "bfloat16": 68, "float32": 68, "float64": 70}
@@ -76,6 +79,12 @@ class Blas:
         self._epoch += 1  # another stream may get the same handle
 
     def _workspace(self, handle: int) -> Any:
+        if handle == _PER_THREAD:  # one handle, but a stream of its own in each thread
+            try:
+                return self._local.workspace
+            except AttributeError:
+                self._local.workspace = cupy.cuda.alloc(WORKSPACE_BYTES)
+                return self._local.workspace
         # A plain allocation: its pointer stays ours until the stream is closed.
         return self._workspaces.setdefault(handle, cupy.cuda.alloc(WORKSPACE_BYTES))
 

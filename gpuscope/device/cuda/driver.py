@@ -20,6 +20,8 @@ _NO_DRIVER = (
     "no NVIDIA driver was found (libcuda.so.1 cannot be loaded): use a machine with an NVIDIA GPU, "
     "or open_device('sim:h200')"
 )
+STREAM_ORDERED_MEMORY = 11020
+"""Driver version that brought memory pools and allocation in stream order: CUDA 11.2."""
 _CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
 
 
@@ -145,12 +147,17 @@ def capabilities(version: int, pools: bool) -> Capabilities:  # noqa: FBT001 - t
         )
     if not pools:
         reasons["stream_ordered_memory"] = "the device reports no memory pools"
+    if version < STREAM_ORDERED_MEMORY:
+        reasons["stream_ordered_memory"] = (
+            f"memory pools need a driver with CUDA {version_text(STREAM_ORDERED_MEMORY)} or "
+            f"newer; {found}"
+        )
     return Capabilities(
         streams=True,
         partitions=version >= GREEN_CONTEXTS,
         partition_path=path,
         arbitrary_split=version >= HETEROGENEOUS_SPLIT,
-        stream_ordered_memory=pools,
+        stream_ordered_memory="stream_ordered_memory" not in reasons,
         compile_source=True,
         graphs=True,
         reasons=reasons,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
@@ -97,13 +99,12 @@ class SimBackend:
             partitions=True,
             partition_path="simulated",
             arbitrary_split=False,
-            stream_ordered_memory=False,
+            stream_ordered_memory=True,
             compile_source=False,
             graphs=False,
             reasons={
                 "arbitrary_split": "the simulated driver splits as 12.4 to 13.0 do; 13.1 or newer "
                 "would be required",
-                "stream_ordered_memory": "simulated memory is not tagged by stream",
                 "graphs": "the simulated GPU has no graphs yet: open a CUDA device",
                 "compile_source": "a simulated GPU runs no CUDA source: give the kernel a model",
             },
@@ -241,6 +242,10 @@ class SimBackend:
     def close(self) -> None:
         """Do nothing: nothing is kept."""
 
+    def current(self) -> AbstractContextManager[None]:
+        """Do nothing: no library has a current simulated device."""
+        return contextlib.nullcontext()
+
     # -- events -----------------------------------------------------------------------
     def make_event(self, *, timing: bool) -> SimEvent:  # noqa: ARG002 - free of cost here
         """Make an event."""
@@ -306,7 +311,7 @@ class SimBackend:
 
         def draw() -> np.ndarray[Any, Any]:
             values = np.random.default_rng(seed).random(size, dtype=np.float32)
-            return (values - np.float32(0.5)).astype(dtype)
+            return array.flat((values - np.float32(0.5)).astype(dtype))
 
         array.buffer.version = Version(draw)
 

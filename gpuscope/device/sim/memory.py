@@ -88,10 +88,11 @@ class SimArray:
         shape: tuple[int, ...],
         steps: tuple[int, ...],
         offset: int = 0,
+        dtype: np.dtype[Any] | None = None,
     ) -> None:
         self.owner = owner
         self.buffer = buffer
-        self.dtype = buffer.dtype
+        self.dtype = buffer.dtype if dtype is None else dtype
         self.shape = shape
         self.steps = steps
         self.offset = offset
@@ -119,14 +120,37 @@ class SimArray:
     @property
     def T(self) -> SimArray:  # noqa: N802 - NumPy's name
         """The transposed view."""
-        return SimArray(self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset)
+        return SimArray(
+            self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset, self.dtype
+        )
 
     @property
     def is_whole(self) -> bool:
         """Whether it covers its buffer in C order."""
         return (
-            self.offset == 0 and self.size == self.buffer.size and self.steps == c_steps(self.shape)
+            self.offset == 0
+            and self.nbytes == self.buffer.size * self.buffer.dtype.itemsize
+            and self.steps == c_steps(self.shape)
         )
+
+    def view(self, dtype: np.dtype[Any]) -> SimArray:
+        """See the same bytes as one dimension of another dtype; of an array in C order only."""
+        first = self.offset * self.dtype.itemsize
+        if self.steps != c_steps(self.shape) or self.nbytes % dtype.itemsize:
+            raise InvalidOperand(f"{self!r} cannot be seen as {dtype.name}: its bytes do not fit")
+        if first % dtype.itemsize:
+            raise InvalidOperand(
+                f"{self!r} cannot be seen as {dtype.name}: it begins at byte {first}, which is no "
+                f"multiple of {dtype.itemsize}"
+            )
+        shape = (self.nbytes // dtype.itemsize,)
+        return SimArray(self.owner, self.buffer, shape, (1,), first // dtype.itemsize, dtype)
+
+    def reshape(self, shape: tuple[int, ...]) -> SimArray:
+        """See an array in C order in another shape of as many elements."""
+        if self.steps != c_steps(self.shape) or int(np.prod(shape, dtype=np.int64)) != self.size:
+            raise InvalidOperand(f"{self!r} cannot be seen in shape {shape}")
+        return SimArray(self.owner, self.buffer, shape, c_steps(shape), self.offset, self.dtype)
 
     def __getitem__(self, key: Any) -> SimArray:
         keys = key if isinstance(key, tuple) else (key,)
@@ -148,11 +172,20 @@ class SimArray:
                 offset += (part % size) * stride
             else:
                 raise InvalidOperand(f"simulated arrays take slices and integers, not {part!r}")
-        return SimArray(self.owner, self.buffer, tuple(shape), tuple(strides), offset)
+        return SimArray(self.owner, self.buffer, tuple(shape), tuple(strides), offset, self.dtype)
 
     def view_of(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return this view's part of its buffer's flat value."""
+        if flat.dtype != self.dtype:
+            bytes_ = flat.view(np.uint8)
+            flat = bytes_[: bytes_.size // self.dtype.itemsize * self.dtype.itemsize].view(
+                self.dtype
+            )
         return np.lib.stride_tricks.as_strided(flat[self.offset :], self.shape, self.strides)
+
+    def flat(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return values of this array, which covers its buffer, as the buffer's."""
+        return np.ascontiguousarray(values).reshape(-1).view(self.buffer.dtype)
 
     def __repr__(self) -> str:
         return f"SimArray(shape={self.shape}, dtype={self.dtype.name}; values: to_host())"
@@ -185,7 +218,7 @@ def write_effect(
         def end() -> None:
             if destination.is_whole:
                 destination.buffer.version = Version(
-                    lambda *flats: fresh(*flats).reshape(-1), bound
+                    lambda *flats: destination.flat(fresh(*flats)), bound
                 )
                 return
 

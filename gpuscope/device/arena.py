@@ -1,0 +1,125 @@
+"""Where scratch comes from: the device, in a stream's order, or what a handle has kept."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+import weakref
+from typing import Any
+
+from gpuscope.device.api import Memory
+from gpuscope.device.device import Device
+from gpuscope.device.graph import Graph
+from gpuscope.device.stream import Stream
+from gpuscope.errors import InvalidOperand
+
+_log = logging.getLogger("gpuscope")
+_MOST = 2**63 - 1
+
+
+def checked_size(device: Device, nbytes: Any) -> int:
+    """Return a number of bytes that the device could have, or raise."""
+    try:
+        size = operator.index(nbytes)
+    except TypeError:
+        size = None
+    if size is None or isinstance(nbytes, bool):
+        raise InvalidOperand(f"nbytes is {nbytes!r}; a whole number of bytes is needed")
+    most = min(device.info.memory_bytes, _MOST)
+    if not 0 <= size <= most:
+        raise InvalidOperand(
+            f"nbytes is {size}; 0 to {most} is needed, which is what {device.info.key} has"
+        )
+    return size
+
+
+def allocate(device: Device, nbytes: int, stream: Stream | None) -> Memory:
+    """Take memory in the order of ``stream``; for ``None`` wait for the device."""
+    if not device.capabilities.stream_ordered_memory:
+        stream = None
+    return device.backend.allocate(nbytes, stream)
+
+
+def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
+    """Give memory back in the order of ``stream``; for ``None``, or one that is gone, wait."""
+    if stream is not None and stream.graph is not None:
+        # Freeing on it would become part of the graph, and waiting would break the capture.
+        stream.graph.keep(_Keeper(device, [memory]))
+        return
+    if stream is not None and (stream.closed or not device.capabilities.stream_ordered_memory):
+        stream = None
+    device.backend.free(memory, stream)
+
+
+class Arena:
+    """What a handle's latest call took on its stream, kept for its next call there.
+
+    So a repeated call takes no memory from anybody, and a call that is captured into a
+    graph finds memory that was taken before the capture began. That memory then belongs
+    to the graph, since every replay writes to it; calls of one capture share it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._kept: list[Memory] = []
+        self._stream: Stream | None = None
+        self._captured: weakref.WeakKeyDictionary[Graph, list[Memory]] = weakref.WeakKeyDictionary()
+        self._closed = False
+
+    def begin(self, stream: Stream) -> list[Memory]:
+        """Hand out what a call on ``stream`` may use."""
+        with self._lock:
+            found = []
+            if stream.graph is not None:
+                found += self._captured.get(stream.graph, [])
+                if stream is not self._stream:
+                    return found
+            home, kept = self._stream, self._kept
+            self._kept, self._stream = [], None
+        if stream is home:
+            return found + kept
+        for memory in kept:
+            give_back(self._device, memory, home)
+        return found
+
+    def end(self, stream: Stream, used: list[Memory], unused: list[Memory]) -> list[Memory]:
+        """Take memory back from a call; returns what is not kept."""
+        with self._lock:
+            if stream.graph is not None:
+                mine = self._captured.get(stream.graph)
+                if mine is None:
+                    mine = self._captured[stream.graph] = []
+                    stream.graph.keep(_Keeper(self._device, mine))
+                mine += [memory for memory in used if memory not in mine]
+                used, unused = [memory for memory in unused if memory not in mine], []
+            # A stream that is not ours may be gone before its memory is given back.
+            if self._closed or not stream._owned or stream.closed or self._stream is not None:
+                return used + unused
+            self._kept, self._stream = used, stream
+        return unused
+
+    def close(self) -> None:
+        """Give back what is kept; again does nothing. Never raises: failures are logged."""
+        with self._lock:
+            self._closed = True
+            home, kept = self._stream, self._kept
+            self._kept, self._stream = [], None
+        for memory in kept:
+            try:
+                give_back(self._device, memory, home)
+            except Exception:  # noqa: BLE001 - who closes cannot help it
+                _log.exception("giving scratch back failed")
+
+
+class _Keeper:
+    """Memory that a graph holds: goes back when the graph is closed, which waits for it."""
+
+    def __init__(self, device: Device, memories: list[Memory]) -> None:
+        self._device = device
+        self._memories = memories
+
+    def close(self) -> None:
+        while self._memories:
+            give_back(self._device, self._memories.pop(), None)

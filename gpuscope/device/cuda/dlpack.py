@@ -1,0 +1,124 @@
+"""Arrays of other libraries through DLPack, read without any of these libraries.
+
+An exporter hands out a capsule around a C struct (github.com/dmlc/dlpack). A capsule that is
+never renamed stays its own owner: as long as it lives so does the memory, and when it is
+collected it tells its exporter. So nothing is consumed here, only read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+CUDA, CUDA_MANAGED = 2, 13
+"""Kinds of memory in ``DLDeviceType``."""
+ON_CUDA = (CUDA, CUDA_MANAGED)
+
+NO_SYNC = -1
+"""For an exporter: queue no waits on any stream."""
+
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+class _Tensor(ctypes.Structure):
+    """``DLTensor``."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """An array that some library shares.
+
+    Attributes
+    ----------
+    pointer
+        Address of the first element.
+    nbytes
+        From the lowest address to the end of the last element.
+    strides
+        In bytes.
+    owner
+        Keep it as long as the memory is used.
+    """
+
+    pointer: int
+    nbytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    owner: Any
+
+
+def device_of(value: Any) -> tuple[int, int]:
+    """Return kind and index of the device that holds ``value``; (0, 0) if it does not say."""
+    ask = getattr(value, "__dlpack_device__", None)
+    if ask is None:
+        return 0, 0
+    try:
+        kind, index = ask()
+    except (BufferError, RuntimeError, TypeError, ValueError):  # it has no memory at all
+        return 0, 0
+    return int(kind), int(index)
+
+
+def export(value: Any) -> Exported:
+    """Ask ``value`` for its memory, without a copy and without a wait.
+
+    Raises
+    ------
+    BufferError, TypeError, ValueError, RuntimeError
+        The exporter refuses, or exports what no array of ours can be.
+    """
+    capsule = value.__dlpack__(stream=NO_SYNC)
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype = ctypes.c_void_p
+    pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    # The struct begins with the tensor: what follows it is the exporter's business.
+    tensor = _Tensor.from_address(pointer_of(capsule, b"dltensor"))
+    dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = _strides(shape, dtype.itemsize)
+    if tensor.strides:
+        strides = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim])
+    nbytes = 0
+    if 0 not in shape:
+        steps = zip(shape, strides, strict=True)
+        nbytes = dtype.itemsize + sum((size - 1) * abs(step) for size, step in steps)
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    return Exported(pointer, nbytes, shape, strides, dtype, capsule)
+
+
+def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
+    kind = _KINDS.get(code)
+    if lanes != 1 or kind is None or bits % 8:
+        raise TypeError(f"no array has elements of DLPack type {code} with {bits} bits × {lanes}")
+    name = {"bfloat": ml_dtypes.bfloat16, "bool": np.bool_}.get(kind, f"{kind}{bits}")
+    dtype: np.dtype[Any] = np.dtype(name)
+    if dtype.itemsize * 8 != bits:
+        raise TypeError(f"no array has elements of DLPack type {code} with {bits} bits")
+    return dtype
+
+
+def _strides(shape: tuple[int, ...], step: int) -> tuple[int, ...]:
+    """Strides of a C-ordered array, in bytes."""
+    strides = []
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

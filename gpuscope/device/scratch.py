@@ -1,0 +1,361 @@
+"""Scratch: device memory for the length of one call, tagged by the stream it runs on.
+
+Memory tagged by a stream is taken and given back in that stream's order, so nobody waits
+for it. Where no stream is known to order it, or the device has no stream-ordered memory,
+it is untagged: handed out and taken back only after the device has finished everything.
+Origin: contract C, ONNX Runtime #29244.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from gpuscope.device.api import Memory
+from gpuscope.device.arena import Arena, allocate, checked_size, give_back
+from gpuscope.device.caller import raw_handle
+from gpuscope.device.device import Device, as_dtype, as_shape
+from gpuscope.device.stream import Stream
+from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
+
+
+class _OfThread(threading.local):
+    """The contexts that are open on a thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[WorkloadContext] = []
+
+
+_of_thread = _OfThread()
+
+
+def open_contexts() -> tuple[WorkloadContext, ...]:
+    """Return the contexts that are open on this thread, outermost first."""
+    return tuple(_of_thread.open)
+
+
+def take(device: Device, nbytes: int) -> Scratch:
+    """Take scratch from this thread's innermost call on ``device``; outside any, untagged."""
+    for context in reversed(_of_thread.open):
+        if context.device is device:
+            return context.scratch(nbytes)
+    size = checked_size(device, nbytes)
+    memory = allocate(device, size, None) if size else None
+    return Scratch(device, size, None, memory, lambda given: give_back(device, given, None))
+
+
+class Scratch:
+    """Device memory that goes back when its call ends, or when it is closed.
+
+    Attributes
+    ----------
+    nbytes
+        Its size.
+    stream
+        The stream that orders it, its tag; ``None`` for untagged memory.
+    """
+
+    __slots__ = ("_array", "_device", "_give_back", "_memory", "nbytes", "stream")
+
+    def __init__(
+        self,
+        device: Device,
+        nbytes: int,
+        stream: Stream | None,
+        memory: Memory | None,
+        give_back: Callable[[Memory], None],
+    ) -> None:
+        self._device = device
+        self._memory = memory
+        self._give_back = give_back
+        self._array: Any = device.empty(0, "uint8") if memory is None else memory.array
+        self.nbytes = nbytes
+        self.stream = stream
+
+    @property
+    def array(self) -> Any:
+        """Its bytes: an array of the device, shape (nbytes,), uint8.
+
+        Raises
+        ------
+        ClosedError
+            It was given back.
+        """
+        if self._array is None:
+            raise ClosedError(
+                "this scratch memory was given back when its call ended, or was closed: take new "
+                "scratch in each call, and return arrays made with the device's empty()"
+            )
+        return self._array
+
+    def view(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
+        """Return its first bytes as an array.
+
+        Parameters
+        ----------
+        shape
+            In elements.
+        dtype
+            A NumPy dtype or its name; ``"bfloat16"`` is known too.
+
+        Raises
+        ------
+        InvalidOperand
+            It is too small.
+        """
+        array = self.array
+        sizes, kind = as_shape(shape), as_dtype(dtype)
+        count = 1
+        for size in sizes:
+            count *= size
+        need = count * kind.itemsize
+        if need > self.nbytes:
+            raise InvalidOperand(
+                f"an array of shape {sizes} and dtype {kind.name} needs {need} bytes, but this "
+                f"scratch has {self.nbytes}: take more"
+            )
+        if not need:
+            return self._device.empty(sizes, kind)
+        return array[:need].view(kind).reshape(sizes)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was given back."""
+        return self._array is None
+
+    def close(self) -> None:
+        """Give it back, in the order of its stream; again does nothing."""
+        memory, self._memory, self._array = self._memory, None, None
+        if memory is not None:
+            self._give_back(memory)
+
+    def __enter__(self) -> Self:
+        self.array  # noqa: B018 - raises if it is closed
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_memory", None) is None:
+            return
+        warnings.warn(
+            f"{self.nbytes} bytes of scratch were never given back: hold them in a with block, "
+            "or call close()",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+        with contextlib.suppress(GpuscopeError):  # the device may be gone: nobody to tell
+            self.close()
+
+    def __repr__(self) -> str:
+        tag = "untagged" if self.stream is None else f"stream={self.stream.name!r}"
+        return f"Scratch({self.nbytes} bytes, {tag}{', closed' if self.closed else ''})"
+
+
+class WorkloadContext:
+    """What a workload's function is given: the stream to launch on, and scratch.
+
+    Parameters
+    ----------
+    device
+        Where the call runs.
+    stream
+        The stream it runs on.
+    arena
+        Where the memory of the latest call on that stream is kept for this one.
+
+    Notes
+    -----
+    Valid inside its ``with`` block, on the thread that entered it; contexts nest.
+    """
+
+    __slots__ = ("_arena", "_known", "_spare", "_state", "_stream", "_taken", "_used", "device")
+
+    def __init__(self, device: Device, stream: Stream, arena: Arena | None = None) -> None:
+        self.device = device
+        self._stream = stream
+        self._arena = arena
+        # Raw handle → stream, of handles that this call named: never its own, never None.
+        self._known: dict[int, Stream] = {}
+        self._taken: list[Scratch] = []
+        self._spare: list[Memory] = []
+        self._used: list[Memory] = []
+        self._state = "new"
+
+    @property
+    def stream(self) -> Stream:
+        """What to launch on; borrowed for this call, so do not close or keep it.
+
+        Raises
+        ------
+        ClosedError
+            The call is over.
+        """
+        self._require_open()
+        return self._stream
+
+    @property
+    def arena(self) -> Arena | None:
+        """Where the memory of the latest call on this stream is kept."""
+        return self._arena
+
+    def _require_open(self) -> None:
+        if self._state != "open":
+            raise ClosedError(
+                "this WorkloadContext is used outside its call: its stream and its scratch are "
+                "borrowed for that call only. Use the context that each call is given"
+            )
+
+    def scratch(self, nbytes: int, stream: Any = None) -> Scratch:
+        """Take device memory that goes back when the call ends, in stream order.
+
+        Parameters
+        ----------
+        nbytes
+            How many bytes; 0 gives an empty buffer and allocates nothing.
+        stream
+            What will use it: ``None`` or the call's stream, as an object or raw handle;
+            another stream of the device, which then orders the memory; a raw handle that
+            this device does not know gives untagged memory, for which the device is
+            synchronised, now and when it goes back.
+
+        Raises
+        ------
+        InvalidOperand
+            ``nbytes`` is negative, overflows, or is more than the device has.
+        StreamError
+            The call's stream is being captured, and no run before the capture took this
+            size: scratch is taken before a capture begins.
+        ClosedError
+            The call is over.
+        """
+        self._require_open()
+        device = self.device
+        size = checked_size(device, nbytes)
+        tag = self._tag(stream)
+        ordered = tag if device.capabilities.stream_ordered_memory else None
+        if not size:
+            return Scratch(device, 0, ordered, None, self._return)
+        if tag is self._stream:
+            found = Scratch(device, size, ordered, self._take(size), self._return)
+        else:
+            if self._stream.capturing or (tag is not None and tag.capturing):
+                raise StreamError(
+                    "a stream is being captured, so scratch for another stream cannot be taken "
+                    "now: take it before the capture begins, with the device's scratch()"
+                )
+            found = Scratch(
+                device, size, ordered, allocate(device, size, tag),
+                lambda memory: give_back(device, memory, tag),
+            )  # fmt: skip
+        self._taken.append(found)
+        return found
+
+    def _tag(self, stream: Any) -> Stream | None:
+        """Return the stream that ``stream`` names; ``None`` if this device knows none such."""
+        own = self._stream
+        if stream is None or stream is own:
+            return own
+        if isinstance(stream, Stream):
+            known = self.device.wrap_stream(stream)
+            known.require_open()
+            return own if known.handle == own.handle else known
+        if isinstance(stream, bool) or not (
+            isinstance(stream, int) or hasattr(stream, "__cuda_stream__")
+        ):
+            raise InvalidOperand(
+                f"stream is {type(stream).__name__}; a stream or its raw handle is needed"
+            )
+        handle = raw_handle(stream)
+        if handle == own.handle:
+            return own
+        found = self._known.get(handle)
+        if found is None or found.closed:
+            self._known.pop(handle, None)
+            found = self.device.find_stream(handle)
+            if found is not None:
+                self._known[handle] = found
+        return found
+
+    def _take(self, size: int) -> Memory:
+        """Take memory of the call's own stream: what is spare, else from the device."""
+        for index, memory in enumerate(self._spare):
+            if memory.nbytes == size:
+                del self._spare[index]
+                break
+        else:
+            if self._stream.capturing:
+                raise StreamError(
+                    f"stream {self._stream.name!r} is being captured, and no run before the "
+                    f"capture took {size} bytes of scratch on it: run the workload once on this "
+                    "stream, one made with create_stream(), then capture it"
+                )
+            memory = allocate(self.device, size, self._stream)
+        if memory not in self._used:
+            self._used.append(memory)
+        return memory
+
+    def _return(self, memory: Memory) -> None:
+        """Take back memory of the call's own stream: stream order makes it free at once."""
+        self._spare.append(memory)
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise StreamError("a WorkloadContext is for one call: make a new one")
+        self._stream.require_open()
+        if self._arena is not None:
+            self._spare = self._arena.begin(self._stream)
+        self._state = "open"
+        _of_thread.open.append(self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._state != "open" or not _of_thread.open or _of_thread.open[-1] is not self:
+            raise StreamError(
+                "a WorkloadContext must be left once, on the thread that entered it, innermost "
+                "first: nothing was changed"
+            )
+        _of_thread.open.pop()
+        self._state = "over"
+        self._known.clear()
+        failed: list[GpuscopeError] = []
+        for scratch in self._taken:
+            with _collected(failed):
+                scratch.close()
+        self._taken.clear()
+        used, self._used = self._used, []
+        unused = [memory for memory in self._spare if memory not in used]
+        self._spare = []
+        if self._arena is not None and (exc is None or self._stream.capturing):
+            unused = self._arena.end(self._stream, used, unused)
+        else:
+            unused += used
+        for memory in unused:
+            with _collected(failed):
+                give_back(self.device, memory, self._stream)
+        if failed and exc is None:
+            raise failed[0]
+
+
+@contextlib.contextmanager
+def _collected(failed: list[GpuscopeError]) -> Any:
+    try:
+        yield
+    except GpuscopeError as error:
+        failed.append(error)

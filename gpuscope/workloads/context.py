@@ -1,0 +1,162 @@
+"""What a handle keeps of its calls: contexts in a ring, and the completions it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpuscope.device.api import Call
+from gpuscope.device.device import Device
+from gpuscope.device.graph import Graph
+from gpuscope.device.stream import Event, Stream
+
+NOTHING: Any = object()
+"""Is no stream and no operand, not even ``None``."""
+
+
+class Completion:
+    """The end of one ``execute()``: ask for it, or wait for it.
+
+    The moment at which the host first sees it done is the end of the call's latency.
+    """
+
+    __slots__ = ("_call", "_device", "_event", "_seen", "_spare")
+
+    def __init__(self, device: Device, event: Event, call: Call | None) -> None:
+        self._device = device
+        self._event = event
+        self._call = call
+        self._seen = False
+        self._spare = True
+
+    @property
+    def event(self) -> Event:
+        """The event recorded behind the work; it stays this call's."""
+        self._spare = False  # whoever asks may keep it, so nobody else may record it
+        return self._event
+
+    @property
+    def seen(self) -> bool:
+        """Whether the host has seen it done; asks nobody."""
+        return self._seen
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the work is done."""
+        if not self._seen and self._event.is_done:
+            self._see()
+        return self._seen
+
+    def wait(self) -> None:
+        """Wait on the host until the work is done."""
+        if self._seen:
+            return
+        try:
+            self._event.synchronize()
+        except BaseException:
+            self._spare = False
+            raise
+        self._see()
+
+    def _see(self) -> None:
+        self._seen = True
+        if self._call is not None:
+            self._device.end_call(self._call)
+
+    def __del__(self) -> None:
+        if self._spare:
+            self._device.give_event(self._event)
+
+
+class Work:
+    """What one call does.
+
+    Attributes
+    ----------
+    operands
+        What the handle's ``_launch`` takes.
+    result
+        What ``execute()`` returns.
+    keep
+        Device arrays whose addresses a graph of this work holds.
+    uploads
+        (array of the device, NumPy array to copy there) before the launch.
+    downloads
+        (NumPy array, C-contiguous one to copy to, array of the device) after it; where the
+        two on the host differ, the second is copied to the first when the work is done.
+    """
+
+    __slots__ = ("downloads", "keep", "operands", "result", "uploads")
+
+    def __init__(
+        self,
+        operands: Any,
+        result: Any = None,
+        keep: tuple[Any, ...] = (),
+        uploads: Sequence[tuple[Any, Any]] = (),
+        downloads: Sequence[tuple[Any, Any, Any]] = (),
+    ) -> None:
+        self.operands = operands
+        self.result = result
+        self.keep = keep
+        self.uploads = uploads
+        self.downloads = downloads
+
+
+class Context:
+    """What belongs to one of the calls that a handle may have in flight.
+
+    Attributes
+    ----------
+    next
+        The next context in the ring.
+    event
+        Recorded behind the context's latest call. The context owns it until a completion
+        does.
+    completion
+        Of that call, once somebody asked for it.
+    stream, thread
+        Where that call was queued, and by which thread.
+    in_flight
+        Whether it was queued and no wait for it has ended.
+    ready
+        The stream for which everything is as it was at the latest call; :data:`NOTHING`
+        where the next call has to look again.
+    graph, kept
+        Its launch as a graph, and the arrays whose addresses that holds.
+    own, staging
+        Arrays of its own: operands, and device copies of host operands by name.
+    """
+
+    __slots__ = (
+        "completion", "event", "graph", "in_flight", "kept", "next", "own", "ready", "staging",
+        "stream", "thread",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.next: Any = self
+        self.event: Event | None = None
+        self.completion: Completion | None = None
+        self.stream: Stream | None = None
+        self.thread = 0
+        self.in_flight = False
+        self.ready: Any = NOTHING
+        self.graph: Graph | None = None
+        self.kept: tuple[Any, ...] = ()
+        self.own: Any = None
+        self.staging: dict[str, Any] = {}
+
+    def follows_in_order(self, stream: Stream, thread: int) -> bool:
+        """Whether ``stream`` orders a new call behind the latest one by itself.
+
+        A stream that is not ours may be the per-thread one, another on each thread.
+        """
+        return stream is self.stream and (stream._owned or thread == self.thread)
+
+    def forget(self, device: Device) -> None:
+        """Let go of all but its own operands: the handle is closed."""
+        if self.completion is None and self.event is not None:
+            device.give_event(self.event)
+        self.ready = NOTHING
+        self.event = self.completion = self.stream = None
+        self.staging = {}

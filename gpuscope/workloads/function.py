@@ -1,0 +1,317 @@
+"""User functions as handles: ``@gs.workload``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from gpuscope.device import caller
+from gpuscope.device.api import Activity
+from gpuscope.device.arena import Arena
+from gpuscope.device.caller import CallerStreamGuard, running_on
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
+from gpuscope.device.scratch import WorkloadContext, open_contexts
+from gpuscope.device.stream import Stream
+from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidOperand, StreamError
+from gpuscope.workloads.context import Context, Work
+from gpuscope.workloads.handle import Handle
+
+_R = TypeVar("_R")
+
+
+class workload(Generic[_R]):  # noqa: N801 - used like a function
+    """Make a function of yours a workload: call it with a device, and get a handle.
+
+    Parameters
+    ----------
+    function
+        ``function(ctx, *args, **kwargs)``, where ``ctx`` is a
+        :class:`~gpuscope.device.scratch.WorkloadContext`: it launches on ``ctx.stream``,
+        and takes memory with ``ctx.scratch(nbytes)``. It may use CuPy, PyTorch, kernels of
+        its own or other handles, and must not wait for the GPU if the handle shall not.
+
+    Raises
+    ------
+    TypeError
+        It is no function, it is asynchronous or a generator, it takes no context, or it
+        takes an argument called ``stream``, which is ``execute()``'s.
+
+    Notes
+    -----
+    Inside the call, ``ctx.stream`` is the caller stream, the thread's current stream, and
+    the current stream of CuPy and PyTorch where they are imported. What was current before
+    is current again afterwards, also after an error.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> @gs.workload
+    ... def product(ctx, a, b):
+    ...     out = ctx.device.empty((a.shape[0], b.shape[1]), a.dtype)
+    ...     return gs.mm_out(out, a, b)
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> a, b = gpu.random((4, 8)), gpu.random((8, 2))
+    >>> with product(gpu) as handle, gpu.create_stream() as stream:
+    ...     handle.execute(a, b, stream=stream).shape
+    (4, 2)
+    """
+
+    def __init__(self, function: Callable[..., _R]) -> None:
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"workload takes a function, not {function!r}")
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(
+                f"workload takes a function that has launched everything when it returns; "
+                f"{_name_of(function)} is asynchronous or a generator"
+            )
+        parameters = list(inspect.signature(function).parameters.values())
+        if not parameters or parameters[0].kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.VAR_POSITIONAL,
+        ):
+            raise TypeError(
+                f"{_name_of(function)} takes no context: its first parameter is one, as in "
+                "def f(ctx, a, b)"
+            )
+        if any(one.name == "stream" for one in parameters):
+            raise TypeError(
+                f"{_name_of(function)} has a parameter called stream, which execute(stream=…) "
+                "takes for itself: use ctx.stream, or give it another name"
+            )
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(
+        self,
+        owner: Device | Partition,
+        *,
+        name: str | None = None,
+        max_in_flight: int = 1,
+        flop_count: int | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> FunctionHandle[_R]:
+        """Make a handle.
+
+        Parameters
+        ----------
+        owner
+            The device to run on; or a partition, which closes the handle with itself.
+        name
+            For people, timelines and analyses; the function's, if not given.
+        max_in_flight
+            How many calls may overlap.
+        flop_count
+            Floating-point operations of one call, for its row in traces.
+        arguments
+            Keyword arguments of every call, unless ``execute()`` names them.
+
+        Raises
+        ------
+        InvalidOperand
+            ``owner`` is neither a device nor a partition, or the function does not take
+            such arguments.
+        """
+        return FunctionHandle(
+            owner, self.function, name=name, max_in_flight=max_in_flight,
+            flop_count=flop_count, arguments=arguments,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"workload({_name_of(self.function)})"
+
+
+class _Invocation:
+    """One ``execute()``: what the function is given, and what it returned."""
+
+    __slots__ = ("arguments", "keywords", "result")
+
+    def __init__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.keywords = keywords
+        self.result: Any = None
+
+
+class FunctionHandle(Handle, Generic[_R]):
+    """A user's function as a reusable handle; made by calling a :class:`workload`.
+
+    Notes
+    -----
+    Scratch that a call took on its stream is kept for the next call there, so a repeated
+    call takes no new memory, and a call on a stream that is being captured needs one run
+    there before, of the same sizes. A graph keeps the scratch that was captured in it:
+    launch it when the run before the capture is done, or on the same stream.
+    """
+
+    def __init__(
+        self,
+        owner: Device | Partition,
+        function: Callable[..., _R],
+        *,
+        name: str | None = None,
+        max_in_flight: int = 1,
+        flop_count: int | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(owner, Device | Partition):
+            raise InvalidOperand(
+                f"a workload is made for a device or a partition, not {type(owner).__name__}: "
+                f"{_name_of(function)}(gpu) makes the handle, handle.execute(…) calls it"
+            )
+        if flop_count is not None and (
+            isinstance(flop_count, bool) or not isinstance(flop_count, int) or flop_count < 0
+        ):
+            raise InvalidOperand(f"flop_count is {flop_count!r}; a whole number is needed")
+        self._function = function
+        self._function_name = _name_of(function)
+        self._arguments = dict(arguments or {})
+        try:
+            inspect.signature(function).bind_partial(None, **self._arguments)
+        except TypeError as error:
+            raise InvalidOperand(f"arguments of {self._function_name}: {error}") from error
+        self.flop_count = flop_count
+        device = owner.device if isinstance(owner, Partition) else owner
+        self._arena = Arena(device)
+        super().__init__(owner, name=name or self._function_name, max_in_flight=max_in_flight)
+
+    def execute(self, *args: Any, stream: Any = None, **kwargs: Any) -> _R:
+        """Call the function on the chosen stream; returns what it returns.
+
+        Raises
+        ------
+        StreamError
+            The function calls its own handle.
+        """
+        self._refuse_inside("calls its own handle")
+        call = _Invocation(args, {**self._arguments, **kwargs})
+        self._execute(stream, call)
+        result: _R = call.result
+        return result
+
+    def _refuse_inside(self, what: str) -> None:
+        if any(context.arena is self._arena for context in open_contexts()):
+            raise StreamError(
+                f"{self._function_name} {what}: a handle runs one call at a time. Make another "
+                "handle of it"
+            )
+
+    def _prepare(self, context: Context, operands: Any) -> Work:
+        del context
+        return Work(operands, keep=(*operands.arguments, *operands.keywords.values()))
+
+    def _launch(self, stream: Stream, operands: Any) -> None:
+        device = self.device
+        with device.backend.current():
+            bound = caller._bind_libraries(stream)
+            # A bound guard refuses to be left when the function left another stream current
+            # in CuPy or PyTorch; here theirs are restored whatever it did.
+            try:
+                with (
+                    CallerStreamGuard(stream),
+                    running_on(device.info.key, stream),
+                    WorkloadContext(device, stream, self._arena) as context,
+                    self._seen(stream),
+                ):
+                    operands.result = self._function(
+                        context, *operands.arguments, **operands.keywords
+                    )
+            finally:
+                caller._unbind(bound)
+
+    @contextlib.contextmanager
+    def _seen(self, stream: Stream) -> Iterator[None]:
+        """Show work that no launch of ours tells of as one launch, named after the function.
+
+        On a GPU, CuPy or PyTorch may have done it, on the CPU NumPy; a simulated GPU runs
+        nothing that we do not launch.
+        """
+        device = self.device
+        if not device.observers or device.is_simulated or stream.capturing:
+            yield
+            return
+        call = device.begin_call(
+            "launch", self._function_name, stream, stream, flop_count=self.flop_count
+        )
+        before = device.launch_around(call)
+        try:
+            yield
+        finally:
+            device.launch_around(before)
+            if device.info.kind == "cpu" and not call.superseded:
+                device.report(
+                    Activity(
+                        "kernel", call.name, call.correlation, call.start_ns, call.start_ns,
+                        device.now_ns(),
+                    )
+                )  # fmt: skip
+            device.end_call(call)
+
+    def _replay(self, context: Context, work: Work, stream: Stream) -> bool:
+        replayed = super()._replay(context, work, stream)
+        if replayed:
+            work.operands.result = context.own
+        return replayed
+
+    def _capture(self, context: Context, work: Work, stream: Stream) -> None:
+        ran = work.operands.result
+        super()._capture(context, work, stream)
+        # What the captured call returned is what a replay computes; this call's is not.
+        context.own, work.operands.result = work.operands.result, ran
+
+    def close(self) -> None:
+        """Wait for what is in flight and give scratch back; again does nothing."""
+        self._refuse_inside("closes its own handle")
+        super().close()
+        self._arena.close()
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+# -- by name -------------------------------------------------------------------------------
+def find_workload(module: str, name: str, *, path: str) -> workload[Any]:
+    """Import ``module`` and return its workload ``name``.
+
+    Parameters
+    ----------
+    path
+        Of the field that names it, for the error's text.
+
+    Raises
+    ------
+    InvalidExperiment
+        There is no such module, it has no such name, or that is no workload.
+    GpuscopeError
+        Importing the module fails.
+    """
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module == missing or module.startswith(f"{missing}."):
+            raise InvalidExperiment(
+                f"{path}: there is no module {missing!r}: install it, or name its folder in "
+                "PYTHONPATH"
+            ) from error
+        raise GpuscopeError(f"{path}: importing {module!r} fails: {error}") from error
+    except Exception as error:
+        raise GpuscopeError(
+            f"{path}: importing {module!r} fails: {type(error).__name__}: {error}"
+        ) from error
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise InvalidExperiment(f"{path}: module {module!r} has no {name!r}") from error
+    if not isinstance(found, workload):
+        raise InvalidExperiment(
+            f"{path}: {name!r} of module {module!r} is {type(found).__name__}, not a workload: "
+            "decorate the function with @gpuscope.workload"
+        )
+    return found

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import itertools
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -132,7 +133,13 @@ def _open_sim(profile: str, pace: Literal["none", "real"], *, unified_stream: bo
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Destroy what is left while the CUDA libraries are still whole; nobody to tell."""
+    """Destroy what is left while the CUDA libraries are still whole; nobody to tell.
+
+    Daemon threads may still be launching: destroying a stream under them would crash, so
+    then everything is left to the operating system.
+    """
+    if any(thread.daemon and thread.is_alive() for thread in threading.enumerate()):
+        return
     for device in list(_open):
         with contextlib.suppress(Exception):
             device.close()

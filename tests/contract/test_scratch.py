@@ -494,6 +494,69 @@ def test_scratch_07_on_the_cpu_everything_goes_back():
     assert cpu.backend.reserved_bytes() == before
 
 
+def spare(gpu, stream, size=64):
+    """Take memory that went back on ``stream``: its address."""
+    with WorkloadContext(gpu, stream) as ctx:
+        return address(ctx.scratch(size))
+
+
+def call_with(gpu, stream, arena, size=64):
+    with WorkloadContext(gpu, stream, arena) as ctx:
+        return address(ctx.scratch(size))
+
+
+def test_scratch_07_what_a_handle_keeps_nobody_else_gets():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    arena = Arena(gpu)
+    with gpu.create_stream() as stream, gpu.create_stream() as other:
+        kept = call_with(gpu, stream, arena)
+        assert spare(gpu, stream) != kept
+        with pytest.raises(ZeroDivisionError), WorkloadContext(gpu, stream, arena) as ctx:
+            assert address(ctx.scratch(64)) == kept
+            raise ZeroDivisionError
+        assert spare(gpu, stream) == kept, "a call that failed keeps nothing"
+        kept = call_with(gpu, stream, arena)
+        call_with(gpu, other, arena)
+        assert spare(gpu, stream) == kept, "given back where it was used, on another stream's call"
+        arena.close()
+        kept = call_with(gpu, stream, arena)
+        assert spare(gpu, stream) == kept, "a closed arena keeps nothing"
+
+
+def test_scratch_07_two_calls_at_once_share_nothing():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    arena = Arena(gpu)
+    with gpu.create_stream() as one, gpu.create_stream() as two:
+        with WorkloadContext(gpu, one, arena) as outer:
+            first = address(outer.scratch(64))
+            with WorkloadContext(gpu, two, arena) as inner:
+                assert address(inner.scratch(64)) != first
+        arena.close()
+    assert gpu.backend.reserved_bytes() == 0, "nothing was forgotten"
+
+
+def test_scratch_07_nothing_is_kept_for_a_stream_of_somebody_elses():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    arena = Arena(gpu)
+    kept = call_with(gpu, gpu.default_stream(), arena)
+    assert spare(gpu, gpu.default_stream()) == kept
+
+
+def test_scratch_07_a_capture_on_another_stream_leaves_what_is_kept():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    arena = Arena(gpu)
+    with gpu.create_stream() as one, gpu.create_stream() as two:
+        kept = call_with(gpu, one, arena)
+        refused = pytest.raises(gs.StreamError, match="once on this stream")
+        with Captured(two) as graph, refused:
+            call_with(gpu, two, arena)
+        graph.close()
+        with Captured(one) as graph:
+            assert call_with(gpu, one, arena) == kept
+        graph.close()
+        arena.close()
+
+
 class Captured:
     """A stream as it is while CUDA captures it, where there are no graphs."""
 

@@ -565,6 +565,8 @@ def test_workload_on_the_cpu_without_launches_is_one_row():
     with gs.profile(cpu) as recording:
         plain.execute(a)
         launching.execute(a)
+    assert recording._sources["cpu"]._calls == {}
+    assert cpu._handle.around is None
     rows = kernels(recording.trace)
     assert [row["name"] for row in rows] == ["doubles", "fill"]
     assert rows[0]["flop_count"] == 32
@@ -574,6 +576,39 @@ def test_workload_on_the_cpu_without_launches_is_one_row():
     assert names == ["doubles", "fill"]
     for handle in (plain, launching):
         handle.close()
+
+
+def test_workload_around_others_shows_what_they_show():
+    cpu = gs.open_device("cpu", quiet=True)
+    inner = gs.workload(lambda ctx: None)(cpu, name="inner")
+    inner._function_name = "inner"
+    out = cpu.empty(32)
+
+    @gs.workload
+    def only_others(ctx):
+        inner.execute()
+
+    @gs.workload
+    def launches_after_others(ctx):
+        inner.execute()
+        fill.function(ctx, out)
+
+    handles = only_others(cpu), launches_after_others(cpu)
+    with gs.profile(cpu) as recording:
+        for handle in handles:
+            handle.execute()
+        fill.function(Outside(cpu), out)
+    names = [row["name"] for row in kernels(recording.trace)]
+    assert names == ["inner", "inner", "fill", "fill"]
+    for handle in (*handles, inner):
+        handle.close()
+
+
+class Outside:
+    """Stands for a context where no workload runs."""
+
+    def __init__(self, device):
+        self.device, self.stream = device, device.default_stream()
 
 
 def test_workload_on_the_simulated_gpu_shows_only_what_was_launched():

@@ -50,7 +50,8 @@ class Recording:
         self.devices = devices
         self._clock = devices[0].now_ns if devices else time.time_ns
         self._sources: dict[str, ActivitySource | EventSource] = {}
-        self._lock = threading.Lock()
+        # Entered again by the same thread where a destructor runs inside it.
+        self._lock = threading.RLock()
         self._freezing = threading.Lock()
         self._rows = Rows()
         self._batches: list[Batch] = []

@@ -197,3 +197,24 @@ def test_a_quickstart_like_experiment_keeps_the_gpu_busy(gpu):
         assert gs.analysis.latency(trace)["small"].n == 60
         assert gs.analysis.overlap(trace, by="stream").gain > 0
     assert gpu.held_parts() == {}
+
+
+def test_handle_10_the_default_stream_under_a_green_context_is_refused(gpu):
+    handle = gs.Gemm(gpu, m=64, n=64, k=64)
+    handle.execute()
+    device = gpu.backend._device
+    with gpu.carve({"part": 16}) as parts:
+        stream = parts["part"].create_stream()
+        device.set_current(parts["part"].raw.context)
+        try:
+            with pytest.raises(
+                gs.StreamError, match=r"green context is current.*CallerStreamGuard"
+            ):
+                handle.execute()
+            assert not handle.in_flight
+            handle.execute(stream=stream)
+            handle.wait()
+        finally:
+            device.set_current()
+        handle.execute()
+        handle.close()

@@ -27,7 +27,13 @@ from gpuscope.device.api import (
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.stream import Stream
-from gpuscope.errors import CapabilityError, DeviceUnavailable, GpuscopeError, InvalidOperand
+from gpuscope.errors import (
+    CapabilityError,
+    DeviceUnavailable,
+    GpuscopeError,
+    InvalidOperand,
+    StreamError,
+)
 
 _SPIN_NS = 200_000
 
@@ -207,7 +213,19 @@ class CudaBackend:
         return self._core.Stream.from_handle(handle)
 
     def default_stream(self) -> tuple[Any, int]:
-        """Return the per-thread default stream."""
+        """Return the per-thread default stream.
+
+        Raises
+        ------
+        StreamError
+            A green context is current on this thread: CUDA refuses that stream then.
+        """
+        if self._is_current() and self._device.context.is_green:
+            raise StreamError(
+                "a green context is current on this thread, and CUDA has no per-thread default "
+                "stream there: give stream=, enter a CallerStreamGuard, or make the primary "
+                "context current again with cuda.core.Device().set_current()"
+            )
         stream = self._core.PER_THREAD_DEFAULT_STREAM
         return stream, int(stream.handle)
 

@@ -30,7 +30,7 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.stream import Stream
-from gpuscope.errors import CapabilityError, InvalidOperand
+from gpuscope.errors import CapabilityError
 
 _NO_STREAMS = "a CPU device has no streams: open a CUDA or simulated device"
 
@@ -252,11 +252,6 @@ class CpuBackend:
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Copy now."""
         del stream
-        if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
-            raise InvalidOperand(
-                f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
-                f"{destination.shape} {destination.dtype}"
-            )
         start_ns = time.time_ns()
         destination[...] = source
         self._did("memcpy", "copy", correlation, start_ns)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuscope.device import caller
 from gpuscope.device.api import Kernel
 from gpuscope.device.graph import Graph
-from gpuscope.errors import ClosedError, GpuscopeError, StreamError
+from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
     from gpuscope.device.device import Device
@@ -302,8 +302,18 @@ class Stream:
         """Queue a copy of ``source`` over ``destination``: same shape, dtype and device.
 
         Either side may be a NumPy array in host memory; then the call may wait.
+
+        Raises
+        ------
+        InvalidOperand
+            Shapes or dtypes differ.
         """
         raw = self._usable()
+        if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
+            raise InvalidOperand(
+                f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
+                f"{destination.shape} {destination.dtype}"
+            )
         call = self.device.begin_call(
             "copy", "copy", self, self.device.intended_stream(self), nbytes=int(source.nbytes)
         )

@@ -392,11 +392,6 @@ class CudaBackend:
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""
         del correlation
-        if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
-            raise InvalidOperand(
-                f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
-                f"{destination.shape} {destination.dtype}"
-            )
         pointers = []
         for array in (destination, source):
             ours = self._arrays.adopt(array)

@@ -181,8 +181,9 @@ class GreenContext:
 class GreenContexts:
     """Makes green contexts, and keeps closed ones to use them again.
 
-    Drivers up to 13.0 do not give back what a destroyed green context held (measured with
-    bare driver calls on driver 580: 4 MiB of device and 1.7 MB of host memory each). Their
+    Drivers up to 13.0 do not give back what a destroyed green context held (with
+    bare driver calls on driver 580, 4 MiB of device and 1.7 MB of host memory each:
+    `benchmarks/findings.py`). Their
     parts are the same SMs every time, so a context closed for some parts serves the next
     carving of these parts. Where the driver splits anew for each carving, parts do not
     name SMs, and contexts are destroyed.

@@ -39,7 +39,7 @@ from gpuscope.device.sim.engine import (
 from gpuscope.device.sim.memory import Buffer, SimArray, Version, c_steps, write_effect
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
-from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
+from gpuscope.errors import CapabilityError, StreamError
 
 EPOCH_NS = 1_600_000_000_000_000_000
 """Where every virtual clock starts: fixed, so that a trace is the same byte for byte."""
@@ -371,11 +371,6 @@ class SimBackend:
 
     def copy(self, stream: SimStream, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy; the engine of its direction carries it."""
-        if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
-            raise InvalidOperand(
-                f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
-                f"{destination.shape} {destination.dtype}"
-            )
         with self._lock:
             self._pay("launch_call_ns")
             queued = self._host_ns

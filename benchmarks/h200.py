@@ -23,6 +23,7 @@ import contracts  # beside this file
 import cupy
 import ml_dtypes
 import numpy as np
+import recording
 import torch
 
 import gpuscope as gs
@@ -30,7 +31,7 @@ from gpuscope.session import run
 
 ROUNDS = 15
 PACKAGES = ("gpuscope", "numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings",
-            "nvmath-python", "torch")  # fmt: skip
+            "nvmath-python", "cupti-python", "nvidia-cuda-cupti", "nvtx", "torch")  # fmt: skip
 
 
 def row(what: str, goal: str, value: float, unit: str, *, met: bool, **detail: Any) -> dict:
@@ -282,6 +283,7 @@ BENCHMARKS = {
     "throughput": throughput,
     "quickstart": quickstart,
     "contracts": contract_figures,
+    "recording": lambda gpu: recording.recording_figures(gpu, row),
 }
 
 

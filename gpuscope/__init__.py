@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from gpuscope.errors import InvalidPartition as InvalidPartition
     from gpuscope.errors import MissingDependency as MissingDependency
     from gpuscope.errors import MissingEvidence as MissingEvidence
+    from gpuscope.errors import RecorderBusy as RecorderBusy
     from gpuscope.errors import StreamError as StreamError
     from gpuscope.errors import TraceFormatError as TraceFormatError
     from gpuscope.experiment import Experiment as Experiment
+    from gpuscope.interference import measure_interference as measure_interference
     from gpuscope.record.annotate import annotate as annotate
     from gpuscope.session import profile as profile
     from gpuscope.session import run as run
+    from gpuscope.sweeps import sweep as sweep
     from gpuscope.trace.model import Run as Run
     from gpuscope.trace.model import Trace as Trace
     from gpuscope.trace.store import load_trace as load_trace
@@ -54,12 +57,15 @@ _HOMES = {
     "InvalidPartition": "gpuscope.errors",
     "MissingDependency": "gpuscope.errors",
     "MissingEvidence": "gpuscope.errors",
+    "RecorderBusy": "gpuscope.errors",
     "StreamError": "gpuscope.errors",
     "TraceFormatError": "gpuscope.errors",
     "Experiment": "gpuscope.experiment",
+    "measure_interference": "gpuscope.interference",
     "annotate": "gpuscope.record.annotate",
     "profile": "gpuscope.session",
     "run": "gpuscope.session",
+    "sweep": "gpuscope.sweeps",
     "Run": "gpuscope.trace.model",
     "Trace": "gpuscope.trace.model",
     "load_trace": "gpuscope.trace.store",

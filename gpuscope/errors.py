@@ -49,3 +49,7 @@ class TraceFormatError(GpuscopeError, ValueError):
 
 class MissingEvidence(GpuscopeError):
     """A trace does not hold what an analysis needs; names what to record."""
+
+
+class RecorderBusy(GpuscopeError, RuntimeError):
+    """Another CUPTI client is recording in this process; names it and the ways out."""

@@ -102,6 +102,22 @@ class CopySpec(_Workload):
     nbytes: PositiveInt
 
 
+class TracedGemmSpec(_Workload):
+    """A float16 product by a kernel that tells when and where its thread blocks ran."""
+
+    kind: Literal["traced_gemm"]
+    m: PositiveInt
+    n: PositiveInt
+    k: PositiveInt
+
+
+class TracedCopySpec(_Workload):
+    """A copy of ``nbytes`` by a kernel that tells when and where its thread blocks ran."""
+
+    kind: Literal["traced_copy"]
+    nbytes: PositiveInt
+
+
 class SpinSpec(_Workload):
     """A kernel of ``blocks`` thread blocks that spin for ``duration_us``."""
 
@@ -173,6 +189,8 @@ WorkloadSpec = Annotated[
     Annotated[GemmSpec, Tag("gemm")]
     | Annotated[CopySpec, Tag("copy")]
     | Annotated[SpinSpec, Tag("spin")]
+    | Annotated[TracedGemmSpec, Tag("traced_gemm")]
+    | Annotated[TracedCopySpec, Tag("traced_copy")]
     | Annotated[PythonSpec, Tag("python")],
     Discriminator(_kind_of),
 ]
@@ -386,6 +404,8 @@ _KINDS: dict[str, type[BaseModel]] = {
     "gemm": GemmSpec,
     "copy": CopySpec,
     "spin": SpinSpec,
+    "traced_gemm": TracedGemmSpec,
+    "traced_copy": TracedCopySpec,
     "python": PythonSpec,
 }
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,16 +29,19 @@ from gpuscope.experiment import (
     GemmSpec,
     PythonSpec,
     ResolvedSetting,
+    TracedCopySpec,
+    TracedGemmSpec,
     WorkloadSpec,
 )
 from gpuscope.record.annotate import annotate
-from gpuscope.record.recorder import Recording
+from gpuscope.record.recorder import MEMORY_LIMIT, Recording
 from gpuscope.trace.model import Run, Trace
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.function import FunctionHandle, find_workload
 from gpuscope.workloads.gemm import Gemm
 from gpuscope.workloads.handle import Completion
 from gpuscope.workloads.spin import Spin
+from gpuscope.workloads.traced import TracedCopy, TracedGemm
 
 QUEUED_NS = 100_000_000
 """Estimated work kept queued at most: CUDA cannot cancel it, so Stop means this soon."""
@@ -48,13 +51,39 @@ NAP_NS = 20_000
 
 
 @contextlib.contextmanager
-def profile(device: Device | None = None) -> Iterator[Recording]:
+def profile(
+    device: Device | None = None,
+    *,
+    source: Literal["auto", "cupti", "events"] = "auto",
+    detail: Literal["launches", "full"] = "launches",
+    launch_ids: bool | Literal["runtime"] = True,
+    memory_limit: int = MEMORY_LIMIT,
+    wait: bool = True,
+) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
+
+    On a GPU, CUPTI records what every library of the process does; where it is not
+    installed, bracketing events time what gpuscope launches.
 
     Parameters
     ----------
     device
         Which one; without it, every open device, which must share one clock.
+    source
+        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI where it is installed.
+    detail
+        ``"launches"``: of API calls those that launch, copy or set. ``"full"``: all API
+        calls, and synchronisations.
+    launch_ids
+        Whether API calls are recorded. Without them a launch costs less, but work cannot be
+        traced to the call and the partition it was given to. ``"runtime"``: those of the CUDA
+        runtime alone, as PyTorch and cuBLAS make them, at half the cost; CuPy, Triton,
+        cuda.core and gpuscope's own kernels launch by the driver's calls.
+    memory_limit
+        Bytes of buffers that CUPTI may fill between two readings; what does not fit is
+        dropped and counted.
+    wait
+        Wait at the end for what was launched; else what still runs stays open.
 
     Yields
     ------
@@ -65,6 +94,11 @@ def profile(device: Device | None = None) -> Iterator[Recording]:
     ------
     GpuscopeError
         Devices with different clocks are open and none was named.
+    RecorderBusy
+        Another client of CUPTI, such as PyTorch's profiler or Nsight Systems, records in
+        this process.
+    MissingDependency, CapabilityError
+        CUPTI was asked for and is not there.
 
     Examples
     --------
@@ -75,13 +109,19 @@ def profile(device: Device | None = None) -> Iterator[Recording]:
     >>> recording.trace.kind_counts()["kernel"]
     1
     """
-    recording = Recording((device,) if device is not None else _one_clock())
+    recording = Recording(
+        (device,) if device is not None else _one_clock(),
+        source=source,
+        detail=detail,
+        launch_ids=launch_ids,
+        memory_limit=memory_limit,
+    )
     recording.start()
     try:
         yield recording
     finally:
         if not sys.is_finalizing():  # one that was never ended ends with the interpreter
-            recording.stop()
+            recording.stop(wait=wait)
 
 
 def _one_clock() -> tuple[Device, ...]:
@@ -425,6 +465,10 @@ def make_handle(device: Device, name: str, spec: WorkloadSpec, *, seed: int) -> 
         )  # fmt: skip
     if isinstance(spec, CopySpec):
         return Copy(device, nbytes=spec.nbytes, name=name, seed=seed)
+    if isinstance(spec, TracedGemmSpec):
+        return TracedGemm(device, m=spec.m, n=spec.n, k=spec.k, name=name, seed=seed)
+    if isinstance(spec, TracedCopySpec):
+        return TracedCopy(device, nbytes=spec.nbytes, name=name, seed=seed)
     duration_ns = round(spec.duration_us * 1000)
     return Spin(device, duration_ns=duration_ns, blocks=spec.blocks, name=name)
 

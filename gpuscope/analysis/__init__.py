@@ -3,20 +3,40 @@
 Definitions, used everywhere. *busy(X)* is the union of the kernel spans of X.
 *overlap(A, B)* = |busy(A) ∩ busy(B)| / min(|busy(A)|, |busy(B)|). *gain* = sum of the
 solo busy times / makespan: two kernels that overlap fully and each take twice as long
-have overlap 1 and gain 1.
+have overlap 1 and gain 1. *Work given to P* is every kernel launched while a stream of
+partition P was selected, whatever ran it; *confinement(P)* = its time inside P / all its time.
 """
 
 from gpuscope.analysis.compare import compare as compare
 from gpuscope.analysis.concurrency import ConcurrencyResult as ConcurrencyResult
 from gpuscope.analysis.concurrency import concurrency as concurrency
+from gpuscope.analysis.confinement import ConfinementResult as ConfinementResult
+from gpuscope.analysis.confinement import Escape as Escape
+from gpuscope.analysis.confinement import Evidence as Evidence
+from gpuscope.analysis.confinement import PartitionConfinement as PartitionConfinement
+from gpuscope.analysis.confinement import confinement as confinement
+from gpuscope.analysis.gaps import Gap as Gap
+from gpuscope.analysis.gaps import GapsResult as GapsResult
+from gpuscope.analysis.gaps import TrackGaps as TrackGaps
+from gpuscope.analysis.gaps import gaps as gaps
+from gpuscope.analysis.interference import Interference as Interference
+from gpuscope.analysis.interference import InterferenceResult as InterferenceResult
+from gpuscope.analysis.interference import interference as interference
 from gpuscope.analysis.latency import HandleLatency as HandleLatency
 from gpuscope.analysis.latency import LatencyResult as LatencyResult
 from gpuscope.analysis.latency import QueueDepth as QueueDepth
 from gpuscope.analysis.latency import latency as latency
 from gpuscope.analysis.latency import queue_depth as queue_depth
+from gpuscope.analysis.launch import LaunchLatency as LaunchLatency
+from gpuscope.analysis.launch import LaunchLatencyResult as LaunchLatencyResult
+from gpuscope.analysis.launch import launch_latency as launch_latency
 from gpuscope.analysis.overlap import OverlapResult as OverlapResult
 from gpuscope.analysis.overlap import PairOverlap as PairOverlap
 from gpuscope.analysis.overlap import overlap as overlap
+from gpuscope.analysis.projection import NamedProjection as NamedProjection
+from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
+from gpuscope.analysis.projection import range_projection as range_projection
 from gpuscope.analysis.summary import SummaryResult as SummaryResult
 from gpuscope.analysis.summary import SummaryRow as SummaryRow
 from gpuscope.analysis.summary import summary as summary
+from gpuscope.analysis.sweep import SweepResult as SweepResult

@@ -187,8 +187,8 @@ class Call:
     Attributes
     ----------
     kind
-        ``"launch"``, ``"copy"``, ``"host_call"``, ``"record"``, ``"wait"``, ``"sync"`` or
-        ``"handle"``.
+        ``"launch"``, ``"copy"``, ``"host_call"``, ``"record"``, ``"wait"``, ``"sync"``,
+        ``"handle"`` or ``"setup"``: memory being filled before anything is measured.
     name
         Kernel, function or call name.
     correlation
@@ -201,12 +201,16 @@ class Call:
         Correlation and name of the handle whose ``execute()`` made this call.
     superseded
         Whether launches inside this one were seen, and tell of its work better than it does.
+    blocks
+        Where the launch writes when and where its thread blocks ran: an array of the device,
+        shape (blocks, 3), uint64, of start and end by ``%globaltimer`` in ns, and SM id.
+        Read it when the launch is done. ``None`` where it writes nothing of the kind.
     """
 
     __slots__ = (
-        "correlation", "device_key", "end_ns", "event", "flop_count", "graph", "intended", "kind",
-        "launch_config", "name", "nbytes", "parent", "start_ns", "stream", "superseded",
-        "thread", "workload",
+        "blocks", "correlation", "device_key", "end_ns", "event", "flop_count", "graph",
+        "intended", "kind", "launch_config", "name", "nbytes", "parent", "start_ns", "stream",
+        "superseded", "thread", "workload",
     )  # fmt: skip
 
     def __init__(
@@ -225,6 +229,7 @@ class Call:
         launch_config: str | None = None,
         event: Event | None = None,
         graph: Graph | None = None,
+        blocks: Any = None,
     ) -> None:
         self.kind = kind
         self.name = name
@@ -240,6 +245,7 @@ class Call:
         self.launch_config = launch_config
         self.event = event
         self.graph = graph
+        self.blocks = blocks
         self.parent: int | None = None
         self.workload: str | None = None
         self.superseded = False
@@ -313,6 +319,12 @@ class Backend(Protocol):
 
     def close_partition(self, raw: Any) -> None:
         """Destroy a partition whose streams are closed."""
+
+    def context_handle(self, partition: Any) -> int:
+        """Return the driver's handle of a partition's context, for ``None`` of the device's.
+
+        0 where there is no driver.
+        """
 
     def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
         """Make a non-blocking stream; returns it and its integer handle."""

@@ -55,6 +55,10 @@ _of_task: ContextVar[Any] = _slot().of_task
 _NEVER, _LEFT = _slot().never, _slot().left
 
 
+watchers: tuple[Any, ...] = ()
+"""Who is told of guards: ``entered(guard)``, ``left(guard, stream selected again)``."""
+
+
 def _running_task() -> Any:
     loop = _get_running_loop()
     return None if loop is None else _current_task(loop)
@@ -151,6 +155,8 @@ class CallerStreamGuard:
             self._bound = _bind_libraries(self.stream)
         self._before = _of_thread.guard
         _of_thread.guard = self
+        if watchers:
+            self._tell_entered()
         return self.stream
 
     def __exit__(
@@ -166,16 +172,30 @@ class CallerStreamGuard:
             _check_bound(bound)
             _of_thread.guard = self._before
             self._before = _LEFT
+            if watchers:
+                self._tell_left()
             _unbind(bound)
         else:
             _of_thread.guard = self._before
             self._before = _LEFT
+            if watchers:
+                self._tell_left()
+
+    def _tell_entered(self) -> None:
+        for watcher in watchers:
+            watcher.entered(self)
+
+    def _tell_left(self) -> None:
+        for watcher in watchers:
+            watcher.left(self, get_caller_stream())
 
     def _enter_in_task(self, task: Any) -> Any:
         if self._bound:
             self._bound = _bind_libraries(self.stream)
         self.task = task
         self._before = _of_task.set(self)
+        if watchers:
+            self._tell_entered()
         return self.stream
 
     def _exit_with_care(self) -> None:
@@ -204,6 +224,8 @@ class CallerStreamGuard:
                 ) from None
             self.task = None  # contexts copied inside it hold on to it: it selects no more
         self._before = _LEFT
+        if watchers:
+            self._tell_left()
         if self._bound:
             _unbind(self._bound)
 

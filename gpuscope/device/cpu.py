@@ -130,6 +130,11 @@ class CpuBackend:
             f"carving is not possible here: {self.capabilities.reasons['partitions']}"
         )
 
+    def context_handle(self, partition: Any) -> int:
+        """Return 0: no driver knows of contexts here."""
+        del partition
+        return 0
+
     def close_partition(self, raw: Any) -> None:
         """Do nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
@@ -86,6 +87,11 @@ class Device:
         close_all([*self._partitions, *self._streams.values(), self.backend])
 
     # -- carving ----------------------------------------------------------------------
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Its live partitions, of all carvings."""
+        return tuple(part for part in self._partitions if not part.closed)
+
     def held_parts(self) -> dict[str, tuple[int, ...]]:
         """Name → parts of the live partitions."""
         held: dict[str, tuple[int, ...]] = {}
@@ -153,7 +159,7 @@ class Device:
 
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[Partition]:
         """Make planned partitions: the step of :meth:`carve` that touches the device."""
-        live = [part for part in self._partitions if not part.closed]
+        live = self.partitions
         granted = self.backend.make_partitions(planned)
         partitions = [Partition(self, *pair) for pair in zip(planned, granted, strict=True)]
         for one in partitions:
@@ -297,13 +303,27 @@ class Device:
     def asarray(self, values: Any, dtype: Any = None) -> Any:
         """Copy host values into device memory; done when it returns."""
         host = np.asarray(values, dtype=None if dtype is None else as_dtype(dtype))
-        return self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
+        with self._setting_up("asarray"):
+            return self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
 
     def random(self, shape: int | tuple[int, ...], dtype: Any = "float32", *, seed: int = 0) -> Any:
         """Return an array of uniform values in [-0.5, 0.5); done when it returns."""
         array = self.empty(shape, dtype)
-        self.backend.fill_random(array, seed)
+        with self._setting_up("random"):
+            self.backend.fill_random(array, seed)
         return array
+
+    @contextlib.contextmanager
+    def _setting_up(self, name: str) -> Iterator[None]:
+        """Tell observers that what runs now is given to no stream of anybody's."""
+        if not self.observers:
+            yield
+            return
+        call = self.begin_call("setup", name, None, None)
+        try:
+            yield
+        finally:
+            self.end_call(call)
 
     def scratch(self, nbytes: int) -> Scratch:
         """Take device memory for a while: hold it in ``with``, or close it.
@@ -377,7 +397,7 @@ class Device:
         if stream is not None and stream.capturing:
             return call  # it becomes part of a graph: nothing happens now
         handle: Call | None = getattr(self._handle, "call", None)
-        if handle is not None:
+        if handle is not None and kind != "setup":
             call.parent, call.workload = handle.correlation, handle.name
         if kind == "launch":
             around: Call | None = getattr(self._handle, "around", None)

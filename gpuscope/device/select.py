@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
+from gpuscope._libcupti import arrange_nvtx
 from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
@@ -91,6 +92,7 @@ def _open_cuda(index: int, *, unified_stream: bool = False) -> Device:
     if device is None:
         from gpuscope.device.cuda.backend import CudaBackend  # noqa: PLC0415 - loads CUDA
 
+        arrange_nvtx()  # before the program's first range, so that recordings see them all
         kind = UnifiedDevice if unified_stream else Device
         device = _cuda[index] = kind(CudaBackend(index), correlations=_cuda_correlations)
         _open.add(device)

@@ -263,11 +263,20 @@ class Stream:
         block: int,
         flop_count: int | None = None,
         nbytes: int | None = None,
+        blocks: Any = None,
     ) -> None:
         """Launch ``kernel`` with ``grid`` blocks of ``block`` threads.
 
         Arrays of the device and NumPy scalars are passed as they are. The thread's
         current stream is this one for the length of the call.
+
+        Parameters
+        ----------
+        flop_count, nbytes
+            Floating-point operations, and bytes read and written, for traces.
+        blocks
+            The array among ``args`` that the kernel writes its block records to, for
+            observers: see :class:`~gpuscope.device.api.Call`.
 
         Raises
         ------
@@ -285,7 +294,7 @@ class Stream:
                 return
             call = device.begin_call(
                 "launch", kernel.name, self, device.intended_stream(self),
-                flop_count=flop_count, nbytes=nbytes,
+                flop_count=flop_count, nbytes=nbytes, blocks=blocks,
                 launch_config=f'{{"grid":[{grid},1,1],"block":[{block},1,1]}}',
             )  # fmt: skip
             try:

@@ -7,18 +7,19 @@ from functools import lru_cache, wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-import nvtx
-
-from gpuscope.record import recorder
+from gpuscope.record import nvtx, recorder
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_domain = nvtx.get_domain("gpuscope")
 
 
 @lru_cache(maxsize=4096)
-def _attributes(name: str) -> Any:
-    return _domain.get_event_attributes(message=name)
+def _ranges_of(name: str) -> tuple[str, Any, Callable[[Any], Any], Callable[[], Any]]:
+    """Return a name as NVTX can take it, its NVTX attributes, and what pushes and pops."""
+    # NVTX takes UTF-8; a lone surrogate must not stop the program that names something.
+    text = name if name.isascii() else name.encode("utf-8", "replace").decode()
+    domain = nvtx.domain()
+    return text, domain.get_event_attributes(message=text), domain.push_range, domain.pop_range
 
 
 class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
@@ -32,7 +33,8 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
     Notes
     -----
     Pushes an NVTX range in the domain ``gpuscope``, so that Nsight shows it, and adds a
-    row to every recording that is on, on that recording's clock.
+    row to every recording that is on, on that recording's clock. A recording with CUPTI
+    takes that row from NVTX.
 
     Examples
     --------
@@ -41,18 +43,21 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
     ...     pass
     """
 
-    __slots__ = ("_name", "_open")
+    __slots__ = ("_open", "_pushed", "_range")
 
     def __init__(self, name: str) -> None:
-        # NVTX takes UTF-8; a lone surrogate must not stop the program that names something.
-        self._name = name if name.isascii() else name.encode("utf-8", "replace").decode()
-        self._open: list[tuple[recorder.Recording, int]] = []
+        self._range = _ranges_of(name)
+        self._open: Any = None
+        self._pushed = 0
 
     def __enter__(self) -> annotate:
-        _domain.push_range(_attributes(self._name))
-        running = recorder.running
-        if running:
-            self._open += [(one, one.range_begins(self._name)) for one in running]
+        if nvtx.heard:
+            self._range[2](self._range[1])
+            self._pushed += 1
+        if recorder.running:
+            name = self._range[0]
+            opened = [(one, one.range_begins(name)) for one in recorder.running]
+            self._open = [*(self._open or ()), opened]
         return self
 
     def __exit__(
@@ -61,17 +66,20 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        while self._open:
-            one, number = self._open.pop()
-            one.range_ends(number)
-        _domain.pop_range()
+        if self._open:
+            for one, number in self._open.pop():
+                one.range_ends(number)
+        if self._pushed:
+            self._pushed -= 1
+            self._range[3]()
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         """Name every call of ``function``."""
+        name = self._range[0]
 
         @wraps(function)
         def named(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with annotate(self._name):
+            with annotate(name):
                 return function(*args, **kwargs)
 
         return named

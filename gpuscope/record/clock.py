@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from gpuscope.device.device import Device
 from gpuscope.device.stream import Event
@@ -10,6 +17,165 @@ from gpuscope.device.stream import Event
 REANCHOR_NS = 2_000_000_000
 """CUDA gives the time between events as a float of ms: 2 s keeps it good to 0.12 µs."""
 _TRIES = 8
+
+WATCH_EVERY_S = 3.0
+"""How often a running recording compares its clocks."""
+STEP_NS = 1_000_000
+SLEW_PPM = 500
+"""A system clock is disciplined by at most this rate (adjtimex); what moves faster by more
+than STEP_NS was set."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading of two clocks at the same time.
+
+    Attributes
+    ----------
+    unix_ns
+        Middle of the host bracket.
+    offset_ns
+        The other clock's reading minus ``unix_ns``.
+    half_ns
+        Half the bracket: how far the middle can be off.
+    """
+
+    unix_ns: int
+    offset_ns: int
+    half_ns: int
+
+
+def read_together(read: Callable[[], int], tries: int = 32) -> Sample:
+    """Read a clock between two readings of the host's; keeps the tightest of ``tries``."""
+    best: Sample | None = None
+    for _ in range(tries):
+        before = time.time_ns()
+        seen = read()
+        after = time.time_ns()
+        half = (after - before) // 2
+        if best is None or half < best.half_ns:
+            best = Sample(before + half, seen - before - half, half)
+    assert best is not None  # noqa: S101 - the loop ran
+    return best
+
+
+@dataclass
+class ClockFit:
+    """Offset and drift of a clock against Unix time, from samples.
+
+    Attributes
+    ----------
+    samples
+        In order; the longest bracket that counts is the shortest one's tenfold.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, sample: Sample) -> None:
+        """Take one more sample."""
+        self.samples.append(sample)
+
+    def _line(self) -> tuple[int, float, float]:
+        """Return a reference time, the offset there and the drift in ns per ns."""
+        if not self.samples:
+            return 0, 0.0, 0.0
+        sure = [s for s in self.samples if s.half_ns <= 10 * min(o.half_ns for o in self.samples)]
+        first = sure[0].unix_ns
+        times = np.array([s.unix_ns - first for s in sure], float)
+        offsets = np.array([s.offset_ns for s in sure], float)
+        if len(sure) < 2 or not np.ptp(times):
+            return first, float(np.median(offsets)), 0.0
+        drift, offset = np.polyfit(times, offsets, 1)
+        return first, float(offset), float(drift)
+
+    def to_unix(self, readings: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Put readings of the clock on Unix time, ns."""
+        first, offset, drift = self._line()
+        moved = readings.astype(np.int64)
+        if not offset and not drift:
+            return moved
+        ahead = np.rint(offset + drift * (moved - first)).astype(np.int64)
+        return np.asarray(moved - ahead)
+
+    @property
+    def residual_ns(self) -> float:
+        """How far the fit can be off: the worst sample beside it, or the tightest bracket."""
+        if not self.samples:
+            return 0.0
+        first, offset, drift = self._line()
+        beside = [
+            abs(s.offset_ns - offset - drift * (s.unix_ns - first)) - s.half_ns
+            for s in self.samples
+        ]
+        return float(max(min(s.half_ns for s in self.samples), *beside))
+
+    def facts(self) -> dict[str, float]:
+        """Return offset, drift over the samples' span and residual, for the metadata."""
+        first, offset, drift = self._line()
+        span = self.samples[-1].unix_ns - first if self.samples else 0
+        return {
+            "offset_ns": offset,
+            "drift_ns": drift * span,
+            "over_ns": float(span),
+            "residual_ns": self.residual_ns,
+        }
+
+
+def steps(readings: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Find where the system's clock was set: pairs of (Unix ns after, jump in ns).
+
+    Parameters
+    ----------
+    readings
+        Pairs of Unix time and a clock that nobody sets (``time.monotonic_ns``), in order.
+    """
+    found = []
+    for (unix, steady), (next_unix, next_steady) in itertools.pairwise(readings):
+        passed = next_steady - steady
+        jump = next_unix - unix - passed
+        if abs(jump) > STEP_NS + passed * SLEW_PPM // 1_000_000:
+            found.append((next_unix, jump))
+    return found
+
+
+class ClockWatch:
+    """Compares clocks at the start, every few seconds and at the end, on a thread of its own.
+
+    Parameters
+    ----------
+    clocks
+        Name → what reads it in ns.
+    """
+
+    def __init__(self, clocks: dict[str, Callable[[], int]]) -> None:
+        self._clocks = clocks
+        self.fits = {name: ClockFit() for name in clocks}
+        self._readings: list[tuple[int, int]] = []
+        self._over = threading.Event()
+        self.look()
+        self._thread = threading.Thread(target=self._watch, name="gpuscope clocks", daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """Compare the clocks now."""
+        self._readings.append((time.time_ns(), time.monotonic_ns()))
+        for name, read in self._clocks.items():
+            self.fits[name].add(read_together(read))
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCH_EVERY_S):
+            self.look()
+
+    def close(self) -> list[str]:
+        """Compare once more and end; returns notes on steps of the system's clock."""
+        self._over.set()
+        self._thread.join()
+        self.look()
+        return [
+            f"the system's clock was set by {jump / 1e6:+.3f} ms at Unix time {unix / 1e9:.3f} s: "
+            "times before and after are not comparable"
+            for unix, jump in steps(self._readings)
+        ]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from gpuscope.device.api import Call
 from gpuscope.device.device import Device
@@ -22,11 +25,26 @@ _TRIES = 31
 _EMPTY_SOURCE = 'extern "C" __global__ void gpuscope_empty() {}'
 
 
+LATENCY_NS = 5_000
+"""From a launch call's return until its work starts on SMs that are free, at most; seen on an
+H200: 1 to 3 µs."""
+SUBMITTED_AFTER = 3
+"""A launch call hands its work to the GPU late: not in the first third of its time."""
+BEHIND_NS = 6_000
+"""An event reached so much later than its record call returned had work before it; one that
+had none was reached after 2 to 3 µs."""
+CLOSING_NS = 4_000
+"""From the end of work until the event behind it is reached, at most; seen: 0.8 to 4 µs."""
+
+
 @dataclass
 class _Bracket:
     call: Call
     before: Event
     after: Event | None = None
+    launching_ns: int = 0
+    launched_ns: int = 0
+    recorded_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,95 @@ class BracketCost:
 
     empty_ns: int
     kernel_ns: int
+
+
+@dataclass(frozen=True)
+class Bracketed:
+    """What is known of one launch, on the host's clock, ns.
+
+    Attributes
+    ----------
+    opened, closed
+        When the GPU reached the events before and after.
+    launching, launched
+        The launch call's beginning and return.
+    recorded
+        When the call that recorded the closing event returned.
+    key
+        Equal for work that takes equally long.
+    stream
+        The launch's stream.
+    """
+
+    opened: int
+    closed: int
+    launching: int
+    launched: int
+    recorded: int
+    key: Hashable
+    stream: Hashable
+
+
+def bounds(
+    launches: Sequence[Bracketed], cost: BracketCost, shortest_ns: dict[Hashable, int]
+) -> list[dict[str, int]]:
+    """Return start, end and their one-sided uncertainties of bracketed launches.
+
+    Work starts after the opening event, and not before its launch call is well under way. It
+    ends before the closing event; shortly before, where the GPU reached that event long after
+    the host had recorded it, else anywhere between. It lasts at least as long as the shortest
+    run of its kind that was seen. Where nothing else of ours was on the GPU, it starts soon
+    after its launch call returned.
+
+    Parameters
+    ----------
+    shortest_ns
+        Shortest run of each kind so far; updated.
+    """
+    contended = _contended(launches)
+    found = []
+    for one, others in zip(launches, contended, strict=True):
+        submitted = one.launching + (one.launched - one.launching) // SUBMITTED_AFTER
+        start = min(max(one.opened, submitted), one.closed)
+        behind = one.closed > one.recorded + BEHIND_NS
+        # Launched before the GPU was ready for it: only the events' own cost lies between.
+        queued = one.opened > one.launched
+        spent = 2 * cost.empty_ns if queued and not others else cost.kernel_ns
+        own = max(0, one.closed - max(one.opened, one.launching) - spent)
+        shortest = min(shortest_ns.get(one.key, own), own)
+        shortest_ns[one.key] = shortest
+        latest = max(start, one.closed - shortest)
+        if not others:
+            ready = max(one.opened, one.launched)
+            latest = max(start, min(latest, ready + LATENCY_NS))
+        room = max(0, one.closed - start - shortest)
+        found.append({
+            "start_ns": start,
+            "end_ns": one.closed,
+            "start_uncertainty_ns": latest - start,
+            "end_uncertainty_ns": min(room, CLOSING_NS) if behind else room,
+        })  # fmt: skip
+    return found
+
+
+def _contended(launches: Sequence[Bracketed]) -> list[bool]:
+    """Whether work on another stream was on the GPU during each bracket, as far as we know."""
+    opened = np.array([one.opened for one in launches], np.int64)
+    closed = np.array([one.closed for one in launches], np.int64)
+    streams: dict[Hashable, list[int]] = {}
+    for place, one in enumerate(launches):
+        streams.setdefault(one.stream, []).append(place)
+    found = np.zeros(len(launches), bool)
+    for stream, mine in streams.items():
+        others = [place for other, places in streams.items() if other != stream for place in places]
+        if not others:
+            continue
+        order = np.argsort(opened[others], kind="stable")
+        begins = opened[others][order]
+        latest_end = np.maximum.accumulate(closed[others][order])
+        at = np.searchsorted(begins, closed[mine], "right") - 1
+        found[mine] = (at >= 0) & (latest_end[np.maximum(at, 0)] > opened[mine])
+    return [bool(one) for one in found]
 
 
 class EventSource:
@@ -48,7 +155,7 @@ class EventSource:
         self._spare: list[Event] = []
         self._open: dict[int, _Bracket] = {}
         self._waiting: deque[_Bracket] = deque()
-        self._shortest_ns: dict[Any, int] = {}
+        self._shortest_ns: dict[Hashable, int] = {}
         self.cost = self._measure()
 
     def _take(self) -> Event:
@@ -80,6 +187,7 @@ class EventSource:
         bracket = _Bracket(call, self._take())
         self._device.backend.record(bracket.before.raw, call.stream.raw, 0)
         self._open[call.correlation] = bracket
+        bracket.launching_ns = self._device.backend.now_ns()
 
     def after(self, call: Call) -> None:
         """Record the closing event."""
@@ -90,6 +198,8 @@ class EventSource:
             return
         bracket.after = self._take()
         self._device.backend.record(bracket.after.raw, call.stream.raw, 0)
+        bracket.launched_ns = call.end_ns or bracket.launching_ns
+        bracket.recorded_ns = self._device.backend.now_ns()
         self._waiting.append(bracket)
         self._clock.keep_fresh(call.end_ns or 0)
 
@@ -98,46 +208,32 @@ class EventSource:
         backend = self._device.backend
         info = self._device.info
         still: list[_Bracket] = []
+        done: list[tuple[Call, Bracketed]] = []
         for _ in range(len(self._waiting)):  # the launching thread may append meanwhile
             bracket = self._waiting.popleft()
             assert bracket.after is not None  # noqa: S101 - set before it was queued
             if not backend.event_done(bracket.after.raw):
                 still.append(bracket)
                 continue
-            call = bracket.call
-            opened = self._clock.unix_ns(bracket.before, call.start_ns)
-            length = backend.elapsed_ns(bracket.before.raw, bracket.after.raw)
+            done.append((bracket.call, self._read(bracket)))
             self._spare += [bracket.before, bracket.after]
-            rows.spans.append(
-                {
-                    **work_columns(call, info.index, info.uuid),
-                    **self._bounds(call, opened, length),
-                    "source": self.name,
-                }
-            )
         self._waiting.extendleft(reversed(still))
+        found = bounds([one for _, one in done], self.cost, self._shortest_ns)
+        for (call, _), times in zip(done, found, strict=True):
+            columns: Mapping[str, Any] = work_columns(call, info.index, info.uuid)
+            rows.spans.append({**columns, **times, "source": self.name})
 
-    def _bounds(self, call: Call, opened: int, length: int) -> dict[str, int]:
-        """Start, end and their one-sided uncertainties.
-
-        The opening event's own cost (the empty bracket) cannot be the work's. The end is
-        late by at most what an empty kernel adds to an empty bracket. The start can be late
-        by what the bracket holds beyond the shortest run of this kernel seen so far: on an
-        idle stream that is launch latency, under contention it is waiting for SMs.
-        """
-        start = opened + min(self.cost.empty_ns, length)
-        end = opened + length
+    def _read(self, bracket: _Bracket) -> Bracketed:
+        call = bracket.call
+        assert bracket.after is not None  # noqa: S101 - as above
+        opened = self._clock.unix_ns(bracket.before, call.start_ns)
+        length = self._device.backend.elapsed_ns(bracket.before.raw, bracket.after.raw)
         place = call.stream.sm_count_target if call.stream is not None else 0
-        key = (call.name, call.nbytes, place)
-        own = max(0, length - self.cost.kernel_ns)
-        shortest = min(self._shortest_ns.get(key, own), own)
-        self._shortest_ns[key] = shortest
-        return {
-            "start_ns": start,
-            "end_ns": end,
-            "start_uncertainty_ns": max(0, end - shortest - start),
-            "end_uncertainty_ns": min(self.cost.kernel_ns - self.cost.empty_ns, end - start),
-        }
+        return Bracketed(
+            opened, opened + length, bracket.launching_ns, bracket.launched_ns,
+            bracket.recorded_ns, (call.name, call.nbytes, place),
+            call.stream.id if call.stream is not None else None,
+        )  # fmt: skip
 
     def close(self) -> dict[str, float]:
         """Destroy the events; returns the clock's calibration and the bracket's cost."""

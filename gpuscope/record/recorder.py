@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import itertools
 import os
 import platform
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
+import pyarrow.compute as pc
+
+from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope.device.api import Activity, Call
 from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Event
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
 from gpuscope.record.activity import ActivitySource
+from gpuscope.record.blocks import BlockSource, globaltimer_fit
+from gpuscope.record.cupti.source import CuptiSource
 from gpuscope.record.events import EventSource
 from gpuscope.record.rows import Batch, Rows, call_row, freeze, range_row, work_row
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace, TraceMetadata
 
 _PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
-             "cuda-bindings", "nvmath-python", "nvtx")  # fmt: skip
+             "cuda-bindings", "nvmath-python", "nvtx", "cupti-python")  # fmt: skip
+
+MEMORY_LIMIT = 2 << 30
+"""Bytes of buffers that CUPTI may fill between two readings, unless asked otherwise."""
+
+_Source = ActivitySource | EventSource | CuptiSource
+
+_TIMED = ("launch", "copy", "setup")
+"""Calls whose work a source times."""
 
 running: tuple[Recording, ...] = ()
 """Recordings that are on; :func:`~gpuscope.record.annotate.annotate` tells them of ranges."""
@@ -37,19 +53,51 @@ class Recording:
     Parameters
     ----------
     devices
-        Devices of one clock; none records ranges only.
+        Devices of one clock; with none, what CUPTI sees of this process, and ranges.
+    source
+        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI where it is installed.
+    detail
+        ``"launches"``, or ``"full"``: all API calls and synchronisations, too.
+    launch_ids
+        Whether CUPTI records the API calls that launch work.
+    memory_limit
+        Bytes of buffers that CUPTI may fill between two readings.
+
     """
 
-    def __init__(self, devices: tuple[Device, ...]) -> None:
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        *,
+        source: Literal["auto", "cupti", "events"] = "auto",
+        detail: Literal["launches", "full"] = "launches",
+        launch_ids: bool | Literal["runtime"] = True,
+        memory_limit: int = MEMORY_LIMIT,
+    ) -> None:
         simulated = sum(device.is_simulated for device in devices)
         if simulated > 1 or (simulated and simulated < len(devices)):
             raise GpuscopeError(
                 f"one recording cannot mix the clocks of {[d.info.key for d in devices]}: say "
                 "which with profile(device)"
             )
+        for name, value, allowed in (
+            ("source", source, ("auto", "cupti", "events")),
+            ("detail", detail, ("launches", "full")),
+            ("launch_ids", launch_ids, (True, False, "runtime")),
+        ):
+            if value not in allowed:
+                raise GpuscopeError(
+                    f"{name} is {value!r}; it can be {' or '.join(map(str, allowed))}"
+                )
         self.devices = devices
+        self._asked = source
+        self._options: dict[str, Any] = {
+            "detail": detail, "launch_ids": launch_ids, "memory_limit": memory_limit,
+        }  # fmt: skip
         self._clock = devices[0].now_ns if devices else time.time_ns
-        self._sources: dict[str, ActivitySource | EventSource] = {}
+        self._sources: dict[str, _Source] = {}
+        self._cupti: CuptiSource | None = None
+        self._blocks = BlockSource()
         # Entered again by the same thread where a destructor runs inside it.
         self._lock = threading.RLock()
         self._freezing = threading.Lock()
@@ -68,40 +116,122 @@ class Recording:
         self._window: list[int] = []
         self._trace: Trace | None = None
         self._received = 0
+        self._notes: list[str] = []
+        self._process_of = os.getpid()
+        self._stopping = False
+        self._block_batches: list[Batch] = []
 
     # -- life -------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin to watch."""
+        """Begin to watch.
+
+        Raises
+        ------
+        RecorderBusy
+            Another client of CUPTI records in this process.
+        MissingDependency, CapabilityError
+            CUPTI was asked for and is not there.
+        """
         global running  # noqa: PLW0603 - the one place that knows what is on
+        cuda = [device for device in self.devices if device.info.kind == "cuda"]
+        if cuda or (not self.devices and self._asked != "events"):
+            self._cupti = self._open_cupti()
         for device in self.devices:
-            source = EventSource(device) if device.info.kind == "cuda" else ActivitySource(device)
-            self._sources[device.info.key] = source
+            self._sources[device.info.key] = (
+                ActivitySource(device) if device not in cuda else self._cupti or EventSource(device)
+            )
         for device in self.devices:
             device.observe(self)
+            for partition in device.partitions:
+                self._note_partition(partition)
         self._window = [self._clock()]
-        with _running_lock:
-            running = (*running, self)
+        if self._cupti is None or not self._cupti.sees_ranges:
+            with _running_lock:
+                running = (*running, self)
+        if self._cupti is not None and not self._cupti.sees_ranges:
+            self._notes.append(
+                f"NVTX ranges of other libraries are not recorded: {NVTX_INJECTION} has to name "
+                "libcupti before the first NVTX call. Call gpuscope.open_device() before "
+                "anything uses NVTX, or set it when starting Python"
+            )
 
-    def stop(self) -> Trace:
-        """Wait for what was launched, stop watching, and return the trace."""
+    def _open_cupti(self) -> CuptiSource | None:
+        """Return the started source, or, where nothing insists on it, ``None``."""
+        if self._asked == "events":
+            return None
+        if self._asked == "auto" and importlib.util.find_spec("cupti") is None:
+            return None
+        try:
+            cupti = CuptiSource(self.devices, **self._options)
+        except (MissingDependency, CapabilityError) as error:
+            if self._asked == "cupti":
+                raise
+            self._notes.append(f"CUPTI is not used: {error}")
+            return None
+        cupti.start()
+        return cupti
+
+    def stop(self, *, wait: bool = True) -> Trace:
+        """Stop watching, and return the trace.
+
+        Parameters
+        ----------
+        wait
+            Wait for what was launched; else what still runs stays open in the trace.
+        """
         global running  # noqa: PLW0603 - the one place that knows what is on
         if self._trace is not None:
             return self._trace
+        if os.getpid() != self._process_of:
+            raise GpuscopeError(
+                "a recording ends in the process that began it: this one was forked from it"
+            )
         with _running_lock:
             running = tuple(other for other in running if other is not self)
         try:
-            for device in self.devices:
-                device.backend.synchronize()
+            if wait:
+                for device in self.devices:
+                    device.backend.synchronize()
         finally:
             for device in self.devices:
                 device.unobserve(self)
+            if self._cupti is not None and not self._stopping:
+                self._stopping = True
+                self._cupti.finish(wait=wait)
         self._window.append(self._clock())
         with self._lock:
             self._close_open_rows()
-        batches = self.batches()
-        clocks = {key: source.close() for key, source in self._sources.items()}
+        clocks = self._read_blocks(wait=wait)
+        batches = self._collect(over=True)
+        for key, source in self._sources.items():
+            if not isinstance(source, CuptiSource):
+                clocks[key] = source.close()
+        if self._cupti is not None:
+            clocks.update(self._cupti.close())
+            if not self._cupti.complete:
+                warnings.warn(
+                    f"the recording is incomplete: {'; '.join(self._cupti.notes)}", stacklevel=2
+                )
         self._trace = self._join(batches, clocks)
         return self._trace
+
+    def _read_blocks(self, *, wait: bool) -> dict[str, dict[str, float]]:
+        """Turn the records of traced kernels into rows; returns how their clocks stood."""
+        if not self._blocks.devices:
+            return {}
+        if not wait:
+            self._notes.append("stopped without waiting: thread blocks were not read")
+            return {}
+        by_key = {device.info.key: device for device in self.devices}
+        facts, fits = {}, {}
+        for key in self._blocks.devices:
+            if self._cupti is not None:
+                fits[key] = self._cupti.globaltimer(by_key[key].info.index)
+            else:
+                fits[key] = globaltimer_fit(by_key[key])
+                facts[f"globaltimer {key}"] = fits[key].facts()
+        self._block_batches = self._blocks.read(by_key, fits)
+        return facts
 
     def snapshot(self) -> Trace:
         """Return what was recorded so far, as a trace; the recording goes on."""
@@ -110,6 +240,10 @@ class Recording:
     def _join(self, batches: list[Batch], clocks: Mapping[str, Mapping[str, float]]) -> Trace:
         spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
         edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
+        if self._cupti is not None and edges.num_rows:  # what was to come may have no record
+            ids = spans.column("id")
+            there = (pc.is_in(edges.column(end), value_set=ids) for end in ("from", "to"))
+            edges = edges.filter(pc.and_(*there))
         return Trace(spans, edges, self._metadata(clocks))
 
     @property
@@ -133,33 +267,55 @@ class Recording:
         Batches never change, and the trace is their concatenation: remember how many you
         have seen and ask from there.
         """
+        return self._collect(over=False)[since:]
+
+    def _collect(self, *, over: bool) -> list[Batch]:
         with self._freezing:  # keeps batches in order; launches do not wait for it
+            now_ns = time.time_ns()
             rows = Rows()
             for source in self._sources.values():
-                source.drain(rows)
+                if not isinstance(source, CuptiSource):
+                    source.drain(rows)
             with self._lock:
                 fresh, self._rows = self._rows, Rows()
+                open_since = [
+                    call.start_ns for call, _ in self._open.values() if call.kind in _TIMED
+                ]
             rows.spans += fresh.spans
             rows.edges += fresh.edges
+            more: list[Batch] = []
+            if self._cupti is not None:
+                more = self._cupti.drain(
+                    over=over, open_since_ns=min([now_ns, *open_since]), host_rows=rows
+                )
             if rows.spans or rows.edges:
                 self._batches.append(freeze(rows))
-            return self._batches[since:]
+            self._batches += more
+            if over:
+                self._batches += self._block_batches
+            return list(self._batches)
 
     # -- what devices say -------------------------------------------------------------
     def call_begins(self, call: Call) -> None:
         """Note a call that is about to reach the device."""
+        if call.kind == "setup" and self._cupti is None:
+            return  # only CUPTI sees what it does
         parent = call_row(call.parent) if call.parent is not None else self._current_range()
         with self._lock:
             self._received += 1
             self._note_thread(call.thread)
             self._open[call.correlation] = (call, parent)
-        if call.kind in ("launch", "copy"):
+        if call.kind in _TIMED:
             self._sources[call.device_key].before(call)
 
     def call_ends(self, call: Call) -> None:
         """Turn a call that returned into rows."""
-        if call.kind in ("launch", "copy"):
+        if call.kind == "setup" and self._cupti is None:
+            return
+        if call.kind in _TIMED:
             self._sources[call.device_key].after(call)
+            if call.blocks is not None:
+                self._blocks.take(call)
         with self._lock:
             entry = self._open.pop(call.correlation, None)
             if entry is None or call.superseded:  # it began before this recording did; or
@@ -183,9 +339,8 @@ class Recording:
         row = call_row(call.correlation)
         if stream is not None and key is not None:
             self._note_stream(call)
-        if call.kind in ("launch", "copy") and key is not None:
+        if call.kind in _TIMED and key is not None:
             work = work_row(call.correlation)
-            self._rows.edges.append((row, work, "launch"))
             for first in self._waits.pop(key, ()):
                 self._rows.edges.append((first, work, "event wait"))
             self._last_work[key] = work
@@ -207,7 +362,17 @@ class Recording:
                 before = self._last_work.get(key)
             if before is not None:
                 self._rows.edges.append((before, row, "host wait"))
-        self._rows.spans.append(self._call_columns(call, parent, row))
+        self._keep(call, self._call_columns(call, parent, row))
+
+    def _keep(self, call: Call, columns: dict[str, Any]) -> None:
+        """Keep a call's row; a launch's waits for CUPTI's record of the same call."""
+        if call.kind in _TIMED:
+            if self._cupti is not None and self._sources[call.device_key] is self._cupti:
+                self._cupti.hold(call, columns)
+                return
+            if call.stream is not None:
+                self._rows.edges.append((columns["id"], work_row(call.correlation), "launch"))
+        self._rows.spans.append(columns)
 
     def _call_columns(self, call: Call, parent: int | None, row: int) -> dict[str, Any]:
         kinds = {"handle": "handle", "record": "event", "sync": "sync"}
@@ -229,7 +394,9 @@ class Recording:
             "partition": partition.name if partition is not None else None,
             "intended_partition": meant.name if meant is not None else None,
             "stream": stream.id if stream is not None else None,
-            "correlation": call.correlation,
+            # In a trace from CUPTI, correlation is CUPTI's number, and ours is outside it.
+            "correlation": call.correlation if self._cupti is None else None,
+            "external_correlation": call.correlation if self._cupti is not None else None,
             "category": call.name if call.kind == "handle" else call.workload,
             "source": "simulated" if device.is_simulated else "host",
         }
@@ -246,14 +413,17 @@ class Recording:
                 "device": stream.device.info.key,
             }
             if partition is not None:
-                self._partitions[partition.name] = {
-                    "asked": partition.asked,
-                    "sm_count": partition.sm_count,
-                    "sm_ids": list(partition.sm_ids),
-                    "sm_count_target": partition.sm_count_target,
-                    "context": partition.context,
-                    "shares_with": list(partition.shares_with),
-                }
+                self._note_partition(partition)
+
+    def _note_partition(self, partition: Partition) -> None:
+        self._partitions[partition.name] = {
+            "asked": partition.asked,
+            "sm_count": partition.sm_count,
+            "sm_ids": list(partition.sm_ids),
+            "sm_count_target": partition.sm_count_target,
+            "context": partition.context,
+            "shares_with": list(partition.shares_with),
+        }
 
     def _process(self) -> int:
         return self.devices[0].backend.process_and_thread()[0] if self.devices else os.getpid()
@@ -325,6 +495,18 @@ class Recording:
     def _metadata(self, clocks: Mapping[str, Mapping[str, float]]) -> TraceMetadata:
         simulated = any(device.is_simulated for device in self.devices)
         process = str(self._process())
+        cupti = self._cupti
+        streams, partitions = dict(self._streams), dict(self._partitions)
+        counts = {"received": self._received, "dropped": 0, "unmatched": 0}
+        notes = list(self._notes)
+        if cupti is not None:
+            streams.update((str(key), facts) for key, facts in cupti.foreign_streams.items())
+            for name, context in cupti.partition_contexts.items():
+                if name in partitions:
+                    partitions[name] = {**partitions[name], "context": context}
+            for name, count in cupti.counts.items():
+                counts[name] = counts.get(name, 0) + count
+            notes += cupti.notes
         return TraceMetadata(
             time_base="virtual" if simulated else "unix",
             simulated=simulated,
@@ -342,13 +524,15 @@ class Recording:
             driver=self.devices[0].info.driver if self.devices else None,
             process_names={process: "python"},
             thread_names=dict(self._thread_names),
-            partitions=dict(self._partitions),
-            streams=dict(self._streams),
+            partitions=partitions,
+            streams=streams,
             windows_ns=[[*self._window, self._clock()][:2]],
             clocks=clocks,
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(_versions()),
-            counts={"received": self._received, "dropped": 0, "unmatched": 0},
+            counts=counts,
+            complete=cupti is None or cupti.complete,
+            notes=tuple(dict.fromkeys(notes)),
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from gpuscope.device.api import Call
@@ -14,19 +15,35 @@ from gpuscope.trace import schema
 _KINDS_OF_ROW = 4
 
 
-def call_row(correlation: int) -> int:
+_Number = TypeVar("_Number", int, np.ndarray[Any, Any])
+
+
+def call_row(correlation: _Number) -> _Number:
     """Id of the row of a host call or handle."""
     return correlation * _KINDS_OF_ROW
 
 
-def work_row(correlation: int) -> int:
+def work_row(correlation: _Number) -> _Number:
     """Id of the row of the work that a call queued."""
     return correlation * _KINDS_OF_ROW + 1
 
 
-def range_row(number: int) -> int:
+def outside_row(number: _Number) -> _Number:
+    """Id of the n-th row of what CUPTI saw that is none of our calls."""
+    return number * _KINDS_OF_ROW + 2
+
+
+def range_row(number: _Number) -> _Number:
     """Id of the row of a recording's n-th range."""
     return number * _KINDS_OF_ROW + 3
+
+
+_BLOCKS = 1 << 48
+
+
+def block_row(correlations: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> Any:
+    """Ids of the rows of the n-th thread blocks of launches: apart from all others."""
+    return _BLOCKS + (correlations << 22) + numbers
 
 
 @dataclass

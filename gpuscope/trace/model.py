@@ -42,11 +42,17 @@ class TraceMetadata:
         Workload → ``kernel_ns`` (median duration alone, same setting), ``n``, and alone on
         the whole GPU ``whole_gpu_kernel_ns`` and ``whole_gpu_tflop_per_s``.
     clocks
-        Device key → how its event times were put on the time base: offset_ns, residual_ns
-        (half the host bracket), drift_ns (disagreement at the end) over over_ns; and the cost
-        of the brackets, empty_bracket_ns and empty_kernel_bracket_ns.
+        Clock → how its times were put on the time base: offset_ns, residual_ns (how far that
+        can be off), drift_ns (disagreement at the end) over over_ns. ``"cupti"``: against Unix
+        time; ``"globaltimer cuda:0"``: the GPU's timer that thread blocks read, against CUPTI's
+        time where there is CUPTI; a device key: its events, with the cost of the brackets,
+        empty_bracket_ns and empty_kernel_bracket_ns.
     counts
-        What sources delivered: received, dropped, unmatched.
+        What sources delivered: received, dropped, unmatched (launches of ours without a
+        record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard
+        of an asyncio task during which other tasks may have run: given to no partition).
+    complete
+        Whether everything that was launched is known to be here; else the notes say why not.
     """
 
     time_base: str = "unix"
@@ -65,6 +71,7 @@ class TraceMetadata:
     experiment: Mapping[str, Any] | None = None
     setting: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    complete: bool = True
     notes: Sequence[str] = ()
 
     def to_json(self) -> str:
@@ -246,6 +253,7 @@ class Trace:
             windows_ns=[list(pair) for trace in traces for pair in trace.metadata.windows_ns],
             counts=counts,
             simulated=any(trace.metadata.simulated for trace in traces),
+            complete=all(trace.metadata.complete for trace in traces),
             notes=tuple(dict.fromkeys(note for trace in traces for note in trace.metadata.notes)),
         )
         return Trace(

@@ -87,12 +87,13 @@ def table(columns: dict[str, list[Any]], types: dict[str, Any]) -> pa.Table:
     return pa.table(dict(zip(types, arrays, strict=True)))
 
 
-def _encodable(values: list[Any]) -> list[Any]:
+def encodable(text: str) -> str:
     """Replace what UTF-8 cannot hold: a lone surrogate in a foreign name is not worth a trace."""
-    return [
-        value if value is None or value.isascii() else value.encode("utf-8", "replace").decode()
-        for value in values
-    ]
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _encodable(values: list[Any]) -> list[Any]:
+    return [None if value is None else encodable(value) for value in values]
 
 
 def concat(tables: list[pa.Table], types: dict[str, Any]) -> pa.Table:

@@ -12,7 +12,11 @@ from gpuscope.workloads.spin import Spin
 
 
 def rows(trace, kind):
-    return trace.where(kind=kind).spans.to_pylist()
+    """Rows of a kind; not those that only CUPTI sees, such as what fills operands."""
+    found = trace.where(kind=kind).spans.to_pylist()
+    if kind not in ("kernel", "api", "memcpy") or "cupti" not in trace.texts("source"):
+        return found
+    return [row for row in found if row["category"] is not None]
 
 
 def test_every_launch_is_a_kernel_row_on_its_stream(gpu):
@@ -34,7 +38,7 @@ def test_every_launch_is_a_kernel_row_on_its_stream(gpu):
         assert row["end_ns"] >= row["start_ns"]
         assert row["queued_ns"] <= row["end_ns"]
         assert trace.stream_name(row["stream"]) == f"s-{row['partition']}"
-        assert row["source"] == ("simulated" if gpu.is_simulated else "events")
+        assert row["source"] in (("simulated",) if gpu.is_simulated else ("cupti", "events"))
     assert {row["flop_count"] for row in kernels} == {2 * 64**3, None}
     assert {row["category"] for row in kernels} == {"small", big.name}
     launches = {edge["to"]: edge["from"] for edge in trace.edges.to_pylist()
@@ -160,10 +164,10 @@ def test_what_was_recorded_survives_an_exception(gpu):
             with gs.annotate("open"):
                 handle.execute(stream=stream)
             raise ZeroDivisionError
-        assert recording.trace.kind_counts()["kernel"] == 1
+        assert len(rows(recording.trace, "kernel")) == 1
         with gs.profile(gpu) as again:
             handle.execute(stream=stream)
-        assert again.trace.kind_counts()["kernel"] == 1
+        assert len(rows(again.trace, "kernel")) == 1
 
 
 def test_the_trace_is_there_only_when_the_recording_ended(gpu):
@@ -187,8 +191,8 @@ def test_nested_recordings_both_see_everything(gpu):
         handle.execute(stream=stream)
         with gs.profile(gpu) as inner:
             handle.execute(stream=stream)
-    assert inner.trace.kind_counts()["kernel"] == 1
-    assert outer.trace.kind_counts()["kernel"] == 2
+    assert len(rows(inner.trace, "kernel")) == 1
+    assert len(rows(outer.trace, "kernel")) == 2
 
 
 def test_a_saved_trace_opens_again(gpu, tmp_path):

@@ -147,7 +147,7 @@ def test_event_brackets_state_one_sided_bounds(gpu):
         handle = gs.Gemm(gpu, m=1024, n=1024, k=1024)
         handle.execute(stream=stream)
         handle.wait()
-        with gs.profile(gpu) as recording:
+        with gs.profile(gpu, source="events") as recording:
             for _ in range(50):
                 handle.execute(stream=stream)
     trace = recording.trace.where(kind="kernel")

@@ -27,7 +27,9 @@ def test_generated_pages_are_up_to_date():
     [
         "gpuscope.experiment",
         "gpuscope.session",
+        "gpuscope.interference",
         "gpuscope.record.annotate",
+        "gpuscope.sweeps",
         "gpuscope.workloads.function",
     ],
 )

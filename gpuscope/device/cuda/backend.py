@@ -188,6 +188,12 @@ class CudaBackend:
             granted: list[GrantedPartition] = self._contexts.make(planned, self._probe)
             return granted
 
+    def context_handle(self, partition: Any) -> int:
+        """Return the ``CUcontext`` of a partition's green context, or of the device."""
+        with self._current():
+            home = self._device.context if partition is None else partition.context
+            return int(home.handle)
+
     def close_partition(self, raw: Any) -> None:
         """Give a green context back."""
         with self._current():

@@ -179,6 +179,11 @@ class SimBackend:
                 made.append(GrantedPartition(mask, len(ids), ids, next(self._contexts), count))
             return made
 
+    def context_handle(self, partition: Any) -> int:
+        """Return 0: no driver knows of contexts here."""
+        del partition
+        return 0
+
     def close_partition(self, raw: Any) -> None:
         """Do nothing: a mask needs no closing."""
 

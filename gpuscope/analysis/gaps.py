@@ -1,0 +1,288 @@
+"""Gaps: when a stream, partition or device did nothing, and between what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuscope.analysis.intervals import Intervals, union
+from gpuscope.analysis.result import Result
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.model import Trace
+
+Array = np.ndarray[Any, Any]
+
+GPU_WORK = ("kernel", "memcpy", "memset")
+"""The kinds that keep a GPU busy."""
+LONGEST = 5
+"""Gaps of each track that are told one by one."""
+
+
+def codes(column: Any) -> tuple[Array, list[Any]]:
+    """Return row → code and code → value of a column; code 0 is null."""
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.int64), [None]
+    whole = column.unify_dictionaries().combine_chunks()
+    coded = whole if pa.types.is_dictionary(whole.type) else pc.dictionary_encode(whole)
+    indices = np.asarray(coded.indices.cast(pa.int64()).fill_null(-1)) + 1
+    values = [None, *coded.dictionary.to_pylist()]
+    number = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    if len(number) < len(values):  # a writer may have put a text into its dictionary twice
+        indices = np.array([number[value] for value in values])[indices]
+    return indices, list(number)
+
+
+def combined(*parts: Array) -> tuple[Array, Array]:
+    """Return where each combination of codes comes first, and row → number of its combination."""
+    code = np.zeros(len(parts[0]), np.int64)
+    first = np.zeros(0, np.int64)
+    for part in parts:
+        width = int(part.max(initial=0)) + 1
+        _, first, code = np.unique(code * width + part, return_index=True, return_inverse=True)
+    return first, code
+
+
+def rows_of(trace: Trace, *kinds: str) -> Array:
+    """Positions of the rows of these kinds."""
+    code, names = codes(trace.spans.column("kind"))
+    return np.flatnonzero(np.array([name in kinds for name in names])[code])
+
+
+def is_open(trace: Trace) -> Array:
+    """Row → whether its end is unknown."""
+    return np.asarray(trace.spans.column("end_ns").is_null(), dtype=bool)
+
+
+def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
+    """Return the track of each row in ``rows`` and the labels of the tracks, in order.
+
+    Raises
+    ------
+    ValueError
+        ``by`` is neither ``"stream"`` nor ``"partition"`` nor ``"device"``.
+    """
+    if by not in ("stream", "partition", "device"):
+        raise ValueError(f"by is 'stream', 'partition' or 'device', not {by!r}")
+    device, devices = codes(trace.spans.column("device"))
+    own, values = codes(trace.spans.column(by))
+    first, code = combined(device[rows], own[rows])
+    keys = [(devices[device[rows[one]]], values[own[rows[one]]]) for one in first]
+    where = {number: _device_name(trace, number) for number, _ in keys}
+    labels = []
+    for number, value in keys:
+        if by == "device":
+            label = where[number]
+        else:
+            label = trace.stream_name(value) if by == "stream" else str(value or "whole GPU")
+            label += f" on {where[number]}" if len(where) > 1 else ""
+        labels.append(label)
+    shared = Counter(labels)
+    labels = [
+        f"{label} (stream {value})" if shared[label] > 1 else label
+        for label, (_, value) in zip(labels, keys, strict=True)
+    ]
+    order = sorted(range(len(keys)), key=lambda index: [_sortable(part) for part in keys[index]])
+    place = np.empty(len(keys), np.int64)
+    place[order] = np.arange(len(keys))
+    return place[code], [labels[index] for index in order]
+
+
+def us(ns: float | None) -> float | None:
+    """Return µs of ns, nothing of nothing."""
+    return None if ns is None else ns / 1e3
+
+
+def _sortable(value: Any) -> tuple[bool, Any]:
+    return (False, 0) if value is None else (True, value)
+
+
+def _device_name(trace: Trace, number: int | None) -> str:
+    for key, facts in trace.metadata.devices.items():
+        if facts.get("index") == number:
+            return key
+    return "unknown device" if number is None else f"device {number}"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One idle stretch of a track, ns on the trace's clock.
+
+    Attributes
+    ----------
+    before, after
+        Names of the span that ended last before it and of the one that ended it.
+    """
+
+    start_ns: int
+    end_ns: int
+    before: str
+    after: str
+
+    @property
+    def length_ns(self) -> int:
+        """How long it was, ns."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class TrackGaps:
+    """The idle time of one track, ns.
+
+    Attributes
+    ----------
+    spans
+        Kernels, copies and memsets.
+    busy_ns
+        Union of its spans.
+    busy_fraction
+        Busy time / (busy time + all gaps, also those shorter than ``min_ns``).
+    number
+        Gaps of at least ``min_ns``; the following are of these, ``None`` where there is none.
+    longest
+        The longest gaps, the longest first, at most :data:`LONGEST`.
+    """
+
+    name: str
+    spans: int
+    busy_ns: int
+    busy_fraction: float
+    number: int
+    total_ns: int
+    median_ns: float | None
+    p90_ns: float | None
+    max_ns: int | None
+    longest: tuple[Gap, ...]
+
+
+@dataclass(frozen=True)
+class GapsResult(Result):
+    """Idle time by track."""
+
+    by: str
+    min_ns: int
+    tracks: tuple[TrackGaps, ...]
+    provenance: str
+
+    def __getitem__(self, name: str) -> TrackGaps:
+        for track in self.tracks:
+            if track.name == name:
+                return track
+        raise KeyError(f"no {self.by} {name!r}; there are {[track.name for track in self.tracks]}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per track."""
+        return [
+            {
+                self.by: track.name,
+                "spans": track.spans,
+                "busy (ms)": track.busy_ns / 1e6,
+                "busy share": track.busy_fraction,
+                "gaps": track.number,
+                "total (ms)": track.total_ns / 1e6,
+                "median (µs)": us(track.median_ns),
+                "p90 (µs)": us(track.p90_ns),
+                "max (µs)": us(track.max_ns),
+                "longest is between": (
+                    f"{track.longest[0].before} and {track.longest[0].after}"
+                    if track.longest
+                    else None
+                ),
+            }
+            for track in self.tracks
+        ]
+
+    @property
+    def note(self) -> str:
+        """Definition and provenance in one line."""
+        least = f" of at least {self.min_ns} ns" if self.min_ns else ""
+        return (
+            f"gap{least}: idle time of a {self.by} between two spans of GPU work, inside one "
+            f"recording window. {self.provenance}"
+        )
+
+
+def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
+    """Find the idle time of each track between its kernels, copies and memsets.
+
+    A gap lies inside one recording window: what is idle before a track's first span, after
+    its last, or from one window to the next is none. Spans count as long as they were
+    recorded; one whose end is unknown counts as busy until the last window's end.
+
+    Parameters
+    ----------
+    by
+        What a track is: ``"stream"``, ``"partition"`` or ``"device"``.
+    min_ns
+        Gaps shorter than this are not counted.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no kernel, copy or memset.
+    ValueError
+        ``by`` is none of these, or ``min_ns`` is negative.
+    """
+    if min_ns < 0:
+        raise ValueError(f"min_ns is at least 0, not {min_ns}")
+    rows = rows_of(trace, *GPU_WORK)
+    if not len(rows):
+        raise MissingEvidence(
+            "the trace holds no kernel, copy or memset: record with profile() while work is "
+            "launched on a device of ours"
+        )
+    code, labels = track_labels(trace, rows, by)
+    starts = trace.array("start_ns")[rows]
+    ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)[rows]
+    unknown = is_open(trace)[rows]
+    windows = np.array(trace.metadata.windows_ns, np.int64).reshape(-1, 2)
+    if not len(windows):
+        windows = np.array([[starts.min(), max(starts.max(), ends.max())]], np.int64)
+    windows = union(windows[:, 0], windows[:, 1])
+    ends = np.where(unknown, np.maximum(starts, windows[-1, 1]), ends)
+    order = np.lexsort((starts, code))
+    bounds = np.searchsorted(code[order], np.arange(len(labels) + 1))
+    tracks = []
+    for index, label in enumerate(labels):
+        mine = order[bounds[index] : bounds[index + 1]]
+        tracks.append(_track(trace, label, rows[mine], starts[mine], ends[mine], windows, min_ns))
+    return GapsResult(by, min_ns, tuple(tracks), trace.provenance)
+
+
+def _track(
+    trace: Trace, label: str, rows: Array, starts: Array, ends: Array, windows: Intervals,
+    min_ns: int,
+) -> TrackGaps:  # fmt: skip
+    """Find the gaps of one track, whose spans are in the order of their starts."""
+    latest = np.maximum.accumulate(ends)
+    after = np.flatnonzero(starts[1:] > latest[:-1]) + 1
+    low, high = latest[after - 1], starts[after]
+    busy_ns = int(latest[-1] - starts[0] - (high - low).sum())
+    window = np.searchsorted(windows[:, 0], low, "right") - 1
+    inside = (window >= 0) & (high <= windows[window, 1])
+    idle_ns = int((high - low)[inside].sum())
+    counted = inside & (high - low >= min_ns)
+    after, low, high = after[counted], low[counted], high[counted]
+    lengths = high - low
+    longest = []
+    for one in np.argsort(-lengths, kind="stable")[:LONGEST]:
+        before = np.flatnonzero(ends[: after[one]] == low[one])[-1]
+        names = [str(trace.spans.column("name")[int(rows[row])]) for row in (before, after[one])]
+        longest.append(Gap(int(low[one]), int(high[one]), *names))
+    middle, most = np.quantile(lengths, [0.5, 0.9]) if len(lengths) else (None, None)
+    return TrackGaps(
+        name=label,
+        spans=len(starts),
+        busy_ns=busy_ns,
+        busy_fraction=busy_ns / (busy_ns + idle_ns) if busy_ns + idle_ns else 0.0,
+        number=len(lengths),
+        total_ns=int(lengths.sum()),
+        median_ns=None if middle is None else float(middle),
+        p90_ns=None if most is None else float(most),
+        max_ns=int(lengths.max()) if len(lengths) else None,
+        longest=tuple(longest),
+    )

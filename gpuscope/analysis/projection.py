@@ -1,0 +1,310 @@
+"""Ranges on the GPU: when the work that a range launched really ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope.analysis.gaps import GPU_WORK, Array, codes, combined, is_open, rows_of, us
+from gpuscope.analysis.launch import launched
+from gpuscope.analysis.result import Result
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.model import Trace
+
+_PAIRS_AT_ONCE = 4_000_000
+_NEVER = np.iinfo(np.int64).max
+
+
+def launched_inside(trace: Trace, ranges: Array, calls: Array) -> tuple[Array, Array, Array]:
+    """Say which calls each range's thread made inside the range.
+
+    Parameters
+    ----------
+    ranges, calls
+        Positions in the trace. A range is open at its end: a call that starts there is not in
+        it, and one that starts where the range starts is.
+
+    Returns
+    -------
+    order, low, high
+        Range i made the calls ``order[low[i]:high[i]]``, in the order of their starts.
+    """
+    thread, _ = codes(trace.spans.column("thread"))
+    process, processes = codes(trace.spans.column("process"))
+    if not (process[ranges].all() and process[calls].all()):
+        process = np.zeros(len(trace), np.int64)  # who says none cannot be told apart by it
+    key = thread * len(processes) + process
+    starts = trace.array("start_ns")
+    ends = np.where(is_open(trace), _NEVER, trace.array("end_ns", fill=0))
+    order = np.lexsort((starts[calls], key[calls]))
+    keys, times = key[calls][order], starts[calls][order]
+    low, high = np.zeros(len(ranges), np.int64), np.zeros(len(ranges), np.int64)
+    for one in np.unique(keys[thread[calls][order] > 0]):
+        first, last = np.searchsorted(keys, [one, one + 1])
+        mine = key[ranges] == one
+        low[mine] = first + np.searchsorted(times[first:last], starts[ranges[mine]])
+        high[mine] = first + np.searchsorted(times[first:last], ends[ranges[mine]])
+    return order, low, np.maximum(low, high)
+
+
+def pairs(low: Array, high: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield every (i, position in [low[i], high[i])), some millions at a time, i ascending."""
+    count = high - low
+    total = np.r_[0, np.cumsum(count)]
+    first = 0
+    while first < len(low):
+        last = int(np.searchsorted(total, total[first] + _PAIRS_AT_ONCE, "right")) - 1
+        last = max(first + 1, min(last, len(low)))
+        number = np.repeat(np.arange(first, last), count[first:last])
+        shift = low[first:last] - (total[first:last] - total[first])
+        yield number, np.arange(len(number)) + np.repeat(shift, count[first:last])
+        first = last
+
+
+@dataclass(frozen=True)
+class NamedProjection:
+    """All ranges of one name and domain, ns.
+
+    Attributes
+    ----------
+    n
+        Finished and unfinished ranges.
+    launched
+        Those that launched work whose end was seen; the GPU's times are of these.
+    host_ns
+        Sum of the durations on the host, of ranges whose end is known.
+    projected_ns
+        Sum of the times from the first start to the last end of the work; its median is
+        ``None`` where nothing was launched.
+    busy_ns
+        Sum of each range's union of spans.
+    """
+
+    name: str
+    domain: str | None
+    n: int
+    launched: int
+    kernels: int
+    copies: int
+    host_ns: int
+    host_median_ns: float | None
+    projected_ns: int
+    projected_median_ns: float | None
+    busy_ns: int
+
+
+@dataclass(frozen=True)
+class ProjectionResult(Result):
+    """Ranges projected on the GPU.
+
+    Attributes
+    ----------
+    names
+        One a name and domain.
+    ranges
+        One row a range: id, name, domain, thread, start_ns, end_ns and host_ns of the host;
+        gpu_start_ns, gpu_end_ns, projected_ns, busy_ns (null where it launched nothing whose
+        end was seen), kernels, copies.
+    unmatched
+        Kernels, copies and memsets whose launch call is unknown: in no range.
+    """
+
+    names: tuple[NamedProjection, ...]
+    ranges: pa.Table
+    unmatched: int
+    provenance: str
+
+    def __getitem__(self, name: str) -> NamedProjection:
+        for one in self.names:
+            if one.name == name:
+                return one
+        raise KeyError(f"no range {name!r}; there are {[one.name for one in self.names[:20]]}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per name and domain."""
+        return [
+            {
+                "range": one.name,
+                "domain": one.domain,
+                "n": one.n,
+                "with GPU work": one.launched,
+                "kernels": one.kernels,
+                "copies": one.copies,
+                "host (ms)": one.host_ns / 1e6,
+                "host median (µs)": us(one.host_median_ns),
+                "on GPU (ms)": one.projected_ns / 1e6 if one.launched else None,
+                "on GPU median (µs)": us(one.projected_median_ns),
+                "GPU busy (ms)": one.busy_ns / 1e6 if one.launched else None,
+            }
+            for one in self.names
+        ]
+
+    @property
+    def note(self) -> str:
+        """Definition and provenance in one line."""
+        left = (
+            f" {self.unmatched:,} rows of GPU work without a known launch call are in no range."
+            if self.unmatched
+            else ""
+        )
+        return (
+            "on GPU: first start to last end of the kernels, copies and memsets that the range's "
+            f"thread launched inside it; busy: union of their spans.{left} {self.provenance}"
+        )
+
+
+def range_projection(
+    trace: Trace, *, name: str | None = None, domain: str | None = None
+) -> ProjectionResult:
+    """Project ranges on the GPU: when the work that they launched ran, and for how long.
+
+    Work belongs to every range of its launch call's thread in which the call began, so an
+    outer range has the work of the inner ones. A range that ends on another thread has what
+    the thread that started it launched until then. Work whose end was not seen is left out;
+    a range whose end was not seen goes on.
+
+    Parameters
+    ----------
+    name, domain
+        Only ranges of exactly this name, of this NVTX domain.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no such range, no finished GPU work, or none is linked to its launch
+        call.
+    """
+    ranges = _ranges(trace, name, domain)
+    unknown = is_open(trace)
+    rows = rows_of(trace, *GPU_WORK)
+    rows = rows[~unknown[rows]]
+    if not len(rows):
+        raise MissingEvidence(
+            "the trace holds no finished kernel, copy or memset: record with profile() while "
+            "work is launched"
+        )
+    work, calls = launched(trace, rows)
+    order, low, high = launched_inside(trace, ranges, calls)
+    work = work[order]
+    is_kernel = np.isin(work, rows_of(trace, "kernel"))
+    before = np.r_[0, np.cumsum(is_kernel)]
+    kernels = before[high] - before[low]
+    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    first, last, busy = _extents(starts[work], ends[work], low, high)
+    nothing = low == high
+    host = ends[ranges] - starts[ranges]
+    spans = trace.spans.select(["id", "name", "domain", "thread", "start_ns", "end_ns"])
+    table = spans.take(ranges)
+    for label, values, missing in (
+        ("host_ns", host, unknown[ranges]),
+        ("gpu_start_ns", first, nothing),
+        ("gpu_end_ns", last, nothing),
+        ("projected_ns", last - first, nothing),
+        ("busy_ns", busy, nothing),
+        ("kernels", kernels, None),
+        ("copies", high - low - kernels, None),
+    ):
+        table = table.append_column(label, pa.array(values, mask=missing))
+    return ProjectionResult(_by_name(table), table, len(rows) - len(work), trace.provenance)
+
+
+def _ranges(trace: Trace, name: str | None, domain: str | None) -> Array:
+    rows = rows_of(trace, "range")
+    if not len(rows):
+        raise MissingEvidence("the trace holds no range: name the host's work with annotate()")
+    for column, wanted in (("name", name), ("domain", domain)):
+        if wanted is None:
+            continue
+        code, values = codes(trace.spans.column(column))
+        kept = rows[np.array([value == wanted for value in values])[code[rows]]]
+        if not len(kept):
+            there = [values[one] for one in np.unique(code[rows])[:20]]
+            raise MissingEvidence(f"no range with {column} {wanted!r}; there are {there}")
+        rows = kept
+    return rows
+
+
+def _extents(starts: Array, ends: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
+    """First start, last end and length of the union of the spans [low, high), for each pair.
+
+    Spans are ranked by start and by end, so that one sort of small numbers orders all pairs
+    and one running maximum serves all of them.
+    """
+    first, last, busy = (np.zeros(len(low), np.int64) for _ in range(3))
+    count = len(starts)
+    by_start, by_end = np.argsort(starts, kind="stable"), np.argsort(ends, kind="stable")
+    start_rank, end_rank = np.empty(count, np.int64), np.empty(count, np.int64)
+    start_rank[by_start] = end_rank[by_end] = np.arange(count)
+    sorted_ends = ends[by_end]
+    for number, place in pairs(low, high):
+        if not len(number):
+            continue
+        base = int(number[0])
+        key = np.sort((number - base) * count + start_rank[place])
+        group, rank = np.divmod(key, count)
+        span = by_start[rank]
+        top = np.maximum.accumulate(group * count + end_rank[span])
+        latest = sorted_ends[top - group * count]
+        opens = np.r_[True, group[1:] != group[:-1]]
+        seen = np.where(opens, starts[span], np.r_[0, latest[:-1]])
+        grown = np.r_[0, np.cumsum(np.maximum(latest - np.maximum(starts[span], seen), 0))]
+        at = np.flatnonzero(opens)
+        until = np.r_[at[1:], len(group)]
+        mine = base + group[at]
+        first[mine] = starts[span[at]]
+        last[mine] = latest[until - 1]
+        busy[mine] = grown[until] - grown[at]
+    return first, last, busy
+
+
+def _by_name(table: pa.Table) -> tuple[NamedProjection, ...]:
+    name, names = codes(table.column("name"))
+    domain, domains = codes(table.column("domain"))
+    first, code = combined(domain, name)
+    number = np.bincount(code)
+    host, host_median, _ = _totals(table.column("host_ns"), code, len(first))
+    projected, median, seen = _totals(table.column("projected_ns"), code, len(first))
+    busy, kernels, copies = (
+        _totals(table.column(column), code, len(first))[0]
+        for column in ("busy_ns", "kernels", "copies")
+    )
+    return tuple(
+        NamedProjection(
+            names[name[row]],
+            domains[domain[row]],
+            int(number[index]),
+            int(seen[index]),
+            int(kernels[index]),
+            int(copies[index]),
+            int(host[index]),
+            host_median[index],
+            int(projected[index]),
+            median[index],
+            int(busy[index]),
+        )
+        for index, row in enumerate(first)
+    )
+
+
+def _totals(column: Any, code: Array, groups: int) -> tuple[Array, list[float | None], Array]:
+    """Sum, median and number of the values that are not null, by group."""
+    known = np.asarray(column.is_valid(), dtype=bool)
+    values, code = np.asarray(column.fill_null(0))[known], code[known]
+    order = np.lexsort((values, code))
+    values = values[order]
+    bounds = np.searchsorted(code[order], np.arange(groups + 1))
+    total = np.r_[0, np.cumsum(values)]
+    count = np.diff(bounds)
+    if not len(values):
+        return np.zeros(groups, np.int64), [None] * groups, count
+    middle = values[np.minimum(bounds[:-1] + np.maximum(count - 1, 0) // 2, len(values) - 1)]
+    other = values[np.minimum(bounds[:-1] + count // 2, len(values) - 1)]
+    medians = [
+        float(value) if here else None
+        for value, here in zip(((middle + other) / 2).tolist(), count.tolist(), strict=True)
+    ]
+    return total[bounds[1:]] - total[bounds[:-1]], medians, count

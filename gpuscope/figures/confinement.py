@@ -1,0 +1,211 @@
+"""How much of the work given to each partition stayed in it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import plotly.graph_objects as go
+
+from gpuscope import analysis
+from gpuscope.analysis.confinement import (
+    EVIDENCE,
+    ConfinementResult,
+    Escape,
+    Evidence,
+    PartitionConfinement,
+)
+from gpuscope.figures import style
+from gpuscope.figures.text import (
+    duration,
+    escape,
+    provenance_lines,
+    title_suffix,
+    wrapped,
+)
+from gpuscope.trace.model import Trace
+
+_BAR = 22.0
+_LINE = 18.0
+_NAMED = 3
+_STRENGTH = {"resident": 1.0, "allocated": 0.6, "simulated": 0.6}
+_PATTERN = {"resident": "", "allocated": "/", "simulated": "."}
+
+
+def confinement(judged: Trace | ConfinementResult) -> go.Figure:
+    """Draw for each partition which share of the time of its work was spent inside it.
+
+    A bar is all the time of the work given to a partition, inside by evidence, then escaped;
+    below it stand the numbers, what escaped and where to, and what to know before trusting
+    them. Definitions: :func:`gpuscope.analysis.confinement`.
+
+    Parameters
+    ----------
+    judged
+        A trace, or what ``analysis.confinement`` said of one.
+
+    Raises
+    ------
+    MissingEvidence
+        As :func:`gpuscope.analysis.confinement`.
+    """
+    if isinstance(judged, Trace):
+        result = analysis.confinement(judged)
+        notes, suffix = provenance_lines({"": judged}), title_suffix([judged])
+    else:
+        result = judged
+        notes = [escape(line) for line in wrapped(result.provenance)]
+        suffix = " (SIMULATED)" if result.provenance.startswith("SIMULATED") else ""
+    notes += [escape(line) for note in result.notes for line in wrapped(note)]
+    names = [one.partition for one in result.partitions]
+    colours = {
+        name: style.OKABE_ITO[index % len(style.OKABE_ITO)] for index, name in enumerate(names)
+    }
+    y, places = 6.0, []
+    annotations: list[dict[str, Any]] = []
+    for one in result.partitions:
+        places.append(y + _BAR / 2)
+        y += _BAR + 2
+        for line in _lines(one):
+            annotations.append(_text(line, y + _LINE / 2))
+            y += _LINE
+        y += 12
+    return go.Figure(
+        data=_bars(result, places, colours),
+        layout=style.base_layout(
+            f"Confinement to partitions{suffix}",
+            notes,
+            y,
+            legend_rows=2,
+            barmode="overlay",
+            annotations=annotations,
+            xaxis=style.x_axis(
+                "share of the time of the work given to each partition",
+                range=[0, 1],
+                tickformat=".0%",
+                showgrid=False,
+            ),
+            yaxis={
+                "range": [y, 0],
+                "tickmode": "array",
+                "tickvals": places,
+                "ticktext": [_label(one) for one in result.partitions],
+                "tickfont": {"size": 13},
+                "showgrid": False,
+                "zeroline": False,
+                "ticklabelstandoff": 6,
+                "automargin": True,
+                "fixedrange": True,
+            },
+        ),
+    )
+
+
+def _label(one: PartitionConfinement) -> str:
+    count = "" if one.sm_count is None else f" ({one.sm_count} SMs)"
+    return f"<b>{escape(one.partition, 24)}</b>{count}"
+
+
+def _lines(one: PartitionConfinement) -> list[str]:
+    """Return what stands below a bar, safe for Plotly."""
+    if one.fraction is None:
+        return ["no work was given to it"]
+    said = ", ".join(
+        f"{part.kind}: {_share(part.fraction)} of {part.observations:,} {part.judged_by}"
+        for part in one.evidence
+    )
+    inside = f"<b>{_share(one.fraction)} inside</b> of {duration(one.time_ns)}"
+    lines = [f"{inside} in {one.kernels:,} kernels; {said}"]
+    lines += [f"× escaped: {_escape_line(found, one)}" for found in one.escapes[:_NAMED]]
+    if len(one.escapes) > _NAMED:
+        rest = sum(found.time_ns for found in one.escapes[_NAMED:])
+        lines.append(f"× and {len(one.escapes) - _NAMED:,} more, {duration(rest)}")
+    lines += [escape(line) for note in one.notes for line in wrapped(note)]
+    return lines
+
+
+def _escape_line(found: Escape, one: PartitionConfinement) -> str:
+    blocks = "" if found.blocks is None else f" ({found.blocks:,} blocks)"
+    return (
+        f"<b>{escape(found.kernel, 36)}</b> ×{found.kernels:,}{blocks} → "
+        f"{escape(found.where, 44)}: {duration(found.time_ns)}, "
+        f"{_share(found.time_ns / one.time_ns)}"
+    )
+
+
+def _share(fraction: float) -> str:
+    """Write a share so that almost all is never written as all, nor almost none as none."""
+    text = f"{fraction:.2%}"
+    if text == "100.00%" and fraction < 1:
+        return "just under 100%"
+    return "below 0.01%" if text == "0.00%" and fraction > 0 else text
+
+
+def _bars(result: ConfinementResult, places: list[float], colours: dict[str, str]) -> list[go.Bar]:
+    """Return the parts of all bars: inside by evidence, then escaped by evidence."""
+    bars = []
+    named: set[str] = set()
+    for one, y in zip(result.partitions, places, strict=True):
+        base = 0.0
+        for outside, part in itertools.product((False, True), one.evidence):
+            ns = part.escaped_ns if outside else part.time_ns - part.escaped_ns
+            if ns <= 0:
+                continue
+            width = ns / one.time_ns
+            name = f"{'escaped' if outside else 'inside'}, {part.kind}"
+            fill = style.tinted(colours[one.partition], _STRENGTH[part.kind])
+            bars.append(
+                go.Bar(
+                    orientation="h",
+                    base=[base],
+                    x=[width],
+                    y=[y],
+                    width=[_BAR],
+                    marker={
+                        "color": style.INK if outside else fill,
+                        "line": {"width": 0.7, "color": style.INK},
+                        "pattern": {
+                            "shape": "x" if outside else _PATTERN[part.kind],
+                            "size": 7,
+                            "fillmode": "overlay",
+                            "fgcolor": "white" if outside else style.INK,
+                            "fgopacity": 0.5,
+                        },
+                    },
+                    hovertext=[_hover(one, part, ns, outside=outside)],
+                    hoverinfo="text",
+                    name=name,
+                    legendgroup=name,
+                    legendrank=EVIDENCE.index(part.kind) + 10 * outside,
+                    showlegend=name not in named,
+                )
+            )
+            named.add(name)
+            base += width
+    return bars
+
+
+def _hover(one: PartitionConfinement, part: Evidence, ns: float, *, outside: bool) -> str:
+    lines = [
+        f"<b>{escape(one.partition, 40)}</b>: {'escaped' if outside else 'inside'}, {part.kind}",
+        f"{duration(ns)} of {duration(one.time_ns)}, {_share(ns / one.time_ns)}",
+        f"{part.kernels:,} kernels judged by {part.observations:,} {part.judged_by}",
+    ]
+    if outside:
+        named = [found for found in one.escapes if found.evidence == part.kind]
+        lines += [_escape_line(found, one) for found in named[:10]]
+        if len(named) > 10:
+            lines.append(f"and {len(named) - 10:,} more")
+        if one.escaping_sm_ids:
+            ids = one.escaping_sm_ids
+            more = f" and {len(ids) - 12:,} more" if len(ids) > 12 else ""
+            lines.append(f"seen on SMs {', '.join(map(str, ids[:12]))}{more}")
+    return "<br>".join(lines)
+
+
+def _text(text: str, y: float) -> dict[str, Any]:
+    return {
+        "text": text, "x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "y",
+        "yanchor": "middle", "showarrow": False, "align": "left",
+        "font": {"size": 12, "color": style.INK},
+    }  # fmt: skip

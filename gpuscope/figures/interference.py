@@ -1,0 +1,161 @@
+"""Interference as a matrix: how much longer A takes given B, with numbers in the cells."""
+
+from __future__ import annotations
+
+import textwrap
+
+import plotly.graph_objects as go
+
+from gpuscope.analysis.interference import Interference, InterferenceResult, definition
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures import style
+from gpuscope.figures.text import clean, duration, escape, wrapped
+
+_CELL = 104
+_STRONGEST = 0.5
+"""Interference from which on the colour is at its strongest."""
+_LINE = 96
+"""Characters that fit side by side in all cells of a row."""
+_MOST_LINES = 6
+
+
+def interference(result: InterferenceResult) -> go.Figure:
+    """Draw how much longer each workload's kernels take while each other one runs.
+
+    Rows are the workloads measured, columns those that were busy meanwhile; in each cell stand
+    the interference, its least and greatest value of a round and n, or why there is none. On
+    the diagonal: the median kernel time alone. Colour repeats what the numbers say.
+
+    Raises
+    ------
+    MissingEvidence
+        The result has no pair.
+    """
+    if not result.cells:
+        raise MissingEvidence("the result has no pair of workloads: measure at least two")
+    names = list(result.workloads)
+    shapes: list[dict[str, object]] = []
+    texts: list[dict[str, object]] = []
+    colours, hovers = [], []
+    for row, of in enumerate(names):
+        colours.append([0.0] * len(names))
+        hovers.append([""] * len(names))
+        for column, given in enumerate(names):
+            if of == given:
+                lines, filled = _alone(result, of), style.GRID
+                hover = lines
+            else:
+                cell = result.cell(of, given)
+                lines, hover = _lines(cell, _LINE // len(names)), _hover(cell)
+                filled = style.STRIPE if cell.value is None else ""
+                colours[row][column] = cell.value or 0.0
+            hovers[row][column] = "<br>".join(hover)
+            texts.append(_text("<br>".join(lines), column, row))
+            if filled:
+                shapes.append(_box(column, row, filled))
+    picture = go.Heatmap(
+        z=colours, zmin=-_STRONGEST, zmax=_STRONGEST, xgap=3, ygap=3, showscale=False,
+        colorscale=[
+            [0, style.tinted(style.OKABE_ITO[0], 0.55)],
+            [0.5, "#FFFFFF"],
+            [1, style.tinted(style.OKABE_ITO[5], 0.6)],
+        ],
+        hovertext=hovers, hoverinfo="text",
+    )  # fmt: skip
+    inside = result.cells[0].inside
+    notes = [*map(escape, wrapped(definition(inside))), *provenance_of(result.provenance)]
+    if result.stopped:
+        notes.insert(0, "<b>stopped early</b>: what was measured until then")
+    layout = style.base_layout(
+        f"Interference of A given B{simulated_suffix(result.provenance)}",
+        notes,
+        _CELL * len(names) + 34,
+        legend_rows=0,
+        plot_bgcolor=style.GRID,
+        shapes=shapes,
+        annotations=texts,
+        xaxis=_axis("B, busy in the background", result, side="bottom"),
+        yaxis=_axis("A, measured", result, autorange="reversed"),
+    )
+    return go.Figure(data=[picture], layout=layout)
+
+
+def provenance_of(line: str) -> list[str]:
+    """Return a result's provenance as lines for Plotly."""
+    return [
+        escape(part).replace("SIMULATED on", "<b>SIMULATED, not measured,</b> on")
+        for part in wrapped(line)
+    ]
+
+
+def simulated_suffix(line: str) -> str:
+    """Return what a title adds where the provenance says that it was simulated."""
+    return " (SIMULATED)" if "SIMULATED" in line else ""
+
+
+def _alone(result: InterferenceResult, of: str) -> list[str]:
+    cell = next(one for one in result.cells if one.of == of)
+    if cell.alone_ns is None:
+        return ["alone:", "not measured"]
+    return ["alone", f"<b>{duration(cell.alone_ns)}</b>", f"n = {cell.alone_n:,}"]
+
+
+def _lines(cell: Interference, width: int) -> list[str]:
+    """Return what stands in a cell."""
+    if cell.value is None or cell.low is None or cell.high is None:
+        said = _broken(str(cell.reason), width)
+        if len(said) >= _MOST_LINES:
+            said = _broken(f"{str(cell.reason).partition(':')[0]} …", width)[: _MOST_LINES - 1]
+        return ["<b>no value</b>", *map(escape, said)]
+    return [
+        f"<b>{_signed(cell.value)} %</b>",
+        f"{_signed(cell.low)} to {_signed(cell.high)} %",
+        f"n = {cell.n:,}",
+    ]
+
+
+def _hover(cell: Interference) -> list[str]:
+    title = f"<b>{escape(cell.of, 40)}</b> given <b>{escape(cell.given, 40)}</b>"
+    if cell.value is None or cell.median_ns is None or cell.alone_ns is None:
+        return [title, *map(escape, _broken(f"no value: {cell.reason}", 60))]
+    return [
+        title,
+        *_lines(cell, 60),
+        f"median {duration(cell.median_ns)}",
+        f"alone {duration(cell.alone_ns)}, n = {cell.alone_n:,}",
+    ]
+
+
+def _signed(value: float) -> str:
+    return f"{round(100 * value, 1) + 0.0:+.1f}"  # + 0.0: not minus zero
+
+
+def _broken(line: str, width: int) -> list[str]:
+    return textwrap.wrap(clean(line), width, break_on_hyphens=False)
+
+
+def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, object]:
+    labels = [
+        f"<b>{escape(name, 24)}</b><br>{escape(place, 28)}"
+        for name, place in result.partitions.items()
+    ]
+    return {
+        "title": {"text": title, "standoff": 10, "font": {"size": 13}},
+        "tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": labels, "ticks": "",
+        "tickangle": 0, "showgrid": False, "zeroline": False, "automargin": True,
+        "fixedrange": True, "ticklabelstandoff": 4, **more,
+    }  # fmt: skip
+
+
+def _text(text: str, x: int, y: int) -> dict[str, object]:
+    return {
+        "text": text, "x": x, "y": y, "showarrow": False,
+        "font": {"size": 12, "color": style.INK}, "align": "center",
+    }  # fmt: skip
+
+
+def _box(x: int, y: int, colour: str) -> dict[str, object]:
+    return {
+        "type": "rect", "x0": x - 0.49, "x1": x + 0.49, "y0": y - 0.48, "y1": y + 0.48,
+        "fillcolor": colour, "line": {"width": 0}, "layer": "above",
+    }  # fmt: skip

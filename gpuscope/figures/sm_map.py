@@ -1,0 +1,272 @@
+"""Which SMs were busy when, and with whose thread blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from gpuscope.analysis.gaps import codes, is_open, rows_of
+from gpuscope.analysis.intervals import union
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures import style
+from gpuscope.figures.text import (
+    axis_unit,
+    duration,
+    escape,
+    provenance_lines,
+    title_suffix,
+    wrapped,
+)
+from gpuscope.figures.tracks import partition_label
+from gpuscope.trace.model import Trace
+
+Array = np.ndarray[Any, Any]
+
+_NAMED = 3
+_FAINTEST = 0.25
+
+
+def sm_map(
+    trace: Trace,
+    *,
+    bins: int = 300,
+    window_ns: tuple[int, int] | None = None,
+    device: int | None = None,
+) -> go.Figure:
+    """Draw the SMs of a GPU over time: which were busy, and with whose thread blocks.
+
+    A cell is one SM in one bin of time. Its colour is the partition whose blocks held the
+    SM for the longest time in it, its strength the share of the bin in which any block held
+    the SM. The strip on the left says which partition owns each SM. What the figure holds
+    depends on bins, SMs and partitions, not on the number of blocks.
+
+    Parameters
+    ----------
+    bins
+        Bins of time, at least 1.
+    window_ns
+        Start and end on the trace's clock. Default: first start to last end of the blocks.
+    device
+        Index of the device. Default: the one with the most blocks.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished thread block whose SM is known, on that device.
+    ValueError
+        The window is empty or ``bins`` is below 1.
+    """
+    if bins < 1:
+        raise ValueError(f"bins is at least 1, not {bins}")
+    blocks = _Blocks(trace, device)
+    low, high = window_ns or (int(blocks.starts.min()), int(blocks.ends.max()))
+    high = max(high, low + 1) if window_ns is None else high
+    if low >= high:
+        raise ValueError(f"the window ends at {high} ns, not after its start at {low} ns")
+    bins = min(bins, high - low)
+    edges = low + (high - low) * np.arange(bins + 1) // bins
+    busy_ns = _held_ns(blocks.sm, blocks.height, blocks, edges)
+    by_owner = _held_ns(
+        blocks.partition * blocks.height + blocks.sm,
+        len(blocks.partitions) * blocks.height,
+        blocks,
+        edges,
+    ).reshape(len(blocks.partitions), blocks.height, bins)
+    most = np.where(busy_ns > 0, by_owner.argmax(axis=0), -1)
+    share = (busy_ns / np.diff(edges)).astype(np.float32)
+    unit, unit_ns = axis_unit(high - low)
+    colours = style.partition_colours([trace], filter(None, blocks.partitions))
+    cells = [
+        _cells(trace, blocks, index, np.where(most == index, share, np.nan), colours)
+        for index in range(len(blocks.partitions))
+        if (most == index).any()
+    ]
+    step = (high - low) / bins / unit_ns
+    for one in cells:
+        one.update(x0=step / 2, dx=step)
+        one.update(
+            hovertemplate=f"<b>SM %{{y}}</b>, at %{{x:,.4~r}} {unit}<br>busy for %{{z:.1%}} of a "
+            f"bin of {duration((high - low) / bins)}<br>most of it: %{{meta}}"
+            "<extra></extra>"
+        )
+    strip = _strip(trace, blocks.height, colours)
+    notes = provenance_lines({"": trace})
+    notes += [escape(line) for line in wrapped(_statement(blocks, edges, low, high))]
+    layout = style.base_layout(
+        f"Thread blocks by SM{title_suffix([trace])}",
+        notes,
+        min(max(blocks.height * 4, 240), 900),
+        legend_rows=1,
+        xaxis=style.x_axis(
+            f"time since the window's start ({unit})",
+            range=[0, (high - low) / unit_ns],
+            domain=[0.03, 1] if strip else [0, 1],
+            showgrid=False,
+        ),
+        yaxis={
+            "title": {"text": "SM id", "standoff": 10, "font": {"size": 13}},
+            "range": [blocks.height - 0.5, -0.5],
+            "anchor": "x2" if strip else "x",
+            "nticks": 18,
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "outside",
+            "tickcolor": style.MUTED,
+            "automargin": True,
+        },
+        xaxis2={"domain": [0, 0.022], "visible": False, "fixedrange": True},
+    )
+    return go.Figure(data=[*strip, *cells], layout=layout)
+
+
+class _Blocks:
+    """The finished blocks of one device whose SM is known.
+
+    Attributes
+    ----------
+    rows
+        Positions in the trace; ``sm``, ``partition``, ``starts`` and ``ends`` are parallel.
+    partitions
+        Name of each number in ``partition``; ``None`` is the whole GPU.
+    height
+        SMs of the device.
+    left_out
+        What is not drawn, in words → how many blocks.
+    """
+
+    def __init__(self, trace: Trace, device: int | None) -> None:
+        every = rows_of(trace, "block")
+        sm = trace.array("sm", fill=-1)
+        usable = (sm[every] >= 0) & ~is_open(trace)[every]
+        rows = every[usable]
+        there, devices = codes(trace.spans.column("device"))
+        if device is None and len(rows):
+            device = devices[int(np.bincount(there[rows]).argmax())]
+        here = there[rows] == (devices.index(device) if device in devices else -1)
+        if not here.any():
+            where = "" if device is None else f" on device {device}"
+            raise MissingEvidence(
+                f"none of {len(every):,} thread blocks{where} is finished and has its SM: record "
+                "a workload that tells its blocks, such as TracedGemm, on a CUDA device"
+            )
+        self.left_out = {
+            "without an end or an SM": len(every) - len(rows),
+            "on other devices": len(rows) - int(here.sum()),
+        }
+        self.rows = rows = rows[here]
+        self.sm = sm[rows].astype(np.int64)
+        self.starts, self.ends = trace.array("start_ns")[rows], trace.array("end_ns", fill=0)[rows]
+        partition, names = codes(trace.spans.column("partition"))
+        used, self.partition = np.unique(partition[rows], return_inverse=True)
+        self.partitions: list[str | None] = [names[one] for one in used]
+        known = [
+            int(facts["sm_count"])
+            for facts in trace.metadata.devices.values()
+            if facts.get("index") == device and facts.get("sm_count")
+        ]
+        self.height = max(int(self.sm.max()) + 1, *known, 1)
+
+
+def _held_ns(group: Array, groups: int, blocks: _Blocks, edges: Array) -> Array:
+    """Return how long blocks of each group held their SM in each bin, ns."""
+    order = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[order], np.arange(groups + 1))
+    held = np.zeros((groups, len(edges) - 1), np.int64)
+    for index in np.flatnonzero(np.diff(bounds)):
+        mine = order[bounds[index] : bounds[index + 1]]
+        spans = union(blocks.starts[mine], blocks.ends[mine])
+        before = np.r_[0, np.cumsum(spans[:, 1] - spans[:, 0])]
+        begun = np.searchsorted(spans[:, 0], edges, "right")
+        rest = np.where(begun > 0, np.maximum(spans[begun - 1, 1] - edges, 0), 0)
+        held[index] = np.diff(before[begun] - rest)
+    return held
+
+
+def _cells(
+    trace: Trace, blocks: _Blocks, index: int, share: Array, colours: dict[str, str]
+) -> go.Heatmap:
+    """Return the cells of one partition; SMs between those that it held are one empty row."""
+    partition = blocks.partitions[index]
+    colour = style.WHOLE_GPU_COLOUR if partition is None else colours[partition]
+    held = np.flatnonzero(~np.isnan(share).all(axis=1))
+    edges = np.unique(np.r_[held, held + 1])
+    rows = np.where(np.isin(edges[:-1], held)[:, None], share[edges[:-1]], np.nan)
+    label = partition_label(trace, partition)
+    return go.Heatmap(
+        z=rows,
+        y=edges - 0.5,
+        zmin=0,
+        zmax=1,
+        colorscale=[[0, style.tinted(colour, _FAINTEST)], [1, colour]],
+        showscale=False,
+        showlegend=True,
+        name=escape(label),
+        meta=f"{escape(label)}<br>its blocks: {_workloads(trace, blocks, index)}",
+        hoverongaps=False,
+    )
+
+
+def _workloads(trace: Trace, blocks: _Blocks, index: int) -> str:
+    """Name what kept a partition busy, the longest first."""
+    mine = blocks.partition == index
+    found: dict[str, float] = {}
+    category, categories = codes(trace.spans.column("category"))
+    name, names = codes(trace.spans.column("name"))
+    own = np.where(category > 0, category, len(categories) + name)[blocks.rows[mine]]
+    lasted = np.bincount(own, (blocks.ends - blocks.starts)[mine] + 1)
+    for one in np.flatnonzero(lasted):
+        label = (categories + names)[one]
+        found[label] = found.get(label, 0) + lasted[one]
+    said = [escape(one, 40) for one in sorted(found, key=lambda one: -found[one])]
+    more = f" and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
+    return ", ".join(said[:_NAMED]) + more
+
+
+def _strip(trace: Trace, height: int, colours: dict[str, str]) -> list[go.Heatmap]:
+    """Return the strip that says who owns each SM; nothing where no SM ids are known."""
+    owners: list[list[str]] = [[] for _ in range(height)]
+    for name, facts in trace.metadata.partitions.items():
+        for one in facts.get("sm_ids") or ():
+            if 0 <= one < height:
+                owners[one].append(name)
+    if not any(owners):
+        return []
+    names = list(colours)
+    steps = [
+        [edge / len(names), colour]
+        for index, colour in enumerate(colours.values())
+        for edge in (index, index + 1)
+    ]
+    return [
+        go.Heatmap(
+            z=[[names.index(mine[0]) + 0.5 if mine else None] for mine in owners],
+            zmin=0,
+            zmax=len(names),
+            colorscale=steps,
+            showscale=False,
+            xaxis="x2",
+            hovertext=[
+                [f"SM {one} belongs to {' and '.join(escape(name, 40) for name in mine)}"]
+                for one, mine in enumerate(owners)
+            ],
+            hoverinfo="text",
+            hoverongaps=False,
+        )
+    ]
+
+
+def _statement(blocks: _Blocks, edges: Array, low: int, high: int) -> str:
+    """Say in plain text what is drawn and how to read it."""
+    inside = int(np.count_nonzero((blocks.ends > low) & (blocks.starts < high)))
+    bins = len(edges) - 1
+    left = {**blocks.left_out, "outside the window": len(blocks.rows) - inside}
+    said = [
+        f"{inside:,} blocks in {bins:,} bins of {duration((high - low) / bins)}",
+        "colour: the partition whose blocks held the SM longest in a cell",
+        "paler: held for less of it",
+        "strip on the left: whose SM it is",
+        *(f"{count:,} blocks {why} not drawn" for why, count in left.items() if count),
+    ]
+    return "; ".join(said)

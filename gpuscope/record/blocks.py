@@ -1,0 +1,112 @@
+"""The blocks source: what traced kernels wrote about each of their thread blocks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from gpuscope.device.api import Call
+from gpuscope.device.device import Device
+from gpuscope.record.clock import ClockFit, Sample
+from gpuscope.record.cupti import tables
+from gpuscope.record.rows import Batch, block_row, work_row
+from gpuscope.trace import schema
+
+_SOURCE = r"""
+extern "C" __global__ void gpuscope_globaltimer(unsigned long long* out) {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  *out = now;
+}
+"""
+_TRIES = 16
+
+
+def globaltimer_fit(device: Device) -> ClockFit:
+    """Compare %globaltimer with Unix time by host brackets around a tiny kernel."""
+    backend = device.backend
+    kernel = backend.compile(_SOURCE, "gpuscope_globaltimer", None)
+    out = backend.empty((1,), np.dtype(np.uint64))
+    stream, handle = backend.make_stream(None, 0)
+    fit = ClockFit()
+    try:
+        for _ in range(_TRIES):
+            before = time.time_ns()
+            backend.launch(stream, kernel, 1, 1, (out,), 0)
+            backend.sync_stream(stream)
+            half = (time.time_ns() - before) // 2
+            seen = int(backend.to_host(out)[0])
+            fit.add(Sample(before + half, seen - before - half, half))
+    finally:
+        backend.close_stream(stream, handle)
+    return fit
+
+
+class BlockSource:
+    """Keeps the records of traced launches until they can be read."""
+
+    def __init__(self) -> None:
+        self._launches: list[tuple[Call, Any]] = []
+
+    def take(self, call: Call) -> None:
+        """Keep the records of a launch."""
+        self._launches.append((call, call.blocks))
+
+    @property
+    def devices(self) -> set[str]:
+        """Keys of the devices that traced kernels ran on."""
+        return {call.device_key for call, _ in self._launches}
+
+    def read(self, devices: dict[str, Device], clocks: dict[str, ClockFit]) -> list[Batch]:
+        """Return one row for each thread block; everything must have run.
+
+        Parameters
+        ----------
+        clocks
+            Device key → how its %globaltimer stands to the recording's clock.
+        """
+        batches = []
+        for key in sorted(self.devices):
+            mine = [(call, array) for call, array in self._launches if call.device_key == key]
+            records = [devices[key].backend.to_host(array) for _, array in mine]
+            calls = [call for call, _ in mine]
+            batches.append(_rows(calls, records, devices[key], clocks.get(key) or ClockFit()))
+        self._launches.clear()
+        return batches
+
+
+def _rows(calls: list[Call], records: list[Any], device: Device, clock: ClockFit) -> Batch:
+    counts = np.array([len(one) for one in records], np.int64)
+    of_call = np.repeat(np.arange(len(calls)), counts)
+    every = np.concatenate(records).astype(np.int64)
+    count = len(every)
+
+    def text(values: list[str | None]) -> Any:
+        distinct = list(dict.fromkeys(values))
+        codes = np.array([distinct.index(value) for value in values], np.int64)
+        return tables.text_column(codes[of_call], distinct)
+
+    correlations = np.array([call.correlation for call in calls], np.int64)
+    places = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+    streams = np.array([call.stream.id if call.stream is not None else -1 for call in calls])
+    homes = [call.stream.partition if call.stream is not None else None for call in calls]
+    meant = [call.intended.partition if call.intended is not None else None for call in calls]
+    columns = {
+        "id": block_row(correlations[of_call], places),
+        "parent": work_row(correlations)[of_call],
+        "kind": tables.constant("block", count),
+        "name": text([call.name for call in calls]),
+        "start_ns": clock.to_unix(every[:, 0]),
+        "end_ns": clock.to_unix(every[:, 1]),
+        "device": np.full(count, device.info.index, np.int16),
+        "device_uuid": tables.constant(device.info.uuid, count),
+        "partition": text([home.name if home is not None else None for home in homes]),
+        "intended_partition": text([home.name if home is not None else None for home in meant]),
+        "stream": streams[of_call],
+        "sm": every[:, 2].astype(np.int16),
+        "category": text([call.workload for call in calls]),
+        "source": tables.constant("blocks", count),
+    }
+    return Batch(tables.table(columns, count), schema.table({}, schema.EDGE_TYPES))

@@ -1,0 +1,275 @@
+"""CUPTI is one per process: who collects, the buffers it fills, and handing them on.
+
+While work is launched, the only Python that runs here hands CUPTI a prepared buffer now
+and then, and keeps the address of one that is full.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuscope.errors import GpuscopeError, RecorderBusy
+from gpuscope.record.cupti import layout
+from gpuscope.record.cupti.library import COMPLETED, REQUESTED, Library, Refused
+
+BUFFER_BYTES = 32 << 20
+"""Few and large: each costs the launching thread a call into Python."""
+_PREPARED = 3
+"""Buffers whose pages are there before CUPTI asks, so that no launch waits for the kernel."""
+
+KINDS = (
+    layout.KERNEL, layout.MEMCPY, layout.MEMSET, layout.PEER_COPY, layout.CONTEXT, layout.STREAM,
+    layout.MARKER, layout.MARKER_DATA,
+)  # fmt: skip
+"""Recorded always. Kernels of graphs are recorded each: records of whole graphs
+(GRAPH_TRACE) crash a process whose graphs were instantiated before they were enabled
+(libcupti 13.0, driver 580)."""
+_API_KINDS: Mapping[str, tuple[int, ...]] = {
+    "none": (),
+    "runtime": (layout.RUNTIME,),
+    "launches": (layout.RUNTIME, layout.DRIVER),
+    "all": (layout.RUNTIME, layout.DRIVER),
+}
+"""What API calls to record → kinds, from little to much."""
+
+Sink = Callable[[np.ndarray[Any, Any]], None]
+"""Takes bytes as CUPTI delivered them; must not change them."""
+
+
+class Collector:
+    """Shares CUPTI among the recordings of a process.
+
+    Parameters
+    ----------
+    library
+        The calls of libcupti.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.sizes = layout.record_sizes(library.version)
+        self.refused = 0
+        """Buffers that were refused because of the memory limit."""
+        self._lock = threading.RLock()
+        self._owners: dict[int, tuple[Sink, int, str]] = {}
+        self._undo = contextlib.ExitStack()
+        self._arrays: dict[int, np.ndarray[Any, Any]] = {}
+        self._ready: list[np.ndarray[Any, Any]] = []
+        self._full: list[tuple[int, int]] = []
+        self._lost: list[dict[int, np.ndarray[Any, Any]]] = []
+        self._held_bytes = 0
+        self._limit = 0
+        self._apis = "none"
+        self._registered = False
+        self._process = os.getpid()
+        # C keeps their addresses, also when nothing is recorded.
+        self._requested = REQUESTED(self._request)
+        self._completed = COMPLETED(self._complete)
+        self.note: str | None = None
+        """What is worth knowing about who else uses CUPTI."""
+        atexit.register(self._at_exit)
+
+    # -- what CUPTI calls, on any thread ----------------------------------------------
+    def _request(self, buffer: Any, size: Any, most: Any) -> None:
+        most[0] = 0
+        if self._held_bytes + BUFFER_BYTES > self._limit:
+            self.refused += 1
+            buffer[0], size[0] = None, 0
+            return
+        array = self._ready.pop() if self._ready else np.zeros(BUFFER_BYTES, np.uint8)
+        address = array.ctypes.data
+        self._arrays[address] = array
+        self._held_bytes += BUFFER_BYTES
+        buffer[0], size[0] = address, BUFFER_BYTES
+
+    def _complete(self, _context: Any, _stream: int, buffer: int, _size: int, used: int) -> None:
+        if buffer in self._arrays:  # else it belongs to a client that was there before us
+            self._full.append((buffer, used))
+
+    # -- owners -----------------------------------------------------------------------
+    def begin(self, owner: int, sink: Sink, *, apis: str, limit: int) -> None:
+        """Collect for one more recording.
+
+        Parameters
+        ----------
+        apis
+            ``"none"``, ``"runtime"`` (launches by the CUDA runtime), ``"launches"`` (by the
+            driver's calls, too) or ``"all"``: which API calls to record.
+        limit
+            Bytes of buffers at most while several record, the largest counts.
+
+        Raises
+        ------
+        RecorderBusy
+            Another client of CUPTI is recording in this process.
+        GpuscopeError
+            This process was forked from one that used CUPTI.
+        """
+        with self._lock:
+            if os.getpid() != self._process:
+                raise GpuscopeError(
+                    "this process was forked from one that uses CUDA and CUPTI, and neither "
+                    "works in a forked child: start it with multiprocessing's 'spawn' method"
+                )
+            first = not self._owners
+            self._owners[owner] = (sink, limit, apis)
+            self._limit = max(limit for _, limit, _ in self._owners.values())
+            try:
+                if first:
+                    self._open()
+                self._choose_apis()
+            except BaseException:
+                if first:
+                    self.end(owner, taken_over=False)
+                else:
+                    del self._owners[owner]
+                raise
+
+    def _open(self) -> None:
+        library = self.library
+        self.note = None
+        try:
+            subscription = library.subscribe()
+            self._undo.callback(library.unsubscribe, subscription)
+        except Refused as error:
+            self.note = _tolerate(str(error))
+        self._undo.callback(library.use_system_thread_ids())
+        library.promise_zeroed_buffers(promised=True)
+        self._undo.callback(library.promise_zeroed_buffers, promised=False)
+        self._prepare()
+        library.dropped()  # what was dropped before is not ours
+        self.refused = 0
+        self._registered = True
+        library.register(self._requested, self._completed)
+        for kind in KINDS:
+            library.enable(kind)
+
+    def _choose_apis(self) -> None:
+        rank = list(_API_KINDS)
+        apis = max((apis for _, _, apis in self._owners.values()), key=rank.index, default="none")
+        if apis == self._apis:
+            return
+        for kind in _API_KINDS["all"]:
+            if kind in _API_KINDS[apis]:
+                self.library.enable(kind)
+                if apis != "all":
+                    self.library.only_launches(kind)
+            elif kind in _API_KINDS[self._apis]:
+                self.library.disable(kind)
+        self._apis = apis
+
+    def _prepare(self) -> None:
+        """Have buffers ready whose pages exist."""
+        while len(self._ready) < _PREPARED:
+            array = np.empty(BUFFER_BYTES, np.uint8)
+            array.fill(0)
+            self._ready.append(array)
+
+    def end(self, owner: int, *, taken_over: bool) -> None:
+        """Stop collecting for a recording; what CUPTI keeps of us goes with the last one.
+
+        Parameters
+        ----------
+        taken_over
+            Another client registered its own callbacks: what it enabled stays enabled.
+        """
+        with self._lock:
+            if self._owners.pop(owner, None) is None:
+                return
+            if self._owners:
+                self._choose_apis()
+                return
+            if taken_over:
+                self._lost.append(dict(self._arrays))  # CUPTI may still write to them
+            elif self._registered:
+                self._choose_apis()
+                for kind in (*KINDS, layout.SYNCHRONIZATION):
+                    self.library.disable(kind)
+            self._registered = False
+            self._undo.close()
+            self._apis = "none"
+            self._arrays.clear()
+            self._ready.clear()
+            self._full.clear()
+            self._held_bytes = 0
+
+    def collect(self, *, forced: bool) -> None:
+        """Have CUPTI hand over what it has, and give it to every recording."""
+        with self._lock:
+            if os.getpid() != self._process or not self._owners:
+                return
+            self.library.flush(forced=forced)
+            for _ in range(len(self._full)):
+                address, used = self._full.pop(0)
+                array = self._arrays.pop(address)
+                self._held_bytes -= BUFFER_BYTES
+                records = array[:used]
+                if used < BUFFER_BYTES // 2:
+                    records = records.copy()
+                    if len(self._ready) < _PREPARED:
+                        array[:used] = 0
+                        self._ready.append(array)
+                for sink, _, _ in self._owners.values():
+                    sink(records)
+            if not forced:
+                self._prepare()
+
+    def _at_exit(self) -> None:
+        """Have CUPTI call nothing of ours once the interpreter is gone."""
+        if os.getpid() == self._process and self._owners:
+            with contextlib.suppress(Exception):
+                self.collect(forced=True)
+                for owner in list(self._owners):
+                    self.end(owner, taken_over=False)
+
+
+def _tolerate(holder: str) -> str:
+    """Return a note where the holder of the subscription is known to be idle; or refuse.
+
+    PyTorch's profiler keeps the subscription when it has finished, without a name.
+    """
+    torch = sys.modules.get("torch")
+    unnamed = "<not provided>" in holder
+    if torch is not None and unnamed and not _torch_records(torch):
+        return "PyTorch's profiler was used before and keeps CUPTI's subscription"
+    who = "PyTorch's profiler" if torch is not None and unnamed else (holder or "another tool")
+    raise RecorderBusy(
+        f"another CUPTI client is recording in this process: {who}. CUPTI serves one at a time. "
+        "End it first (leave its with block, or start the program without the tool), or record "
+        "with profile(source='events')"
+    )
+
+
+def _torch_records(torch: Any) -> bool:
+    """Whether PyTorch's profiler is on; yes where it cannot be told."""
+    try:
+        return bool(torch.autograd._profiler_enabled())
+    except AttributeError:
+        return True
+
+
+_collector: Collector | None = None
+_making = threading.Lock()
+
+
+def get_collector() -> Collector:
+    """Return the process's collector; loads libcupti at first use.
+
+    Raises
+    ------
+    MissingDependency, CapabilityError
+        cupti-python or libcupti is absent or too old.
+    """
+    global _collector  # noqa: PLW0603 - CUPTI is one per process
+    with _making:
+        if _collector is None:
+            _collector = Collector(Library())
+        return _collector

@@ -1,0 +1,287 @@
+"""The layout of CUPTI's activity records, and finding them in the buffers it fills.
+
+Pure: bytes in, NumPy arrays out; no library is loaded and no GPU is needed. Records of
+different kinds lie one behind the other, each as long as its kind's layout in the version
+of libcupti that wrote it. Newer layouts append fields to older ones, so one table of
+offsets serves all versions. Source: ``cupti_activity.h`` of CUDA 12.9 and 13.0 to 13.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.errors import TraceFormatError
+
+MEMCPY, MEMSET, DRIVER, RUNTIME, CONTEXT = 1, 2, 4, 5, 9
+KERNEL, MARKER, MARKER_DATA, OVERHEAD, PEER_COPY = 10, 12, 13, 17, 22
+STREAM, SYNCHRONIZATION, EXTERNAL, GRAPH = 37, 38, 39, 51
+"""Numbers of ``CUpti_ActivityKind``; KERNEL is CONCURRENT_KERNEL, which serialises nothing."""
+
+OLDEST = 28
+"""``CUPTI_API_VERSION`` of CUDA 12.9; from 13.0 on it reads 130000 and more."""
+
+_SIZES: Mapping[int, tuple[tuple[int, int], ...]] = {
+    KERNEL: ((OLDEST, 208), (130000, 216), (130100, 224), (130300, 232), (130400, 248)),
+    MEMCPY: ((OLDEST, 96), (130400, 112)),
+    MEMSET: ((OLDEST, 88), (130400, 104)),
+    PEER_COPY: ((OLDEST, 96),),
+    DRIVER: ((OLDEST, 40),),
+    RUNTIME: ((OLDEST, 40),),
+    CONTEXT: ((OLDEST, 32), (130100, 40)),
+    MARKER: ((OLDEST, 56),),
+    MARKER_DATA: ((OLDEST, 32), (130000, 40)),
+    OVERHEAD: ((OLDEST, 56),),
+    STREAM: ((OLDEST, 24),),
+    SYNCHRONIZATION: ((OLDEST, 56),),
+    EXTERNAL: ((OLDEST, 24),),
+    GRAPH: ((OLDEST, 56),),
+}
+"""Kind → (first version, bytes) in ascending order."""
+
+_API = {
+    "callback": (4, "u4"), "start": (8, "u8"), "end": (16, "u8"), "process": (24, "u4"),
+    "thread": (28, "u4"), "correlation": (32, "u4"), "returned": (36, "u4"),
+}  # fmt: skip
+
+FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
+    KERNEL: {
+        "registers": (6, "u2"), "start": (16, "u8"), "end": (24, "u8"), "device": (40, "u4"),
+        "context": (44, "u4"), "stream": (48, "u4"),
+        "grid_x": (52, "u4"), "grid_y": (56, "u4"), "grid_z": (60, "u4"),
+        "block_x": (64, "u4"), "block_y": (68, "u4"), "block_z": (72, "u4"),
+        "static_shared": (76, "u4"), "dynamic_shared": (80, "u4"), "local_memory": (84, "u4"),
+        "correlation": (92, "u4"), "name": (104, "u8"), "queued": (120, "u8"),
+        "submitted": (128, "u8"), "graph_node": (144, "u8"), "graph": (156, "u4"),
+        "channel": (168, "u4"),
+        "cluster_x": (176, "u4"), "cluster_y": (180, "u4"), "cluster_z": (184, "u4"),
+    },
+    MEMCPY: {
+        "copy_kind": (4, "u1"), "src_kind": (5, "u1"), "dst_kind": (6, "u1"), "bytes": (8, "u8"),
+        "start": (16, "u8"), "end": (24, "u8"), "device": (32, "u4"), "context": (36, "u4"),
+        "stream": (40, "u4"), "correlation": (44, "u4"), "graph_node": (64, "u8"),
+        "graph": (72, "u4"), "channel": (76, "u4"),
+    },
+    MEMSET: {
+        "value": (4, "u4"), "bytes": (8, "u8"), "start": (16, "u8"), "end": (24, "u8"),
+        "device": (32, "u4"), "context": (36, "u4"), "stream": (40, "u4"),
+        "correlation": (44, "u4"), "dst_kind": (50, "u2"), "graph_node": (64, "u8"),
+        "graph": (72, "u4"), "channel": (76, "u4"),
+    },
+    PEER_COPY: {
+        "copy_kind": (4, "u1"), "src_kind": (5, "u1"), "dst_kind": (6, "u1"), "bytes": (8, "u8"),
+        "start": (16, "u8"), "end": (24, "u8"), "device": (32, "u4"), "context": (36, "u4"),
+        "stream": (40, "u4"), "correlation": (60, "u4"), "graph_node": (72, "u8"),
+        "graph": (80, "u4"), "channel": (84, "u4"),
+    },
+    DRIVER: _API,
+    RUNTIME: _API,
+    CONTEXT: {
+        "context": (4, "u4"), "device": (8, "u4"), "parent": (16, "u4"), "is_green": (20, "u1"),
+        "sm_count": (22, "u2"),
+    },
+    STREAM: {
+        "context": (4, "u4"), "stream": (8, "u4"), "priority": (12, "u4"), "flag": (16, "u4"),
+    },
+    MARKER: {
+        "flags": (4, "u4"), "time": (8, "u8"), "marker": (16, "u4"), "process": (24, "u4"),
+        "thread": (28, "u4"), "name": (40, "u8"), "domain": (48, "u8"),
+    },
+    MARKER_DATA: {
+        "flags": (4, "u4"), "marker": (8, "u4"), "payload_kind": (12, "u4"),
+        "payload": (16, "u8"), "color": (24, "u4"), "category": (28, "u4"),
+    },
+    SYNCHRONIZATION: {
+        "type": (4, "u4"), "start": (8, "u8"), "end": (16, "u8"), "correlation": (24, "u4"),
+        "context": (28, "u4"), "stream": (32, "u4"),
+    },
+}  # fmt: skip
+"""Kind → field → (offset in bytes, NumPy type): the fields that traces use."""
+
+
+def record_sizes(version: int) -> dict[int, int]:
+    """Return the bytes of each kind's record in libcupti's ``CUPTI_API_VERSION``.
+
+    Raises
+    ------
+    TraceFormatError
+        The version is older than CUDA 12.9's.
+    """
+    if version < OLDEST:
+        raise TraceFormatError(
+            f"libcupti has API version {version}; the record layouts known here begin with "
+            f"{OLDEST} (CUDA 12.9): install a newer nvidia-cuda-cupti"
+        )
+    return {
+        kind: [size for first, size in sizes if version >= first][-1]
+        for kind, sizes in _SIZES.items()
+    }
+
+
+_WINDOW = 96
+"""Records that are walked one by one to find how their kinds repeat."""
+_LONGEST_PERIOD = 32
+_WALK = 8192
+"""Records walked one by one where kinds do not repeat."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the records of a buffer begin.
+
+    Attributes
+    ----------
+    offsets
+        Kind → offsets in bytes, ascending.
+    unread
+        Bytes behind a record of a kind that is not known: what follows it cannot be found.
+    unread_kind
+        That kind, or ``None``.
+    """
+
+    offsets: Mapping[int, np.ndarray[Any, Any]]
+    unread: int = 0
+    unread_kind: int | None = None
+
+
+def find_records(buffer: np.ndarray[Any, Any], sizes: Mapping[int, int]) -> Found:
+    """Return where each record of ``buffer`` begins.
+
+    Launching the same things again and again writes the same kinds again and again: what
+    repeats is found by comparing arrays, the rest is walked.
+
+    Parameters
+    ----------
+    buffer
+        Bytes as CUPTI delivered them, uint8, shape (n,).
+    sizes
+        Kind → bytes, from :func:`record_sizes`.
+    """
+    words = buffer[: len(buffer) // 4 * 4].view(np.uint32)
+    kinds = words.data
+    end = len(words)
+    steps = {kind: size // 4 for kind, size in sizes.items()}
+    pieces: dict[int, list[np.ndarray[Any, Any]]] = {}
+    position, unread_kind = 0, None
+    while position < end and unread_kind is None:
+        starts, seen, after, unread_kind = _walk(kinds, position, end, steps, _WINDOW)
+        period = _period(seen) if unread_kind is None and len(seen) == _WINDOW else 0
+        if period:
+            rounds, after = _rounds(words, starts[:period], seen[:period], position, steps)
+            for start, kind in zip(starts[:period], seen[:period], strict=True):
+                step = (after - position) // rounds
+                pieces.setdefault(kind, []).append(
+                    np.arange(start, start + rounds * step, step, dtype=np.int64)
+                )
+        else:
+            if unread_kind is None and len(seen) == _WINDOW:
+                more, more_seen, after, unread_kind = _walk(kinds, after, end, steps, _WALK)
+                starts, seen = starts + more, seen + more_seen
+            where, what = np.array(starts, np.int64), np.array(seen, np.int64)
+            for kind in set(seen):
+                pieces.setdefault(kind, []).append(where[what == kind])
+        position = after
+    offsets = {kind: np.sort(np.concatenate(found)) * 4 for kind, found in pieces.items()}
+    return Found(offsets, (end - position) * 4 if unread_kind is not None else 0, unread_kind)
+
+
+def _walk(
+    kinds: Any, position: int, end: int, steps: Mapping[int, int], limit: int
+) -> tuple[list[int], list[int], int, int | None]:
+    """Walk up to ``limit`` records; positions and sizes in 4-byte words."""
+    starts: list[int] = []
+    seen: list[int] = []
+    for _ in range(limit):
+        if position >= end:
+            break
+        kind = kinds[position]
+        step = steps.get(kind)
+        if step is None or position + step > end:
+            return starts, seen, position, kind
+        starts.append(position)
+        seen.append(kind)
+        position += step
+    return starts, seen, position, None
+
+
+def _period(seen: list[int]) -> int:
+    """Return after how many records the kinds repeat, or 0."""
+    for period in range(1, _LONGEST_PERIOD + 1):
+        if seen[period:] == seen[:-period]:
+            return period
+    return 0
+
+
+def _rounds(
+    words: np.ndarray[Any, Any],
+    starts: list[int],
+    seen: list[int],
+    position: int,
+    steps: Mapping[int, int],
+) -> tuple[int, int]:
+    """Return how often the kinds ``seen`` come in a row, and the position behind them."""
+    step = sum(steps[kind] for kind in seen)
+    most = (len(words) - position) // step
+    rounds, chunk = 1, 1024
+    while rounds < most:
+        stop = min(most, rounds + chunk)
+        good = stop
+        for start, kind in zip(starts, seen, strict=True):
+            first = start + rounds * step
+            differs = np.flatnonzero(words[first : start + (stop - 1) * step + 1 : step] != kind)
+            if len(differs):
+                good = min(good, rounds + int(differs[0]))
+        rounds = good
+        if good < stop:
+            break
+        chunk *= 4
+    return rounds, position + rounds * step
+
+
+_CHUNK = 2048
+"""Records read at a time: all fields of so many are in the processor's cache together."""
+
+
+def read_records(
+    buffer: np.ndarray[Any, Any], found: Found
+) -> dict[int, dict[str, np.ndarray[Any, Any]]]:
+    """Return kind → field → values for every kind whose fields are known."""
+    return {
+        kind: _read(buffer, offsets, FIELDS[kind])
+        for kind, offsets in found.offsets.items()
+        if kind in FIELDS
+    }
+
+
+def _read(
+    buffer: np.ndarray[Any, Any],
+    offsets: np.ndarray[Any, Any],
+    fields: Mapping[str, tuple[int, str]],
+) -> dict[str, np.ndarray[Any, Any]]:
+    views = {
+        code: buffer[: len(buffer) // int(code[1]) * int(code[1])].view(code)
+        for code in {code for _, code in fields.values()}
+    }
+    columns = {name: np.empty(len(offsets), code) for name, (_, code) in fields.items()}
+    for first in range(0, len(offsets), _CHUNK):
+        chunk = offsets[first : first + _CHUNK]
+        step = int(chunk[1] - chunk[0]) if len(chunk) > 1 else 8
+        even = bool((np.diff(chunk) == step).all())
+        base, stop = int(chunk[0]), first + len(chunk)
+        for name, (at, code) in fields.items():
+            width = int(code[1])
+            if even:
+                begin, stride = (base + at) // width, step // width
+                last = begin + (len(chunk) - 1) * stride + 1
+                columns[name][first:stop] = views[code][begin:last:stride]
+            else:
+                columns[name][first:stop] = views[code][(chunk + at) // width]
+    return columns
+
+
+def join(parts: list[dict[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Concatenate records of one kind."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

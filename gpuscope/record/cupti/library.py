@@ -1,0 +1,224 @@
+"""libcupti through cupti-python, and the few of its calls that need C functions.
+
+cupti-python finds and loads libcupti, and its calls that take and give numbers serve as
+they are. Its buffer callbacks turn every record into a Python object while work is being
+launched; here the two callbacks are C functions that keep a pointer and a length.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from gpuscope._libcupti import library_path
+from gpuscope._optional import require
+from gpuscope.errors import CapabilityError
+from gpuscope.record.cupti.layout import RUNTIME
+
+REQUESTED = ctypes.CFUNCTYPE(
+    None,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_size_t),
+)
+COMPLETED = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
+)
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
+
+DRIVER_API, RUNTIME_API = 1, 2
+"""Numbers of ``CUpti_CallbackDomain``."""
+_MULTIPLE_SUBSCRIBERS = 39
+_NOT_COMPATIBLE = 12
+_ZEROED_BUFFERS = 5
+_SYSTEM_THREAD_IDS = 1
+_FLUSH_FORCED = 1
+_LAST_CALLBACK = 2000
+_NAME_BYTES = 128
+_LAUNCHES = re.compile(r"_*(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset)")
+
+
+class _Subscription(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("holder", ctypes.c_void_p),
+        ("holder_bytes", ctypes.c_size_t),
+    )
+
+
+class Refused(Exception):
+    """Another client holds CUPTI's only subscription; its name is the argument."""
+
+
+class Library:
+    """The calls of libcupti that recording needs."""
+
+    def __init__(self) -> None:
+        self.path = library_path()
+        self._python: Any = require(
+            "cupti.cupti", package="cupti-python", feature="recording with CUPTI"
+        )
+        self._c = ctypes.CDLL(str(self.path))
+        version = ctypes.c_uint32()
+        self._check(self._c.cuptiGetVersion(ctypes.byref(version)), "cuptiGetVersion")
+        self.version = version.value
+        self._nothing = _CALLBACK(lambda *_: None)
+
+    def _check(self, status: int, what: str) -> None:
+        if status:
+            text = ctypes.c_char_p()
+            self._c.cuptiGetResultString(status, ctypes.byref(text))
+            name = (text.value or b"").decode(errors="replace")
+            raise CapabilityError(f"{what} failed: {name} ({status})")
+
+    # -- who may record ---------------------------------------------------------------
+    def subscribe(self) -> Any:
+        """Take CUPTI's one subscription, so that others are refused; returns its handle.
+
+        Raises
+        ------
+        Refused
+            Somebody else holds it.
+        """
+        holder = ctypes.create_string_buffer(_NAME_BYTES)
+        request = _Subscription(
+            ctypes.sizeof(_Subscription),
+            b"gpuscope",
+            ctypes.cast(holder, ctypes.c_void_p),
+            _NAME_BYTES,
+        )
+        handle = ctypes.c_void_p()
+        named = getattr(self._c, "cuptiSubscribe_v2", None)
+        status = (
+            named(ctypes.byref(handle), self._nothing, None, ctypes.byref(request))
+            if named is not None
+            else self._c.cuptiSubscribe(ctypes.byref(handle), self._nothing, None)
+        )
+        if status in (_MULTIPLE_SUBSCRIBERS, _NOT_COMPATIBLE):
+            raise Refused(holder.value.decode(errors="replace"))
+        self._check(status, "cuptiSubscribe")
+        return handle
+
+    def unsubscribe(self, handle: Any) -> None:
+        """Give the subscription back."""
+        self._check(self._c.cuptiUnsubscribe(handle), "cuptiUnsubscribe")
+
+    # -- buffers ----------------------------------------------------------------------
+    def register(self, requested: Any, completed: Any) -> None:
+        """Let CUPTI ask ``requested`` for buffers and give them to ``completed``."""
+        status = self._c.cuptiActivityRegisterCallbacks(requested, completed)
+        self._check(status, "cuptiActivityRegisterCallbacks")
+
+    def promise_zeroed_buffers(self, *, promised: bool) -> None:
+        """Spare CUPTI to zero buffers itself, which it would do in the launching thread."""
+        value, size = ctypes.c_uint8(promised), ctypes.c_size_t(1)
+        status = self._c.cuptiActivitySetAttribute(
+            _ZEROED_BUFFERS, ctypes.byref(size), ctypes.byref(value)
+        )
+        self._check(status, "cuptiActivitySetAttribute")
+
+    def flush(self, *, forced: bool) -> None:
+        """Have CUPTI hand over what is complete, or, forced, everything."""
+        self._python.activity_flush_all(_FLUSH_FORCED if forced else 0)
+
+    def dropped(self) -> int:
+        """Return how many records were dropped since the last call."""
+        count = ctypes.c_size_t()
+        status = self._c.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(count))
+        self._check(status, "cuptiActivityGetNumDroppedRecords")
+        return count.value
+
+    # -- what is recorded -------------------------------------------------------------
+    def enable(self, kind: int) -> None:
+        """Collect records of a kind."""
+        self._python.activity_enable(kind)
+
+    def disable(self, kind: int) -> None:
+        """Stop collecting records of a kind."""
+        self._python.activity_disable(kind)
+
+    def only_launches(self, kind: int) -> None:
+        """Of a kind of API record keep those of launches, copies, memsets and graphs.
+
+        Call it behind :meth:`enable`: enabling a kind collects all of its calls. Enabling
+        single calls without their kind collects nothing (libcupti 13.0).
+        """
+        runtime = kind == RUNTIME
+        choose = (
+            self._python.activity_enable_runtime_api
+            if runtime
+            else self._python.activity_enable_driver_api
+        )
+        for callback in self._others(RUNTIME_API if runtime else DRIVER_API):
+            choose(callback, 0)
+
+    @cache  # noqa: B019 - one library lives as long as the process
+    def _others(self, domain: int) -> tuple[int, ...]:
+        names = {number: self.callback_name(domain, number) for number in range(1, _LAST_CALLBACK)}
+        return tuple(number for number, name in names.items() if name and not _LAUNCHES.match(name))
+
+    @cache  # noqa: B019 - one library lives as long as the process
+    def callback_name(self, domain: int, number: int) -> str:
+        """Return the name of an API call, such as ``cudaLaunchKernel_v7000``; empty if none."""
+        text = ctypes.c_char_p()
+        status = self._c.cuptiGetCallbackName(domain, number, ctypes.byref(text))
+        return text.value.decode() if not status and text.value else ""
+
+    # -- ids and time -----------------------------------------------------------------
+    def use_system_thread_ids(self) -> Callable[[], None]:
+        """Let records carry the system's thread ids; returns what restores the old choice."""
+        before = self._python.get_thread_id_type()
+        self._python.set_thread_id_type(_SYSTEM_THREAD_IDS)
+        return lambda: self._python.set_thread_id_type(before)
+
+    def now_ns(self) -> int:
+        """Return CUPTI's time, ns."""
+        return int(self._python.get_timestamp())
+
+    def context_id(self, handle: int) -> int:
+        """Return the number that records have for a context."""
+        return int(self._python.get_context_id(handle))
+
+    def stream_id(self, context: int, stream: int) -> int:
+        """Return the number that records have for a stream of a context."""
+        return int(self._python.get_stream_id_ex(context, stream, 0))
+
+
+def text_at(address: int) -> str:
+    """Return the C string at an address that a record holds; empty for 0."""
+    return ctypes.string_at(address).decode(errors="replace") if address else ""
+
+
+@cache
+def _demangler() -> Callable[[str], str]:
+    """Return the C++ runtime's demangler, or one that changes nothing where it is absent."""
+    try:
+        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+        free = ctypes.CDLL(None).free
+    except (OSError, AttributeError):
+        return lambda name: name
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    free.argtypes = [ctypes.c_void_p]
+
+    def demangle(name: str) -> str:
+        status = ctypes.c_int()
+        made = function(name.encode(), None, None, ctypes.byref(status))
+        if not made:
+            return name
+        try:
+            return text_at(made)
+        finally:
+            free(made)
+
+    return demangle
+
+
+def kernel_name(address: int) -> str:
+    """Return the demangled name of a kernel from the address in its record."""
+    name = text_at(address)
+    return _demangler()(name) if name.startswith("_Z") else name

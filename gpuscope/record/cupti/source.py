@@ -1,0 +1,919 @@
+"""What one recording makes of CUPTI's records: rows, linked to our calls, guards and partitions."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope.device.api import Call
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
+from gpuscope.device.stream import Stream
+from gpuscope.errors import RecorderBusy
+from gpuscope.record import nvtx
+from gpuscope.record.clock import ClockFit, ClockWatch, Sample
+from gpuscope.record.cupti import layout, tables
+from gpuscope.record.cupti.canary import FLIGHT, Canaries
+from gpuscope.record.cupti.canary import NAME as CANARY
+from gpuscope.record.cupti.collector import Collector, get_collector
+from gpuscope.record.cupti.library import DRIVER_API, RUNTIME_API, kernel_name, text_at
+from gpuscope.record.cupti.tables import NONE, Array, Columns
+from gpuscope.record.guards import UNSURE, SelectionLog
+from gpuscope.record.rows import Batch, Rows, call_row, freeze, outside_row, range_row, work_row
+from gpuscope.trace import schema
+
+FOREIGN_STREAM = 1_000_000_000
+"""Added to CUPTI's number of a stream that is none of ours."""
+_OPEN = np.iinfo(np.int64).max
+_tags = itertools.count()
+_TAGS = 400
+
+
+class CuptiSource:
+    """Records everything that this process does on its GPUs.
+
+    Parameters
+    ----------
+    devices
+        Open devices, whose partitions and streams have names; may be none.
+    detail
+        ``"launches"``: of API calls those that launch, copy or set. ``"full"``: all of them,
+        and synchronisations.
+    launch_ids
+        Whether API calls are recorded at all; ``"runtime"``: the CUDA runtime's alone.
+    memory_limit
+        Bytes of buffers at most; what does not fit is dropped and counted.
+    """
+
+    name = "cupti"
+
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        *,
+        detail: str,
+        launch_ids: bool | Literal["runtime"],
+        memory_limit: int,
+        collector: Collector | None = None,
+    ) -> None:
+        self._devices = devices
+        self._full = detail == "full"
+        kinds: dict[Any, str] = {False: "none", True: "launches", "runtime": "runtime"}
+        self._which = "all" if self._full else kinds[launch_ids]
+        self.links = self._which != "none"
+        """Whether work can be traced to the calls that launched it."""
+        self._limit = memory_limit
+        self._collector = collector or get_collector()
+        self._sizes = self._collector.sizes
+        self._raw: list[Any] = []
+        self._selections = SelectionLog()
+        self._canaries: list[Canaries] = []
+        self._watch: ClockWatch | None = None
+        self._lock = threading.Lock()
+        self._calls: list[tuple[Call, dict[str, Any]]] = []
+        self._work: list[Columns] = []
+        self._apis: list[Columns] = []
+        self._known: list[Columns] = []
+        self._ranges = _Ranges()
+        self._syncs: list[Columns] = []
+        self._streams: dict[tuple[int, int], int] = {}
+        self._handles: dict[int, str | None] = {}
+        self._contexts: dict[int, list[tuple[int, str]]] = {}
+        self._green: dict[int, int] = {}
+        self._seen_streams: set[int] = set()
+        self._seen_partitions: set[int] = set()
+        self.partition_contexts: dict[str, int] = {}
+        """Partition → CUPTI's number of its context."""
+        self.foreign_streams: dict[int, dict[str, Any]] = {}
+        """Stream of the trace → facts, for streams that are none of ours."""
+        self._next = 1
+        self._names: dict[int, str] = {}
+        self._first = 0
+        self._flights: dict[tuple[int, int], list[int]] = {}
+        self._canary_fits: dict[int, ClockFit] = {}
+        self.counts = {"received": 0, "dropped": 0, "unmatched": 0, "unread_bytes": 0}
+        self.notes: list[str] = []
+        self.complete = True
+
+    # -- life -------------------------------------------------------------------------
+    def start(self) -> None:
+        """Begin to record, and see that records arrive.
+
+        Raises
+        ------
+        RecorderBusy
+            Another client of CUPTI records in this process.
+        """
+        self._collector.begin(id(self), self._raw.append, apis=self._which, limit=self._limit)
+        try:
+            if self._full:
+                self._collector.library.enable(layout.SYNCHRONIZATION)
+            if self._collector.note:
+                self.notes.append(self._collector.note)
+            tag = 1 + next(_tags) % _TAGS
+            cuda = [device for device in self._devices if device.info.kind == "cuda"]
+            self._canaries = [Canaries(device, tag) for device in cuda]
+            self._learn_partitions()
+            for one in self._canaries:
+                one.send()
+            nvtx.send_canary()
+            self._take(forced=True)
+            self._begin_behind_canaries()
+            self._selections.open()
+            self._watch = ClockWatch({"cupti": self._collector.library.now_ns})
+            if self.sees_ranges:
+                nvtx.listen(1)
+        except BaseException as error:
+            self._selections.close()
+            self._collector.end(id(self), taken_over=isinstance(error, RecorderBusy))
+            raise
+
+    def _begin_behind_canaries(self) -> None:
+        """Forget what came before now; refuse to start if the canaries did not arrive."""
+        if any(not one.arrived for one in self._canaries):
+            raise RecorderBusy(
+                "CUPTI accepted the recording, but the records of a first kernel did not arrive: "
+                "another tool has taken its buffers. End that tool first, or record with "
+                "profile(source='events')"
+            )
+        ours = [self._flights[one.tag, one.device] for one in self._canaries]
+        self._first = max((max(correlations) for correlations in ours), default=0)
+        if not ours:  # no device of ours: what was launched until now is told by its number
+            seen = [part["correlation"].max() for part in (*self._work, *self._apis)]
+            self._first = int(max(seen, default=0))
+        self._ranges.arrive = self._ranges.drop_canaries()
+        self._work.clear()
+        self._apis.clear()
+        self._syncs.clear()
+        self.counts["received"] = 0
+
+    @property
+    def sees_ranges(self) -> bool:
+        """Whether NVTX ranges reach CUPTI."""
+        return self._ranges.arrive
+
+    def finish(self, *, wait: bool) -> None:
+        """Send the last canaries and take what is there; no more is recorded for us."""
+        self._selections.close()
+        if self.sees_ranges:
+            nvtx.listen(-1)
+        self._learn_partitions()
+        taken_over = False
+        try:
+            if wait:
+                before = [one.arrived for one in self._canaries]
+                for one in self._canaries:
+                    one.send()
+                self._take(forced=True)
+                after = [one.arrived for one in self._canaries]
+                lost = bool(before) and before == after
+                taken_over = lost and not self._collector.refused
+            else:
+                self._take(forced=True)
+            self._account(wait=wait, taken_over=taken_over)
+        finally:
+            self._collector.end(id(self), taken_over=taken_over)
+
+    def _account(self, *, wait: bool, taken_over: bool) -> None:
+        refused = self._collector.refused
+        self.counts["dropped"] += self._collector.library.dropped()
+        if taken_over:
+            self.complete = False
+            self.notes.append(
+                "another CUPTI client took the recording over while it ran: the last canary "
+                "kernels left no record, and what ran since then may be missing"
+            )
+        if refused:
+            self.complete = False
+            self.notes.append(
+                f"the memory limit of {self._limit} bytes was reached {refused} times: "
+                f"{self.counts['dropped']} records were dropped; raise memory_limit, or read "
+                "batches() while recording"
+            )
+        elif self.counts["dropped"]:
+            self.complete = False
+            self.notes.append(f"CUPTI dropped {self.counts['dropped']} records")
+        if not wait and self._canaries:
+            self.notes.append(
+                "stopped without waiting: whether every record arrived was not verified"
+            )
+
+    def close(self) -> dict[str, dict[str, float]]:
+        """Return each clock's calibration."""
+        facts: dict[str, dict[str, float]] = {}
+        if self._watch is not None:
+            self.notes += self._watch.close()
+            facts["cupti"] = self._watch.fits["cupti"].facts()
+        for index, fit in self._canary_fits.items():
+            facts[f"globaltimer cuda:{index}"] = fit.facts()
+        return facts
+
+    def globaltimer(self, device: int) -> ClockFit:
+        """Return how %globaltimer of a device stands to the recording's clock."""
+        return self._canary_fits.get(device) or ClockFit()
+
+    # -- what is told while it runs ---------------------------------------------------
+    def before(self, call: Call) -> None:
+        """Look at the stream while it is alive."""
+        for stream in (call.stream, call.intended):
+            if stream is not None and stream.id not in self._seen_streams:
+                self._learn(stream)
+
+    def after(self, call: Call) -> None:
+        """Nothing: CUPTI times it."""
+
+    def hold(self, call: Call, columns: dict[str, Any]) -> None:
+        """Keep a launch's row until CUPTI's record of the call is there."""
+        with self._lock:
+            self._calls.append((call, columns))
+
+    def _learn(self, stream: Any) -> None:
+        """Find CUPTI's numbers for a stream of ours, and for its partition's context."""
+        if not isinstance(stream, Stream) or stream.device.info.kind != "cuda":
+            return
+        self._seen_streams.add(stream.id)
+        partition = stream.partition
+        raw = partition.raw if partition is not None else None
+        context = stream.device.backend.context_handle(raw)
+        library = self._collector.library
+        try:
+            number = library.context_id(context)
+            self._streams[number, library.stream_id(context, stream.handle)] = stream.id
+        except Exception:  # noqa: BLE001 - closed meanwhile: its work has CUPTI's numbers only
+            return
+        self._handles[stream.handle] = partition.name if partition is not None else None
+        if partition is not None:
+            self._learn_partition(partition)
+
+    def _learn_partition(self, partition: Partition) -> None:
+        if id(partition) in self._seen_partitions or partition.closed:
+            return
+        self._seen_partitions.add(id(partition))
+        handle = partition.device.backend.context_handle(partition.raw)
+        number = self._collector.library.context_id(handle)
+        entries = self._contexts.setdefault(number, [])
+        entries.append((time.time_ns() if entries else 0, partition.name))
+        self._green[number] = partition.sm_count
+        self.partition_contexts[partition.name] = number
+
+    def _learn_partitions(self) -> None:
+        for device in self._devices:
+            if device.info.kind == "cuda":
+                for partition in device.partitions:
+                    self._learn_partition(partition)
+
+    # -- from bytes to arrays ---------------------------------------------------------
+    def _take(self, *, forced: bool) -> None:
+        """Have the collector hand over, and read what it handed."""
+        self._collector.collect(forced=forced)
+        while self._raw:
+            raw = self._raw.pop(0)
+            found = layout.find_records(raw, self._sizes)
+            self.counts["received"] += sum(len(offsets) for offsets in found.offsets.values())
+            if found.unread:
+                self.counts["unread_bytes"] += found.unread
+                self.complete = False
+                self.notes.append(
+                    f"{found.unread} bytes behind a record of unknown kind {found.unread_kind} "
+                    f"were not read (CUPTI API version {self._collector.library.version})"
+                )
+            records = layout.read_records(raw, found)
+            work, apis = tables.work_of(records), tables.apis_of(records)
+            if work is not None:
+                self._work.append(self._without_canaries(work))
+            if apis is not None:
+                self._apis.append(apis)
+            self._ranges.take(records)
+            if layout.SYNCHRONIZATION in records:
+                self._syncs.append(records[layout.SYNCHRONIZATION])
+            if layout.CONTEXT in records:
+                found_contexts = records[layout.CONTEXT]
+                for number, green, sms in zip(
+                    *(
+                        found_contexts[name].tolist()
+                        for name in ("context", "is_green", "sm_count")
+                    ),
+                    strict=True,
+                ):
+                    if green:
+                        self._green[number] = sms
+
+    def _is_canary(self, work: Columns) -> Array:
+        codes, addresses = tables.coded(work["name"])
+        canary = np.array([self._name(int(one)) == CANARY for one in addresses], bool)
+        return canary[codes] if len(codes) else np.zeros(0, bool)
+
+    def _without_canaries(self, work: Columns) -> Columns:
+        """Leave canaries of all recordings out; learn from those of this one."""
+        canaries = self._is_canary(work)
+        if not canaries.any():
+            return work
+        numbers = (work["config"][:, 0], work["device"], work["correlation"])
+        for tag, device, correlation in zip(
+            *(one[canaries].tolist() for one in numbers), strict=True
+        ):
+            self._flights.setdefault((tag, device), []).append(correlation)
+        for one in self._canaries:
+            mine = canaries & (work["config"][:, 0] == one.tag) & (work["device"] == one.device)
+            for row in np.flatnonzero(mine).tolist():
+                self._learn_globaltimer(one, work, row)
+        return tables.select(work, ~canaries)
+
+    def _learn_globaltimer(self, canaries: Canaries, work: Columns, row: int) -> None:
+        """Bound how %globaltimer stands to CUPTI: a canary ran inside its record."""
+        number, canaries.arrived = canaries.arrived, canaries.arrived + 1
+        flight, place = divmod(number, FLIGHT)
+        if place == FLIGHT - 1 or flight * (FLIGHT - 1) + place >= len(canaries.sent):
+            return
+        begin, end = canaries.sent[flight * (FLIGHT - 1) + place]
+        start, stop = int(work["start"][row]), int(work["end"][row])
+        half = max(0, (stop - start) - (end - begin)) // 2
+        middle = (begin - start + end - stop) // 2
+        fit = self._canary_fits.setdefault(canaries.device, ClockFit())
+        fit.add(Sample((start + stop) // 2, middle, half))
+
+    def _without_flights(self, columns: Columns, of: Columns | None) -> Columns:
+        """Leave out what recordings did themselves: from a flight's first canary to its last.
+
+        Parameters
+        ----------
+        of
+            API calls, which tell the thread; ``None`` where they are not recorded.
+        """
+        drop = np.zeros(len(columns["correlation"]), bool)
+        for correlations in self._flights.values():
+            ordered = sorted(correlations)
+            for first in range(0, len(ordered), FLIGHT):
+                flight = ordered[first : first + FLIGHT]
+                within = (columns["correlation"] >= flight[0]) & (
+                    columns["correlation"] <= flight[-1]
+                )
+                if of is not None and len(of["correlation"]):
+                    at = tables.match(np.array([flight[0]], np.uint32), of["correlation"])
+                    if at[0] != NONE:
+                        threads = tables.match(columns["correlation"], of["correlation"])
+                        same = of["thread"][np.maximum(threads, 0)] == of["thread"][at[0]]
+                        within &= same | (threads == NONE)
+                drop |= within
+        return tables.select(columns, ~drop) if drop.any() else columns
+
+    def _name(self, address: int) -> str:
+        name = self._names.get(address)
+        if name is None:
+            name = self._names[address] = kernel_name(address)
+        return name
+
+    # -- from arrays to rows ----------------------------------------------------------
+    def drain(self, *, over: bool, open_since_ns: int, host_rows: Rows) -> list[Batch]:
+        """Return what is complete as batches.
+
+        Parameters
+        ----------
+        over
+            The recording has ended: return everything, also what has no partner.
+        open_since_ns
+            Host calls that began since then may not have returned: what they launched waits.
+        host_rows
+            The recorder's own rows of this batch: those without a parent get the NVTX range
+            around them.
+        """
+        if not over:
+            self._take(forced=False)
+        with self._lock:
+            calls, self._calls = self._calls, []
+        apis = tables.join_columns(self._apis) if self._apis else None
+        work = tables.join_columns(self._work) if self._work else None
+        self._apis, self._work = [], []
+        every = apis
+        if apis is not None:
+            apis = tables.select(apis, apis["correlation"] > self._first)
+            apis = self._without_flights(apis, every)
+        if work is not None:
+            work = tables.select(work, work["correlation"] > self._first)
+            work = self._without_flights(work, every)
+        batches = []
+        range_rows = self._ranges.rows(over=over)
+        if range_rows is not None:
+            batches.append(Batch(range_rows, schema.table({}, schema.EDGE_TYPES)))
+        self._name_parents(host_rows.spans)
+        batches += self._joined(work, apis, calls, over=over, open_since_ns=open_since_ns)
+        if over and self._syncs:
+            batches.append(self._sync_batch(tables.join_columns(self._syncs)))
+            self._syncs = []
+        return batches
+
+    def _joined(
+        self,
+        work: Columns | None,
+        apis: Columns | None,
+        calls: list[tuple[Call, dict[str, Any]]],
+        *,
+        over: bool,
+        open_since_ns: int,
+    ) -> list[Batch]:
+        if not self.links:
+            held = [columns for _, columns in calls]
+            batches = [freeze(Rows(held, []))] if held else []
+            if work is not None and len(work["start"]):
+                nobody = np.full(len(work["start"]), NONE, np.int64)
+                batches.append(self._work_batch(work, nobody, None, nobody, [], None))
+            return batches
+        if apis is None:
+            apis = _no_apis()
+        if not over:
+            late = apis["start"].astype(np.int64) >= open_since_ns
+            if late.any():
+                self._apis.append(tables.select(apis, late))
+                apis = tables.select(apis, ~late)
+        call_of = self._link(apis, calls)
+        unlinked = np.setdiff1d(np.arange(len(calls)), call_of[call_of >= 0])
+        if not over and len(unlinked):  # their records come later
+            with self._lock:
+                self._calls = [calls[number] for number in unlinked.tolist()] + self._calls
+        rows = self._rows_of_apis(call_of, calls)
+        apis["row"], apis["call"] = rows, call_of
+        self._patch(apis, calls)
+        linked = set(call_of[call_of >= 0].tolist())
+        held = [columns for number, (_, columns) in enumerate(calls) if over or number in linked]
+        self._name_parents(held)
+        batches = [freeze(Rows(held, []))] if held else []
+        outside = call_of == NONE
+        if outside.any():
+            batches.append(self._api_batch(tables.select(apis, outside)))
+        if work is not None and len(work["start"]):
+            batches += self._with_launches(work, apis, calls, over=over)
+        keep = ("correlation", "row", "thread", "process", "start", "end")
+        if len(apis["row"]):
+            self._known.append({name: apis[name] for name in keep})
+        if over:
+            self._count_unmatched(calls, unlinked)
+        return batches
+
+    def _count_unmatched(self, calls: list[tuple[Call, dict[str, Any]]], unlinked: Array) -> None:
+        if self._which == "runtime":
+            return  # launches through the driver's calls have no record
+        lost = [
+            calls[number][0] for number in unlinked.tolist() if calls[number][0].kind == "launch"
+        ]
+        self.counts["unmatched"] += len(lost)
+        if lost:
+            self.complete = False
+            self.notes.append(
+                f"{len(lost)} of our launches have no record (the first: {lost[0].name!r})"
+            )
+
+    def _link(self, apis: Columns, calls: list[tuple[Call, dict[str, Any]]]) -> Array:
+        """Return for each API call the number of our call that it was made in, or NONE."""
+        if not calls:
+            return np.full(len(apis["start"]), NONE, np.int64)
+        middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
+        return tables.innermost(
+            apis["thread"],
+            middle,
+            np.array([call.thread for call, _ in calls], np.int64),
+            np.array([call.start_ns for call, _ in calls], np.int64),
+            np.array([call.end_ns or call.start_ns for call, _ in calls], np.int64),
+        )
+
+    def _rows_of_apis(self, call_of: Array, calls: list[tuple[Call, dict[str, Any]]]) -> Array:
+        """Return the row of each API call: our call's, where it was made in one."""
+        of_calls = np.array([call_row(call.correlation) for call, _ in calls], np.int64)
+        rows = self._fresh(len(call_of))
+        linked = call_of >= 0
+        if linked.any():
+            rows[linked] = of_calls[call_of[linked]]
+        return rows
+
+    def _fresh(self, count: int) -> Array:
+        first, self._next = self._next, self._next + count
+        return outside_row(np.arange(first, first + count, dtype=np.int64))
+
+    def _patch(self, apis: Columns, calls: list[tuple[Call, dict[str, Any]]]) -> None:
+        """Give the rows of our launches the times that CUPTI saw, of their first API call."""
+        linked = np.flatnonzero(apis["call"] >= 0)
+        found, first = np.unique(apis["call"][linked], return_index=True)
+        places = linked[first]
+        for number, start, end, correlation in zip(
+            found.tolist(),
+            *(apis[name][places].tolist() for name in ("start", "end", "correlation")),
+            strict=True,
+        ):
+            columns = calls[number][1]
+            columns.update(start_ns=start, end_ns=end, correlation=correlation, source="cupti")
+
+    def _api_batch(self, apis: Columns) -> Batch:
+        count = len(apis["start"])
+        numbers = apis["callback"].astype(np.int64) * 2 + apis["runtime"]
+        codes, distinct = tables.coded(numbers)
+        name_of = self._collector.library.callback_name
+        names: list[str | None] = [
+            name_of(RUNTIME_API if one % 2 else DRIVER_API, one // 2) or f"call {one // 2}"
+            for one in distinct
+        ]
+        start = apis["start"].astype(np.int64)
+        failed = apis["returned"] != 0
+        parents = self._ranges.around(apis["thread"], start)
+        columns = {
+            "id": apis["row"],
+            "parent": tables.nullable(parents, parents == NONE),
+            "kind": tables.constant("api", count),
+            "name": tables.text_column(codes, names),
+            "start_ns": start,
+            "end_ns": apis["end"].astype(np.int64),
+            "process": apis["process"].astype(np.int64),
+            "thread": apis["thread"].astype(np.int64),
+            "correlation": apis["correlation"].astype(np.int64),
+            "status": tables.text_column(
+                np.where(failed, 0, NONE), ["failed"]) if failed.any() else None,
+            "source": tables.constant("cupti", count),
+        }  # fmt: skip
+        return Batch(tables.table(columns, count), schema.table({}, schema.EDGE_TYPES))
+
+    def _with_launches(
+        self, work: Columns, apis: Columns, calls: list[tuple[Call, dict[str, Any]]], *, over: bool
+    ) -> list[Batch]:
+        """Return batches of work with the calls that launched it; what has none waits."""
+        batches = []
+        at = tables.match(work["correlation"], apis["correlation"])
+        found = at >= 0
+        if found.any():
+            mine = work if found.all() else tables.select(work, found)
+            places = at[found]
+            batches.append(self._work_batch(
+                mine, apis["call"][places], apis, places, calls, self._selected(apis)
+            ))  # fmt: skip
+        if found.all():
+            return batches
+        rest = tables.select(work, ~found)
+        if self._known:
+            known = tables.join_columns(self._known)
+            at = tables.match(rest["correlation"], known["correlation"])
+            seen = at >= 0
+            if seen.any():
+                nobody = np.full(int(seen.sum()), NONE, np.int64)
+                batches.append(self._work_batch(
+                    tables.select(rest, seen), nobody, known, at[seen], [], self._selected(known)
+                ))  # fmt: skip
+                rest = tables.select(rest, ~seen)
+        if not len(rest["start"]):
+            return batches
+        if over:
+            nobody = np.full(len(rest["start"]), NONE, np.int64)
+            batches.append(self._work_batch(rest, nobody, None, nobody, [], None))
+        else:
+            self._work.append(rest)
+        return batches
+
+    def _selected(self, apis: Columns) -> Array:
+        """Return the number of the stream that a guard had selected at each API call."""
+        return self._selections.selected(apis["thread"], apis["start"].astype(np.int64))
+
+    def _work_batch(
+        self,
+        work: Columns,
+        call_of: Array,
+        apis: Columns | None,
+        places: Array,
+        calls: list[tuple[Call, dict[str, Any]]],
+        selected: Array | None,
+    ) -> Batch:
+        """Return rows of work.
+
+        Parameters
+        ----------
+        call_of
+            Number in ``calls`` of the host call that launched each, or NONE.
+        apis, places, selected
+            The API calls, which of them launched each, and what was selected at them.
+        """
+        count = len(work["start"])
+        start = work["start"].astype(np.int64)
+        launch_start = start
+        columns = tables.work_columns(work, self._name)
+        rows = self._fresh(count)
+        edges = schema.table({}, schema.EDGE_TYPES)
+        linked = call_of >= 0
+        if linked.any():
+            _, first = np.unique(call_of[linked], return_index=True)
+            firsts = np.flatnonzero(linked)[first]
+            numbers = [calls[number][0].correlation for number in call_of[firsts].tolist()]
+            rows[firsts] = work_row(np.array(numbers, np.int64))
+            columns.update(self._from_calls(call_of, firsts, calls))
+        if apis is not None:
+            launch_start = apis["start"][places].astype(np.int64)
+            columns["process"] = apis["process"][places].astype(np.int64)
+            columns["thread"] = apis["thread"][places].astype(np.int64)
+            columns["queued_ns"] = apis["end"][places].astype(np.int64)
+            edges = pa.table({
+                "from": pa.array(apis["row"][places]), "to": pa.array(rows),
+                "kind": tables.constant("launch", count),
+            }).cast(pa.schema(list(schema.EDGE_TYPES.items())))  # fmt: skip
+        unknown = start == 0  # CUPTI could not time it: it began at its launch or later
+        columns["id"] = rows
+        columns["start_ns"] = np.where(unknown, launch_start, start)
+        columns["device_uuid"] = self._uuids(work["device"])
+        columns["stream"] = self._stream_column(work)
+        columns.update(self._where(work, launch_start))
+        if selected is not None:
+            columns["intended_partition"] = self._intended(call_of, calls, selected[places])
+        return Batch(tables.table(columns, count), edges)
+
+    def _from_calls(
+        self, call_of: Array, firsts: Array, calls: list[tuple[Call, dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """Return what our calls know of their work; amounts go to the first piece of it."""
+        columns: dict[str, Any] = {}
+        workloads = [call.workload for call, _ in calls]
+        codes, names = tables.coded(pa.array(workloads, pa.string()))
+        codes = np.nan_to_num(codes, nan=NONE).astype(np.int64)
+        linked = call_of >= 0
+        columns["category"] = tables.text_column(
+            np.where(linked, codes[np.maximum(call_of, 0)], NONE), list(names)
+        )
+        is_first = np.zeros(len(call_of), bool)
+        is_first[firsts] = True
+        for name, attribute in (("flop_count", "flop_count"), ("nbytes", "nbytes")):
+            values = np.array([
+                NONE if (value := getattr(call, attribute)) is None else value for call, _ in calls
+            ], np.int64)  # fmt: skip
+            mine = np.where(is_first, values[np.maximum(call_of, 0)], NONE)
+            if (mine >= 0).any():
+                columns[name] = tables.nullable(mine, mine < 0)
+        numbers = np.array([call.correlation for call, _ in calls], np.int64)
+        columns["external_correlation"] = tables.nullable(
+            np.where(linked, numbers[np.maximum(call_of, 0)], NONE), ~linked
+        )
+        return columns
+
+    def _uuids(self, devices: Array) -> Any:
+        known = {device.info.index: device.info.uuid for device in self._devices}
+        codes, numbers = tables.coded(devices)
+        return tables.text_column(codes, [known.get(int(number)) for number in numbers])
+
+    def _stream_column(self, work: Columns) -> Array:
+        """Return our number of each stream; one that is none of ours has CUPTI's, moved up."""
+        both = work["context"].astype(np.int64) << 32 | work["stream"].astype(np.int64)
+        codes, distinct = tables.coded(both)
+        numbers = []
+        for one in distinct:
+            context, stream = one >> 32, one & 0xFFFFFFFF
+            number = self._streams.get((context, stream))
+            if number is None:
+                number = FOREIGN_STREAM + stream
+                self.foreign_streams[number] = {
+                    "name": f"stream {stream} of context {context}", "priority": None,
+                    "partition": self._partition_at(context, _OPEN), "device": None,
+                }  # fmt: skip
+            numbers.append(number)
+        return np.array(numbers, np.int64)[codes]
+
+    def _partition_at(self, context: int, time_ns: int) -> str | None:
+        name = None
+        for since, partition in self._contexts.get(context, ()):
+            if since <= time_ns:
+                name = partition
+        return name
+
+    def _where(self, work: Columns, launched: Array) -> dict[str, Any]:
+        """Return partition and green context of each piece of work."""
+        contexts = work["context"].astype(np.int64)
+        codes, distinct = tables.coded(contexts)
+        names = [self._partition_at(context, _OPEN) for context in distinct]
+        texts, text_codes = list(names), codes.astype(np.int64)
+        for number, context in enumerate(distinct):  # a context that was carved again
+            entries = self._contexts.get(context, [])
+            for position, (since, name) in enumerate(entries[:-1]):
+                until = entries[position + 1][0]
+                text_codes[(codes == number) & (launched >= since) & (launched < until)] = len(
+                    texts
+                )
+                texts.append(name)
+        green = np.array([context in self._green for context in distinct], bool)[codes]
+        columns: dict[str, Any] = {"partition": tables.text_column(text_codes, texts)}
+        if green.any():
+            columns["green_context"] = tables.nullable(contexts, ~green)
+        return columns
+
+    def _intended(
+        self, call_of: Array, calls: list[tuple[Call, dict[str, Any]]], selected: Array
+    ) -> Any:
+        """Return the partition that each launch was given to: our call's, else the guard's."""
+        texts: list[str | None] = []
+        of_streams = []
+        for stream in self._selections.streams:
+            texts.append(self._partition_of(stream))
+            of_streams.append(len(texts) - 1)
+        of_calls = []
+        for call, _ in calls:
+            meant = call.intended.partition if call.intended is not None else None
+            texts.append(meant.name if meant is not None else None)
+            of_calls.append(len(texts) - 1)
+        codes = np.full(len(call_of), NONE, np.int64)
+        guarded = selected >= 0
+        if guarded.any():
+            codes[guarded] = np.array(of_streams, np.int64)[selected[guarded]]
+        linked = call_of >= 0
+        if linked.any():
+            codes[linked] = np.array(of_calls, np.int64)[call_of[linked]]
+        unsure = int(((selected == UNSURE) & ~linked).sum())
+        if unsure:
+            self.counts["in_shared_tasks"] = self.counts.get("in_shared_tasks", 0) + unsure
+        return tables.text_column(*_distinct(codes, texts))
+
+    def _partition_of(self, stream: Any) -> str | None:
+        if isinstance(stream, Stream):
+            return stream.partition.name if stream.partition is not None else None
+        try:
+            handle = stream if isinstance(stream, int) else int(stream.__cuda_stream__()[1])
+        except Exception:  # noqa: BLE001 - a foreign stream that is gone
+            return None
+        return self._handles.get(handle)
+
+    def _name_parents(self, rows: list[dict[str, Any]]) -> None:
+        """Give host rows without a parent the NVTX range around them."""
+        alone = [row for row in rows if row["parent"] is None and row["kind"] != "range"]
+        if not alone or not self.sees_ranges:
+            return
+        around = self._ranges.around(
+            np.array([row["thread"] for row in alone], np.int64),
+            np.array([row["start_ns"] for row in alone], np.int64),
+        )
+        for row, parent in zip(alone, around.tolist(), strict=True):
+            row["parent"] = None if parent == NONE else parent
+
+    def _sync_batch(self, syncs: Columns) -> Batch:
+        """Return rows of synchronisations; only ``detail="full"`` records them."""
+        known = tables.join_columns(self._known) if self._known else None
+        count = len(syncs["start"])
+        columns: dict[str, Any] = {
+            "id": self._fresh(count),
+            "kind": tables.constant("sync", count),
+            "name": tables.sync_names(syncs["type"]),
+            "start_ns": syncs["start"].astype(np.int64),
+            "end_ns": syncs["end"].astype(np.int64),
+            "correlation": syncs["correlation"].astype(np.int64),
+            "source": tables.constant("cupti", count),
+        }
+        if known is not None:
+            at = tables.match(syncs["correlation"], known["correlation"])
+            for name in ("process", "thread"):
+                columns[name] = tables.nullable(known[name][np.maximum(at, 0)], at < 0)
+        return Batch(tables.table(columns, count), schema.table({}, schema.EDGE_TYPES))
+
+
+def _no_apis() -> Columns:
+    empty = np.zeros(0, np.int64)
+    names = ("callback", "start", "end", "process", "thread", "correlation", "returned", "runtime")
+    return {name: empty.copy() for name in names}
+
+
+def _distinct(codes: Array, texts: list[str | None]) -> tuple[Array, list[str | None]]:
+    """Return the same with each text once."""
+    unique = list(dict.fromkeys(texts))
+    place = {text: number for number, text in enumerate(unique)}
+    new = np.array([place[text] for text in texts] or [NONE], np.int64)
+    return np.where(codes >= 0, new[np.maximum(codes, 0)], NONE), unique
+
+
+class _Ranges:
+    """NVTX ranges and marks, as their records come in."""
+
+    def __init__(self) -> None:
+        self.arrive = False
+        self._fresh: list[Columns] = []
+        self._data: list[Columns] = []
+        self._open: Columns | None = None
+        self._done: list[Columns] = []
+        self._texts: dict[int, str] = {}
+        self._numbers = 1
+
+    def take(self, records: Any) -> None:
+        """Take the markers of a buffer."""
+        markers, data = tables.markers_of(records)
+        if markers is not None:
+            self._fresh.append(dict(markers))
+        if data is not None:
+            self._data.append(dict(data))
+
+    def _text(self, address: int) -> str:
+        text = self._texts.get(address)
+        if text is None:
+            text = self._texts[address] = text_at(address)
+        return text
+
+    def drop_canaries(self) -> bool:
+        """Forget everything so far; returns whether a canary was among it."""
+        names = {
+            self._text(int(address))
+            for part in self._fresh
+            for address in np.unique(part["name"]).tolist()
+        }
+        self._fresh.clear()
+        self._data.clear()
+        return nvtx.CANARY in names
+
+    def _update(self) -> None:
+        """Join ends to begins."""
+        if not self._fresh:
+            return
+        markers = tables.join_columns(self._fresh)
+        self._fresh.clear()
+        marks, begins, ends = tables.split_markers(markers)
+        both = np.sort(np.concatenate([marks, begins]))
+        new = tables.select(markers, both)
+        new["first"] = new.pop("time").astype(np.int64)
+        is_mark = (new["flags"] & 1) != 0
+        new["last"] = np.where(is_mark, new["first"], _OPEN)
+        new["is_mark"] = is_mark
+        new["row"] = range_row(np.arange(self._numbers, self._numbers + len(both), dtype=np.int64))
+        new["end_thread"] = new["thread"].copy()
+        self._numbers += len(both)
+        every = new if self._open is None else tables.join_columns([self._open, new])
+        at = tables.match(markers["marker"][ends], every["marker"])
+        found = at >= 0
+        every["last"][at[found]] = markers["time"][ends][found].astype(np.int64)
+        every["end_thread"][at[found]] = markers["thread"][ends][found]
+        self._open = every
+
+    def around(self, threads: Array, times: Array) -> Array:
+        """Return the row of the innermost range around each moment of a thread, or NONE."""
+        self._update()
+        parts = [*self._done, *([self._open] if self._open is not None else [])]
+        if not parts:
+            return np.full(len(times), NONE, np.int64)
+        every = tables.join_columns(parts)
+        every = tables.select(every, ~every["is_mark"] & (every["thread"] == every["end_thread"]))
+        at = tables.innermost(
+            threads, times, every["thread"].astype(np.int64), every["first"], every["last"]
+        )
+        return np.where(at >= 0, every["row"][np.maximum(at, 0)], NONE) if len(every["row"]) else at
+
+    def rows(self, *, over: bool) -> Any:
+        """Return a table of the ranges that ended, at the end of those still open, too."""
+        self._update()
+        if self._open is None:
+            return None
+        names = {int(one): self._text(int(one)) for one in np.unique(self._open["name"])}
+        canary = np.array([names[int(one)] == nvtx.CANARY for one in self._open["name"]], bool)
+        ended = (self._open["last"] != _OPEN) | over
+        now = tables.select(self._open, ended & ~canary)
+        parents = self.around(now["thread"], now["first"] - 1)
+        if len(now["row"]):
+            self._done.append(now)
+        self._open = tables.select(self._open, ~ended & ~canary)
+        count = len(now["row"])
+        if not count:
+            return None
+        domains = {int(one): self._text(int(one)) for one in np.unique(now["domain"])}
+        name_codes, name_at = tables.coded(now["name"])
+        domain_codes, domain_at = tables.coded(now["domain"])
+        last = now["last"]
+        columns: dict[str, Any] = {
+            "id": now["row"],
+            "parent": tables.nullable(parents, parents == NONE),
+            "kind": tables.text_column(now["is_mark"].astype(np.int64), ["range", "mark"]),
+            "name": tables.text_column(name_codes, [names[int(one)] or "(no message)"
+                                                    for one in name_at]),
+            "start_ns": now["first"],
+            "end_ns": tables.nullable(last, last == _OPEN),
+            "process": now["process"].astype(np.int64),
+            "thread": now["thread"].astype(np.int64),
+            "end_thread": tables.nullable(now["end_thread"], now["end_thread"] == now["thread"]),
+            "domain": tables.text_column(domain_codes, [domains[int(one)] or None
+                                                        for one in domain_at]),
+            "source": tables.constant("nvtx", count),
+            **self._styles(now, domains),
+        }  # fmt: skip
+        return tables.table(columns, count)
+
+    def _styles(self, now: Columns, domains: dict[int, str]) -> dict[str, Any]:
+        """Return colours, categories and payloads."""
+        if not self._data:
+            return {}
+        data = tables.join_columns(self._data)
+        at = tables.match(now["marker"], data["marker"])
+        there = at >= 0
+        picked = tables.select(data, np.maximum(at, 0))
+        colored = there & (picked["color"] != 0)
+        columns: dict[str, Any] = {}
+        if colored.any():
+            opaque = np.where(picked["color"] >> 24, picked["color"], picked["color"] | 0xFF000000)
+            columns["color"] = pa.array(opaque.astype(np.uint32), mask=~colored)
+        categories = [
+            nvtx.category_name(domains[int(domain)], int(number)) if ok and number else None
+            for ok, number, domain in zip(there, picked["category"], now["domain"], strict=True)
+        ] if (there & (picked["category"] != 0)).any() else []  # fmt: skip
+        if categories:
+            columns["category"] = pa.array(categories).dictionary_encode()
+        payloads = [
+            tables.payload_text(int(kind), int(raw)) if ok else None
+            for ok, kind, raw in zip(there, picked["payload_kind"], picked["payload"], strict=True)
+        ] if (there & (picked["payload"] != 0)).any() else []  # fmt: skip
+        if payloads:
+            columns["payload"] = pa.array(payloads, pa.string()).dictionary_encode()
+        return columns

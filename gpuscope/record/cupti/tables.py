@@ -1,0 +1,299 @@
+"""CUPTI's records as columns of a trace: pure, without a library or a GPU.
+
+Work (kernels, copies, memsets) and the API calls that launched it are joined by CUPTI's
+correlation id; API calls and our own host calls by thread and time; NVTX markers by their id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope.record.cupti import layout
+from gpuscope.trace import schema
+
+Array = np.ndarray[Any, Any]
+Columns = dict[str, Array]
+
+NONE = -1
+"""No partner in a join."""
+
+KERNEL, COPY, SET = 0, 1, 2
+_WORK_KINDS = ("kernel", "memcpy", "memset")
+_COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH",
+               "PtoP")  # fmt: skip
+_MEMORY_KINDS = ("unknown", "pageable", "pinned", "device", "array", "managed", "device static",
+                 "managed static")  # fmt: skip
+_MARK, _BEGIN, _END = 1, 2, 4
+_SYNC_KINDS = ("unknown", "event synchronize", "stream wait event", "stream synchronize",
+               "context synchronize")  # fmt: skip
+
+_CONFIG = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "cluster_x", "cluster_y",
+           "cluster_z", "registers", "static_shared", "dynamic_shared")  # fmt: skip
+_SHARED = ("start", "end", "device", "context", "stream", "correlation", "graph", "graph_node")
+_WORK_TYPES = {
+    **dict.fromkeys(("start", "end", "graph_node", "name", "bytes"), np.uint64),
+    **dict.fromkeys(("device", "context", "stream", "correlation", "graph"), np.uint32),
+    **dict.fromkeys(("work", "copy_kind", "src_kind", "dst_kind"), np.uint8),
+}
+
+
+def join_columns(parts: list[Columns]) -> Columns:
+    """Concatenate columns of one shape."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def select(columns: Columns, rows: Array) -> Columns:
+    """Return some rows, by number or mask."""
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def work_of(records: Mapping[int, Columns]) -> Columns | None:
+    """Return kernels, copies and memsets of a buffer in one set of columns."""
+    parts = []
+    for kind, work in (
+        (layout.KERNEL, KERNEL), (layout.MEMCPY, COPY), (layout.PEER_COPY, COPY),
+        (layout.MEMSET, SET),
+    ):  # fmt: skip
+        if kind not in records:
+            continue
+        found = records[kind]
+        count = len(found["start"])
+        part: Columns = {name: found[name] for name in _SHARED}
+        part["work"] = np.full(count, work, np.uint8)
+        for name in ("name", "bytes", "copy_kind", "src_kind", "dst_kind"):
+            values = found.get(name)
+            kind_of = _WORK_TYPES[name]
+            part[name] = np.zeros(count, kind_of) if values is None else values.astype(kind_of)
+        config = np.zeros((count, len(_CONFIG)), np.uint32)
+        if kind == layout.KERNEL:
+            for column, name in enumerate(_CONFIG):
+                config[:, column] = found[name]
+        part["config"] = config
+        parts.append(part)
+    return join_columns(parts) if parts else None
+
+
+def apis_of(records: Mapping[int, Columns]) -> Columns | None:
+    """Return the API calls of a buffer; ``runtime`` tells the runtime's from the driver's."""
+    parts = []
+    for kind in (layout.RUNTIME, layout.DRIVER):
+        if kind in records:
+            part = dict(records[kind])
+            part["runtime"] = np.full(len(part["start"]), kind == layout.RUNTIME)
+            parts.append(part)
+    return join_columns(parts) if parts else None
+
+
+def match(wanted: Array, keys: Array) -> Array:
+    """Return for each of ``wanted`` the position of its last occurrence in ``keys``, or NONE."""
+    if not len(keys):
+        return np.full(len(wanted), NONE, np.int64)
+    ascending = bool((keys[1:] >= keys[:-1]).all())
+    order = None if ascending else np.argsort(keys, kind="stable")
+    ordered = keys if order is None else keys[order]
+    at = np.searchsorted(ordered, wanted, "right") - 1
+    good = (at >= 0) & (ordered[np.maximum(at, 0)] == wanted)
+    position = at if order is None else order[np.maximum(at, 0)]
+    return np.where(good, position, NONE)
+
+
+def innermost(threads: Array, times: Array, owner: Array, starts: Array, ends: Array) -> Array:
+    """Return for each moment the latest-begun interval of its thread that holds it, or NONE.
+
+    Parameters
+    ----------
+    threads, times
+        The moments.
+    owner, starts, ends
+        Thread, first and last ns of the intervals; on one thread they nest.
+    """
+    found = np.full(len(times), NONE, np.int64)
+    for thread in np.unique(owner):
+        mine = np.flatnonzero(threads == thread)
+        if not len(mine):
+            continue
+        theirs = np.flatnonzero(owner == thread)
+        theirs = theirs[np.lexsort((-ends[theirs], starts[theirs]))]
+        first, last = starts[theirs], ends[theirs]
+        above = _parents(first, last)
+        at = np.searchsorted(first, times[mine], "right") - 1
+        while True:
+            outside = (at >= 0) & (last[np.maximum(at, 0)] < times[mine])
+            if not outside.any():
+                break
+            at = np.where(outside, above[np.maximum(at, 0)], at)
+        found[mine] = np.where(at >= 0, theirs[np.maximum(at, 0)], NONE)
+    return found
+
+
+def _parents(starts: Array, ends: Array) -> Array:
+    """Return the enclosing interval of each; they are sorted by start."""
+    if not len(starts) or bool((starts[1:] > ends[:-1]).all()):
+        return np.full(len(starts), NONE, np.int64)  # nothing nests
+    above: list[int] = []
+    stack: list[int] = []
+    finish = ends.tolist()
+    for number, start in enumerate(starts.tolist()):
+        while stack and finish[stack[-1]] < start:
+            stack.pop()
+        above.append(stack[-1] if stack else NONE)
+        stack.append(number)
+    return np.array(above, np.int64)
+
+
+# -- text columns --------------------------------------------------------------------------
+def text_column(codes: Array, texts: list[str | None]) -> Any:
+    """Return a dictionary column from numbers into ``texts``; NONE and ``None`` are null."""
+    index = np.array(
+        [NONE if text is None else number for number, text in enumerate(texts)] or [NONE], np.int64
+    )
+    codes = np.where(codes >= 0, index[np.maximum(codes, 0)], NONE) if len(codes) else codes
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes.astype(np.int32), mask=codes < 0),
+        pa.array([schema.encodable(text or "") for text in texts], pa.string()),
+    )
+
+
+def constant(text: str, count: int) -> Any:
+    """Return a dictionary column of one text."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
+
+
+def coded(values: Any) -> tuple[Array, list[Any]]:
+    """Return numbers and the distinct values they stand for, in order of appearance."""
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+
+
+def nullable(values: Array, missing: Array) -> Any:
+    """Return an int64 column with nulls where ``missing``; all null costs nothing."""
+    if missing.all():
+        return pa.nulls(len(values))
+    return pa.array(values.astype(np.int64, copy=False), mask=missing if missing.any() else None)
+
+
+def config_column(config: Array, work: Array) -> Any:
+    """Return the launch configurations as JSON, each distinct one once."""
+    flat = np.ascontiguousarray(config)
+    width = flat.shape[1] * flat.itemsize
+    packed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(width), len(flat), [None, pa.py_buffer(flat)]
+    )
+    codes, distinct = coded(packed)
+    texts = []
+    for raw in distinct:
+        facts = dict(zip(_CONFIG, np.frombuffer(raw, np.uint32).tolist(), strict=True))
+        shown: dict[str, Any] = {
+            name: [facts[f"{name}_{axis}"] for axis in "xyz"] for name in ("grid", "block")
+        }
+        if facts["cluster_x"]:
+            shown["cluster"] = [facts[f"cluster_{axis}"] for axis in "xyz"]
+        shown["registers"] = facts["registers"]
+        shown["shared_memory"] = facts["static_shared"] + facts["dynamic_shared"]
+        texts.append(json.dumps(shown))
+    return text_column(np.where(work == KERNEL, codes, NONE), list(texts))
+
+
+def table(columns: Mapping[str, Any], count: int) -> Any:
+    """Return a table of spans; columns that are not given are null."""
+    arrays = []
+    for name, kind in schema.SPAN_TYPES.items():
+        values = columns.get(name)
+        if values is None:
+            arrays.append(pa.nulls(count))
+        elif isinstance(values, np.ndarray):
+            arrays.append(pa.array(values.astype(kind.to_pandas_dtype(), copy=False)))
+        elif pa.types.is_null(values.type) or values.type == kind:
+            arrays.append(values)
+        else:
+            arrays.append(values.cast(kind))
+    return pa.table(dict(zip(schema.SPAN_TYPES, arrays, strict=True)))
+
+
+# -- work ----------------------------------------------------------------------------------
+def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]:
+    """Return the columns of work that its record alone tells.
+
+    Parameters
+    ----------
+    name_at
+        Address in a record → kernel's name.
+    """
+    count = len(work["start"])
+    kind = work["work"].astype(np.int64)
+    codes, addresses = coded(work["name"])
+    kernels = {number: name_at(int(address)) for number, address in enumerate(addresses)}
+    names = [kernels[number] for number in range(len(addresses))]
+    labels = [f"{one} copy" for one in _COPY_KINDS]
+    name_codes = np.where(kind == KERNEL, codes, NONE)
+    copies = kind == COPY
+    if copies.any():
+        which = np.minimum(work["copy_kind"].astype(np.int64), len(_COPY_KINDS) - 1)
+        name_codes = np.where(copies, len(names) + which, name_codes)
+    sets = kind == SET
+    name_codes = np.where(sets, len(names) + len(labels), name_codes)
+    moved = copies | sets
+    end = work["end"].astype(np.int64)
+    columns: dict[str, Any] = {
+        "kind": text_column(kind, list(_WORK_KINDS)),
+        "name": text_column(name_codes, [*names, *labels, "memset"]),
+        "end_ns": nullable(end, end == 0),
+        "device": work["device"].astype(np.int16),
+        "context": work["context"].astype(np.int64),
+        "graph": nullable(work["graph"], work["graph"] == 0),
+        "graph_node": nullable(work["graph_node"], work["graph_node"] == 0),
+        "correlation": work["correlation"].astype(np.int64),
+        "launch_config": config_column(work["config"], kind),
+        "status": text_column(np.where(end == 0, 0, NONE), ["not finished"])
+        if (end == 0).any() else None,
+        "source": constant("cupti", count),
+    }  # fmt: skip
+    if moved.any():
+        columns["nbytes"] = nullable(work["bytes"], ~moved)
+        codes = np.minimum(work["copy_kind"].astype(np.int64), len(_COPY_KINDS) - 1)
+        columns["copy_kind"] = text_column(np.where(copies, codes, NONE), list(_COPY_KINDS))
+        for column, rows in (("src_kind", copies), ("dst_kind", moved)):
+            codes = np.minimum(work[column].astype(np.int64), len(_MEMORY_KINDS) - 1)
+            columns[column] = text_column(np.where(rows, codes, NONE), list(_MEMORY_KINDS))
+    return columns
+
+
+# -- NVTX ----------------------------------------------------------------------------------
+def markers_of(
+    records: Mapping[int, Columns],
+) -> tuple[Columns | None, Columns | None]:
+    """Return the markers and the markers' data of a buffer."""
+    return records.get(layout.MARKER), records.get(layout.MARKER_DATA)
+
+
+_PAYLOADS = {0: "f8", 1: "u8", 4: "i8"}
+"""``CUpti_MetricValueKind`` → NumPy type: double, unsigned, signed."""
+
+
+def payload_text(kind: int, raw: int) -> str | None:
+    """Return a marker's payload as JSON, from its kind and 8 bytes; ``None`` without one."""
+    if kind not in _PAYLOADS or (raw == 0 and kind != 4):
+        return None  # without a payload the record says: unsigned, 0
+    return repr(np.array([raw], np.uint64).view(_PAYLOADS[kind])[0].item())
+
+
+def sync_names(types: Array) -> Any:
+    """Return the names of synchronisations."""
+    return text_column(np.minimum(types.astype(np.int64), len(_SYNC_KINDS) - 1), list(_SYNC_KINDS))
+
+
+def split_markers(markers: Columns) -> tuple[Array, Array, Array]:
+    """Return the rows of marks, of range begins and of range ends."""
+    flags = markers["flags"]
+    return (
+        np.flatnonzero(flags & _MARK),
+        np.flatnonzero(flags & _BEGIN),
+        np.flatnonzero(flags & _END),
+    )

@@ -1,0 +1,96 @@
+"""Several experiments one after the other: what interference and sweeps have in common."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpuscope.device.device import Device
+from gpuscope.device.select import open_device
+from gpuscope.errors import GpuscopeError
+from gpuscope.experiment import Experiment
+from gpuscope.session import Progress, Viewer, run
+from gpuscope.trace.model import Run
+
+
+def opened(device: Device | str | None) -> Device:
+    """Return a device: itself, or the one of that name; ``"auto"`` without one."""
+    return device if isinstance(device, Device) else open_device(device or "auto")
+
+
+class Series:
+    """Runs experiments for one viewer: it sees one progress over all of them.
+
+    Attributes
+    ----------
+    stopped
+        Whether Ctrl-C or ``stop`` ended one of them early.
+    """
+
+    def __init__(
+        self,
+        plans: Iterable[Experiment],
+        device: Device,
+        viewer: Viewer | None,
+        stop: threading.Event | None,
+    ) -> None:
+        self.stopped = False
+        self._total = sum(map(_calls, plans))
+        self._done = 0
+        self._device = device
+        self._viewer = viewer
+        self._stop = stop or threading.Event()
+
+    def run(self, experiment: Experiment, label: str, *, number: int | None = None) -> Run | None:
+        """Run the next one.
+
+        Parameters
+        ----------
+        label
+            Which one it is, for the viewer: stands before the setting where there are several.
+        number
+            The round to tell the viewer, where each of these runs is but one.
+
+        Returns
+        -------
+        Run or None
+            What was recorded; ``None`` if it was stopped before anything was.
+        """
+        before = self._done
+        self._done += _calls(experiment)
+        self.stopped = self.stopped or self._stop.is_set()
+        if self.stopped:
+            return None
+
+        def view(progress: Progress) -> None:
+            assert self._viewer is not None  # noqa: S101 - or nobody calls this
+            # Alone on the whole GPU it names no setting.
+            several = experiment.settings and progress.setting
+            setting = f"{label}: {progress.setting}" if several else label
+            told = replace(
+                progress, setting=setting, done=before + progress.done, total=self._total,
+                round=progress.round if number is None else number,
+            )  # fmt: skip
+            self._viewer(told)
+
+        try:
+            viewer = None if self._viewer is None else view
+            found = run(experiment, self._device, viewer=viewer, stop=self._stop)
+        except KeyboardInterrupt:
+            self.stopped = True
+            return None
+        except GpuscopeError as error:
+            # After Ctrl-C, too, which the event does not tell.
+            if "stopped before anything was recorded" not in str(error):
+                raise
+            self.stopped = True
+            return None
+        self.stopped = found.stopped
+        return found
+
+
+def _calls(experiment: Experiment) -> int:
+    """Foreground calls of a run, as its progress counts them."""
+    foreground = (one for one in experiment.workloads.values() if not one.background)
+    return sum(one.repeats for one in foreground) * max(1, len(experiment.settings))

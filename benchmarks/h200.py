@@ -229,6 +229,7 @@ def quickstart(gpu: Any) -> list[dict]:
     }
     detail = {
         "comparison": result.comparison.to_pylist(), "least_queued": depths, "seconds": seconds,
+        "source": next(iter(result.values())).provenance.rpartition(": ")[2],
         "clocks": {name: dict(trace.metadata.clocks) for name, trace in result.items()},
         "devices": {name: dict(trace.metadata.devices) for name, trace in result.items()},
     }  # fmt: skip
@@ -291,17 +292,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200.json"))
     parser.add_argument("--only", choices=BENCHMARKS, action="append")
+    parser.add_argument("--keep", type=Path, help="results whose other groups stay as they are")
     arguments = parser.parse_args()
     gpu = gs.open_device("cuda:0")
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    chosen = arguments.only or list(BENCHMARKS)
     rows = []
-    for name in arguments.only or BENCHMARKS:
+    if arguments.only and arguments.keep:
+        before = json.loads(arguments.keep.read_text("utf-8"))
+        rows = [
+            {"date": before["date"], **one} for one in before["rows"] if one["group"] not in chosen
+        ]
+    for name in chosen:
         for one in BENCHMARKS[name](gpu):
-            rows.append({"group": name, **one})
+            rows.append({"group": name, "date": today, **one})
             mark = "ok  " if one["met"] else "MISS"
             print(f"{mark} {one['what']}: {one['value']:.4g} {one['unit']} (goal {one['goal']})",
                   flush=True)  # fmt: skip
     facts = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "date": today,
         "command": "python benchmarks/h200.py",
         "device": gpu.info.name,
         "sm_count": gpu.sm_count,
@@ -310,6 +319,7 @@ def main() -> None:
         "versions": versions(),
         "rows": rows,
     }
+    rows.sort(key=lambda one: list(BENCHMARKS).index(one["group"]))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

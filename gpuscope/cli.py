@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gpuscope._files import replacing
 from gpuscope.analysis.result import format_value
-from gpuscope.device.diagnose import Check, check_gpu
+from gpuscope.device.diagnose import Check, check_cupti, check_gpu
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.experiment import Experiment
@@ -184,7 +184,7 @@ def doctor_command(as_json: _Json = False) -> None:  # noqa: FBT002 - typer's fo
     The exit code is 0 if the quickstart would run on the GPU.
     """
     gpu = check_gpu()
-    checks = [*gpu, *_check_jupyter()]
+    checks = [*gpu, check_cupti(), *_check_jupyter()]
     if as_json:
         lines = [{"name": c.name, "ok": c.ok, "found": c.found, "todo": c.todo} for c in checks]
         sys.stdout.write(json.dumps(lines, indent=1) + "\n")

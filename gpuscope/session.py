@@ -428,7 +428,7 @@ class _Session:
             # The rate of arrivals at given times says nothing about what the GPU could do.
             paced = self.experiment.workloads[name].rate_hz is not None
             solo[name] = {
-                "kernel_ns": float(np.median(times)),
+                "kernel_ns": _typical(here or [], times),
                 "n": len(times),
                 "whole_gpu_kernel_ns": float(np.median(whole_times)) if len(whole_times) else None,
                 "whole_gpu_tflop_per_s": None if paced else _tflop_per_s(whole),
@@ -579,6 +579,12 @@ def _kernel_times(traces: list[Trace]) -> np.ndarray[Any, Any]:
     found = [trace.where(kind="kernel") for trace in traces]
     times = [one.array("end_ns") - one.array("start_ns") for one in found]
     return np.concatenate([np.zeros(0, np.int64), *times])
+
+
+def _typical(traces: list[Trace], times: np.ndarray[Any, Any]) -> float:
+    """Return the median kernel time; the mean of a workload that launches different kernels."""
+    names = {name for trace in traces for name in trace.where(kind="kernel").texts("name")}
+    return float(np.median(times) if len(names) == 1 else np.mean(times))
 
 
 def _tflop_per_s(traces: list[Trace]) -> float | None:

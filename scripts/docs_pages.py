@@ -20,10 +20,22 @@ QUICK_BEGIN = "<!-- quickstart table: begin -->"
 QUICK_END = "<!-- quickstart table: end -->"
 
 
-NOTE = """Kernel times here come from events around each launch, which count waiting for SMs as
-running: without a partition the small kernel's median and the overlap are mostly waiting.
-`overlap_tight` takes every span as short as its stated uncertainty allows. A share of alone
-above 1 is noise: the reference is measured after, on a hotter GPU."""
+NOTE = """Kernel times: {source}. Timed by events, without a partition the small kernel's median
+and the overlap would be mostly waiting for SMs; `overlap_tight` takes every span as short as
+its stated uncertainty allows, and is empty where none is stated. A share of alone above 1 is
+noise: the reference is measured after, on a hotter GPU."""
+
+BESIDE = "(beside it)"
+"""Goal of a row that is there for comparison."""
+
+GROUPS = {
+    "carving": "Carving",
+    "host cost": "Host cost",
+    "throughput": "Throughput",
+    "quickstart": "The quickstart",
+    "contracts": "The stream contracts",
+    "recording": "Recording",
+}
 
 
 def number(value: float) -> str:
@@ -48,22 +60,55 @@ def h200_page(facts: dict[str, Any]) -> str:
         "",
         "Ratios compare within one run, in turns, on the same data.",
         "",
-        "| what | goal | measured | met |",
-        "| --- | --- | --- | --- |",
     ]
-    for row in facts["rows"]:
-        value = f"{number(row['value'])} {row['unit']}".strip()
-        met = "yes" if row["met"] else "**no**"
-        lines.append(f"| {row['what']} | {row['goal']} | {value} | {met} |")
-    lines += ["", "## Details", ""]
+    for group, title in GROUPS.items():
+        rows = [row for row in facts["rows"] if row["group"] == group]
+        if not rows:
+            continue
+        dates = sorted({row.get("date", facts["date"]) for row in rows})
+        lines += [f"## {title} ({', '.join(dates)})", ""]
+        lines += ["| what | goal | measured | met |", "| --- | --- | --- | --- |"]
+        for row in rows:
+            value = f"{number(row['value'])} {row['unit']}".strip()
+            met = "–" if row["goal"] == BESIDE else "yes" if row["met"] else "**no**"
+            lines.append(f"| {row['what']} | {row['goal']} | {value} | {met} |")
+        lines.append("")
+    lines += traced_section(json.loads((RESULTS / "traced.json").read_text("utf-8")))
+    lines += ["## Details", ""]
     for row in facts["rows"]:
         lines += details(row)
     return "\n".join(lines) + "\n"
 
 
+def traced_section(facts: dict[str, Any]) -> list[str]:
+    """What writing the SM and the times of every thread block costs."""
+    lines = [
+        f"## Traced kernels ({facts['date']}, `{facts['command']}`)",
+        "",
+        "Recording thread blocks on / off, in turns; the goal is ≤ 1.03.",
+        "",
+        "| work | off, µs | on / off, median (least to most) | met |",
+        "| --- | --- | --- | --- |",
+    ]
+    for kind in ("gemm", "copy"):
+        for name, one in facts[kind].items():
+            met = "yes" if one["on_over_off"]["median"] <= 1.03 else "**no**"
+            costs = f"{number(one['off_us'])} | {spread(one['on_over_off'])}"
+            lines.append(f"| {kind} {name} | {costs} | {met} |")
+    best = facts["gemm"]["4096³"]
+    ours, cublas = number(best["tflop_per_s"]), number(best["gemm_tflop_per_s"])
+    rates = f"{ours} TFLOP/s at 4096³, cuBLAS {cublas}"
+    step = facts["timer"]["step_ns"]
+    lines += ["", f"The traced GEMM does {rates}. `%globaltimer` steps by {step} ns.", ""]
+    return lines
+
+
 def details(row: dict[str, Any]) -> list[str]:
     lines = []
-    if "spread" in row:
+    if "spread" in row and "first_ms" not in row:
+        bare = f"; bare {spread(row['bare_us'])} µs" if "bare_us" in row else ""
+        lines += [f"{row['what']}: {spread(row['spread'])} {row['unit']}{bare}.", ""]
+    if "first_ms" in row:
         text = f"{row['what']}: {spread(row['spread'])} {row['unit']}; the first call, which "
         text += f"compiles the probe kernel, {number(row['first_ms'])} ms. SMs seen: "
         text += f"{row['union']}, disjoint: {row['disjoint']}. The same again, with the contexts "
@@ -85,7 +130,21 @@ def details(row: dict[str, Any]) -> list[str]:
             lines.append("| " + " | ".join(cells) + " |")
         queued = ", ".join(f"{name}: {count}" for name, count in row["least_queued"].items())
         text = f"Load kernels queued at every sample, at least: {queued}. "
-        lines += ["", f"{text}The run took {number(row['seconds'])} s.", "", NOTE, ""]
+        source = row.get("source", "events around each launch")
+        lines += ["", f"{text}The run took {number(row['seconds'])} s.", ""]
+        lines += [NOTE.format(source=source), ""]
+    if "kernels" in row and isinstance(row["kernels"], dict):
+        lines += ["Kernels of the program under both, median ns and counts:", ""]
+        lines += [
+            "| kernel | ours | nsys | difference | counts |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        lines += [
+            f"| `{name}` | {one['ours_ns']:.0f} | {one['nsys_ns']:.0f} | "
+            f"{100 * one['difference']:+.2f} % | {one['ours_count']}, {one['nsys_count']} |"
+            for name, one in row["kernels"].items()
+        ]
+        lines.append("")
     return lines
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import dataclass
 
+from gpuscope._libcupti import HOW_TO_INSTALL, library_path
 from gpuscope.errors import GpuscopeError
 
 
@@ -65,6 +67,20 @@ def check_gpu() -> list[Check]:
             found, todo = _parts(error)
             checks.append(Check("cuda:0", ok=False, found=found, todo=todo))
     return checks
+
+
+def check_cupti() -> Check:
+    """Check that CUPTI can be loaded; without it, events time what gpuscope launches."""
+    try:
+        found = str(library_path())
+    except GpuscopeError as error:
+        try:
+            importlib.metadata.version("cupy-cuda12x")
+            major = 12
+        except importlib.metadata.PackageNotFoundError:
+            major = 13
+        return Check("CUPTI", ok=False, found=_parts(error)[0], todo=HOW_TO_INSTALL[major])
+    return Check("CUPTI", ok=True, found=found)
 
 
 def _parts(error: GpuscopeError) -> tuple[str, str]:

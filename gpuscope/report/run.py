@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ _HEADINGS = {
 }
 _SPANS = 2000
 """Spans drawn of one setting's window."""
+_HELPS = 0.9
+"""A latency below this share of another is called better."""
 _SHARES = ("Share of alone on the whole GPU",)
 
 Row = dict[str, Any]
@@ -106,6 +109,7 @@ def _headed(row: Row) -> Row:
 
 def _in_short(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
     said = [page.paragraph(line) for name in foreground if (line := _ratio(rows, name))]
+    said += [page.paragraph(line) for line in _variants(run, rows, foreground)]
     cards = []
     for setting in run.traces:
         mine = [row for row in rows if row["setting"] == setting]
@@ -151,6 +155,57 @@ def _ratio(rows: list[Row], workload: str) -> str | None:
         f"{duration(low[column] * 1e3)} and highest in “{high['setting']}” with "
         f"{duration(high[column] * 1e3)}: {high[column] / low[column]:.3g} times as long."
     )
+
+
+def _variants(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
+    """Say what stream priority and the SM-count target did, by settings that differ in one."""
+    described: Mapping[str, Any] = run.experiment.get("settings") or {}
+    plain = {name: _plainly(facts) for name, facts in described.items() if name in run.traces}
+    lines = []
+    for one, other in itertools.permutations(plain, 2):
+        (bare, priority, told), (bare_2, priority_2, told_2) = plain[one], plain[other]
+        if bare != bare_2:
+            continue
+        if told == told_2 and not priority and priority_2:
+            lines += [line for name in foreground if (line := _of_priority(rows, name, one, other))]
+        if priority == priority_2 and told != "off" and told_2 == "off":
+            lines += _of_target(rows, one, other)
+    return lines
+
+
+def _plainly(facts: Mapping[str, Any]) -> tuple[Any, dict[str, int], Any]:
+    """Split a setting into what is carved and used, its streams' priorities, and the target."""
+    streams = {name: dict(spec) for name, spec in (facts.get("streams") or {}).items()}
+    priorities = {
+        name: priority for name, spec in streams.items() if (priority := spec.pop("priority", 0))
+    }
+    used = {name: spec for name, spec in streams.items() if any(spec.values())}
+    return (facts.get("partitions") or {}, used), priorities, facts.get("sm_count_target")
+
+
+def _of_priority(rows: list[Row], workload: str, plain: str, raised: str) -> str | None:
+    seen = {row["setting"]: row for row in rows if row["workload"] == workload}
+    if plain not in seen or raised not in seen:
+        return None
+    for mark in ("p99", "p50"):
+        before, after = (seen[name][f"latency_{mark}_us"] for name in (plain, raised))
+        if before and after:
+            helped = "helps" if after < _HELPS * before else "does not help"
+            return (
+                f"Stream priority alone {helped}: the {mark} latency of {workload} is "
+                f"{duration(after * 1e3)} in “{raised}”, and {duration(before * 1e3)} in “{plain}”."
+            )
+    return None
+
+
+def _of_target(rows: list[Row], told: str, untold: str) -> list[str]:
+    rates = {(row["setting"], row["workload"]): row["tflop_per_s"] for row in rows}
+    return [
+        f"Not told how many SMs it has, {workload} does {page.number(rate)} TFLOP/s in “{untold}”, "
+        f"and told, {page.number(rates[told, workload])} in “{told}”."
+        for (setting, workload), rate in rates.items()
+        if setting == untold and rate and rates.get((told, workload))
+    ]
 
 
 def _cost(rows: list[Row], background: list[str]) -> list[str]:

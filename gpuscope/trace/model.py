@@ -39,7 +39,8 @@ class TraceMetadata:
     windows_ns
         ``[start, end]`` pairs in which recording was on.
     solo
-        Workload → ``kernel_ns`` (median duration alone, same setting), ``n``, and alone on
+        Workload → ``kernel_ns`` (median duration alone, same setting; the mean where a
+        workload launches different kernels), ``n``, and alone on
         the whole GPU ``whole_gpu_kernel_ns`` and ``whole_gpu_tflop_per_s``.
     clocks
         Clock → how its times were put on the time base: offset_ns, residual_ns (how far that

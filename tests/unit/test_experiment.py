@@ -141,7 +141,12 @@ def test_the_quickstart_is_valid():
 
     path = Path(__file__).parents[2] / "examples" / "quickstart.toml"
     experiment = Experiment.from_file(path)
-    assert list(experiment.settings) == ["no partition", "16 | rest"]
+    assert list(experiment.settings) == [
+        "no partition",
+        "priority",
+        "16 | rest",
+        "16 | rest, not told",
+    ]
     assert experiment.workloads["small"].repeats >= 1000
 
 

@@ -637,11 +637,11 @@ class CuptiSource:
         )
         is_first = np.zeros(len(call_of), bool)
         is_first[firsts] = True
-        for name, attribute in (("flop_count", "flop_count"), ("nbytes", "nbytes")):
-            values = np.array([
-                NONE if (value := getattr(call, attribute)) is None else value for call, _ in calls
-            ], np.int64)  # fmt: skip
-            mine = np.where(is_first, values[np.maximum(call_of, 0)], NONE)
+        for name in ("flop_count", "nbytes"):
+            amounts = [getattr(call, name) for call, _ in calls]
+            stated = np.array([NONE if one is None else one for one in amounts], np.int64)
+            mine = np.where(linked, stated[np.maximum(call_of, 0)], NONE)
+            mine = np.where(is_first | (mine == NONE), mine, 0)  # of several pieces, the first
             if (mine >= 0).any():
                 columns[name] = tables.nullable(mine, mine < 0)
         numbers = np.array([call.correlation for call, _ in calls], np.int64)

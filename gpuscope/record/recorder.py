@@ -163,12 +163,12 @@ class Recording:
             return None
         try:
             cupti = CuptiSource(self.devices, **self._options)
+            cupti.start()
         except (MissingDependency, CapabilityError) as error:
             if self._asked == "cupti":
                 raise
             self._notes.append(f"CUPTI is not used: {error}")
             return None
-        cupti.start()
         return cupti
 
     def stop(self, *, wait: bool = True) -> Trace:
@@ -523,7 +523,7 @@ class Recording:
             },
             driver=self.devices[0].info.driver if self.devices else None,
             process_names={process: "python"},
-            thread_names=dict(self._thread_names),
+            thread_names=self._threads(simulated=simulated),
             partitions=partitions,
             streams=streams,
             windows_ns=[[*self._window, self._clock()][:2]],
@@ -534,6 +534,11 @@ class Recording:
             complete=cupti is None or cupti.complete,
             notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _threads(self, *, simulated: bool) -> dict[str, str]:
+        """Return the names of threads: those that called us, and Python's that are alive."""
+        alive = {} if simulated else {str(t.native_id): t.name for t in threading.enumerate()}
+        return {**alive, **self._thread_names}
 
 
 @cache

@@ -74,6 +74,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         "<h2>The settings compared</h2>",
         page.table([_headed(row) for row in rows], _SHARES),
         *_cost(rows, background),
+        *_confined(run),
         *_queue(run, background, foreground),
         *_timelines(run),
     ]
@@ -267,6 +268,27 @@ def _queue(run: Run, background: list[str], foreground: list[str]) -> list[str]:
         page.paragraph(said) if rows else "",
         page.table(rows) if rows else "",
         *(page.paragraph(line, "muted") for line in absent),
+    ]
+
+
+def _confined(run: Run) -> list[str]:
+    """Show whether work stayed on the SMs that it was given, with the evidence."""
+    rows, notes = [], []
+    for setting, trace in run.traces.items():
+        if not trace.metadata.partitions:
+            continue
+        try:
+            seen = analysis.confinement(trace)
+        except MissingEvidence as error:
+            notes.append(f"{setting}: {error}")
+            continue
+        rows += [{"setting": setting, **row} for row in seen.rows()]
+    if not rows and not notes:
+        return []
+    return [
+        "<h2>Did the work stay where it was put?</h2>",
+        page.table(rows) if rows else "",
+        *(page.paragraph(line, "muted") for line in notes),
     ]
 
 

@@ -472,3 +472,49 @@ def test_kernels_are_timed_as_the_gpu_s_own_timer_tells(gpu):
     assert row["end_ns"] - row["start_ns"] == pytest.approx(5_000_000, rel=0.01)
     assert before - 5000 <= row["start_ns"] <= row["end_ns"] <= after + 5000
     assert recording.trace.metadata.clocks["cupti"]["residual_ns"] < 5000
+
+
+def test_the_confinement_example_is_resident_where_traced(gpu):
+    from pathlib import Path
+
+    from gpuscope.session import run
+
+    examples = Path(__file__).parents[2] / "examples"
+    trace = run(examples / "confinement.toml", gpu)["64 | 32 | 16 | 8 | rest"]
+    found = {part.partition: part for part in gs.analysis.confinement(trace).partitions}
+    assert {name: part.fraction for name, part in found.items()} == dict.fromkeys(
+        ("p64", "p32", "p16", "p8", "rest"), 1.0
+    )
+    kinds = {name: {one.kind for one in part.evidence} for name, part in found.items()}
+    assert kinds["p64"] == kinds["rest"] == {"resident"}
+    assert kinds["p32"] == {"allocated"}
+
+
+def test_under_nsight_systems_the_tool_is_named_or_both_record(tmp_path):
+    import shutil
+    from pathlib import Path
+
+    there = sorted(Path("/opt/nvidia").glob("nsight-compute/*/host/target-linux-x64/nsys"))
+    nsys = shutil.which("nsys") or (str(there[-1]) if there else None)
+    if nsys is None:
+        pytest.skip("no Nsight Systems here")
+    script = """
+import gpuscope as gs
+gpu = gs.open_device("cuda:0", quiet=True)
+try:
+    with gs.profile(gpu) as r: gs.Gemm(gpu, m=64, n=64, k=64).execute()
+    print("RECORDED", r.trace, r.trace.metadata.notes)
+except gs.RecorderBusy as error:
+    print("BUSY", error)
+with gs.profile(gpu, source="events") as r: gs.Gemm(gpu, m=64, n=64, k=64).execute()
+assert r.trace.kind_counts()["kernel"] == 1
+"""
+    done = subprocess.run(
+        [nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+         "-o", str(tmp_path / "report"), sys.executable, "-c", script],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={name: os.environ[name] for name in os.environ if "NVTX" not in name},
+    )  # fmt: skip
+    sys.stdout.write(done.stdout[-3000:])
+    assert "BUSY" in done.stdout or "RECORDED" in done.stdout, done.stdout + done.stderr
+    assert "Error" not in done.stderr, done.stderr

@@ -68,6 +68,13 @@ class Library:
         self.version = version.value
         self._nothing = _CALLBACK(lambda *_: None)
 
+    def _call(self, name: str, *arguments: int) -> Any:
+        """Call cupti-python and translate its errors."""
+        try:
+            return getattr(self._python, name)(*arguments)
+        except Exception as error:
+            raise CapabilityError(f"CUPTI refuses {name}: {error}") from error
+
     def _check(self, status: int, what: str) -> None:
         if status:
             text = ctypes.c_char_p()
@@ -123,7 +130,7 @@ class Library:
 
     def flush(self, *, forced: bool) -> None:
         """Have CUPTI hand over what is complete, or, forced, everything."""
-        self._python.activity_flush_all(_FLUSH_FORCED if forced else 0)
+        self._call("activity_flush_all", _FLUSH_FORCED if forced else 0)
 
     def dropped(self) -> int:
         """Return how many records were dropped since the last call."""
@@ -135,11 +142,11 @@ class Library:
     # -- what is recorded -------------------------------------------------------------
     def enable(self, kind: int) -> None:
         """Collect records of a kind."""
-        self._python.activity_enable(kind)
+        self._call("activity_enable", kind)
 
     def disable(self, kind: int) -> None:
         """Stop collecting records of a kind."""
-        self._python.activity_disable(kind)
+        self._call("activity_disable", kind)
 
     def only_launches(self, kind: int) -> None:
         """Of a kind of API record keep those of launches, copies, memsets and graphs.
@@ -171,21 +178,21 @@ class Library:
     # -- ids and time -----------------------------------------------------------------
     def use_system_thread_ids(self) -> Callable[[], None]:
         """Let records carry the system's thread ids; returns what restores the old choice."""
-        before = self._python.get_thread_id_type()
-        self._python.set_thread_id_type(_SYSTEM_THREAD_IDS)
-        return lambda: self._python.set_thread_id_type(before)
+        before = self._call("get_thread_id_type")
+        self._call("set_thread_id_type", _SYSTEM_THREAD_IDS)
+        return lambda: self._call("set_thread_id_type", before)
 
     def now_ns(self) -> int:
         """Return CUPTI's time, ns."""
-        return int(self._python.get_timestamp())
+        return int(self._call("get_timestamp"))
 
     def context_id(self, handle: int) -> int:
         """Return the number that records have for a context."""
-        return int(self._python.get_context_id(handle))
+        return int(self._call("get_context_id", handle))
 
     def stream_id(self, context: int, stream: int) -> int:
         """Return the number that records have for a stream of a context."""
-        return int(self._python.get_stream_id_ex(context, stream, 0))
+        return int(self._call("get_stream_id_ex", context, stream, 0))
 
 
 def text_at(address: int) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuscope.errors import InvalidPartition as InvalidPartition
     from gpuscope.errors import MissingDependency as MissingDependency
     from gpuscope.errors import MissingEvidence as MissingEvidence
+    from gpuscope.errors import NothingRecorded as NothingRecorded
     from gpuscope.errors import RecorderBusy as RecorderBusy
     from gpuscope.errors import StreamError as StreamError
     from gpuscope.errors import TraceFormatError as TraceFormatError
@@ -57,6 +58,7 @@ _HOMES = {
     "InvalidPartition": "gpuscope.errors",
     "MissingDependency": "gpuscope.errors",
     "MissingEvidence": "gpuscope.errors",
+    "NothingRecorded": "gpuscope.errors",
     "RecorderBusy": "gpuscope.errors",
     "StreamError": "gpuscope.errors",
     "TraceFormatError": "gpuscope.errors",

@@ -53,3 +53,7 @@ class MissingEvidence(GpuscopeError):
 
 class RecorderBusy(GpuscopeError, RuntimeError):
     """Another CUPTI client is recording in this process; names it and the ways out."""
+
+
+class NothingRecorded(GpuscopeError):
+    """A run, a sweep or a measurement was stopped before anything was recorded."""

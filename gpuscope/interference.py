@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from gpuscope.analysis.interference import InterferenceResult, interference
 from gpuscope.device.carve import Sizes, named_sizes
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.errors import InvalidExperiment, NothingRecorded
 from gpuscope.experiment import Experiment, WorkloadSpec
 from gpuscope.figures.text import uncertainty
 from gpuscope.figures.tracks import partition_label
@@ -117,7 +117,7 @@ def measure_interference(
             break
     every = [trace for traces in found.values() for trace in traces]
     if not every:
-        raise GpuscopeError("it was stopped before anything was recorded: measure again")
+        raise NothingRecorded("it was stopped before anything was recorded: measure again")
     whole = Trace.concat(every)
     return InterferenceResult(
         cells=tuple(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import NothingRecorded
 from gpuscope.experiment import Experiment
 from gpuscope.session import Progress, Viewer, run
 from gpuscope.trace.model import Run
@@ -77,13 +77,7 @@ class Series:
         try:
             viewer = None if self._viewer is None else view
             found = run(experiment, self._device, viewer=viewer, stop=self._stop)
-        except KeyboardInterrupt:
-            self.stopped = True
-            return None
-        except GpuscopeError as error:
-            # After Ctrl-C, too, which the event does not tell.
-            if "stopped before anything was recorded" not in str(error):
-                raise
+        except (KeyboardInterrupt, NothingRecorded):  # after Ctrl-C the event tells nothing
             self.stopped = True
             return None
         self.stopped = found.stopped

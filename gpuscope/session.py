@@ -22,7 +22,7 @@ from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device, open_devices
 from gpuscope.device.stream import Stream, close_all
-from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
+from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
 from gpuscope.experiment import (
     CopySpec,
     Experiment,
@@ -254,7 +254,7 @@ class _Session:
             if parts
         }
         if not traces:
-            raise GpuscopeError("the run was stopped before anything was recorded: run it again")
+            raise NothingRecorded("the run was stopped before anything was recorded: run it again")
         return Run(
             traces, compare(traces), self.experiment.to_dict(), stopped or self.stop.is_set()
         )

@@ -19,7 +19,7 @@ from gpuscope._files import replacing
 from gpuscope.analysis.compare import COLUMNS
 from gpuscope.analysis.sweep import SweepResult
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
+from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
 from gpuscope.experiment import Experiment
 from gpuscope.series import Series, opened
 from gpuscope.session import Viewer
@@ -122,7 +122,7 @@ def sweep(
             if folder is not None:
                 _save(tables[number], _file(folder, number))
     if not tables:
-        raise GpuscopeError("the sweep was stopped before anything was recorded: run it again")
+        raise NothingRecorded("the sweep was stopped before anything was recorded: run it again")
     return _result([tables[number] for number in sorted(tables)])
 
 

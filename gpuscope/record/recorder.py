@@ -197,7 +197,8 @@ class Recording:
                 device.unobserve(self)
             if self._cupti is not None and not self._stopping:
                 self._stopping = True
-                self._cupti.finish(wait=wait)
+                with self._freezing:  # nobody reads batches meanwhile
+                    self._cupti.finish(wait=wait)
         self._window.append(self._clock())
         with self._lock:
             self._close_open_rows()

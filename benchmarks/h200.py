@@ -297,9 +297,10 @@ def main() -> None:
     gpu = gs.open_device("cuda:0")
     today = dt.datetime.now(dt.UTC).date().isoformat()
     chosen = arguments.only or list(BENCHMARKS)
-    rows = []
+    rows, kept = [], {}
     if arguments.only and arguments.keep:
         before = json.loads(arguments.keep.read_text("utf-8"))
+        kept = {"notes": before["notes"]} if "notes" in before else {}
         rows = [
             {"date": before["date"], **one} for one in before["rows"] if one["group"] not in chosen
         ]
@@ -317,6 +318,7 @@ def main() -> None:
         "driver": gpu.info.driver,
         "cpu_count": os.cpu_count(),
         "versions": versions(),
+        **kept,
         "rows": rows,
     }
     rows.sort(key=lambda one: list(BENCHMARKS).index(one["group"]))

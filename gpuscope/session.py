@@ -77,8 +77,8 @@ def profile(
     launch_ids
         Whether API calls are recorded. Without them a launch costs less, but work cannot be
         traced to the call and the partition it was given to. ``"runtime"``: those of the CUDA
-        runtime alone, as PyTorch and cuBLAS make them, at half the cost; CuPy, Triton,
-        cuda.core and gpuscope's own kernels launch by the driver's calls.
+        runtime alone, as PyTorch and cuBLAS make them; CuPy, Triton, cuda.core and gpuscope's
+        own kernels launch by the driver's calls.
     memory_limit
         Bytes of buffers that CUPTI may fill between two readings; what does not fit is
         dropped and counted.

@@ -60,6 +60,8 @@ def h200_page(facts: dict[str, Any]) -> str:
         "",
         "Ratios compare within one run, in turns, on the same data.",
         "",
+        *(f"- {note}" for note in facts.get("notes", ())),
+        "",
     ]
     for group, title in GROUPS.items():
         rows = [row for row in facts["rows"] if row["group"] == group]

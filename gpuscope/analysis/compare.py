@@ -55,12 +55,17 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
         starts, ends = found.array("start_ns"), found.array("end_ns")
         flops = found.array("flop_count", fill=-1)
         partitions = np.asarray(found.texts("partition"), dtype=object)
-        for workload, mask in grouped(found, "workload").items():
+        groups = grouped(found, "workload")
+        planned = (trace.metadata.experiment or {}).get("workloads", {})
+        for workload in [name for name in planned if name in groups] + [
+            name for name in groups if name not in planned
+        ]:
+            mask = groups[workload]
             span_ns = makespan_ns(found, starts[mask], ends[mask])
             known = bool((flops[mask] >= 0).all()) and span_ns > 0
             rate = float(flops[mask].sum()) / span_ns / 1e3 if known else None
             alone = trace.metadata.solo.get(workload, {}).get("whole_gpu_tflop_per_s")
-            plan = (trace.metadata.experiment or {}).get("workloads", {}).get(workload, {})
+            plan = planned.get(workload, {})
             # A background's latency is its queue's length, and arrivals at given times set
             # their own rate: neither says anything about the GPU.
             times = None if plan.get("background") else seen.get(workload)

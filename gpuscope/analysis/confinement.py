@@ -185,6 +185,8 @@ class ConfinementResult(Result):
     def note(self) -> str:
         """Definition and provenance in one line."""
         said = "".join(f" {one}." for one in self.notes)
+        if any(one.kind == "simulated" for part in self.partitions for one in part.evidence):
+            said += " Simulated: the simulated GPU confines by construction."
         return (
             "confinement: time inside the partition / all time of the kernels that were launched "
             "while its stream was selected, whatever ran them; resident: by the SM of every "

@@ -285,9 +285,9 @@ def _why_none(together: Sequence[Trace], of: str, given: str, inside: float) -> 
     wholly = "wholly" if inside == 1 else f"to {inside:.0%}"
     share = float(np.median(covered / np.maximum(took, 1)))
     return (
-        f"0 of {len(took):,} kernels {wholly} inside busy(B): the median one was to {share:.1%}; A "
-        f"takes {np.median(took) / 1e3:.4g} µs, B is busy for {longest_ns / 1e3:.4g} µs at most "
-        "without a gap"
+        f"0 of {len(took):,} kernels {wholly} inside busy(B), the median one for {share:.1%} of its"
+        f" time. A takes {np.median(took) / 1e3:.4g} µs, B is busy for {longest_ns / 1e3:.4g} µs "
+        "at most without a gap: a lower inside= counts more of them"
     )
 
 

@@ -88,6 +88,20 @@ def get_caller_stream() -> Any:
     return guard.stream if guard is not None and guard.task is task else None
 
 
+def innermost_guard() -> Any:
+    """Return the guard that :func:`get_caller_stream` reads, or ``None``."""
+    task = _running_task()
+    if task is None:
+        return _of_thread.guard
+    guard = _of_task.get()
+    return guard if guard is not None and guard.task is task else None
+
+
+def thread_has_guard() -> bool:
+    """Whether a guard of this thread was entered outside any task."""
+    return _of_thread.guard is not None
+
+
 _accepted: set[type] = {int}
 """Types whose instances can be selected, as far as they have been seen."""
 

@@ -89,8 +89,17 @@ class Device:
     # -- carving ----------------------------------------------------------------------
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """Its live partitions, of all carvings."""
-        return tuple(part for part in self._partitions if not part.closed)
+        """Its live partitions, of all carvings, in the order in which they were made."""
+        live = [part for part in self._partitions if not part.closed]
+        return tuple(sorted(live, key=lambda part: part.context))
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """Its streams that are open, in the order in which they were made."""
+        return tuple(sorted(
+            (stream for stream in list(self._streams.values()) if not stream.closed),
+            key=lambda stream: stream.id,
+        ))  # fmt: skip
 
     def held_parts(self) -> dict[str, tuple[int, ...]]:
         """Name → parts of the live partitions."""

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,64 +59,88 @@ def read_together(read: Callable[[], int], tries: int = 32) -> Sample:
     return best
 
 
-@dataclass
+_FLOOR_NS = 64
+"""No reading is surer than this: the H200's timer ticks every 32 ns."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """offset(t) = offset + drift · (t − first), from the surest samples."""
+
+    first: int
+    offset: int
+    beyond: float
+    drift: float
+    bound_ns: float
+
+    def at(self, unix_ns: int) -> float:
+        return self.offset + self.beyond + self.drift * (unix_ns - self.first)
+
+
 class ClockFit:
     """Offset and drift of a clock against Unix time, from samples.
+
+    A line through the samples by least squares. Those whose bracket is ten times the
+    tightest's do not count. Samples that lie together tell no drift: two clocks of a machine
+    stay together to 500 ppm, and less than a bracket of that cannot be seen.
 
     Attributes
     ----------
     samples
-        In order; the longest bracket that counts is the shortest one's tenfold.
+        In order.
     """
 
-    samples: list[Sample] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
 
     def add(self, sample: Sample) -> None:
         """Take one more sample."""
         self.samples.append(sample)
 
-    def _line(self) -> tuple[int, float, float]:
-        """Return a reference time, the offset there and the drift in ns per ns."""
+    def _line(self) -> _Line:
         if not self.samples:
-            return 0, 0.0, 0.0
-        sure = [s for s in self.samples if s.half_ns <= 10 * min(o.half_ns for o in self.samples)]
-        first = sure[0].unix_ns
-        times = np.array([s.unix_ns - first for s in sure], float)
-        offsets = np.array([s.offset_ns for s in sure], float)
-        if len(sure) < 2 or not np.ptp(times):
-            return first, float(np.median(offsets)), 0.0
-        drift, offset = np.polyfit(times, offsets, 1)
-        return first, float(offset), float(drift)
+            return _Line(0, 0, 0.0, 0.0, 0.0)
+        tightest = min(max(one.half_ns, _FLOOR_NS) for one in self.samples)
+        sure = [one for one in self.samples if one.half_ns <= 10 * tightest]
+        first, offset = sure[0].unix_ns, sure[0].offset_ns  # floats hold what is left of them
+        times = np.array([one.unix_ns - first for one in sure], float)
+        beyond = np.array([one.offset_ns - offset for one in sure], float)
+        halves = np.array([one.half_ns for one in sure], float)
+        limit = SLEW_PPM / 1e6
+        if np.ptp(times) * limit < max(halves.max(), _FLOOR_NS):
+            return _Line(first, offset, float(np.median(beyond)), 0.0, float(halves.max()))
+        apart = times - times.mean()
+        drift = float(np.clip(apart @ beyond / (apart @ apart), -limit, limit))
+        ends = np.array([one.unix_ns - first for one in (self.samples[0], self.samples[-1])])
+        # How each sample's error moves the line at both ends of the samples.
+        weights = 1 / len(times) + np.outer(ends - times.mean(), apart) / (apart @ apart)
+        bound = float((np.abs(weights) @ halves).max())
+        return _Line(first, offset, float(beyond.mean() - drift * times.mean()), drift, bound)
 
     def to_unix(self, readings: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Put readings of the clock on Unix time, ns."""
-        first, offset, drift = self._line()
-        moved = readings.astype(np.int64)
-        if not offset and not drift:
-            return moved
-        ahead = np.rint(offset + drift * (moved - first)).astype(np.int64)
-        return np.asarray(moved - ahead)
+        line = self._line()
+        since = readings.astype(np.int64) - (line.first + line.offset)
+        ahead = (line.beyond + line.drift * since) / (1 + line.drift)
+        return np.asarray(line.first + since - np.rint(ahead).astype(np.int64))
 
     @property
     def residual_ns(self) -> float:
-        """How far the fit can be off: the worst sample beside it, or the tightest bracket."""
-        if not self.samples:
-            return 0.0
-        first, offset, drift = self._line()
-        beside = [
-            abs(s.offset_ns - offset - drift * (s.unix_ns - first)) - s.half_ns
-            for s in self.samples
-        ]
-        return float(max(min(s.half_ns for s in self.samples), *beside))
+        """How far the line can be off among the samples: by their brackets, or beside them."""
+        line = self._line()
+        beside = [abs(one.offset_ns - line.at(one.unix_ns)) - one.half_ns for one in self.samples]
+        return float(max([line.bound_ns, *beside]))
 
     def facts(self) -> dict[str, float]:
         """Return offset, drift over the samples' span and residual, for the metadata."""
-        first, offset, drift = self._line()
-        span = self.samples[-1].unix_ns - first if self.samples else 0
+        line = self._line()
+        if not self.samples:
+            return {"offset_ns": 0.0, "drift_ns": 0.0, "over_ns": 0.0, "residual_ns": 0.0}
+        begin, end = self.samples[0].unix_ns, self.samples[-1].unix_ns
         return {
-            "offset_ns": offset,
-            "drift_ns": drift * span,
-            "over_ns": float(span),
+            "offset_ns": line.at(begin),
+            "drift_ns": line.drift * (end - begin),
+            "over_ns": float(end - begin),
             "residual_ns": self.residual_ns,
         }
 

@@ -25,7 +25,7 @@ _TRIES = 31
 _EMPTY_SOURCE = 'extern "C" __global__ void gpuscope_empty() {}'
 
 
-LATENCY_NS = 5_000
+LATENCY_NS = 4_000
 """From a launch call's return until its work starts on SMs that are free, at most; seen on an
 H200: 1 to 3 µs."""
 SUBMITTED_AFTER = 3
@@ -35,6 +35,13 @@ BEHIND_NS = 6_000
 had none was reached after 2 to 3 µs."""
 CLOSING_NS = 4_000
 """From the end of work until the event behind it is reached, at most; seen: 0.8 to 4 µs."""
+
+
+_FAR = np.iinfo(np.int64).max
+
+
+def _stream_of(call: Call) -> Hashable:
+    return call.stream.id if call.stream is not None else None
 
 
 @dataclass
@@ -83,35 +90,41 @@ class Bracketed:
 
 
 def bounds(
-    launches: Sequence[Bracketed], cost: BracketCost, shortest_ns: dict[Hashable, int]
+    launches: Sequence[Bracketed],
+    cost: BracketCost,
+    shortest_ns: dict[Hashable, int],
+    others: Sequence[Bracketed] = (),
 ) -> list[dict[str, int]]:
     """Return start, end and their one-sided uncertainties of bracketed launches.
 
     Work starts after the opening event, and not before its launch call is well under way. It
     ends before the closing event; shortly before, where the GPU reached that event long after
     the host had recorded it, else anywhere between. It lasts at least as long as the shortest
-    run of its kind that was seen. Where nothing else of ours was on the GPU, it starts soon
-    after its launch call returned.
+    run of its kind of which both ends were seen well. Where nothing else of ours was on the
+    GPU, it starts soon after its launch call returned.
 
     Parameters
     ----------
     shortest_ns
         Shortest run of each kind so far; updated.
+    others
+        More launches that may have been on the GPU.
     """
-    contended = _contended(launches)
+    contended = _contended([*launches, *others])[: len(launches)]
     found = []
-    for one, others in zip(launches, contended, strict=True):
+    for one, beside in zip(launches, contended, strict=True):
         submitted = one.launching + (one.launched - one.launching) // SUBMITTED_AFTER
         start = min(max(one.opened, submitted), one.closed)
         behind = one.closed > one.recorded + BEHIND_NS
         # Launched before the GPU was ready for it: only the events' own cost lies between.
         queued = one.opened > one.launched
-        spent = 2 * cost.empty_ns if queued and not others else cost.kernel_ns
-        own = max(0, one.closed - max(one.opened, one.launching) - spent)
-        shortest = min(shortest_ns.get(one.key, own), own)
-        shortest_ns[one.key] = shortest
+        begun = one.opened + 2 * cost.empty_ns if queued else one.launched + LATENCY_NS
+        if behind and not beside:  # then both ends are known well
+            own = max(0, one.closed - CLOSING_NS - max(one.opened, begun))
+            shortest_ns[one.key] = min(shortest_ns.get(one.key, own), own)
+        shortest = min(shortest_ns.get(one.key, 0), max(0, one.closed - start))
         latest = max(start, one.closed - shortest)
-        if not others:
+        if not beside:
             ready = max(one.opened, one.launched)
             latest = max(start, min(latest, ready + LATENCY_NS))
         room = max(0, one.closed - start - shortest)
@@ -156,6 +169,8 @@ class EventSource:
         self._open: dict[int, _Bracket] = {}
         self._waiting: deque[_Bracket] = deque()
         self._shortest_ns: dict[Hashable, int] = {}
+        self._past: list[Bracketed] = []
+        """What was read already and may have been on the GPU with what is not."""
         self.cost = self._measure()
 
     def _take(self) -> Event:
@@ -218,7 +233,17 @@ class EventSource:
             done.append((bracket.call, self._read(bracket)))
             self._spare += [bracket.before, bracket.after]
         self._waiting.extendleft(reversed(still))
-        found = bounds([one for _, one in done], self.cost, self._shortest_ns)
+        running = [
+            Bracketed(
+                one.launching_ns, _FAR, one.launching_ns, one.launched_ns, one.recorded_ns, None,
+                _stream_of(one.call),
+            )
+            for one in still
+        ]  # fmt: skip
+        read = [one for _, one in done]
+        found = bounds(read, self.cost, self._shortest_ns, [*self._past, *running])
+        since = min((one.launching_ns for one in still), default=_FAR)
+        self._past = [one for one in [*self._past, *read] if one.closed > since]
         for (call, _), times in zip(done, found, strict=True):
             columns: Mapping[str, Any] = work_columns(call, info.index, info.uuid)
             rows.spans.append({**columns, **times, "source": self.name})
@@ -232,7 +257,7 @@ class EventSource:
         return Bracketed(
             opened, opened + length, bracket.launching_ns, bracket.launched_ns,
             bracket.recorded_ns, (call.name, call.nbytes, place),
-            call.stream.id if call.stream is not None else None,
+            _stream_of(call),
         )  # fmt: skip
 
     def close(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,22 +23,30 @@ NOTHING, UNSURE = -1, -2
 
 
 class SelectionLog:
-    """Notes what guards select, of all threads."""
+    """Notes what guards select, of all threads.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    met
+        Called with each stream when it is selected for the first time.
+    """
+
+    def __init__(self, met: Callable[[Any], None] = lambda _: None) -> None:
+        self._met = met
         self.streams: list[Any] = []
         """What was selected: each distinct object once."""
         self._numbers: dict[int, int] = {}
         self._changes: dict[int, list[list[int]]] = {}
-        self._open: dict[int, tuple[int, threading.Event, asyncio.Handle]] = {}
+        self._in_tasks: dict[int, tuple[int, int, threading.Event, asyncio.Handle]] = {}
+        """Guard of a task that is entered → thread, its first change, whether others ran."""
         self._lock = threading.Lock()
         self.thread_names: dict[int, str] = {}
 
     def open(self) -> None:
         """Begin to note, with what this thread has selected now."""
-        now = caller.get_caller_stream()
-        if now is not None:
-            self._note(threading.get_native_id(), self._number(now))
+        guard = caller.innermost_guard()
+        if guard is not None:
+            self.entered(guard)
         caller.watchers = (*caller.watchers, self)
 
     def close(self) -> None:
@@ -52,6 +61,7 @@ class SelectionLog:
             with self._lock:
                 number = self._numbers[id(stream)] = len(self.streams)
                 self.streams.append(stream)  # held, so that its id stays its own
+            self._met(stream)
         return number
 
     def _note(self, thread: int, number: int) -> None:
@@ -69,19 +79,23 @@ class SelectionLog:
         if loop is not None and asyncio.current_task(loop) is not None:
             others_ran = threading.Event()
             handle = loop.call_soon(others_ran.set)
-            self._open[id(guard)] = (len(self._changes[thread]) - 1, others_ran, handle)
+            first = len(self._changes[thread]) - 1
+            self._in_tasks[id(guard)] = (thread, first, others_ran, handle)
 
     def left(self, guard: Any, before: Any) -> None:
         """Note that a guard was left, and ``before`` is selected again."""
         thread = threading.get_native_id()
-        in_task = self._open.pop(id(guard), None)
+        in_task = self._in_tasks.pop(id(guard), None)
         if in_task is not None:
-            first, others_ran, handle = in_task
+            _, first, others_ran, handle = in_task
             handle.cancel()
             if others_ran.is_set():
                 for change in self._changes[thread][first:]:
                     change[1] = UNSURE
-        self._note(thread, self._number(before))
+        number = self._number(before)
+        if in_task is not None and before is None and caller.thread_has_guard():
+            number = UNSURE  # in a task nothing is selected; when the loop ends, the thread's is
+        self._note(thread, number)
 
     def selected(
         self, threads: np.ndarray[Any, Any], times: np.ndarray[Any, Any]
@@ -93,6 +107,9 @@ class SelectionLog:
             if not len(mine):
                 continue
             table = np.array(changes, np.int64)
+            for other, first, others_ran, _ in list(self._in_tasks.values()):
+                if other == thread and others_ran.is_set():
+                    table[first:, 1] = UNSURE
             at = np.searchsorted(table[:, 0], times[mine], "right") - 1
             found[mine] = np.where(at >= 0, table[np.maximum(at, 0), 1], NOTHING)
         return found

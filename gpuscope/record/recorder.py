@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._libcupti import NVTX_INJECTION
@@ -143,7 +144,7 @@ class Recording:
         for device in self.devices:
             device.observe(self)
             for partition in device.partitions:
-                self._note_partition(partition)
+                self._partitions[partition.name] = _partition_facts(partition)
         self._window = [self._clock()]
         if self._cupti is None or not self._cupti.sees_ranges:
             with _running_lock:
@@ -242,9 +243,13 @@ class Recording:
         spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
         edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
         if self._cupti is not None and edges.num_rows:  # what was to come may have no record
-            ids = spans.column("id")
-            there = (pc.is_in(edges.column(end), value_set=ids) for end in ("from", "to"))
-            edges = edges.filter(pc.and_(*there))
+            launches = pc.equal(edges.column("kind").cast(pa.string()), "launch")
+            waits = edges.filter(pc.invert(launches))
+            if waits.num_rows:
+                ids = spans.column("id")
+                there = (pc.is_in(waits.column(end), value_set=ids) for end in ("from", "to"))
+                waits = waits.filter(pc.and_(*there))
+                edges = schema.concat([edges.filter(launches), waits], schema.EDGE_TYPES)
         return Trace(spans, edges, self._metadata(clocks))
 
     @property
@@ -414,17 +419,7 @@ class Recording:
                 "device": stream.device.info.key,
             }
             if partition is not None:
-                self._note_partition(partition)
-
-    def _note_partition(self, partition: Partition) -> None:
-        self._partitions[partition.name] = {
-            "asked": partition.asked,
-            "sm_count": partition.sm_count,
-            "sm_ids": list(partition.sm_ids),
-            "sm_count_target": partition.sm_count_target,
-            "context": partition.context,
-            "shares_with": list(partition.shares_with),
-        }
+                self._partitions[partition.name] = _partition_facts(partition)
 
     def _process(self) -> int:
         return self.devices[0].backend.process_and_thread()[0] if self.devices else os.getpid()
@@ -501,7 +496,9 @@ class Recording:
         counts = {"received": self._received, "dropped": 0, "unmatched": 0}
         notes = list(self._notes)
         if cupti is not None:
-            streams.update((str(key), facts) for key, facts in cupti.foreign_streams.items())
+            streams = {**{str(key): facts for key, facts in cupti.streams.items()}, **streams}
+            for partition in cupti.partitions:
+                partitions.setdefault(partition.name, _partition_facts(partition))
             for name, context in cupti.partition_contexts.items():
                 if name in partitions:
                     partitions[name] = {**partitions[name], "context": context}
@@ -540,6 +537,17 @@ class Recording:
         """Return the names of threads: those that called us, and Python's that are alive."""
         alive = {} if simulated else {str(t.native_id): t.name for t in threading.enumerate()}
         return {**alive, **self._thread_names}
+
+
+def _partition_facts(partition: Partition) -> dict[str, Any]:
+    return {
+        "asked": partition.asked,
+        "sm_count": partition.sm_count,
+        "sm_ids": list(partition.sm_ids),
+        "sm_count_target": partition.sm_count_target,
+        "context": partition.context,
+        "shares_with": list(partition.shares_with),
+    }
 
 
 @cache

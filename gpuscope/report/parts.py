@@ -24,9 +24,9 @@ DEFINITIONS = {
     "one never ran without the other. Of more than two workloads, the largest pair is shown. Where "
     "kernel times come from bracketing events, waiting for SMs counts as running: the tight value "
     "takes every span as short as its stated uncertainty allows.",
-    "Gain": "The sum of the solo kernel times over the makespan. Two workloads that overlap fully "
-    "and each take twice as long have overlap 1 and gain 1: overlapping won nothing. Unknown "
-    "without solo times.",
+    "Gain": "The sum of the kernel times alone, on the same partitions, over the makespan. Two "
+    "workloads that overlap fully and each take twice as long have overlap 1 and gain 1: "
+    "overlapping won nothing. Unknown without solo times.",
     "Latency": "Host time from entering execute() until its completion is seen. A percentile "
     "states its number of calls, n; no p99 is given below 1,000 calls.",
     "TFLOP/s": "Floating-point operations of the workload's kernels over the time from the first "

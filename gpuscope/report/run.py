@@ -31,6 +31,8 @@ _HEADINGS = {
 }
 _SPANS = 2000
 """Spans drawn of one setting's window."""
+_WON = 1.2
+"""A gain from here on is throughput won by running together."""
 _HELPS = 0.9
 """A latency below this share of another is called better."""
 _SHARES = ("Share of alone on the whole GPU",)
@@ -168,7 +170,9 @@ def _variants(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
         if bare != bare_2:
             continue
         if told == told_2 and not priority and priority_2:
-            lines += [line for name in foreground if (line := _of_priority(rows, name, one, other))]
+            lines += [
+                line for name in foreground if (line := _of_priority(run, rows, name, one, other))
+            ]
         if priority == priority_2 and told != "off" and told_2 == "off":
             lines += _of_target(rows, one, other)
     return lines
@@ -184,7 +188,7 @@ def _plainly(facts: Mapping[str, Any]) -> tuple[Any, dict[str, int], Any]:
     return (facts.get("partitions") or {}, used), priorities, facts.get("sm_count_target")
 
 
-def _of_priority(rows: list[Row], workload: str, plain: str, raised: str) -> str | None:
+def _of_priority(run: Run, rows: list[Row], workload: str, plain: str, raised: str) -> str | None:
     seen = {row["setting"]: row for row in rows if row["workload"] == workload}
     if plain not in seen or raised not in seen:
         return None
@@ -192,8 +196,9 @@ def _of_priority(rows: list[Row], workload: str, plain: str, raised: str) -> str
         before, after = (seen[name][f"latency_{mark}_us"] for name in (plain, raised))
         if before and after:
             helped = "helps" if after < _HELPS * before else "does not help"
+            where = "Simulated, stream" if run.traces[raised].is_simulated else "Stream"
             return (
-                f"Stream priority alone {helped}: the {mark} latency of {workload} is "
+                f"{where} priority alone {helped}: the {mark} latency of {workload} is "
                 f"{duration(after * 1e3)} in “{raised}”, and {duration(before * 1e3)} in “{plain}”."
             )
     return None
@@ -202,8 +207,9 @@ def _of_priority(rows: list[Row], workload: str, plain: str, raised: str) -> str
 def _of_target(rows: list[Row], told: str, untold: str) -> list[str]:
     rates = {(row["setting"], row["workload"]): row["tflop_per_s"] for row in rows}
     return [
-        f"Not told how many SMs it has, {workload} does {page.number(rate)} TFLOP/s in “{untold}”, "
-        f"and told, {page.number(rates[told, workload])} in “{told}”."
+        f"Where cuBLAS is told how many SMs the partition has, {workload} does "
+        f"{page.number(rates[told, workload])} TFLOP/s (“{told}”), where not, {page.number(rate)} "
+        f"(“{untold}”)."
         for (setting, workload), rate in rates.items()
         if setting == untold and rate and rates.get((told, workload))
     ]
@@ -224,10 +230,11 @@ def _cost(rows: list[Row], background: list[str]) -> list[str]:
         lines.append(f"In “{row['setting']}”, {row['workload']} did {done}: {alone}.")
     if not lines:
         return []
-    lines.append(
-        "A gain near 1 says that running together won no throughput; what a partition can win is "
-        "latency."
-    )
+    if all(row["gain"] is not None and row["gain"] < _WON for row in rows):
+        lines.append(
+            "A gain near 1 says that running together won no throughput; what a partition can win "
+            "is latency."
+        )
     return ["<h2>What it costs</h2>", *(page.paragraph(line) for line in lines)]
 
 

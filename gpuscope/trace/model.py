@@ -76,8 +76,8 @@ class TraceMetadata:
     notes: Sequence[str] = ()
 
     def to_json(self) -> str:
-        """Write as JSON with sorted keys."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """Write as JSON, everything in its order."""
+        return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> TraceMetadata:

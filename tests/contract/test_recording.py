@@ -16,7 +16,12 @@ def rows(trace, kind):
     found = trace.where(kind=kind).spans.to_pylist()
     if kind not in ("kernel", "api", "memcpy") or "cupti" not in trace.texts("source"):
         return found
-    return [row for row in found if row["category"] is not None]
+    setup = {
+        row["external_correlation"]
+        for row in trace.where(kind="api").spans.to_pylist()
+        if row["name"] in ("random", "asarray")
+    }
+    return [row for row in found if row["external_correlation"] not in {None, *setup}]
 
 
 def test_every_launch_is_a_kernel_row_on_its_stream(gpu):

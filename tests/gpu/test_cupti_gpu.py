@@ -84,6 +84,17 @@ def test_without_launch_ids_there_are_kernels_only_and_analyses_say_so(gpu):
         gs.analysis.launch_latency(trace)
 
 
+def test_streams_have_our_names_the_per_thread_default_one_too(gpu):
+    handle = Spin(gpu, duration_ns=1000, name="spin")
+    handle.execute()
+    with gpu.create_stream(name="mine") as mine, gs.profile(gpu) as recording:
+        handle.execute(stream=mine)
+        handle.execute()
+    first, second = rows(recording.trace, "kernel")
+    assert recording.trace.stream_name(first["stream"]) == "mine"
+    assert "context" not in recording.trace.stream_name(second["stream"])
+
+
 def test_full_detail_adds_all_calls_and_synchronisations(gpu):
     x = torch.randn(256, 256, device="cuda")
     with gs.profile(gpu, detail="full") as recording:

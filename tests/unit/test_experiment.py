@@ -145,7 +145,7 @@ def test_the_quickstart_is_valid():
         "no partition",
         "priority",
         "16 | rest",
-        "16 | rest, not told",
+        "16 | rest, no target",
     ]
     assert experiment.workloads["small"].repeats >= 1000
 

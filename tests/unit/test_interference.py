@@ -102,7 +102,7 @@ def test_inside_is_a_share_of_the_kernels_time(inside, n):
     ("together", "alone", "text"),
     [
         ([("b", 0, 10), ("b", 12, 22), ("a", 0, 22)], [("a", 0, 9)], "0 of 1 kernels wholly"),
-        ([("b", 0, 10), ("a", 50, 55)], [("a", 0, 9)], "the median one was to 0.0%"),
+        ([("b", 0, 10), ("a", 50, 55)], [("a", 0, 9)], "the median one for 0.0%"),
         ([("b", 0, 10)], [("a", 0, 9)], "no finished kernel of A"),
         ([("a", 0, 10)], [("a", 0, 9)], "no finished kernel of B"),
         ([], [("a", 0, 9)], "no finished kernel of A"),

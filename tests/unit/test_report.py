@@ -119,7 +119,7 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
         "measured on H200", "16 | rest", "n = 1,000", "– (needs 1,000 calls)", "Overlap", "Gain",
         "What it costs", "TFLOP/s", "of its rate alone on the whole GPU", "3 dropped", "a note",
         "SM clock 1980 MHz, 412.5 W, throttled: power cap",
-        "work queued or running", "The sum of the solo kernel times over the makespan",
+        "work queued or running", "The sum of the kernel times alone, on the same partitions",
     ):  # fmt: skip
         assert words in body, words
     assert body.count("Plotly.newPlot(") == 3

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.errors import GpuscopeError, RecorderBusy
+from gpuscope.errors import CapabilityError, GpuscopeError, RecorderBusy
 from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.library import COMPLETED, REQUESTED, Library, Refused
 
@@ -57,14 +57,14 @@ class Collector:
         self.library = library
         self.sizes = layout.record_sizes(library.version)
         self.refused = 0
-        """Buffers that were refused because of the memory limit."""
+        """Buffers that were refused because of the memory limit, ever."""
+        self._dropped = 0
         self._lock = threading.RLock()
         self._owners: dict[int, tuple[Sink, int, str]] = {}
         self._undo = contextlib.ExitStack()
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
         self._ready: list[np.ndarray[Any, Any]] = []
         self._full: list[tuple[int, int]] = []
-        self._lost: list[dict[int, np.ndarray[Any, Any]]] = []
         self._held_bytes = 0
         self._limit = 0
         self._apis = "none"
@@ -127,10 +127,8 @@ class Collector:
                     self._open()
                 self._choose_apis()
             except BaseException:
-                if first:
+                with contextlib.suppress(Exception):  # the first error tells more
                     self.end(owner, taken_over=False)
-                else:
-                    del self._owners[owner]
                 raise
 
     def _open(self) -> None:
@@ -145,8 +143,8 @@ class Collector:
         library.promise_zeroed_buffers(promised=True)
         self._undo.callback(library.promise_zeroed_buffers, promised=False)
         self._prepare()
-        library.dropped()  # what was dropped before is not ours
-        self.refused = 0
+        with contextlib.suppress(CapabilityError):  # nobody has registered before
+            library.flush(forced=True)  # a buffer of another client's goes back to it
         self._registered = True
         library.register(self._requested, self._completed)
         for kind in KINDS:
@@ -157,12 +155,13 @@ class Collector:
         apis = max((apis for _, _, apis in self._owners.values()), key=rank.index, default="none")
         if apis == self._apis:
             return
+        before, self._apis = self._apis, "all"  # should it fail half-way
         for kind in _API_KINDS["all"]:
             if kind in _API_KINDS[apis]:
                 self.library.enable(kind)
                 if apis != "all":
                     self.library.only_launches(kind)
-            elif kind in _API_KINDS[self._apis]:
+            elif kind in _API_KINDS[before]:
                 self.library.disable(kind)
         self._apis = apis
 
@@ -181,25 +180,30 @@ class Collector:
         taken_over
             Another client registered its own callbacks: what it enabled stays enabled.
         """
-        with self._lock:
-            if self._owners.pop(owner, None) is None:
+        with self._lock, contextlib.ExitStack() as last:
+            if owner not in self._owners:
                 return
-            if self._owners:
+            if len(self._owners) > 1:
+                del self._owners[owner]
                 self._choose_apis()
                 return
-            if taken_over:
-                self._lost.append(dict(self._arrays))  # CUPTI may still write to them
-            elif self._registered:
-                self._choose_apis()
-                for kind in (*KINDS, layout.SYNCHRONIZATION):
-                    self.library.disable(kind)
-            self._registered = False
-            self._undo.close()
-            self._apis = "none"
-            self._arrays.clear()
-            self._ready.clear()
-            self._full.clear()
-            self._held_bytes = 0
+            last.callback(self._owners.clear)
+            last.callback(self._undo.close)
+            last.callback(self._forget)
+            if self._registered and not taken_over:
+                last.callback(self.library.flush, forced=True)  # what came in meanwhile
+                for kind in (*_API_KINDS["all"], *KINDS, layout.SYNCHRONIZATION):
+                    last.callback(self.library.disable, kind)
+
+    def _forget(self) -> None:
+        """Let go of all buffers but those that CUPTI has not given back: it may write to them."""
+        for address, _ in self._full:
+            self._arrays.pop(address, None)
+        self._full.clear()
+        self._ready.clear()
+        self._held_bytes = len(self._arrays) * BUFFER_BYTES
+        self._registered = False
+        self._apis = "none"
 
     def collect(self, *, forced: bool) -> None:
         """Have CUPTI hand over what it has, and give it to every recording."""
@@ -222,6 +226,13 @@ class Collector:
             if not forced:
                 self._prepare()
 
+    @property
+    def dropped(self) -> int:
+        """Records that CUPTI dropped, ever."""
+        with self._lock:
+            self._dropped += self.library.dropped()
+            return self._dropped
+
     def _at_exit(self) -> None:
         """Have CUPTI call nothing of ours once the interpreter is gone."""
         if os.getpid() == self._process and self._owners:
@@ -237,10 +248,10 @@ def _tolerate(holder: str) -> str:
     PyTorch's profiler keeps the subscription when it has finished, without a name.
     """
     torch = sys.modules.get("torch")
-    unnamed = "<not provided>" in holder
+    unnamed = not holder or "<not provided>" in holder
     if torch is not None and unnamed and not _torch_records(torch):
         return "PyTorch's profiler was used before and keeps CUPTI's subscription"
-    who = "PyTorch's profiler" if torch is not None and unnamed else (holder or "another tool")
+    who = holder if not unnamed else "another tool" if torch is None else "PyTorch's profiler"
     raise RecorderBusy(
         f"another CUPTI client is recording in this process: {who}. CUPTI serves one at a time. "
         "End it first (leave its with block, or start the program without the tool), or record "

@@ -137,9 +137,10 @@ class Found:
     offsets
         Kind → offsets in bytes, ascending.
     unread
-        Bytes behind a record of a kind that is not known: what follows it cannot be found.
+        Bytes from a record on that is of an unknown kind or cut short: what follows it cannot be
+        found.
     unread_kind
-        That kind, or ``None``.
+        That record's kind, or ``None``.
     """
 
     offsets: Mapping[int, np.ndarray[Any, Any]]
@@ -185,7 +186,7 @@ def find_records(buffer: np.ndarray[Any, Any], sizes: Mapping[int, int]) -> Foun
                 pieces.setdefault(kind, []).append(where[what == kind])
         position = after
     offsets = {kind: np.sort(np.concatenate(found)) * 4 for kind, found in pieces.items()}
-    return Found(offsets, (end - position) * 4 if unread_kind is not None else 0, unread_kind)
+    return Found(offsets, len(buffer) - position * 4, unread_kind)
 
 
 def _walk(

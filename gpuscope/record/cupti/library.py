@@ -166,7 +166,7 @@ class Library:
     @cache  # noqa: B019 - one library lives as long as the process
     def _others(self, domain: int) -> tuple[int, ...]:
         names = {number: self.callback_name(domain, number) for number in range(1, _LAST_CALLBACK)}
-        return tuple(number for number, name in names.items() if name and not _LAUNCHES.match(name))
+        return tuple(number for number, name in names.items() if name and not is_launch(name))
 
     @cache  # noqa: B019 - one library lives as long as the process
     def callback_name(self, domain: int, number: int) -> str:
@@ -190,9 +190,20 @@ class Library:
         """Return the number that records have for a context."""
         return int(self._call("get_context_id", handle))
 
-    def stream_id(self, context: int, stream: int) -> int:
-        """Return the number that records have for a stream of a context."""
-        return int(self._call("get_stream_id_ex", context, stream, 0))
+    def stream_id(self, context: int, stream: int, *, per_thread: bool) -> int:
+        """Return the number that records have for a stream of a context.
+
+        Parameters
+        ----------
+        per_thread
+            Whether stream 0 means this thread's default stream.
+        """
+        return int(self._call("get_stream_id_ex", context, stream, int(per_thread)))
+
+
+def is_launch(name: str) -> bool:
+    """Whether an API call of this name launches, copies or sets."""
+    return bool(_LAUNCHES.match(name))
 
 
 def text_at(address: int) -> str:

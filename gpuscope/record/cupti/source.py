@@ -21,15 +21,26 @@ from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.canary import FLIGHT, Canaries
 from gpuscope.record.cupti.canary import NAME as CANARY
 from gpuscope.record.cupti.collector import Collector, get_collector
-from gpuscope.record.cupti.library import DRIVER_API, RUNTIME_API, kernel_name, text_at
+from gpuscope.record.cupti.library import (
+    DRIVER_API,
+    RUNTIME_API,
+    is_launch,
+    kernel_name,
+    text_at,
+)
 from gpuscope.record.cupti.tables import NONE, Array, Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import Batch, Rows, call_row, freeze, outside_row, range_row, work_row
 from gpuscope.trace import schema
 
 FOREIGN_STREAM = 1_000_000_000
-"""Added to CUPTI's number of a stream that is none of ours."""
+"""Streams that are none of ours are numbered from here, by context and CUPTI's number."""
+_STREAMS = 1_000_000
+PER_THREAD_DEFAULT = 2
+"""CUDA's handle of the per-thread default stream, another stream on each thread."""
 _OPEN = np.iinfo(np.int64).max
+_RECENT = 10_000
+"""Calls that may yet have another API record."""
 _tags = itertools.count()
 _TAGS = 400
 
@@ -71,7 +82,7 @@ class CuptiSource:
         self._collector = collector or get_collector()
         self._sizes = self._collector.sizes
         self._raw: list[Any] = []
-        self._selections = SelectionLog()
+        self._selections = SelectionLog(self._learn)
         self._canaries: list[Canaries] = []
         self._watch: ClockWatch | None = None
         self._lock = threading.Lock()
@@ -79,21 +90,28 @@ class CuptiSource:
         self._work: list[Columns] = []
         self._apis: list[Columns] = []
         self._known: list[Columns] = []
+        self._linked: list[Call] = []
+        """Our calls that CUPTI's records were found for, in the order in which they were."""
+        self._recent: list[int] = []
+        self._begun: set[int] = set()
+        """Calls, by number, the first piece of whose work is a row already."""
         self._ranges = _Ranges()
         self._syncs: list[Columns] = []
         self._streams: dict[tuple[int, int], int] = {}
         self._handles: dict[int, str | None] = {}
         self._contexts: dict[int, list[tuple[int, str]]] = {}
         self._green: dict[int, int] = {}
-        self._seen_streams: set[int] = set()
-        self._seen_partitions: set[int] = set()
+        self._seen_streams: set[tuple[str, int, int]] = set()
+        self._seen_partitions: dict[int, Partition] = {}
         self.partition_contexts: dict[str, int] = {}
         """Partition → CUPTI's number of its context."""
-        self.foreign_streams: dict[int, dict[str, Any]] = {}
-        """Stream of the trace → facts, for streams that are none of ours."""
+        self.streams: dict[int, dict[str, Any]] = {}
+        """Stream of the trace → facts, for every stream that work ran on."""
+        self._stream_facts: dict[int, dict[str, Any]] = {}
         self._next = 1
         self._names: dict[int, str] = {}
         self._first = 0
+        self._before = (0, 0)
         self._flights: dict[tuple[int, int], list[int]] = {}
         self._canary_fits: dict[int, ClockFit] = {}
         self.counts = {"received": 0, "dropped": 0, "unmatched": 0, "unread_bytes": 0}
@@ -111,6 +129,7 @@ class CuptiSource:
         """
         self._collector.begin(id(self), self._raw.append, apis=self._which, limit=self._limit)
         try:
+            self._before = (self._collector.dropped, self._collector.refused)
             if self._full:
                 self._collector.library.enable(layout.SYNCHRONIZATION)
             if self._collector.note:
@@ -118,7 +137,8 @@ class CuptiSource:
             tag = 1 + next(_tags) % _TAGS
             cuda = [device for device in self._devices if device.info.kind == "cuda"]
             self._canaries = [Canaries(device, tag) for device in cuda]
-            self._learn_partitions()
+            self._learn_all()
+            self._collector.collect(forced=True)  # another recording's may fill all memory
             for one in self._canaries:
                 one.send()
             nvtx.send_canary()
@@ -144,13 +164,18 @@ class CuptiSource:
         ours = [self._flights[one.tag, one.device] for one in self._canaries]
         self._first = max((max(correlations) for correlations in ours), default=0)
         if not ours:  # no device of ours: what was launched until now is told by its number
-            seen = [part["correlation"].max() for part in (*self._work, *self._apis)]
-            self._first = int(max(seen, default=0))
+            parts = [part["correlation"] for part in (*self._work, *self._apis)]
+            self._first = max((int(part.max()) for part in parts if len(part)), default=0)
         self._ranges.arrive = self._ranges.drop_canaries()
         self._work.clear()
         self._apis.clear()
         self._syncs.clear()
         self.counts["received"] = 0
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Partitions that were alive at some time while it recorded."""
+        return tuple(self._seen_partitions.values())
 
     @property
     def sees_ranges(self) -> bool:
@@ -162,7 +187,7 @@ class CuptiSource:
         self._selections.close()
         if self.sees_ranges:
             nvtx.listen(-1)
-        self._learn_partitions()
+        self._learn_all()
         taken_over = False
         try:
             if wait:
@@ -172,7 +197,7 @@ class CuptiSource:
                 self._take(forced=True)
                 after = [one.arrived for one in self._canaries]
                 lost = bool(before) and before == after
-                taken_over = lost and not self._collector.refused
+                taken_over = lost and self._collector.refused == self._before[1]
             else:
                 self._take(forced=True)
             self._account(wait=wait, taken_over=taken_over)
@@ -180,8 +205,8 @@ class CuptiSource:
             self._collector.end(id(self), taken_over=taken_over)
 
     def _account(self, *, wait: bool, taken_over: bool) -> None:
-        refused = self._collector.refused
-        self.counts["dropped"] += self._collector.library.dropped()
+        refused = self._collector.refused - self._before[1]
+        self.counts["dropped"] += self._collector.dropped - self._before[0]
         if taken_over:
             self.complete = False
             self.notes.append(
@@ -221,8 +246,12 @@ class CuptiSource:
     def before(self, call: Call) -> None:
         """Look at the stream while it is alive."""
         for stream in (call.stream, call.intended):
-            if stream is not None and stream.id not in self._seen_streams:
-                self._learn(stream)
+            if stream is not None and not stream.closed:
+                thread = call.thread if stream.handle == PER_THREAD_DEFAULT else 0
+                key = (call.device_key, stream.id, thread)
+                if key not in self._seen_streams:
+                    self._seen_streams.add(key)
+                    self._learn(stream)
 
     def after(self, call: Call) -> None:
         """Nothing: CUPTI times it."""
@@ -234,26 +263,34 @@ class CuptiSource:
 
     def _learn(self, stream: Any) -> None:
         """Find CUPTI's numbers for a stream of ours, and for its partition's context."""
-        if not isinstance(stream, Stream) or stream.device.info.kind != "cuda":
+        if not isinstance(stream, Stream) or stream.closed or stream.device.info.kind != "cuda":
             return
-        self._seen_streams.add(stream.id)
         partition = stream.partition
         raw = partition.raw if partition is not None else None
         context = stream.device.backend.context_handle(raw)
         library = self._collector.library
         try:
             number = library.context_id(context)
-            self._streams[number, library.stream_id(context, stream.handle)] = stream.id
+            per_thread = stream.handle == PER_THREAD_DEFAULT
+            handle = 0 if per_thread else stream.handle
+            self._streams[number, library.stream_id(context, handle, per_thread=per_thread)] = (
+                stream.id
+            )
         except Exception:  # noqa: BLE001 - closed meanwhile: its work has CUPTI's numbers only
             return
-        self._handles[stream.handle] = partition.name if partition is not None else None
+        name = partition.name if partition is not None else None
+        self._handles[stream.handle] = name
+        self._stream_facts[stream.id] = {
+            "name": stream.name, "priority": stream.priority, "partition": name,
+            "device": stream.device.info.key,
+        }  # fmt: skip
         if partition is not None:
             self._learn_partition(partition)
 
     def _learn_partition(self, partition: Partition) -> None:
         if id(partition) in self._seen_partitions or partition.closed:
             return
-        self._seen_partitions.add(id(partition))
+        self._seen_partitions[id(partition)] = partition  # held, so that its id stays its own
         handle = partition.device.backend.context_handle(partition.raw)
         number = self._collector.library.context_id(handle)
         entries = self._contexts.setdefault(number, [])
@@ -261,11 +298,18 @@ class CuptiSource:
         self._green[number] = partition.sm_count
         self.partition_contexts[partition.name] = number
 
-    def _learn_partitions(self) -> None:
+    def _learn_all(self) -> None:
+        """Look at what is alive: other libraries launch there without telling us."""
         for device in self._devices:
-            if device.info.kind == "cuda":
-                for partition in device.partitions:
-                    self._learn_partition(partition)
+            if device.info.kind != "cuda":
+                continue
+            for partition in device.partitions:
+                self._learn_partition(partition)
+            for stream in device.streams:
+                key = (device.info.key, stream.id, 0)
+                if key not in self._seen_streams and stream.handle != PER_THREAD_DEFAULT:
+                    self._seen_streams.add(key)
+                    self._learn(stream)
 
     # -- from bytes to arrays ---------------------------------------------------------
     def _take(self, *, forced: bool) -> None:
@@ -276,10 +320,11 @@ class CuptiSource:
             found = layout.find_records(raw, self._sizes)
             self.counts["received"] += sum(len(offsets) for offsets in found.offsets.values())
             if found.unread:
+                known = "cut-short" if found.unread_kind in self._sizes else "unknown"
                 self.counts["unread_bytes"] += found.unread
                 self.complete = False
                 self.notes.append(
-                    f"{found.unread} bytes behind a record of unknown kind {found.unread_kind} "
+                    f"{found.unread} bytes from a record of {known} kind {found.unread_kind} on "
                     f"were not read (CUPTI API version {self._collector.library.version})"
                 )
             records = layout.read_records(raw, found)
@@ -287,9 +332,9 @@ class CuptiSource:
             if work is not None:
                 self._work.append(self._without_canaries(work))
             if apis is not None:
-                self._apis.append(apis)
+                self._apis.append(self._wanted(apis))
             self._ranges.take(records)
-            if layout.SYNCHRONIZATION in records:
+            if self._full and layout.SYNCHRONIZATION in records:
                 self._syncs.append(records[layout.SYNCHRONIZATION])
             if layout.CONTEXT in records:
                 found_contexts = records[layout.CONTEXT]
@@ -302,6 +347,21 @@ class CuptiSource:
                 ):
                     if green:
                         self._green[number] = sms
+
+    def _wanted(self, apis: Columns) -> Columns:
+        """Leave out API calls that another recording asked for."""
+        if self._full:
+            return apis
+        name_of = self._collector.library.callback_name
+        numbers = apis["callback"].astype(np.int64) * 2 + apis["runtime"]
+        codes, distinct = tables.coded(numbers)
+        wanted = [
+            is_launch(name_of(RUNTIME_API if one % 2 else DRIVER_API, one // 2))
+            and (self._which == "launches" or (self._which == "runtime" and bool(one % 2)))
+            for one in distinct
+        ]
+        keep = np.array(wanted, bool)[codes]
+        return apis if keep.all() else tables.select(apis, keep)
 
     def _is_canary(self, work: Columns) -> Array:
         codes, addresses = tables.coded(work["name"])
@@ -353,6 +413,8 @@ class CuptiSource:
                 within = (columns["correlation"] >= flight[0]) & (
                     columns["correlation"] <= flight[-1]
                 )
+                if not within.any():
+                    continue
                 if of is not None and len(of["correlation"]):
                     at = tables.match(np.array([flight[0]], np.uint32), of["correlation"])
                     if at[0] != NONE:
@@ -361,6 +423,27 @@ class CuptiSource:
                         within &= same | (threads == NONE)
                 drop |= within
         return tables.select(columns, ~drop) if drop.any() else columns
+
+    def _before_flights(
+        self, apis: Columns | None, work: Columns | None
+    ) -> tuple[Columns | None, Columns | None]:
+        """Leave for later what came since a flight of canaries began that is not over."""
+        begun = [
+            sorted(flight)[-(len(flight) % FLIGHT)]
+            for flight in self._flights.values()
+            if len(flight) % FLIGHT
+        ]
+        if not begun:
+            return apis, work
+        if apis is not None:
+            later = apis["correlation"] >= min(begun)
+            self._apis.append(tables.select(apis, later))
+            apis = tables.select(apis, ~later)
+        if work is not None:
+            later = work["correlation"] >= min(begun)
+            self._work.append(tables.select(work, later))
+            work = tables.select(work, ~later)
+        return apis, work
 
     def _name(self, address: int) -> str:
         name = self._names.get(address)
@@ -383,12 +466,15 @@ class CuptiSource:
             around them.
         """
         if not over:
+            self._learn_all()
             self._take(forced=False)
         with self._lock:
             calls, self._calls = self._calls, []
         apis = tables.join_columns(self._apis) if self._apis else None
         work = tables.join_columns(self._work) if self._work else None
         self._apis, self._work = [], []
+        if not over:
+            apis, work = self._before_flights(apis, work)
         every = apis
         if apis is not None:
             apis = tables.select(apis, apis["correlation"] > self._first)
@@ -420,8 +506,7 @@ class CuptiSource:
             held = [columns for _, columns in calls]
             batches = [freeze(Rows(held, []))] if held else []
             if work is not None and len(work["start"]):
-                nobody = np.full(len(work["start"]), NONE, np.int64)
-                batches.append(self._work_batch(work, nobody, None, nobody, [], None))
+                batches.append(self._work_batch(work, None, None))
             return batches
         if apis is None:
             apis = _no_apis()
@@ -430,36 +515,31 @@ class CuptiSource:
             if late.any():
                 self._apis.append(tables.select(apis, late))
                 apis = tables.select(apis, ~late)
-        call_of = self._link(apis, calls)
-        unlinked = np.setdiff1d(np.arange(len(calls)), call_of[call_of >= 0])
-        if not over and len(unlinked):  # their records come later
+        found = self._link(apis, calls)
+        apis["row"], apis["call"] = self._rows_of_apis(apis["call"]), apis["call"]
+        held = [columns for number, (_, columns) in enumerate(calls) if over or number in found]
+        rest = [pair for number, pair in enumerate(calls) if number not in found]
+        if not over and rest:  # their records come later
             with self._lock:
-                self._calls = [calls[number] for number in unlinked.tolist()] + self._calls
-        rows = self._rows_of_apis(call_of, calls)
-        apis["row"], apis["call"] = rows, call_of
-        self._patch(apis, calls)
-        linked = set(call_of[call_of >= 0].tolist())
-        held = [columns for number, (_, columns) in enumerate(calls) if over or number in linked]
+                self._calls = rest + self._calls
         self._name_parents(held)
         batches = [freeze(Rows(held, []))] if held else []
-        outside = call_of == NONE
+        outside = apis["call"] == NONE
         if outside.any():
             batches.append(self._api_batch(tables.select(apis, outside)))
         if work is not None and len(work["start"]):
-            batches += self._with_launches(work, apis, calls, over=over)
-        keep = ("correlation", "row", "thread", "process", "start", "end")
+            batches += self._with_launches(work, apis, over=over)
+        keep = ("correlation", "row", "call", "thread", "process", "start", "end")
         if len(apis["row"]):
             self._known.append({name: apis[name] for name in keep})
         if over:
-            self._count_unmatched(calls, unlinked)
+            self._count_unmatched([call for call, _ in rest])
         return batches
 
-    def _count_unmatched(self, calls: list[tuple[Call, dict[str, Any]]], unlinked: Array) -> None:
+    def _count_unmatched(self, calls: list[Call]) -> None:
         if self._which == "runtime":
             return  # launches through the driver's calls have no record
-        lost = [
-            calls[number][0] for number in unlinked.tolist() if calls[number][0].kind == "launch"
-        ]
+        lost = [call for call in calls if call.kind == "launch"]
         self.counts["unmatched"] += len(lost)
         if lost:
             self.complete = False
@@ -467,44 +547,51 @@ class CuptiSource:
                 f"{len(lost)} of our launches have no record (the first: {lost[0].name!r})"
             )
 
-    def _link(self, apis: Columns, calls: list[tuple[Call, dict[str, Any]]]) -> Array:
-        """Return for each API call the number of our call that it was made in, or NONE."""
-        if not calls:
-            return np.full(len(apis["start"]), NONE, np.int64)
+    def _link(self, apis: Columns, calls: list[tuple[Call, dict[str, Any]]]) -> set[int]:
+        """Find the call of ours that each API call was made in: a number of ``_linked``.
+
+        Calls of earlier batches count, too: the records of one call may come in two. Gives the
+        rows of ``calls`` the times that CUPTI saw, and returns the numbers of those found.
+        """
+        recent = self._recent
+        candidates = [self._linked[number] for number in recent] + [call for call, _ in calls]
+        apis["call"] = np.full(len(apis["start"]), NONE, np.int64)
+        if not candidates:
+            return set()
         middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
-        return tables.innermost(
+        place = tables.innermost(
             apis["thread"],
             middle,
-            np.array([call.thread for call, _ in calls], np.int64),
-            np.array([call.start_ns for call, _ in calls], np.int64),
-            np.array([call.end_ns or call.start_ns for call, _ in calls], np.int64),
+            np.array([call.thread for call in candidates], np.int64),
+            np.array([call.start_ns for call in candidates], np.int64),
+            np.array([call.end_ns or call.start_ns for call in candidates], np.int64),
         )
+        number_of = np.array([*recent, *[NONE] * len(calls)], np.int64)
+        inside = np.flatnonzero(place >= len(recent))
+        new, first = np.unique(place[inside], return_index=True)
+        times = (apis[name][inside[first]].tolist() for name in ("start", "end", "correlation"))
+        for at, start, end, correlation in zip(new.tolist(), *times, strict=True):
+            call, columns = calls[at - len(recent)]
+            columns.update(start_ns=start, end_ns=end, correlation=correlation, source="cupti")
+            number_of[at] = len(self._linked)
+            self._linked.append(call)
+        apis["call"] = np.where(place >= 0, number_of[np.maximum(place, 0)], NONE)
+        self._recent = number_of[number_of >= 0].tolist()[-_RECENT:]
+        return {at - len(recent) for at in new.tolist()}
 
-    def _rows_of_apis(self, call_of: Array, calls: list[tuple[Call, dict[str, Any]]]) -> Array:
+    def _rows_of_apis(self, call_of: Array) -> Array:
         """Return the row of each API call: our call's, where it was made in one."""
-        of_calls = np.array([call_row(call.correlation) for call, _ in calls], np.int64)
         rows = self._fresh(len(call_of))
         linked = call_of >= 0
         if linked.any():
-            rows[linked] = of_calls[call_of[linked]]
+            used, where = np.unique(call_of[linked], return_inverse=True)
+            numbers = [self._linked[number].correlation for number in used.tolist()]
+            rows[linked] = call_row(np.array(numbers, np.int64))[where]
         return rows
 
     def _fresh(self, count: int) -> Array:
         first, self._next = self._next, self._next + count
         return outside_row(np.arange(first, first + count, dtype=np.int64))
-
-    def _patch(self, apis: Columns, calls: list[tuple[Call, dict[str, Any]]]) -> None:
-        """Give the rows of our launches the times that CUPTI saw, of their first API call."""
-        linked = np.flatnonzero(apis["call"] >= 0)
-        found, first = np.unique(apis["call"][linked], return_index=True)
-        places = linked[first]
-        for number, start, end, correlation in zip(
-            found.tolist(),
-            *(apis[name][places].tolist() for name in ("start", "end", "correlation")),
-            strict=True,
-        ):
-            columns = calls[number][1]
-            columns.update(start_ns=start, end_ns=end, correlation=correlation, source="cupti")
 
     def _api_batch(self, apis: Columns) -> Batch:
         count = len(apis["start"])
@@ -534,62 +621,31 @@ class CuptiSource:
         }  # fmt: skip
         return Batch(tables.table(columns, count), schema.table({}, schema.EDGE_TYPES))
 
-    def _with_launches(
-        self, work: Columns, apis: Columns, calls: list[tuple[Call, dict[str, Any]]], *, over: bool
-    ) -> list[Batch]:
+    def _with_launches(self, work: Columns, apis: Columns, *, over: bool) -> list[Batch]:
         """Return batches of work with the calls that launched it; what has none waits."""
         batches = []
-        at = tables.match(work["correlation"], apis["correlation"])
-        found = at >= 0
-        if found.any():
-            mine = work if found.all() else tables.select(work, found)
-            places = at[found]
-            batches.append(self._work_batch(
-                mine, apis["call"][places], apis, places, calls, self._selected(apis)
-            ))  # fmt: skip
-        if found.all():
-            return batches
-        rest = tables.select(work, ~found)
-        if self._known:
-            known = tables.join_columns(self._known)
-            at = tables.match(rest["correlation"], known["correlation"])
-            seen = at >= 0
-            if seen.any():
-                nobody = np.full(int(seen.sum()), NONE, np.int64)
-                batches.append(self._work_batch(
-                    tables.select(rest, seen), nobody, known, at[seen], [], self._selected(known)
-                ))  # fmt: skip
-                rest = tables.select(rest, ~seen)
-        if not len(rest["start"]):
-            return batches
+        for calls in (apis, *([tables.join_columns(self._known)] if self._known else [])):
+            at = tables.match(work["correlation"], calls["correlation"])
+            found = at >= 0
+            if found.any():
+                mine = work if found.all() else tables.select(work, found)
+                batches.append(self._work_batch(mine, calls, at[found]))
+                work = tables.select(work, ~found)
+            if not len(work["start"]):
+                return batches
         if over:
-            nobody = np.full(len(rest["start"]), NONE, np.int64)
-            batches.append(self._work_batch(rest, nobody, None, nobody, [], None))
+            batches.append(self._work_batch(work, None, None))
         else:
-            self._work.append(rest)
+            self._work.append(work)
         return batches
 
-    def _selected(self, apis: Columns) -> Array:
-        """Return the number of the stream that a guard had selected at each API call."""
-        return self._selections.selected(apis["thread"], apis["start"].astype(np.int64))
-
-    def _work_batch(
-        self,
-        work: Columns,
-        call_of: Array,
-        apis: Columns | None,
-        places: Array,
-        calls: list[tuple[Call, dict[str, Any]]],
-        selected: Array | None,
-    ) -> Batch:
+    def _work_batch(self, work: Columns, apis: Columns | None, places: Array | None) -> Batch:
         """Return rows of work.
 
         Parameters
         ----------
-        call_of
-            Number in ``calls`` of the host call that launched each, or NONE.
-        apis, places, selected
-            The API calls, which of them launched each, and what was selected at them.
+        apis, places
+            API calls, and which of them launched each; ``None`` where that is not known.
         """
         count = len(work["start"])
         start = work["start"].astype(np.int64)
@@ -597,18 +653,15 @@ class CuptiSource:
         columns = tables.work_columns(work, self._name)
         rows = self._fresh(count)
         edges = schema.table({}, schema.EDGE_TYPES)
-        linked = call_of >= 0
-        if linked.any():
-            _, first = np.unique(call_of[linked], return_index=True)
-            firsts = np.flatnonzero(linked)[first]
-            numbers = [calls[number][0].correlation for number in call_of[firsts].tolist()]
-            rows[firsts] = work_row(np.array(numbers, np.int64))
-            columns.update(self._from_calls(call_of, firsts, calls))
-        if apis is not None:
+        if apis is not None and places is not None:
             launch_start = apis["start"][places].astype(np.int64)
             columns["process"] = apis["process"][places].astype(np.int64)
             columns["thread"] = apis["thread"][places].astype(np.int64)
             columns["queued_ns"] = apis["end"][places].astype(np.int64)
+            selected = self._selections.selected(
+                apis["thread"], apis["start"].astype(np.int64)
+            )[places]  # fmt: skip
+            columns.update(self._from_calls(work, rows, apis["call"][places], selected))
             edges = pa.table({
                 "from": pa.array(apis["row"][places]), "to": pa.array(rows),
                 "kind": tables.constant("launch", count),
@@ -619,35 +672,49 @@ class CuptiSource:
         columns["device_uuid"] = self._uuids(work["device"])
         columns["stream"] = self._stream_column(work)
         columns.update(self._where(work, launch_start))
-        if selected is not None:
-            columns["intended_partition"] = self._intended(call_of, calls, selected[places])
         return Batch(tables.table(columns, count), edges)
 
     def _from_calls(
-        self, call_of: Array, firsts: Array, calls: list[tuple[Call, dict[str, Any]]]
+        self, work: Columns, rows: Array, call_of: Array, selected: Array
     ) -> dict[str, Any]:
-        """Return what our calls know of their work; amounts go to the first piece of it."""
-        columns: dict[str, Any] = {}
-        workloads = [call.workload for call, _ in calls]
-        codes, names = tables.coded(pa.array(workloads, pa.string()))
-        codes = np.nan_to_num(codes, nan=NONE).astype(np.int64)
+        """Return what our calls know of their work, and who it was given to.
+
+        The first piece of a call's work has the row that follows from the call's number, and
+        its amounts; ``rows`` is changed.
+        """
         linked = call_of >= 0
-        columns["category"] = tables.text_column(
-            np.where(linked, codes[np.maximum(call_of, 0)], NONE), list(names)
+        used, where = np.unique(call_of[linked], return_inverse=True)
+        calls = [self._linked[number] for number in used.tolist()]
+        which = np.full(len(call_of), NONE, np.int64)
+        which[linked] = where
+        _, first = np.unique(which[linked], return_index=True)
+        firsts = np.flatnonzero(linked)[first]
+        new = np.array([number not in self._begun for number in used.tolist()], bool)
+        self._begun.update(used.tolist())
+        correlations = np.array([call.correlation for call in calls], np.int64)
+        firsts = firsts[new] if len(new) else firsts
+        rows[firsts] = work_row(correlations[which[firsts]])
+        columns: dict[str, Any] = {"intended_partition": self._intended(which, calls, selected)}
+        if not calls:
+            return columns
+        names: list[str | None] = list(dict.fromkeys(call.workload for call in calls))
+        codes = np.array([names.index(call.workload) for call in calls], np.int64)
+        columns["category"] = tables.text_column(np.where(linked, codes[which], NONE), names)
+        columns["external_correlation"] = tables.nullable(
+            np.where(linked, correlations[which], NONE), ~linked
         )
         is_first = np.zeros(len(call_of), bool)
         is_first[firsts] = True
+        moved = work["work"] != tables.KERNEL
         for name in ("flop_count", "nbytes"):
-            amounts = [getattr(call, name) for call, _ in calls]
+            amounts = [getattr(call, name) for call in calls]
             stated = np.array([NONE if one is None else one for one in amounts], np.int64)
-            mine = np.where(linked, stated[np.maximum(call_of, 0)], NONE)
+            mine = np.where(linked, stated[which], NONE)
             mine = np.where(is_first | (mine == NONE), mine, 0)  # of several pieces, the first
+            if name == "nbytes":
+                mine = np.where(moved, work["bytes"].astype(np.int64), mine)
             if (mine >= 0).any():
                 columns[name] = tables.nullable(mine, mine < 0)
-        numbers = np.array([call.correlation for call, _ in calls], np.int64)
-        columns["external_correlation"] = tables.nullable(
-            np.where(linked, numbers[np.maximum(call_of, 0)], NONE), ~linked
-        )
         return columns
 
     def _uuids(self, devices: Array) -> Any:
@@ -664,11 +731,13 @@ class CuptiSource:
             context, stream = one >> 32, one & 0xFFFFFFFF
             number = self._streams.get((context, stream))
             if number is None:
-                number = FOREIGN_STREAM + stream
-                self.foreign_streams[number] = {
+                number = FOREIGN_STREAM + context * _STREAMS + stream
+                self.streams[number] = {
                     "name": f"stream {stream} of context {context}", "priority": None,
                     "partition": self._partition_at(context, _OPEN), "device": None,
                 }  # fmt: skip
+            else:
+                self.streams[number] = self._stream_facts[number]
             numbers.append(number)
         return np.array(numbers, np.int64)[codes]
 
@@ -699,28 +768,14 @@ class CuptiSource:
             columns["green_context"] = tables.nullable(contexts, ~green)
         return columns
 
-    def _intended(
-        self, call_of: Array, calls: list[tuple[Call, dict[str, Any]]], selected: Array
-    ) -> Any:
+    def _intended(self, which: Array, calls: list[Call], selected: Array) -> Any:
         """Return the partition that each launch was given to: our call's, else the guard's."""
-        texts: list[str | None] = []
-        of_streams = []
-        for stream in self._selections.streams:
-            texts.append(self._partition_of(stream))
-            of_streams.append(len(texts) - 1)
-        of_calls = []
-        for call, _ in calls:
-            meant = call.intended.partition if call.intended is not None else None
-            texts.append(meant.name if meant is not None else None)
-            of_calls.append(len(texts) - 1)
-        codes = np.full(len(call_of), NONE, np.int64)
-        guarded = selected >= 0
-        if guarded.any():
-            codes[guarded] = np.array(of_streams, np.int64)[selected[guarded]]
-        linked = call_of >= 0
-        if linked.any():
-            codes[linked] = np.array(of_calls, np.int64)[call_of[linked]]
-        unsure = int(((selected == UNSURE) & ~linked).sum())
+        of_streams = [self._partition_of(stream) for stream in self._selections.streams]
+        meant = [call.intended.partition if call.intended is not None else None for call in calls]
+        texts = [*of_streams, *(one.name if one is not None else None for one in meant)]
+        codes = np.where(selected >= 0, selected, NONE)
+        codes = np.where(which >= 0, len(of_streams) + which, codes)
+        unsure = int(((selected == UNSURE) & (which == NONE)).sum())
         if unsure:
             self.counts["in_shared_tasks"] = self.counts.get("in_shared_tasks", 0) + unsure
         return tables.text_column(*_distinct(codes, texts))
@@ -787,6 +842,7 @@ class _Ranges:
         self.arrive = False
         self._fresh: list[Columns] = []
         self._data: list[Columns] = []
+        self._early_ends: list[Columns] = []
         self._open: Columns | None = None
         self._done: list[Columns] = []
         self._texts: dict[int, str] = {}
@@ -821,7 +877,7 @@ class _Ranges:
         """Join ends to begins."""
         if not self._fresh:
             return
-        markers = tables.join_columns(self._fresh)
+        markers = tables.join_columns([*self._early_ends, *self._fresh])
         self._fresh.clear()
         marks, begins, ends = tables.split_markers(markers)
         both = np.sort(np.concatenate([marks, begins]))
@@ -838,6 +894,8 @@ class _Ranges:
         found = at >= 0
         every["last"][at[found]] = markers["time"][ends][found].astype(np.int64)
         every["end_thread"][at[found]] = markers["thread"][ends][found]
+        # Records of two threads come in two buffers, the later one first perhaps.
+        self._early_ends = [tables.select(markers, ends[~found])]
         self._open = every
 
     def around(self, threads: Array, times: Array) -> Array:
@@ -910,10 +968,11 @@ class _Ranges:
         ] if (there & (picked["category"] != 0)).any() else []  # fmt: skip
         if categories:
             columns["category"] = pa.array(categories).dictionary_encode()
+        told = there & ((picked["payload"] != 0) | (picked["payload_kind"] == tables.SIGNED))
         payloads = [
             tables.payload_text(int(kind), int(raw)) if ok else None
-            for ok, kind, raw in zip(there, picked["payload_kind"], picked["payload"], strict=True)
-        ] if (there & (picked["payload"] != 0)).any() else []  # fmt: skip
+            for ok, kind, raw in zip(told, picked["payload_kind"], picked["payload"], strict=True)
+        ] if told.any() else []  # fmt: skip
         if payloads:
             columns["payload"] = pa.array(payloads, pa.string()).dictionary_encode()
         return columns

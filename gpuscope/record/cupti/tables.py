@@ -217,6 +217,11 @@ def table(columns: Mapping[str, Any], count: int) -> Any:
     return pa.table(dict(zip(schema.SPAN_TYPES, arrays, strict=True)))
 
 
+def _known(numbers: Array, names: tuple[str, ...]) -> Array:
+    """Return numbers into ``names``; one that is newer than these is 0, the unknown."""
+    return np.where(numbers < len(names), numbers, 0).astype(np.int64)
+
+
 # -- work ----------------------------------------------------------------------------------
 def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]:
     """Return the columns of work that its record alone tells.
@@ -235,7 +240,7 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]
     name_codes = np.where(kind == KERNEL, codes, NONE)
     copies = kind == COPY
     if copies.any():
-        which = np.minimum(work["copy_kind"].astype(np.int64), len(_COPY_KINDS) - 1)
+        which = _known(work["copy_kind"], _COPY_KINDS)
         name_codes = np.where(copies, len(names) + which, name_codes)
     sets = kind == SET
     name_codes = np.where(sets, len(names) + len(labels), name_codes)
@@ -257,10 +262,10 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]
     }  # fmt: skip
     if moved.any():
         columns["nbytes"] = nullable(work["bytes"], ~moved)
-        codes = np.minimum(work["copy_kind"].astype(np.int64), len(_COPY_KINDS) - 1)
+        codes = _known(work["copy_kind"], _COPY_KINDS)
         columns["copy_kind"] = text_column(np.where(copies, codes, NONE), list(_COPY_KINDS))
         for column, rows in (("src_kind", copies), ("dst_kind", moved)):
-            codes = np.minimum(work[column].astype(np.int64), len(_MEMORY_KINDS) - 1)
+            codes = _known(work[column], _MEMORY_KINDS)
             columns[column] = text_column(np.where(rows, codes, NONE), list(_MEMORY_KINDS))
     return columns
 
@@ -273,20 +278,21 @@ def markers_of(
     return records.get(layout.MARKER), records.get(layout.MARKER_DATA)
 
 
-_PAYLOADS = {0: "f8", 1: "u8", 4: "i8"}
+SIGNED = 4
+_PAYLOADS = {0: "f8", 1: "u8", SIGNED: "i8"}
 """``CUpti_MetricValueKind`` → NumPy type: double, unsigned, signed."""
 
 
 def payload_text(kind: int, raw: int) -> str | None:
     """Return a marker's payload as JSON, from its kind and 8 bytes; ``None`` without one."""
-    if kind not in _PAYLOADS or (raw == 0 and kind != 4):
+    if kind not in _PAYLOADS or (raw == 0 and kind != SIGNED):
         return None  # without a payload the record says: unsigned, 0
     return repr(np.array([raw], np.uint64).view(_PAYLOADS[kind])[0].item())
 
 
 def sync_names(types: Array) -> Any:
     """Return the names of synchronisations."""
-    return text_column(np.minimum(types.astype(np.int64), len(_SYNC_KINDS) - 1), list(_SYNC_KINDS))
+    return text_column(_known(types, _SYNC_KINDS), list(_SYNC_KINDS))
 
 
 def split_markers(markers: Columns) -> tuple[Array, Array, Array]:

@@ -59,6 +59,8 @@ class Collector:
         self.refused = 0
         """Buffers that were refused because of the memory limit, ever."""
         self._dropped = 0
+        self.flights = threading.Lock()
+        """Held while a recording sends canaries: none begins amid another's."""
         self._lock = threading.RLock()
         self._owners: dict[int, tuple[Sink, int, str]] = {}
         self._undo = contextlib.ExitStack()

@@ -127,6 +127,10 @@ class CuptiSource:
         RecorderBusy
             Another client of CUPTI records in this process.
         """
+        with self._collector.flights:
+            self._start()
+
+    def _start(self) -> None:
         self._collector.begin(id(self), self._raw.append, apis=self._which, limit=self._limit)
         try:
             self._before = (self._collector.dropped, self._collector.refused)
@@ -192,9 +196,10 @@ class CuptiSource:
         try:
             if wait:
                 before = [one.arrived for one in self._canaries]
-                for one in self._canaries:
-                    one.send()
-                self._take(forced=True)
+                with self._collector.flights:
+                    for one in self._canaries:
+                        one.send()
+                    self._take(forced=True)
                 after = [one.arrived for one in self._canaries]
                 lost = bool(before) and before == after
                 taken_over = lost and self._collector.refused == self._before[1]
@@ -568,6 +573,7 @@ class CuptiSource:
         )
         number_of = np.array([*recent, *[NONE] * len(calls)], np.int64)
         inside = np.flatnonzero(place >= len(recent))
+        inside = inside[np.argsort(apis["start"][inside], kind="stable")]
         new, first = np.unique(place[inside], return_index=True)
         times = (apis[name][inside[first]].tolist() for name in ("start", "end", "correlation"))
         for at, start, end, correlation in zip(new.tolist(), *times, strict=True):
@@ -687,8 +693,10 @@ class CuptiSource:
         calls = [self._linked[number] for number in used.tolist()]
         which = np.full(len(call_of), NONE, np.int64)
         which[linked] = where
-        _, first = np.unique(which[linked], return_index=True)
-        firsts = np.flatnonzero(linked)[first]
+        inside = np.flatnonzero(linked)
+        inside = inside[np.argsort(work["correlation"][inside], kind="stable")]
+        _, first = np.unique(which[inside], return_index=True)
+        firsts = inside[first]
         new = np.array([number not in self._begun for number in used.tolist()], bool)
         self._begun.update(used.tolist())
         correlations = np.array([call.correlation for call in calls], np.int64)

@@ -30,9 +30,19 @@ _SLOT = "_gpuscope_caller_stream_slot"
 
 
 class _OfThread(threading.local):
-    """The innermost guard of a thread outside any task, and its current streams."""
+    """The innermost guard of a thread outside any task, and its current streams.
+
+    Attributes
+    ----------
+    every
+        Thread id → what this thread keeps here, for who asks about all threads.
+    """
 
     guard: Any = None
+    every: dict[int, dict[str, Any]] = {}  # noqa: RUF012 - one for all threads is meant
+
+    def __init__(self) -> None:
+        self.every[threading.get_native_id()] = self.__dict__
 
 
 def _slot() -> Any:
@@ -95,6 +105,15 @@ def innermost_guard() -> Any:
         return _of_thread.guard
     guard = _of_task.get()
     return guard if guard is not None and guard.task is task else None
+
+
+def guards_of_threads() -> dict[int, Any]:
+    """Return the innermost guard entered outside any task of each thread that has one."""
+    alive = {thread.native_id for thread in threading.enumerate()}
+    for gone in set(_of_thread.every) - alive:
+        _of_thread.every.pop(gone, None)
+    kept = ((thread, values.get("guard")) for thread, values in list(_of_thread.every.items()))
+    return {thread: guard for thread, guard in kept if guard is not None}
 
 
 def thread_has_guard() -> bool:

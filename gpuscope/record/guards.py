@@ -40,14 +40,18 @@ class SelectionLog:
         self._in_tasks: dict[int, tuple[int, int, threading.Event, asyncio.Handle]] = {}
         """Guard of a task that is entered → thread, its first change, whether others ran."""
         self._lock = threading.Lock()
-        self.thread_names: dict[int, str] = {}
 
     def open(self) -> None:
         """Begin to note, with what this thread has selected now."""
-        guard = caller.innermost_guard()
-        if guard is not None:
-            self.entered(guard)
         caller.watchers = (*caller.watchers, self)
+        for thread, guard in caller.guards_of_threads().items():
+            if thread not in self._changes:
+                self._note(thread, self._number(guard.stream))
+        guard = caller.innermost_guard()
+        if guard is not None and guard is not caller.guards_of_threads().get(
+            threading.get_native_id()
+        ):
+            self.entered(guard)  # one of a task
 
     def close(self) -> None:
         """Note no more."""
@@ -68,7 +72,6 @@ class SelectionLog:
         changes = self._changes.get(thread)
         if changes is None:
             changes = self._changes.setdefault(thread, [])
-            self.thread_names[thread] = threading.current_thread().name
         changes.append([time.time_ns(), number])
 
     def entered(self, guard: Any) -> None:

@@ -163,7 +163,8 @@ class Form:
         self._changed = changed
         self._lock = lock
         self.is_valid = False
-        setting = experiment.resolve()[-1]
+        settings = experiment.resolve()  # the first that carves has the most to show
+        setting = next((one for one in settings if one.partitions), settings[-1])
         small, load = _pair(experiment)
         specs = {name: _gemm(setting.workloads[name]) for name in (small, load)}
         self._base = experiment.to_dict()

@@ -239,6 +239,39 @@ def test_records_of_the_first_canaries_that_do_not_arrive_refuse_the_recording(w
     assert names(recording.trace) == ["during"]
 
 
+def test_who_takes_over_while_a_recording_begins_keeps_what_it_enabled(world):
+    other, launch = OtherClient(world.cupti), world.gpu.launch
+
+    def taken(*args):
+        if world.cupti.callbacks[0] is not other._requested:
+            other.take_over()
+        launch(*args)
+
+    world.gpu.launch = taken
+    with pytest.raises(RecorderBusy, match="did not arrive"):
+        world.recording().start()
+    assert set(world.cupti.enabled) >= set(KINDS)
+    assert world.cupti.callbacks[0] is other._requested
+    assert world.cupti.holder is None
+
+
+def test_a_buffer_that_another_client_left_with_cupti_is_not_taken_for_ours(world):
+    other, flush = OtherClient(world.cupti), world.library.flush
+    other.take_over()
+    world.gpu.foreign("theirs")
+
+    def flush_ours(*, forced):
+        if world.cupti.callbacks[0] is other._requested:
+            raise CapabilityError("it cannot be handed back before we register")
+        flush(forced=forced)
+
+    world.library.flush = flush_ours
+    with world.profile() as recording:
+        world.gpu.foreign("during")
+    assert names(recording.trace) == ["during"]
+    assert recording.trace.metadata.complete
+
+
 # -- another client takes over ---------------------------------------------------------------
 def taken_over(world, **options):
     """Record, and let another client take over meanwhile; returns the recording and the client."""
@@ -481,6 +514,10 @@ def test_one_subscription_serves_all_and_goes_with_the_last(world):
     assert world.library.done.count(("subscribe",)) == 1
     assert world.library.done.count(("unsubscribe",)) == 1
     assert world.library.done.count(("register",)) == 1
+    order = [what[0] for what in world.library.done]
+    assert order.index("unsubscribe") > max(
+        place for place, what in enumerate(order) if what in ("disable", "flush")
+    ), "others may come in when everything is off"
 
 
 @pytest.mark.parametrize(
@@ -526,10 +563,11 @@ def test_a_recording_of_launches_has_no_other_calls_though_another_wants_all(wor
     assert rows(outer.trace, "sync") == []
 
 
-def test_the_largest_memory_limit_of_recordings_at_the_same_time_counts(world):
+@pytest.mark.parametrize("limits", [(2, 100), (100, 2)])
+def test_the_largest_memory_limit_of_recordings_at_the_same_time_counts(world, limits):
     with (
-        world.profile(memory_limit=2 * BUFFER_BYTES) as outer,
-        world.profile(memory_limit=100 * BUFFER_BYTES) as inner,
+        world.profile(memory_limit=limits[0] * BUFFER_BYTES) as outer,
+        world.profile(memory_limit=limits[1] * BUFFER_BYTES) as inner,
     ):
         for _ in range(500):
             world.gpu.foreign("k")

@@ -50,6 +50,46 @@ SIZES = {  # in the order of VERSIONS, as cupti_activity.h of each has them
     EXTERNAL: (24,) * 7,
     GRAPH: (56,) * 7,
 }
+OFFSETS = {  # field, offset and bytes, as a C compiler places them (12.9 and 13.4 alike)
+    KERNEL: """
+        registers:6:2 start:16:8 end:24:8 device:40:4 context:44:4 stream:48:4 grid_x:52:4
+        grid_y:56:4 grid_z:60:4 block_x:64:4 block_y:68:4 block_z:72:4 static_shared:76:4
+        dynamic_shared:80:4 local_memory:84:4 correlation:92:4 name:104:8 queued:120:8
+        submitted:128:8 graph_node:144:8 graph:156:4 channel:168:4 cluster_x:176:4
+        cluster_y:180:4 cluster_z:184:4
+    """,
+    MEMCPY: """
+        copy_kind:4:1 src_kind:5:1 dst_kind:6:1 bytes:8:8 start:16:8 end:24:8 device:32:4
+        context:36:4 stream:40:4 correlation:44:4 graph_node:64:8 graph:72:4 channel:76:4
+    """,
+    MEMSET: """
+        value:4:4 bytes:8:8 start:16:8 end:24:8 device:32:4 context:36:4 stream:40:4
+        correlation:44:4 dst_kind:50:2 graph_node:64:8 graph:72:4 channel:76:4
+    """,
+    PEER_COPY: """
+        copy_kind:4:1 src_kind:5:1 dst_kind:6:1 bytes:8:8 start:16:8 end:24:8 device:32:4
+        context:36:4 stream:40:4 correlation:60:4 graph_node:72:8 graph:80:4 channel:84:4
+    """,
+    RUNTIME: """
+        callback:4:4 start:8:8 end:16:8 process:24:4 thread:28:4 correlation:32:4 returned:36:4
+    """,
+    CONTEXT: """
+        context:4:4 device:8:4 parent:16:4 is_green:20:1 sm_count:22:2
+    """,
+    STREAM: """
+        context:4:4 stream:8:4 priority:12:4 flag:16:4
+    """,
+    MARKER: """
+        flags:4:4 time:8:8 marker:16:4 process:24:4 thread:28:4 name:40:8 domain:48:8
+    """,
+    MARKER_DATA: """
+        flags:4:4 marker:8:4 payload_kind:12:4 payload:16:8 color:24:4 category:28:4
+    """,
+    SYNCHRONIZATION: """
+        type:4:4 start:8:8 end:16:8 correlation:24:4 context:28:4 stream:32:4
+    """,
+}
+OFFSETS[DRIVER] = OFFSETS[RUNTIME]
 ALL_KINDS = tuple(SIZES)
 
 
@@ -220,6 +260,14 @@ def test_a_version_newer_than_all_known_is_read_as_the_newest():
     assert record_sizes(140000) == record_sizes(VERSIONS[-1])
 
 
+def test_fields_lie_where_the_compiler_places_them():
+    for kind, fields in FIELDS.items():
+        placed = [text.split(":") for text in OFFSETS[kind].split()]
+        assert {name: (at, int(code[1])) for name, (at, code) in fields.items()} == {
+            name: (int(at), int(width)) for name, at, width in placed
+        }
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_field_of_every_kind_is_read_in_every_version(version):
     """All bits of a field are its own: no other field changes when it is set."""
@@ -333,6 +381,21 @@ def test_one_record_out_of_step_in_a_long_repetition_is_found(at):
     kinds = [RUNTIME, KERNEL] * 5000
     kinds.insert(at, DRIVER)
     raw = bytes_of(kinds, sizes, 3)
+    assert offsets(find_records(raw, sizes)) == walk(raw, sizes)[0]
+
+
+@pytest.mark.parametrize("at", [0, 95, 96, 2046, 2047, 2048, 2049, 2050, 2051, 9999])
+@pytest.mark.parametrize("other", [STREAM, DRIVER], ids=["of another length", "as long"])
+def test_one_record_of_another_kind_in_a_long_repetition_is_found(at, other):
+    """Also where the comparison goes on from one stretch to the next."""
+    sizes = record_sizes(130001)
+    kinds = [RUNTIME, RUNTIME] * 5000
+    kinds[at] = other
+    raw = bytes_of(kinds, sizes, 4)
+    assert offsets(find_records(raw, sizes)) == walk(raw, sizes)[0]
+    kinds = [RUNTIME, KERNEL] * 5000
+    kinds[at // 2 * 2] = other
+    raw = bytes_of(kinds, sizes, 4)
     assert offsets(find_records(raw, sizes)) == walk(raw, sizes)[0]
 
 

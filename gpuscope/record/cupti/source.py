@@ -26,11 +26,11 @@ from gpuscope.record.cupti.library import (
     RUNTIME_API,
     is_launch,
     kernel_name,
-    text_at,
 )
+from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import NONE, Array, Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
-from gpuscope.record.rows import Batch, Rows, call_row, freeze, outside_row, range_row, work_row
+from gpuscope.record.rows import Batch, Rows, call_row, freeze, outside_row, work_row
 from gpuscope.trace import schema
 
 FOREIGN_STREAM = 1_000_000_000
@@ -95,7 +95,7 @@ class CuptiSource:
         self._recent: list[int] = []
         self._begun: set[int] = set()
         """Calls, by number, the first piece of whose work is a row already."""
-        self._ranges = _Ranges()
+        self._ranges = Ranges()
         self._syncs: list[Columns] = []
         self._streams: dict[tuple[int, int], int] = {}
         self._handles: dict[int, str | None] = {}
@@ -841,146 +841,3 @@ def _distinct(codes: Array, texts: list[str | None]) -> tuple[Array, list[str | 
     place = {text: number for number, text in enumerate(unique)}
     new = np.array([place[text] for text in texts] or [NONE], np.int64)
     return np.where(codes >= 0, new[np.maximum(codes, 0)], NONE), unique
-
-
-class _Ranges:
-    """NVTX ranges and marks, as their records come in."""
-
-    def __init__(self) -> None:
-        self.arrive = False
-        self._fresh: list[Columns] = []
-        self._data: list[Columns] = []
-        self._early_ends: list[Columns] = []
-        self._open: Columns | None = None
-        self._done: list[Columns] = []
-        self._texts: dict[int, str] = {}
-        self._numbers = 1
-
-    def take(self, records: Any) -> None:
-        """Take the markers of a buffer."""
-        markers, data = tables.markers_of(records)
-        if markers is not None:
-            self._fresh.append(dict(markers))
-        if data is not None:
-            self._data.append(dict(data))
-
-    def _text(self, address: int) -> str:
-        text = self._texts.get(address)
-        if text is None:
-            text = self._texts[address] = text_at(address)
-        return text
-
-    def drop_canaries(self) -> bool:
-        """Forget everything so far; returns whether a canary was among it."""
-        names = {
-            self._text(int(address))
-            for part in self._fresh
-            for address in np.unique(part["name"]).tolist()
-        }
-        self._fresh.clear()
-        self._data.clear()
-        return nvtx.CANARY in names
-
-    def _update(self) -> None:
-        """Join ends to begins."""
-        if not self._fresh:
-            return
-        markers = tables.join_columns([*self._early_ends, *self._fresh])
-        self._fresh.clear()
-        marks, begins, ends = tables.split_markers(markers)
-        both = np.sort(np.concatenate([marks, begins]))
-        new = tables.select(markers, both)
-        new["first"] = new.pop("time").astype(np.int64)
-        is_mark = (new["flags"] & 1) != 0
-        new["last"] = np.where(is_mark, new["first"], _OPEN)
-        new["is_mark"] = is_mark
-        new["row"] = range_row(np.arange(self._numbers, self._numbers + len(both), dtype=np.int64))
-        new["end_thread"] = new["thread"].copy()
-        self._numbers += len(both)
-        every = new if self._open is None else tables.join_columns([self._open, new])
-        at = tables.match(markers["marker"][ends], every["marker"])
-        found = at >= 0
-        every["last"][at[found]] = markers["time"][ends][found].astype(np.int64)
-        every["end_thread"][at[found]] = markers["thread"][ends][found]
-        # Records of two threads come in two buffers, the later one first perhaps.
-        self._early_ends = [tables.select(markers, ends[~found])]
-        self._open = every
-
-    def around(self, threads: Array, times: Array) -> Array:
-        """Return the row of the innermost range around each moment of a thread, or NONE."""
-        self._update()
-        parts = [*self._done, *([self._open] if self._open is not None else [])]
-        if not parts:
-            return np.full(len(times), NONE, np.int64)
-        every = tables.join_columns(parts)
-        every = tables.select(every, ~every["is_mark"] & (every["thread"] == every["end_thread"]))
-        at = tables.innermost(
-            threads, times, every["thread"].astype(np.int64), every["first"], every["last"]
-        )
-        return np.where(at >= 0, every["row"][np.maximum(at, 0)], NONE) if len(every["row"]) else at
-
-    def rows(self, *, over: bool) -> Any:
-        """Return a table of the ranges that ended, at the end of those still open, too."""
-        self._update()
-        if self._open is None:
-            return None
-        names = {int(one): self._text(int(one)) for one in np.unique(self._open["name"])}
-        canary = np.array([names[int(one)] == nvtx.CANARY for one in self._open["name"]], bool)
-        ended = (self._open["last"] != _OPEN) | over
-        now = tables.select(self._open, ended & ~canary)
-        parents = self.around(now["thread"], now["first"] - 1)
-        if len(now["row"]):
-            self._done.append(now)
-        self._open = tables.select(self._open, ~ended & ~canary)
-        count = len(now["row"])
-        if not count:
-            return None
-        domains = {int(one): self._text(int(one)) for one in np.unique(now["domain"])}
-        name_codes, name_at = tables.coded(now["name"])
-        domain_codes, domain_at = tables.coded(now["domain"])
-        last = now["last"]
-        columns: dict[str, Any] = {
-            "id": now["row"],
-            "parent": tables.nullable(parents, parents == NONE),
-            "kind": tables.text_column(now["is_mark"].astype(np.int64), ["range", "mark"]),
-            "name": tables.text_column(name_codes, [names[int(one)] or "(no message)"
-                                                    for one in name_at]),
-            "start_ns": now["first"],
-            "end_ns": tables.nullable(last, last == _OPEN),
-            "process": now["process"].astype(np.int64),
-            "thread": now["thread"].astype(np.int64),
-            "end_thread": tables.nullable(now["end_thread"], now["end_thread"] == now["thread"]),
-            "domain": tables.text_column(domain_codes, [domains[int(one)] or None
-                                                        for one in domain_at]),
-            "source": tables.constant("nvtx", count),
-            **self._styles(now, domains),
-        }  # fmt: skip
-        return tables.table(columns, count)
-
-    def _styles(self, now: Columns, domains: dict[int, str]) -> dict[str, Any]:
-        """Return colours, categories and payloads."""
-        if not self._data:
-            return {}
-        data = tables.join_columns(self._data)
-        at = tables.match(now["marker"], data["marker"])
-        there = at >= 0
-        picked = tables.select(data, np.maximum(at, 0))
-        colored = there & (picked["color"] != 0)
-        columns: dict[str, Any] = {}
-        if colored.any():
-            opaque = np.where(picked["color"] >> 24, picked["color"], picked["color"] | 0xFF000000)
-            columns["color"] = pa.array(opaque.astype(np.uint32), mask=~colored)
-        categories = [
-            nvtx.category_name(domains[int(domain)], int(number)) if ok and number else None
-            for ok, number, domain in zip(there, picked["category"], now["domain"], strict=True)
-        ] if (there & (picked["category"] != 0)).any() else []  # fmt: skip
-        if categories:
-            columns["category"] = pa.array(categories).dictionary_encode()
-        told = there & ((picked["payload"] != 0) | (picked["payload_kind"] == tables.SIGNED))
-        payloads = [
-            tables.payload_text(int(kind), int(raw)) if ok else None
-            for ok, kind, raw in zip(told, picked["payload_kind"], picked["payload"], strict=True)
-        ] if told.any() else []  # fmt: skip
-        if payloads:
-            columns["payload"] = pa.array(payloads, pa.string()).dictionary_encode()
-        return columns

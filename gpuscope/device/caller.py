@@ -30,12 +30,13 @@ _SLOT = "_gpuscope_caller_stream_slot"
 
 
 class _OfThread(threading.local):
-    """The innermost guard of a thread outside any task, and its current streams.
+    """The innermost guard of a thread outside any task.
 
     Attributes
     ----------
     every
-        Thread id → what this thread keeps here, for who asks about all threads.
+        Thread id → what this thread keeps here, for who asks about all threads. A thread that
+        ended inside a guard is forgotten when somebody asks.
     """
 
     guard: Any = None
@@ -51,6 +52,7 @@ def _slot() -> Any:
     if slot is None:
         slot = types.ModuleType(_SLOT, "Where gpuscope keeps the caller stream of each thread.")
         slot.of_thread = _OfThread()  # type: ignore[attr-defined]
+        slot.streams = threading.local()  # type: ignore[attr-defined]
         slot.of_task = ContextVar(_SLOT, default=None)  # type: ignore[attr-defined]
         slot.never, slot.left = object(), object()  # type: ignore[attr-defined]
         slot = sys.modules.setdefault(_SLOT, slot)
@@ -61,6 +63,7 @@ def _slot() -> Any:
 # names are part of the slot: stream, task. What a guard holds when it was never entered, or
 # was left, is kept there too: guards made before a reload live on after it.
 _of_thread: Any = _slot().of_thread
+_current: Any = _slot().streams
 _of_task: ContextVar[Any] = _slot().of_task
 _NEVER, _LEFT = _slot().never, _slot().left
 
@@ -430,9 +433,9 @@ def caller_stream_capsule() -> Any:
 # -- the current stream of a thread --------------------------------------------------------
 def _streams_of_this_thread() -> dict[str, Any]:
     try:
-        streams: dict[str, Any] = _of_thread.streams
+        streams: dict[str, Any] = _current.streams
     except AttributeError:
-        streams = _of_thread.streams = {}
+        streams = _current.streams = {}
     return streams
 
 

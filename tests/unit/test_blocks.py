@@ -11,6 +11,7 @@ import pytest
 from fake_cupti import World, rows
 
 from gpuscope.device.api import Call
+from gpuscope.record import blocks
 from gpuscope.record.blocks import BlockSource, globaltimer_fit
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.rows import block_row, call_row, outside_row, range_row, work_row
@@ -115,7 +116,10 @@ def test_ids_of_blocks_are_their_own_and_nobody_else_s():
     launches = [call(number, [(1, 2, 0)] * count) for number, count in enumerate((3, 1, 200), 1)]
     ids = [row["id"] for row in read(*launches)]
     assert len(set(ids)) == 204
-    numbers = np.arange(1 << 20)
+    expected = [(number, place) for number, count in ((1, 3), (2, 1), (3, 200))
+                for place in range(count)]  # fmt: skip
+    assert ids == block_row(*np.array(expected).T).tolist(), "by launch and number in it"
+    numbers = np.array([0, 1 << 40])
     highest = max(int(of(numbers).max()) for of in (call_row, work_row, outside_row, range_row))
     assert min(ids) > highest
     last = block_row(np.array([1]), np.array([(1 << 22) - 1]))
@@ -156,10 +160,10 @@ def test_blocks_lie_inside_their_kernel_on_cupti_s_clock(world, ahead_ns):
         recording.stop()
     trace = recording.trace
     (kernel,) = rows(trace, "kernel")
-    blocks = rows(trace, "block")
-    assert len(blocks) == 4
+    found = rows(trace, "block")
+    assert len(found) == 4
     residual = trace.metadata.clocks["globaltimer cuda:0"]["residual_ns"]
-    for number, row in enumerate(blocks):
+    for number, row in enumerate(found):
         assert row["parent"] == kernel["id"]
         assert abs(row["start_ns"] - (now - 900 + number)) <= residual + 1000
         assert (row["partition"], row["intended_partition"], row["sm"]) == ("a", "a", number)
@@ -198,6 +202,27 @@ def test_brackets_around_a_tiny_kernel_tell_how_the_timer_stands(world, ahead_ns
         then = now + away_s * 10**9
         found = int(fit.to_unix(np.array([then + ahead_ns]))[0])
         assert abs(found - then) <= fit.residual_ns + 5_000
+
+
+def test_the_timer_was_read_in_the_middle_of_its_bracket_as_far_as_is_known(monkeypatch):
+    now = [START]
+
+    def spend(*_):
+        now[0] += 50_000
+
+    def launch(stream, kernel, grid, block, args, correlation):
+        spend()
+        args[0][0] = now[0] + 7_000_000
+
+    backend = SimpleNamespace(
+        compile=lambda *_: None, empty=np.zeros, make_stream=lambda *_: (None, 0), launch=launch,
+        sync_stream=spend, to_host=np.asarray, close_stream=lambda *_: None,
+    )  # fmt: skip
+    monkeypatch.setattr(blocks, "time", SimpleNamespace(time_ns=lambda: now[0]))
+    fit = globaltimer_fit(SimpleNamespace(backend=backend))
+    assert {(one.offset_ns, one.half_ns) for one in fit.samples} == {(7_000_000, 50_000)}
+    assert fit.facts()["offset_ns"] == 7_000_000
+    assert fit.residual_ns >= 50_000
 
 
 def test_a_kernel_that_fails_leaves_no_stream_behind(world):

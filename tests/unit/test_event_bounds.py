@@ -227,7 +227,8 @@ class Gpu:
         self.info = SimpleNamespace(key="cuda:0", index=0, uuid="GPU-0", kind="cuda")
         self.backend = self
         self.next = itertools.count(1).__next__
-        self.open = 0
+        self.made = 0
+        self.closed = []
 
     def now_ns(self):
         self.host_ns += 100
@@ -240,11 +241,12 @@ class Gpu:
         pass
 
     def make_event(self, *, timing):
-        self.open += 1
+        self.made += 1
         return SimpleNamespace(at=None)
 
     def close_event(self, raw):
-        self.open -= 1
+        assert raw not in self.closed
+        self.closed.append(raw)
 
     def record(self, event, stream, correlation):
         event.at = self.now_ns() if getattr(stream, "later", None) is None else stream.later
@@ -326,8 +328,9 @@ def test_events_are_used_again_and_destroyed_at_the_end(gpu, source):
         now = gpu.host_ns
         gpu.work(source, stream, 1, opened=now + 10, closed=now + 20)
         drained(source)
-    assert gpu.open < 20
+    assert gpu.made < 20
     facts = source.close()
+    assert len(gpu.closed) >= 2
     assert facts["empty_bracket_ns"] <= facts["empty_kernel_bracket_ns"]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
+import gpuscope as gs
 from gpuscope import CallerStreamGuard, get_caller_stream
 from gpuscope.device import caller
 from gpuscope.record.guards import NOTHING, UNSURE, SelectionLog
@@ -25,6 +28,13 @@ def log():
     yield log
     log.close()
     assert caller.watchers == (), "a test left a watcher behind"
+
+
+@pytest.fixture
+def sim():
+    device = gs.open_device("sim:h200", quiet=True)
+    yield device
+    device.close()
 
 
 class Launches:
@@ -217,6 +227,26 @@ def test_a_guard_that_another_thread_entered_before_the_recording_counts(made):
     thread.join()
     log.close()
     made.check(log)
+
+
+def test_a_thread_that_ended_leaves_neither_its_guard_nor_its_current_stream_behind(sim):
+    """What lets recordings look at other threads must not keep what those had."""
+    left = []
+
+    def work():
+        left.append(weakref.ref(caller.get_current_stream(sim)))
+        CallerStreamGuard(A).__enter__()  # never left: it goes when somebody asks for guards
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    del thread
+    gc.collect()
+    assert left[0]() is None
+    log = SelectionLog()
+    log.open()
+    log.close()
+    assert log.streams == []
 
 
 # -- tasks -----------------------------------------------------------------------------------

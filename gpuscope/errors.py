@@ -31,6 +31,10 @@ class InvalidOperand(GpuscopeError, ValueError):
     """An array argument that a workload cannot take; names the argument."""
 
 
+class InvalidProfile(GpuscopeError, ValueError):
+    """A GPU profile file that does not validate; names the field's path."""
+
+
 class InvalidExperiment(GpuscopeError, ValueError):
     """An experiment description that does not validate; names the field's path."""
 

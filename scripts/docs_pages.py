@@ -1,5 +1,5 @@
-"""Write the pages of docs/ that follow from benchmark results: docs/h200.md and the error
-table in docs/simulator.md.
+"""Write the pages of docs/ that follow from other files: docs/h200.md and the tables in
+docs/simulator.md from benchmark results, docs/gpu_profile.md from the profile's schema.
 
     python scripts/docs_pages.py [--check]
 
@@ -8,10 +8,15 @@ With --check nothing is written; exit 1 says that a page is out of date.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
+
+from gpuscope.device.sim import schema
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -154,16 +159,80 @@ def error_table(facts: dict[str, Any]) -> str:
     (row,) = [one for one in facts["rows"] if "error" in one]
     lines = [
         BEGIN,
-        f"Measured by `{facts['command']}` on {facts['date']}; each shape is left out in turn.",
+        f"By `{facts['command']}` on {facts['date']}: {row['shapes']} shapes in {row['folds']}",
+        "folds, each predicted by a fit to the others. A shape is in one fold, with all its dtypes",
+        "and SM counts.",
         "",
         "| dtype | rows | median error | p90 | whole-GPU rate × SM share: median | p90 |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for dtype, found in row["error"].items():
-        cells = (f"{100 * found[key]:.0f} %" for key in
+        cells = (f"{100 * found[key]:.1f} %" for key in
                  ("median", "p90", "share_median", "share_p90"))  # fmt: skip
         lines.append(f"| {dtype} | {found['rows']} | " + " | ".join(cells) + " |")
+    inside, told = row["in_fit"]["all"], row["told"]
+    median, p90 = (f"{100 * inside[name]:.1f} %" for name in ("median", "p90"))
+    lines += [
+        "",
+        f"In the fit itself: median {median}, p90 {p90}.",
+        f"Told an SM count ({told['rows']} float16 squares, measured apart and in no fit): median",
+        f"{100 * told['median']:.1f} %, at most {100 * told['max']:.1f} %.",
+    ]
     return "\n".join([*lines, END])
+
+
+def profile_page() -> str:
+    """The fields of a GPU profile, from its schema."""
+    lines = [
+        "# GPU profiles",
+        "",
+        "Made from `gpuscope/device/sim/schema.py` by `make docs`; do not edit.",
+        "",
+        "A GPU profile is a JSON file with what the simulator knows of a GPU: its SMs, what host",
+        "calls cost, and the constants of its kernels' times. `sim:h200` ships with the package;",
+        '`open_device("sim:PATH.json")` opens one of your own. Every field is required, no other',
+        "is allowed, numbers are finite. `InvalidProfile` names each field that is wrong by its",
+        "path, such as `gemm.float16.0.times.load_us`. No figure comes from a datasheet:",
+        "`python scripts/fit_profile.py MEASUREMENTS --out PROFILE.json` fits the constants to",
+        "measured kernel durations and prints how far off they are on shapes left out of the fit.",
+        "[How the times follow from the constants](simulator.md#how-a-gemm-is-timed).",
+        "",
+    ]
+    parts: list[tuple[str, type[BaseModel]]] = [
+        ("At the top", schema.ProfileFile),
+        ("`device`", schema.DeviceLayout),
+        ("`measured`", schema.Measured),
+        ("`constants`", schema.HostCosts),
+        ("`copy`", schema.CopyTimes),
+        ("`gemm.DTYPE.N`, for float16, bfloat16, float32 and float64", schema.GemmKernels),
+        ("`gemm.DTYPE.N.times`", schema.KernelTimes),
+        ("`gemm.DTYPE.N.choice`", schema.Choice),
+    ]
+    for title, model in parts:
+        properties = model.model_json_schema()["properties"]
+        lines += [f"## {title}", "", f"{inspect.cleandoc(model.__doc__ or '')}", ""]
+        lines += ["| field | value | what |", "| --- | --- | --- |"]
+        lines += [
+            f"| `{name}` | {allowed(found)} | {model_field.description} |"
+            for (name, found), model_field in zip(
+                properties.items(), model.model_fields.values(), strict=True
+            )
+        ]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def allowed(found: dict[str, Any]) -> str:
+    """What a field's JSON schema allows, in words."""
+    if "const" in found:
+        return f"{found['const']}"
+    if "enum" in found:
+        return ", ".join(map(str, found["enum"]))
+    kind = {"integer": "whole number", "number": "number", "string": "text", "array": "list",
+            "boolean": "true or false"}.get(found.get("type", ""), "table")  # fmt: skip
+    bounds = {"exclusiveMinimum": ">", "minimum": "≥", "maximum": "≤"}
+    words = [f"{sign} {found[name]:g}" for name, sign in bounds.items() if name in found]
+    return " ".join([kind, ", ".join(words)]).strip()
 
 
 def quickstart_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
@@ -199,6 +268,7 @@ def pages() -> dict[Path, str]:
     found = {}
     results = RESULTS / "h200.json"
     found[ROOT / "docs" / "h200.md"] = h200_page(json.loads(results.read_text("utf-8")))
+    found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
     simulator = ROOT / "docs" / "simulator.md"
     text = simulator.read_text("utf-8")
     cpu = json.loads((RESULTS / "cpu.json").read_text("utf-8"))

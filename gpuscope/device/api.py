@@ -143,11 +143,15 @@ class KernelCost:
     blocks
         How many blocks.
     block_ns
-        How long each takes, in ns.
+        How long each takes, in ns, when nothing else asks for memory bandwidth.
+    nbytes
+        What all of them read from and write to device memory. Kernels that ask for more
+        bandwidth together than there is slow each other down.
     """
 
     blocks: int
     block_ns: int
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -263,6 +267,10 @@ class Activity:
         When it was queued, started and ended, on the device's clock.
     waited_for
         Correlations of the event records that held it back.
+    node
+        Which node of a launched graph it is; ``None`` for what is none.
+    context
+        Number of the partition's context that it ran in; ``None`` for the whole GPU's.
     """
 
     kind: str
@@ -272,6 +280,8 @@ class Activity:
     start_ns: int
     end_ns: int
     waited_for: tuple[int, ...] = ()
+    node: int | None = None
+    context: int | None = None
 
 
 class Observer(Protocol):
@@ -367,6 +377,9 @@ class Backend(Protocol):
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised array on the device."""
+
+    def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return an uninitialised array in page-locked host memory."""
 
     def asarray(self, values: np.ndarray[Any, Any]) -> Any:
         """Copy host values to the device and wait for it."""

@@ -208,6 +208,10 @@ class CpuBackend:
         """Return an array of unspecified values."""
         return np.empty(shape, dtype).view(CpuArray)
 
+    def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return plain memory: no device reads it behind the host's back."""
+        return np.empty(shape, dtype)
+
     def asarray(self, values: np.ndarray[Any, Any]) -> Any:
         """Copy values."""
         return values.copy().view(CpuArray)

@@ -309,6 +309,15 @@ class Device:
         """
         return self.backend.empty(as_shape(shape), as_dtype(dtype))
 
+    def empty_pinned(
+        self, shape: int | tuple[int, ...], dtype: Any = "float32"
+    ) -> np.ndarray[Any, Any]:
+        """Return an uninitialised array in page-locked host memory.
+
+        :meth:`Stream.copy` from and to it never waits; do not change it before the copy is done.
+        """
+        return self.backend.empty_pinned(as_shape(shape), as_dtype(dtype))
+
     def asarray(self, values: Any, dtype: Any = None) -> Any:
         """Copy host values into device memory; done when it returns."""
         host = np.asarray(values, dtype=None if dtype is None else as_dtype(dtype))

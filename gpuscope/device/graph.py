@@ -25,7 +25,8 @@ class Graph:
     id
         Number in traces.
     partition
-        The partition its work runs in, or ``None`` for the whole GPU.
+        The partition its work runs in, or ``None`` for the whole GPU. Work of a stream that
+        joined the capture keeps that stream's.
     """
 
     def __init__(self, stream: Stream, name: str | None) -> None:
@@ -34,6 +35,8 @@ class Graph:
         self.device = stream.device
         self.partition = stream.partition
         self.raw: Any = None
+        self.streams: list[Stream] = []
+        """The streams that are being captured into it."""
         self._closed = False
         self._kept: list[Closable] = []
         if self.partition is not None:

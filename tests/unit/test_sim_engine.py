@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,10 @@ from hypothesis import strategies as st
 
 from gpuscope import open_device
 from gpuscope.device.api import Activity, KernelCost, KernelModel
+from gpuscope.device.sim.assumed import PENDING_LAUNCHES
 from gpuscope.device.sim.backend import SimBackend
 from gpuscope.device.sim.engine import (
+    FULL,
     CopyOp,
     Engine,
     HostOp,
@@ -23,6 +28,9 @@ from gpuscope.device.sim.engine import (
     SimEvent,
     SimStream,
     Wait,
+    Wave,
+    fair_level,
+    speed_at,
 )
 from gpuscope.errors import StreamError
 
@@ -43,47 +51,76 @@ class Watched(Engine):
         assert taken & ~op.stream.sms == 0, "a block left its partition"
         assert taken.bit_count() == min(left, (free & op.stream.sms).bit_count())
 
-    def _release(self, op: KernelOp, taken: int, count: int) -> None:
-        assert taken & self.free == 0, "an SM was booked twice"
-        assert taken.bit_count() == count
-        super()._release(op, taken, count)
+    def _end(self, wave: Wave) -> None:
+        if wave.end_ns == self.now_ns:
+            assert wave.sms & self.free == 0, "an SM was booked twice"
+            if wave.sms:
+                assert wave.sms.bit_count() == wave.count
+            assert (self.now_ns - wave.since_ns) * wave.speed >= wave.left, "it ended early"
+        super()._end(wave)
 
     def _dispatch(self) -> None:
         super()._dispatch()
         for *_, op in self._ready:
             assert not self.free & op.stream.sms, "an SM idles while a kernel could use it"
 
+    def _share(self) -> None:
+        super()._share()
+        if self._bandwidth is not None:
+            used = sum(wave.count * wave.op.rate * wave.speed for wave in self._sharing)
+            assert used <= self._bandwidth * FULL, "more bytes a ns than there are"
+        assert self._demand == sum(wave.count * wave.op.rate for wave in self._sharing)
+
 
 class Bench:
     """An engine with a few SMs and what it reported."""
 
-    def __init__(self, sm_count: int = 4) -> None:
+    def __init__(self, sm_count: int = 4, bytes_per_us: int | None = None) -> None:
         self.all = (1 << sm_count) - 1
-        self.engine = Watched(self.all, launch_latency_ns=LATENCY, kernel_gap_ns=GAP)
+        self.engine = Watched(
+            self.all, launch_latency_ns=LATENCY, kernel_gap_ns=GAP, bytes_per_us=bytes_per_us
+        )
         self.seen: list[Activity] = []
         self.engine.sink = self.seen.append
         self.count = 0
 
-    def stream(self, sms: int | None = None, priority: int = 0) -> SimStream:
-        return SimStream(self.count, self.all if sms is None else sms, priority)
+    def stream(
+        self, sms: int | None = None, priority: int = 0, *, blocking: bool = False
+    ) -> SimStream:
+        stream = SimStream(
+            self.count, self.all if sms is None else sms, priority, blocking=blocking
+        )
+        if blocking:
+            self.engine.blocking[stream] = None
+        return stream
 
     def submit(self, op: Op) -> Any:
         self.engine.submit(op)
         return op
 
     def kernel(
-        self, stream: SimStream, blocks: int, block_ns: int, at: int = START, name: str = ""
+        self,
+        stream: SimStream,
+        blocks: int,
+        block_ns: int,
+        at: int = START,
+        name: str = "",
+        nbytes: int = 0,
     ) -> KernelOp:
         self.count += 1
-        return self.submit(KernelOp(stream, at, self.count, name, None, blocks, block_ns))
+        return self.submit(KernelOp(stream, at, self.count, name, None, blocks, block_ns, nbytes))
 
-    def copy(self, stream: SimStream, engine: str, duration_ns: int, at: int = START) -> CopyOp:
+    def copy(
+        self, stream: SimStream, engine: str, duration_ns: int, at: int = START, nbytes: int = 0
+    ) -> CopyOp:
         self.count += 1
-        return self.submit(CopyOp(stream, at, self.count, "copy", None, engine, duration_ns))
+        return self.submit(
+            CopyOp(stream, at, self.count, "copy", None, engine, duration_ns, nbytes)
+        )
 
     def record(self, stream: SimStream, event: SimEvent, at: int = START) -> Record:
         self.count += 1
-        event.record = self.submit(Record(stream, at, self.count, event))
+        event.record = self.submit(Record(stream, at, self.count))
         return event.record
 
     def wait(self, stream: SimStream, event: SimEvent, at: int = START) -> Wait:
@@ -306,7 +343,7 @@ def test_a_chain_through_streams_takes_no_time_of_its_own():
 def test_a_wait_that_can_never_end_is_an_error():
     bench = Bench()
     stream, elsewhere = bench.stream(), bench.stream()
-    unqueued = Record(elsewhere, START, 99, SimEvent())
+    unqueued = Record(elsewhere, START, 99)
     bench.submit(Wait(stream, START, 99, unqueued))
     kernel = bench.kernel(stream, 1, 5)
     with pytest.raises(StreamError, match="can never finish"):
@@ -360,17 +397,113 @@ def test_running_up_to_a_time_goes_no_further():
     assert kernel.done_ns == 114
 
 
+# -- bandwidth ----------------------------------------------------------------------------
+def test_kernels_that_ask_for_no_more_than_there_is_are_not_slowed():
+    bench = Bench(4, bytes_per_us=4000)
+    a = bench.kernel(bench.stream(), 2, 50, nbytes=100)  # 1 byte a ns for each block
+    b = bench.kernel(bench.stream(), 2, 70, nbytes=140)
+    assert bench.times(a, b) == [(104, 154), (104, 174)]
+
+
+def test_kernels_that_ask_for_more_slow_each_other_down():
+    bench = Bench(4, bytes_per_us=2000)
+    a = bench.kernel(bench.stream(), 2, 50, nbytes=100)
+    b = bench.kernel(bench.stream(), 2, 50, nbytes=100)
+    # 4 bytes a ns are wanted and 2 are there: both take twice as long.
+    assert bench.times(a, b) == [(104, 204), (104, 204)]
+
+
+def test_who_asks_for_little_is_not_slowed():
+    bench = Bench(3, bytes_per_us=4000)
+    modest = bench.kernel(bench.stream(), 1, 60, nbytes=60)
+    greedy = bench.kernel(bench.stream(), 2, 60, nbytes=360)
+    # Each of three blocks may have 4/3 bytes a ns; the modest one takes 1, which leaves 1.5 for
+    # each greedy one: half speed while all run. At 164 half is done; alone 2 a ns: 2/3 speed.
+    ((start, end), (_, last)) = bench.times(modest, greedy)
+    assert (start, end) == (104, 164)
+    assert last in (164 + 45, 164 + 46)  # speeds are rounded down
+
+
+def test_a_kernel_alone_never_gets_more_than_there_is():
+    bench = Bench(4, bytes_per_us=1000)
+    ((start, end),) = bench.times(bench.kernel(bench.stream(), 4, 10, nbytes=400))
+    assert end - start in (400, 401)
+
+
+def test_what_computes_only_is_never_slowed():
+    bench = Bench(4, bytes_per_us=1000)
+    greedy = bench.kernel(bench.stream(), 2, 100, nbytes=400)
+    computing = bench.kernel(bench.stream(), 2, 100)
+    ((_, slowed), (start, end)) = bench.times(greedy, computing)
+    assert (start, end) == (104, 204)
+    assert slowed in (504, 505)
+
+
+def test_copies_share_the_bandwidth_too():
+    bench = Bench(4, bytes_per_us=2000)
+    copy = bench.copy(bench.stream(), "device", 100, at=104, nbytes=200)
+    kernel = bench.kernel(bench.stream(), 1, 100, nbytes=200)
+    assert bench.times(copy, kernel) == [(104, 304), (104, 304)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 9)), min_size=1),
+    st.integers(1, 20_000),
+)
+def test_the_common_level_is_fair(asked, bandwidth):
+    level = fair_level(bandwidth, asked)
+    for rate, _ in asked:
+        assert level == 0 or speed_at(level, rate) * rate <= FULL * (level or rate)
+    if level is None:
+        assert sum(rate * count for rate, count in asked) <= bandwidth
+        return
+    given_out = sum(min(rate, level) * count for rate, count in asked)
+    assert given_out <= bandwidth < given_out + sum(count for _, count in asked)
+
+
+# -- the legacy default stream ------------------------------------------------------------
+def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it():
+    bench = Bench()
+    a, b = bench.stream(blocking=True), bench.stream(blocking=True)
+    free = bench.stream()
+    before_a, before_b = bench.kernel(a, 1, 50), bench.kernel(b, 1, 80)
+    middle = bench.kernel(bench.engine.legacy, 1, 10)
+    after_a, after_b, beside = (
+        bench.kernel(a, 1, 5), bench.kernel(b, 1, 7), bench.kernel(free, 1, 20),
+    )  # fmt: skip
+    assert bench.times(before_a, before_b, middle, after_a, after_b, beside) == [
+        (104, 154), (104, 184), (186, 196), (198, 203), (198, 205), (104, 124),
+    ]  # fmt: skip
+
+
+def test_the_barrier_holds_copies_and_events_too():
+    bench = Bench()
+    a, event = bench.stream(blocking=True), SimEvent()
+    bench.kernel(a, 1, 50)
+    copy = bench.copy(bench.engine.legacy, "host to device", 6)
+    record = bench.record(a, event)
+    assert bench.times(copy, record) == [(154, 160), (160, 160)]
+
+
+def test_blocking_streams_do_not_wait_for_each_other():
+    bench = Bench()
+    a, b = (bench.kernel(bench.stream(blocking=True), 1, 50) for _ in range(2))
+    assert bench.times(a, b) == [(104, 154), (104, 154)]
+
+
 # -- against a simulation that knows only blocks -----------------------------------------
 @dataclass(frozen=True)
 class Step:
-    """One queued operation: a kernel, or the record or wait of an event by number."""
+    """One queued operation: a kernel, a copy, or the record or wait of an event by number."""
 
     kind: str
     stream: int
     at: int
     blocks: int = 0
     block_ns: int = 0
+    nbytes: int = 0
     event: int = 0
+    engine: str = ""
 
 
 @dataclass
@@ -378,6 +511,8 @@ class Program:
     sm_count: int
     masks: list[int]
     priorities: list[int]
+    kinds: list[str]
+    bytes_per_us: int | None
     steps: list[Step] = field(default_factory=list)
 
 
@@ -387,29 +522,42 @@ def programs(draw) -> Program:
     count = draw(st.integers(1, 4))
     masks = draw(st.lists(st.integers(1, 2**sm_count - 1), min_size=count, max_size=count))
     priorities = draw(st.lists(st.integers(-1, 1), min_size=count, max_size=count))
+    kinds = draw(st.lists(st.sampled_from(["free", "blocking"]), min_size=count, max_size=count))
+    if draw(st.booleans()):
+        masks[0], priorities[0], kinds[0] = 2**sm_count - 1, 0, "legacy"
+    bytes_per_us = draw(st.sampled_from([None, 700, 2000, 9000]))
     steps, at, recorded = [], START, []
     for _ in range(draw(st.integers(1, 12))):
         at += draw(st.integers(0, 12))
         stream = draw(st.integers(0, count - 1))
-        kind = draw(st.sampled_from(["kernel", "kernel", "kernel", "record", "wait"]))
+        kind = draw(st.sampled_from(["kernel", "kernel", "kernel", "copy", "record", "wait"]))
         if kind == "kernel":
             blocks, block_ns = draw(st.integers(1, 7)), draw(st.integers(1, 20))
-            steps.append(Step(kind, stream, at, blocks, block_ns))
+            steps.append(Step(kind, stream, at, blocks, block_ns, draw(st.integers(0, 90))))
+        elif kind == "copy":
+            steps.append(
+                Step(kind, stream, at, 1, draw(st.integers(1, 20)), draw(st.integers(0, 40)),
+                     engine=draw(st.sampled_from(["up", "down"])))
+            )  # fmt: skip
         elif kind == "record":
             event = draw(st.integers(0, 2))
             recorded.append(event)
             steps.append(Step(kind, stream, at, event=event))
         elif recorded:
             steps.append(Step(kind, stream, at, event=draw(st.sampled_from(recorded))))
-    return Program(sm_count, masks, priorities, steps)
+    return Program(sm_count, masks, priorities, kinds, bytes_per_us, steps)
 
 
 def by_the_engine(program: Program, *, eager: bool) -> tuple[dict[int, tuple[int, int]], list[Any]]:
-    """Run a program; step → (start, end) of kernels and records, and all that was reported."""
-    bench = Bench(program.sm_count)
+    """Run a program; step → (start, end) of kernels, copies and records; all that was reported."""
+    bench = Bench(program.sm_count, program.bytes_per_us)
     streams = [
-        bench.stream(mask, priority)
-        for mask, priority in zip(program.masks, program.priorities, strict=True)
+        bench.engine.legacy
+        if kind == "legacy"
+        else bench.stream(mask, priority, blocking=kind == "blocking")
+        for mask, priority, kind in zip(
+            program.masks, program.priorities, program.kinds, strict=True
+        )
     ]
     events: dict[int, SimEvent] = {}
     for number, step in enumerate(program.steps):
@@ -417,48 +565,65 @@ def by_the_engine(program: Program, *, eager: bool) -> tuple[dict[int, tuple[int
             bench.engine.run_until(step.at)
         stream = streams[step.stream]
         if step.kind == "kernel":
-            op = KernelOp(stream, step.at, number, "k", None, step.blocks, step.block_ns)
+            op = KernelOp(
+                stream, step.at, number, "k", None, step.blocks, step.block_ns, step.nbytes
+            )
+        elif step.kind == "copy":
+            op = CopyOp(stream, step.at, number, "c", None, step.engine, step.block_ns, step.nbytes)
         elif step.kind == "record":
             event = events.setdefault(step.event, SimEvent())
-            op = event.record = Record(stream, step.at, number, event)
+            op = event.record = Record(stream, step.at, number)
         else:
             target = events[step.event].record
             assert target is not None
             op = Wait(stream, step.at, target.correlation, target)
         bench.submit(op)
     times = bench.run()
-    assert not any(stream.queue for stream in streams)
+    assert not any(stream.depth for stream in streams)
     return times, bench.seen
 
 
 class ByBlocks:
-    """The same by moving the clock one ns at a time and giving out SMs one by one."""
+    """The same by moving the clock one ns at a time, each block and each SM by itself."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.steps = program.steps
-        self.queues: dict[int, list[int]] = {number: [] for number in range(len(program.masks))}
-        self.target: dict[int, int] = {}
-        latest: dict[int, int] = {}
-        for number, step in enumerate(self.steps):
-            self.queues[step.stream].append(number)
-            if step.kind == "record":
-                latest[step.event] = number
-            elif step.kind == "wait":
-                self.target[number] = latest[step.event]
+        self.bandwidth = None
+        if program.bytes_per_us is not None:
+            self.bandwidth = program.bytes_per_us * FULL // 1000
+        self.before = [self.must_follow(number) for number in range(len(self.steps))]
         self.left = [step.blocks for step in self.steps]
         self.start: dict[int, int] = {}
         self.done: dict[int, int] = {}
-        self.freed = dict.fromkeys(self.queues, 0)
-        self.on_sm: dict[int, tuple[int, int]] = {}  # SM → (step, end)
+        self.running: dict[Any, list[int]] = {}  # SM or copy engine → [step, units left]
         self.now = START
 
+    def must_follow(self, number: int) -> set[int]:
+        """What the rules say comes first, from the program alone."""
+        step, found = self.steps[number], set()
+        kinds = self.program.kinds
+        for earlier, other in enumerate(self.steps[:number]):
+            pair = {kinds[step.stream], kinds[other.stream]}
+            if other.stream == step.stream or pair == {"legacy", "blocking"}:
+                found.add(earlier)
+        if step.kind == "wait":
+            found.add(
+                max(
+                    earlier for earlier, other in enumerate(self.steps[:number])
+                    if other.kind == "record" and other.event == step.event
+                )
+            )  # fmt: skip
+        return found
+
     def run(self) -> dict[int, tuple[int, int]]:
-        while any(self.queues.values()):
-            self.on_sm = {sm: block for sm, block in self.on_sm.items() if block[1] != self.now}
+        while len(self.done) < len(self.steps):
+            for place in [place for place, (_, left) in self.running.items() if left <= 0]:
+                del self.running[place]
             while self.finish_one():  # records and waits take no time: one may let the next go
                 pass
-            self.give_out_sms()
+            self.give_out_places()
+            self.advance()
             self.now += 1
         return {
             number: (self.start[number], self.done[number])
@@ -466,42 +631,69 @@ class ByBlocks:
             if step.kind != "wait"
         }
 
-    def heads(self) -> list[tuple[int, int, Step]]:
-        found = [(stream, queue[0]) for stream, queue in self.queues.items() if queue]
+    def possible(self) -> list[int]:
         return [
-            (stream, number, self.steps[number])
-            for stream, number in found
-            if self.steps[number].at <= self.now
-        ]
-
-    def is_over(self, number: int, step: Step) -> bool:
-        if step.kind == "kernel":
-            running = any(number == owner for owner, _ in self.on_sm.values())
-            return number in self.start and not self.left[number] and not running
-        return step.kind == "record" or self.target[number] in self.done
+            number
+            for number, step in enumerate(self.steps)
+            if number not in self.done and step.at <= self.now
+            and self.before[number] <= self.done.keys()
+        ]  # fmt: skip
 
     def finish_one(self) -> bool:
-        for stream, number, step in self.heads():
-            if self.is_over(number, step):
-                self.queues[stream].pop(0)
-                self.done[number] = self.freed[stream] = self.now
-                self.start.setdefault(number, self.now)
-                return True
+        for number in self.possible():
+            if self.steps[number].kind in ("kernel", "copy"):
+                running = any(number == owner for owner, _ in self.running.values())
+                if self.left[number] or running:
+                    continue
+            self.done[number] = self.now
+            self.start.setdefault(number, self.now)
+            return True
         return False
 
-    def give_out_sms(self) -> None:
+    def give_out_places(self) -> None:
         ready = []
-        for stream, number, step in self.heads():
-            since = max(step.at + LATENCY, self.freed[stream] + GAP)
-            if step.kind == "kernel" and since <= self.now:
-                ready.append((self.program.priorities[stream], since, number, stream))
-        for _, _, number, stream in sorted(ready):
-            for sm in range(self.program.sm_count):
-                usable = sm not in self.on_sm and self.program.masks[stream] >> sm & 1
-                if self.left[number] and usable:
-                    self.on_sm[sm] = (number, self.now + self.steps[number].block_ns)
+        for number in self.possible():
+            step = self.steps[number]
+            freed = max((self.done[one] for one in self.before[number]), default=0)
+            if step.kind == "kernel":
+                since = max(step.at + LATENCY, freed + GAP)
+                rank = self.program.priorities[step.stream]
+                places = [
+                    sm for sm in range(self.program.sm_count)
+                    if self.program.masks[step.stream] >> sm & 1
+                ]  # fmt: skip
+            else:
+                since, rank, places = max(step.at, freed), 0, [step.engine]
+            if since <= self.now:
+                ready.append((rank, since, number, places))
+        for _, _, number, places in sorted(ready):
+            for place in places:
+                if self.left[number] and place not in self.running:
+                    self.running[place] = [number, self.steps[number].block_ns * FULL]
                     self.left[number] -= 1
                     self.start.setdefault(number, self.now)
+
+    def rate(self, number: int) -> int:
+        step = self.steps[number]
+        return step.nbytes * FULL // (step.blocks * step.block_ns)
+
+    def advance(self) -> None:
+        """One ns: every block does what its share of the bandwidth lets it do."""
+        asked = sorted(
+            rate for rate in (self.rate(one) for one, _ in self.running.values()) if rate
+        )
+        level = None
+        left = self.bandwidth
+        for index, rate in enumerate(asked):
+            if left is None:
+                break
+            if rate * (len(asked) - index) > left:
+                level = left // (len(asked) - index)
+                break
+            left -= rate
+        for block in self.running.values():
+            rate = self.rate(block[0])
+            block[1] -= FULL if level is None or rate <= level else max(1, FULL * level // rate)
 
 
 @settings(max_examples=300, deadline=None)
@@ -510,9 +702,15 @@ def test_the_engine_agrees_with_a_simulation_by_blocks(program):
     assert by_the_engine(program, eager=True)[0] == ByBlocks(program).run()
 
 
+def in_order(activity: Activity) -> int:
+    return activity.correlation
+
+
 @given(programs())
 def test_running_late_changes_nothing(program):
-    assert by_the_engine(program, eager=False)[0] == by_the_engine(program, eager=True)[0]
+    late, early = (by_the_engine(program, eager=eager) for eager in (False, True))
+    assert late[0] == early[0]
+    assert sorted(late[1], key=in_order) == sorted(early[1], key=in_order)
 
 
 @given(programs())
@@ -597,17 +795,17 @@ def test_elapsed_time_is_that_of_the_work_between():
 def test_copies_through_a_backend_take_turns_one_way_and_overlap_both_ways():
     backend, a, b, seen = two_streams()
     c = backend.make_stream(None, 0)[0]
-    host = np.zeros(1 << 20, np.float32)
+    host, other = (backend.empty_pinned((1 << 20,), np.dtype(np.float32)) for _ in range(2))
     device = [backend.empty(host.shape, host.dtype) for _ in range(3)]
     backend.copy(a, device[0], host, 1)
     backend.copy(b, device[1], host, 2)
-    backend.copy(c, host.copy(), device[2], 3)
+    backend.copy(c, other, device[2], 3)
     backend.synchronize()
     times = {one.correlation: (one.start_ns, one.end_ns) for one in seen}
     assert times[2][0] == times[1][1]
     assert times[3][0] < times[1][1]
     microseconds = host.nbytes / backend.profile.constants["pinned_copy_bytes_per_us"]
-    assert times[1][1] - times[1][0] == int(microseconds * 1000)
+    assert times[1][1] - times[1][0] == math.ceil(microseconds * 1000)
 
 
 def test_the_same_host_program_gives_the_same_trace_to_the_ns():
@@ -766,3 +964,251 @@ def test_without_partitions_the_same_two_wait_for_each_other(gpu):
         gpu.synchronize()
     times = {one.name: (one.start_ns, one.end_ns) for one in seen}
     assert times["spin"][0] == times["fill"][1]
+
+
+# -- copies, pinned and pageable ----------------------------------------------------------
+def copied_with(gpu, memory):
+    """Copy 8 MiB up behind a kernel of 1 ms; (was it done when the call returned, values)."""
+    kernel = gpu.compile("", "k", model=add_one(1_000_000))
+    value, target = gpu.asarray([1.0]), gpu.empty(1 << 21)
+    with gpu.create_stream() as stream:
+        stream.launch(kernel, value, value, grid=1, block=32)
+        stream.copy(target, memory)
+        done = stream.is_done
+        memory[...] = 7  # too early for pinned memory: the copy has not begun
+        stream.synchronize()
+    return done, gpu.to_host(target)[0]
+
+
+def test_a_copy_of_pinned_memory_returns_at_once_and_reads_it_when_it_runs(gpu):
+    pinned = gpu.empty_pinned(1 << 21)
+    pinned[...] = 3
+    assert copied_with(gpu, pinned) == (False, 7)
+    assert copied_with(gpu, gpu.empty_pinned((2, 1 << 21))[1]) == (False, 7), "so does its part"
+
+
+def test_a_copy_of_pageable_memory_waits(gpu):
+    assert copied_with(gpu, np.full(1 << 21, 3, np.float32)) == (True, 3)
+    like_pinned = gpu.empty_pinned(1 << 21) * 0 + 3  # new memory is pageable again
+    assert copied_with(gpu, like_pinned) == (True, 3)
+
+
+def test_small_pageable_memory_is_staged_at_the_call(gpu):
+    kernel = gpu.compile("", "k", model=add_one(1_000_000))
+    value, small, target = gpu.asarray([1.0]), np.ones(8, np.float32), gpu.empty(8)
+    with gpu.create_stream() as stream:
+        stream.launch(kernel, value, value, grid=1, block=32)
+        stream.copy(target, small)
+        assert not stream.is_done
+        small[...] = 7
+        stream.synchronize()
+    assert gpu.to_host(target)[0] == 1
+
+
+def test_a_copy_to_pageable_memory_waits_whatever_its_size(gpu):
+    kernel = gpu.compile("", "k", model=add_one(1_000_000))
+    for memory, done in ((np.zeros(8, np.float32), True), (gpu.empty_pinned(8), False)):
+        value = gpu.asarray(np.ones(8, np.float32))
+        with gpu.create_stream() as stream:
+            stream.launch(kernel, value, value, grid=1, block=32)
+            stream.copy(memory, value)
+            assert stream.is_done is done
+            stream.synchronize()
+            assert memory[0] == 2
+
+
+def test_pageable_copies_are_slower():
+    backend, a, _, seen = two_streams()
+    pinned, pageable = backend.empty_pinned((1 << 22,), np.dtype(np.uint8)), np.zeros(1 << 22, "u1")
+    device = backend.empty((1 << 22,), np.dtype(np.uint8))
+    for number, memory in enumerate((pinned, pageable)):
+        backend.copy(a, device, memory, number)
+    backend.synchronize()
+    fast, slow = (one.end_ns - one.start_ns for one in seen)
+    assert slow > 4 * fast
+
+
+# -- default streams ----------------------------------------------------------------------
+@pytest.mark.parametrize("handle", [0, 1])
+def test_the_legacy_stream_is_borrowed_by_its_handle(handle):
+    backend, a, _, seen = two_streams()
+    legacy, mine = backend.borrow_stream(handle), backend.borrow_stream(2)
+    assert mine is backend.default_stream()[0]
+    theirs = backend.borrow_stream(backend.make_blocking_stream(0)[1])
+    for number, stream in enumerate((theirs, mine, legacy, a, mine)):
+        spin(backend, stream, 100_000, number)
+    backend.synchronize()
+    times = kernel_times(seen)
+    assert times[2][0] >= max(times[0][1], times[1][1])
+    assert times[4][0] >= times[2][1]
+    assert times[3][0] < times[0][1], "streams that gpuscope makes know no barrier"
+
+
+def test_each_thread_has_a_default_stream_of_its_own():
+    backend, *_ = two_streams()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(backend.default_stream).result()[0]
+    assert other is not backend.default_stream()[0]
+    assert other.blocking
+
+
+def test_partition_streams_know_no_barrier(gpu):
+    seen: list[Activity] = []
+    spin_ = gpu.compile("", "spin", model=add_one(100_000))
+    value, other = gpu.asarray([1.0]), gpu.asarray([1.0])
+    with gpu.carve({"a": 16, "b": "rest"}) as parts:
+        inside, legacy = parts["a"].create_stream(), gpu.wrap_stream(0)
+        gpu.backend.set_activity_sink(seen.append)
+        legacy.launch(spin_, value, value, grid=1, block=32)
+        inside.launch(spin_, other, other, grid=1, block=32)
+        gpu.synchronize()
+    first, second = seen
+    assert second.start_ns < first.end_ns
+
+
+# -- the host -----------------------------------------------------------------------------
+def test_a_full_launch_queue_blocks_the_host():
+    backend, a, b, _ = two_streams()
+    spin(backend, a, 1_000_000, 0)
+    began_ns = backend.now_ns()
+    for number in range(1, PENDING_LAUNCHES):
+        spin(backend, a, 10, number)
+    call_ns = backend.profile.constants["launch_call_ns"]
+    assert backend.now_ns() - began_ns == (PENDING_LAUNCHES - 1) * call_ns
+    assert a.depth < PENDING_LAUNCHES, "the first is over by now"
+
+    spin(backend, b, 100_000_000, 0)
+    began_ns = backend.now_ns()
+    for number in range(1, PENDING_LAUNCHES):
+        spin(backend, b, 10, number)
+    assert b.depth == PENDING_LAUNCHES
+    assert backend.now_ns() - began_ns == (PENDING_LAUNCHES - 1) * call_ns
+    spin(backend, b, 10, 9999)
+    assert b.depth == PENDING_LAUNCHES
+    assert backend.now_ns() - began_ns > 90_000_000, "it waited for the long one"
+    spin(backend, a, 10, 9999)
+    backend.synchronize()
+
+
+def test_a_host_that_waits_sees_the_end_later_than_it_was():
+    backend, a, _, seen = two_streams()
+    spin(backend, a, 50_000, 1)
+    backend.sync_stream(a)
+    late = backend.profile.constants["synchronize_return_ns"]
+    assert backend.now_ns() == kernel_times(seen)[1][1] + late
+
+
+# -- graphs -------------------------------------------------------------------------------
+def graph_of(backend, stream, capture):
+    """Capture what ``capture`` queues on a raw stream."""
+    wrapped = SimpleNamespace(raw=stream)
+    backend.begin_capture(wrapped)
+    capture()
+    return backend.end_capture(wrapped)
+
+
+def test_a_graph_runs_its_branches_side_by_side_and_its_chains_in_order():
+    backend, a, b, seen = two_streams()
+    fork, join = backend.make_event(timing=True), backend.make_event(timing=True)
+
+    def capture():
+        spin(backend, a, 1000, 0)
+        backend.record(fork, a, 0)
+        backend.wait(b, fork)
+        spin(backend, a, 5000, 0)
+        spin(backend, b, 9000, 0)
+        backend.record(join, b, 0)
+        backend.wait(a, join)
+        spin(backend, a, 1000, 0)
+
+    graph = graph_of(backend, a, capture)
+    assert [after for _, after in graph.nodes] == [(), (0,), (0,), (1, 2)]
+    assert seen == []
+    backend.launch_graph(graph, a, 7)
+    backend.synchronize()
+    nodes = {one.node: (one.start_ns, one.end_ns) for one in seen if one.kind == "kernel"}
+    gap = backend.profile.constants["kernel_gap_ns"]
+    assert nodes[1][0] == nodes[2][0] == nodes[0][1] + gap
+    assert nodes[3][0] == nodes[2][1] + gap
+    (whole,) = (one for one in seen if one.kind == "graph")
+    assert (whole.correlation, whole.start_ns, whole.end_ns) == (7, nodes[0][0], nodes[3][1])
+
+
+def test_a_node_keeps_the_sms_and_the_priority_it_was_captured_with(gpu):
+    kernel = gpu.compile("", "k", model=KernelModel(lambda *_: KernelCost(24, 1000)))
+    seen: list[Activity] = []
+    with gpu.carve({"a": 8, "b": 24}) as parts, gpu.create_stream() as whole:
+        one, two = parts["a"].create_stream(), parts["b"].create_stream()
+        with one.capture() as graph:
+            two.wait(one.record())
+            one.launch(kernel, grid=1, block=1)
+            two.launch(kernel, grid=1, block=1)
+            one.wait(two.record())
+        gpu.backend.set_activity_sink(seen.append)
+        graph.launch(stream=whole)
+        gpu.synchronize()
+    lasted = {one.node: one.end_ns - one.start_ns for one in seen if one.node is not None}
+    assert lasted == {0: 3000, 1: 1000}
+
+
+def test_a_graph_of_copies_and_host_calls_replays_them(gpu):
+    told, source = [], gpu.empty_pinned(4)
+    middle, back = gpu.empty(4), gpu.empty_pinned(4)
+    with gpu.create_stream() as stream:
+        with stream.capture() as graph:
+            stream.copy(middle, source)
+            stream.host_call(lambda: told.append(1))
+            stream.copy(back, middle)
+        for turn in range(3):
+            source[...] = turn
+            graph.launch(stream=stream)
+            stream.synchronize()
+            assert back.tolist() == [turn] * 4
+        assert told == [1] * 3
+        graph.close()
+
+
+def test_the_legacy_stream_and_a_capturing_blocking_stream_exclude_each_other():
+    backend, a, *_ = two_streams()
+    theirs, _ = backend.make_blocking_stream(0)
+    wrapped = SimpleNamespace(raw=theirs)
+    backend.begin_capture(wrapped)
+    with pytest.raises(StreamError, match="cudaErrorStreamCaptureImplicit"):
+        spin(backend, backend.borrow_stream(0), 10, 0)
+    with pytest.raises(StreamError, match="cudaErrorStreamCaptureInvalidated"):
+        backend.end_capture(wrapped)
+    with pytest.raises(StreamError, match="cudaErrorStreamCaptureUnsupported"):
+        backend.begin_capture(SimpleNamespace(raw=backend.borrow_stream(0)))
+
+    graph_of(backend, a, lambda: spin(backend, backend.borrow_stream(0), 10, 0))
+
+
+def test_a_captured_event_can_be_neither_asked_nor_waited_for():
+    backend, a, b, _ = two_streams()
+    event = backend.make_event(timing=True)
+    wrapped = SimpleNamespace(raw=a)
+    for refused in (backend.event_done, backend.sync_event):
+        backend.begin_capture(wrapped)
+        backend.record(event, a, 0)
+        with pytest.raises(StreamError, match="cudaErrorCapturedEvent"):
+            refused(event)
+        with pytest.raises(StreamError, match="cudaErrorStreamCaptureInvalidated"):
+            backend.end_capture(wrapped)
+    with pytest.raises(StreamError, match="cudaError"):
+        backend.wait(b, event)
+    backend.record(event, b, 1)
+    backend.sync_event(event)
+
+
+def test_a_capture_ends_on_the_stream_it_began_on():
+    backend, a, b, _ = two_streams()
+    event = backend.make_event(timing=True)
+    backend.begin_capture(SimpleNamespace(raw=a))
+    backend.record(event, a, 0)
+    backend.wait(b, event)
+    with pytest.raises(StreamError, match="cudaErrorStreamCaptureUnmatched"):
+        backend.end_capture(SimpleNamespace(raw=b))
+    with pytest.raises(StreamError, match="cudaErrorStreamCaptureInvalidated"):
+        backend.end_capture(SimpleNamespace(raw=a))
+    spin(backend, b, 10, 1)
+    backend.synchronize()

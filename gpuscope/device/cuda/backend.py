@@ -307,6 +307,13 @@ class CudaBackend:
         with self._current(), _translated("device memory cannot be taken"):
             return self._cupy.empty(shape, dtype)
 
+    def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return page-locked host memory from CuPy's pool."""
+        with self._current(), _translated("page-locked host memory cannot be taken"):
+            count = int(np.prod(shape, dtype=np.int64))
+            memory = self._cupy.cuda.alloc_pinned_memory(max(1, count * dtype.itemsize))
+            return np.frombuffer(memory, dtype, count).reshape(shape)
+
     def asarray(self, values: np.ndarray[Any, Any]) -> Any:
         """Copy host values; done when it returns."""
         with self._current(), _translated("device memory cannot be taken"):

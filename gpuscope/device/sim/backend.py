@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from gpuscope.device.api import (
     DeviceInfo,
     GrantedPartition,
     Kernel,
+    KernelCost,
     KernelModel,
     MatmulPlan,
     Memory,
@@ -25,9 +28,19 @@ from gpuscope.device.api import (
     Shape,
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition
+from gpuscope.device.sim.assumed import (
+    GRAPH_LAUNCH_CALL_NS,
+    HOST_FUNCTION_NS,
+    PAGEABLE_BYTES_PER_US,
+    PENDING_LAUNCHES,
+    STAGED_AT_ONCE_BYTES,
+)
+from gpuscope.device.sim.capture import Capture, SimGraph, refusal
 from gpuscope.device.sim.engine import (
     CopyOp,
+    Effect,
     Engine,
+    GraphOp,
     HostOp,
     KernelOp,
     Op,
@@ -36,7 +49,7 @@ from gpuscope.device.sim.engine import (
     SimStream,
     Wait,
 )
-from gpuscope.device.sim.memory import Buffer, SimArray, Version, c_steps, write_effect
+from gpuscope.device.sim.memory import Buffer, SimArray, Version, Write, c_steps
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, StreamError
@@ -46,6 +59,14 @@ EPOCH_NS = 1_600_000_000_000_000_000
 
 Pace = Literal["none", "real"]
 _PACE_SLACK_NS = 2_000_000
+_LEGACY, _PER_THREAD = 1, 2  # cudaStreamLegacy and cudaStreamPerThread; 0 is the legacy one too
+
+
+class SimPartition(NamedTuple):
+    """A partition: a bit mask of SMs, and the number of its context."""
+
+    sms: int
+    context: int
 
 
 class SimBackend:
@@ -71,6 +92,7 @@ class SimBackend:
             self._all_sms,
             launch_latency_ns=constants["launch_latency_ns"],
             kernel_gap_ns=constants["kernel_gap_ns"],
+            bytes_per_us=constants["device_copy_bytes_per_us"],
         )
         self.engine.now_ns = self._host_ns = EPOCH_NS
         self._pace = pace
@@ -83,6 +105,9 @@ class SimBackend:
         self._scratch: dict[tuple[int, int], list[Memory]] = {}
         self._reserved = 0
         self._defaults: dict[int, SimStream] = {}
+        self._captures: list[Capture] = []
+        self._pinned: dict[int, int] = {}
+        self._gemm_costs: dict[tuple[Any, ...], tuple[KernelCost, str]] = {}
         self.info = DeviceInfo(
             key=f"sim:{profile}",
             kind="sim",
@@ -92,7 +117,7 @@ class SimBackend:
             sm_count=self.layout.sm_count,
             compute_capability=self.profile.compute_capability,
             memory_bytes=self.profile.memory_bytes,
-            driver=f"simulated from measurements with driver {self.profile.measured['driver']}",
+            driver=f"simulated from measurements with driver {self.profile.driver}",
         )
         self.capabilities = Capabilities(
             streams=True,
@@ -101,11 +126,10 @@ class SimBackend:
             arbitrary_split=False,
             stream_ordered_memory=True,
             compile_source=False,
-            graphs=False,
+            graphs=True,
             reasons={
                 "arbitrary_split": "the simulated driver splits as 12.4 to 13.0 do; 13.1 or newer "
                 "would be required",
-                "graphs": "the simulated GPU has no graphs yet: open a CUDA device",
                 "compile_source": "a simulated GPU runs no CUDA source: give the kernel a model",
             },
         )
@@ -132,6 +156,33 @@ class SimBackend:
 
     def _pay(self, cost: str) -> None:
         self._advance(self._host_ns + self._cost[cost])
+
+    def _queue(self, op: Op, cost_ns: int) -> None:
+        """Pay for a call and queue its work; a full queue holds the host until it has room."""
+        stream, engine = op.stream, self.engine
+        if stream is engine.legacy:
+            self._require_no_blocking_capture()
+        self._advance(self._host_ns + cost_ns)
+        if stream.capture is not None:
+            stream.capture.add(op)
+            return
+        if stream.depth >= PENDING_LAUNCHES:
+            self._advance(max(self._host_ns, engine.run_until_room(stream, PENDING_LAUNCHES)))
+        op.queued_ns = self._host_ns
+        engine.submit(op)
+
+    def _require_no_blocking_capture(self) -> None:
+        for stream in self.engine.blocking:
+            if stream.capture is not None:
+                stream.capture.invalidate()
+                raise refusal("the legacy default stream cannot be used", "StreamCaptureImplicit")
+
+    def _require_no_capture(self, what: str) -> None:
+        """Refuse a wait for the device on a thread that captures."""
+        thread = self.process_and_thread()[1]
+        refused = [one.refuse(what) for one in self._captures if one.thread == thread]
+        if refused:
+            raise refused[0]
 
     def _returned(self, done_ns: int) -> None:
         """Let the host return from a wait for something that was done at ``done_ns``."""
@@ -176,7 +227,10 @@ class SimBackend:
                 count = len(ids)
                 if REMAINDER in partition.parts and len(partition.parts) > 1:
                     count -= self.layout.remainder_sm_count  # clusters do not fit there
-                made.append(GrantedPartition(mask, len(ids), ids, next(self._contexts), count))
+                context = next(self._contexts)
+                made.append(
+                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, count)
+                )
             return made
 
     def context_handle(self, partition: Any) -> int:
@@ -185,20 +239,36 @@ class SimBackend:
         return 0
 
     def close_partition(self, raw: Any) -> None:
-        """Do nothing: a mask needs no closing."""
+        """Do nothing: it is only a number."""
 
     # -- streams ----------------------------------------------------------------------
-    def make_stream(self, partition: Any, priority: int) -> tuple[SimStream, int]:
+    def make_stream(self, partition: SimPartition | None, priority: int) -> tuple[SimStream, int]:
         """Make a stream on a partition's SMs, or on all."""
         with self._lock:
             self._pay("create_stream_call_ns")
             handle = next(self._handles)
-            stream = SimStream(handle, self._all_sms if partition is None else partition, priority)
+            sms, context = partition or (self._all_sms, None)
+            stream = SimStream(handle, sms, priority, context=context)
             self._streams[handle] = stream
             return stream, handle
 
+    def make_blocking_stream(self, priority: int) -> tuple[SimStream, int]:
+        """Make a stream that stands in the legacy default stream's barrier.
+
+        gpuscope makes none: it stands for a stream of somebody else's, to be borrowed.
+        """
+        with self._lock:
+            stream, handle = self.make_stream(None, priority)
+            stream.blocking = True
+            self.engine.blocking[stream] = None
+            return stream, handle
+
     def borrow_stream(self, handle: int) -> SimStream:
-        """Find a simulated stream by its handle."""
+        """Find a simulated stream by its handle, or by CUDA's numbers of the default ones."""
+        if handle in (0, _LEGACY):
+            return self.engine.legacy
+        if handle == _PER_THREAD:
+            return self.default_stream()[0]
         stream = self._streams.get(handle)
         if stream is None:
             raise StreamError(
@@ -207,18 +277,19 @@ class SimBackend:
         return stream
 
     def default_stream(self) -> tuple[SimStream, int]:
-        """Return the per-thread default stream."""
+        """Return the per-thread default stream, which the legacy one's barrier holds."""
         with self._lock:
             thread = self.process_and_thread()[1]
             stream = self._defaults.get(thread)
             if stream is None:
-                stream = SimStream(next(self._handles), self._all_sms, 0)
+                stream = SimStream(next(self._handles), self._all_sms, 0, blocking=True)
                 self._defaults[thread] = self._streams[stream.handle] = stream
+                self.engine.blocking[stream] = None
             return stream, stream.handle
 
     def close_stream(self, raw: SimStream, handle: int) -> None:
         """Forget a stream."""
-        del raw
+        self.engine.blocking.pop(raw, None)
         self._streams.pop(handle, None)
         for key in [key for key in self._scratch if key[0] == handle]:
             self._reserved -= sum(memory.nbytes for memory in self._scratch.pop(key))
@@ -226,19 +297,29 @@ class SimBackend:
     def sync_stream(self, raw: SimStream) -> None:
         """Advance the virtual host to the end of the stream's work."""
         with self._lock:
+            self._require_uncaptured(raw, "waiting for a stream failed")
             self._returned(self.engine.run_until_done(raw.last))
 
     def stream_done(self, raw: SimStream) -> bool:
         """Whether the stream's work is done by now."""
         with self._lock:
+            self._require_uncaptured(raw, "the stream cannot be asked")
             self._pay("query_call_ns")
-            return raw.last is None or raw.last.done_ns is not None
+            return not raw.depth
+
+    def _require_uncaptured(self, stream: SimStream, what: str) -> None:
+        if stream is self.engine.legacy:
+            self._require_no_blocking_capture()
+        if stream.capture is not None:
+            raise stream.capture.refuse(what)
 
     def synchronize(self) -> None:
         """Advance the virtual host to the end of all work."""
         with self._lock:
+            self._require_no_capture("waiting for the device failed")
             self._returned(self.engine.run_all())
-            stuck = [stream for stream in self._streams.values() if stream.queue]
+            streams = (*self._streams.values(), self.engine.legacy)
+            stuck = [stream for stream in streams if stream.depth]
             if stuck:
                 raise StreamError(
                     f"{len(stuck)} streams wait for work that is not queued: they can never finish"
@@ -257,35 +338,54 @@ class SimBackend:
         return SimEvent()
 
     def record(self, event: SimEvent, stream: SimStream, correlation: int) -> None:
-        """Queue an event's record."""
+        """Queue an event's record, or note its place in a capture."""
         with self._lock:
-            self._pay("event_record_call_ns")
-            event.record = Record(stream, self._host_ns, correlation, event)
-            self.engine.submit(event.record)
+            if stream.capture is not None:
+                self._pay("event_record_call_ns")
+                stream.capture.record(event, stream)
+                return
+            record = Record(stream, 0, correlation)
+            self._queue(record, self._cost["event_record_call_ns"])
+            event.record, event.captured = record, None
 
     def wait(self, stream: SimStream, event: SimEvent) -> None:
         """Queue a wait for the record that is the latest now; none is a no-op."""
         with self._lock:
-            self._pay("stream_wait_call_ns")
-            if event.record is not None:
-                correlation = event.record.correlation
-                self.engine.submit(Wait(stream, self._host_ns, correlation, event.record))
+            cost_ns = self._cost["stream_wait_call_ns"]
+            if event.captured is not None:
+                self._advance(self._host_ns + cost_ns)
+                event.captured[0].join(stream, event)
+            elif event.record is None:
+                self._advance(self._host_ns + cost_ns)
+            elif stream.capture is not None:
+                raise stream.capture.isolate()
+            else:
+                record = event.record
+                self._queue(Wait(stream, 0, record.correlation, record), cost_ns)
 
     def sync_event(self, event: SimEvent) -> None:
         """Advance the virtual host to the event's latest record."""
         with self._lock:
+            self._require_not_captured(event, "waiting for an event failed")
             self._returned(self.engine.run_until_done(event.record))
 
     def event_done(self, event: SimEvent) -> bool:
         """Whether the latest record is done by now."""
         with self._lock:
+            self._require_not_captured(event, "the event cannot be asked")
             self._pay("query_call_ns")
             return event.record is None or event.record.done_ns is not None
+
+    def _require_not_captured(self, event: SimEvent, what: str) -> None:
+        if event.captured is not None:
+            event.captured[0].invalidate()
+            raise refusal(what, "CapturedEvent")
 
     def elapsed_ns(self, start: SimEvent, end: SimEvent) -> int:
         """Virtual ns between two records."""
         with self._lock:
             for event in (start, end):
+                self._require_not_captured(event, "the time between two events cannot be read")
                 if event.record is None or event.record.done_ns is None:
                     raise StreamError(
                         "elapsed_ns needs two events that are recorded and done: synchronize first"
@@ -298,7 +398,7 @@ class SimBackend:
     # -- memory -----------------------------------------------------------------------
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> SimArray:
         """Return an array of unspecified values (they are zeros here)."""
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         buffer = Buffer(size, dtype, Version(lambda: np.zeros(size, dtype)))
         return SimArray(self, buffer, shape, c_steps(shape))
 
@@ -319,6 +419,18 @@ class SimBackend:
             return array.flat((values - np.float32(0.5)).astype(dtype))
 
         array.buffer.version = Version(draw)
+
+    def assign(self, array: SimArray, value: Any) -> None:
+        """Queue a kernel that writes ``value``, on the legacy default stream as CuPy does."""
+        legacy = self.engine.legacy
+        cost = self.profile.copy_cost(array.nbytes, legacy.sms.bit_count())
+        if isinstance(value, SimArray):
+            effect = Write(array, (value,), lambda values: values)
+        else:
+            kept = np.array(value)
+            effect = Write(array, (), lambda: np.broadcast_to(kept, array.shape))
+        with self._lock:
+            self._queue_kernel(legacy, 0, "assign", effect, cost, self._cost["launch_call_ns"])
 
     def to_host(self, array: SimArray) -> np.ndarray[Any, Any]:
         """Compute and return an array's values as of now."""
@@ -354,62 +466,104 @@ class SimBackend:
         return self._reserved
 
     def begin_capture(self, stream: Stream) -> None:
-        """Refuse: no graphs here."""
-        del stream
-        self.capabilities.require("graphs", feature="capturing a stream")
+        """Let what is queued on ``stream`` from now on become a graph."""
+        with self._lock:
+            raw: SimStream = stream.raw
+            if raw is self.engine.legacy or raw.capture is not None:
+                raise refusal("the stream cannot be captured", "StreamCaptureUnsupported")
+            self._captures.append(Capture(raw, self.process_and_thread()[1]))
 
-    def end_capture(self, stream: Stream) -> Any:
-        """Refuse: no graphs here."""
-        del stream
-        self.capabilities.require("graphs", feature="capturing a stream")
+    def end_capture(self, stream: Stream) -> SimGraph:
+        """End it; returns the graph."""
+        with self._lock:
+            capture: Capture = stream.raw.capture
+            try:
+                return capture.end(stream.raw)
+            finally:
+                if stream.raw.capture is None:
+                    self._captures.remove(capture)
 
-    def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
-        """Refuse: no graphs here."""
-        del graph, stream, correlation
-        self.capabilities.require("graphs", feature="launching a graph")
+    def launch_graph(self, graph: SimGraph, stream: SimStream, correlation: int) -> None:
+        """Queue a graph: it follows its own launch before, wherever that was."""
+        with self._lock:
+            op = GraphOp(stream, 0, correlation, graph.nodes, graph.last)
+            self._queue(op, GRAPH_LAUNCH_CALL_NS)
+            if stream.capture is None:
+                graph.last = op
 
-    def close_graph(self, graph: Any) -> None:
-        """Do nothing: there is none."""
+    def close_graph(self, graph: SimGraph) -> None:
+        """Do nothing: memory is freed with the object."""
 
     def _transfer_ns(self, nbytes: int) -> int:
-        return nbytes * 1000 // self._cost["pinned_copy_bytes_per_us"]
+        return _duration_ns(nbytes, self._cost["pinned_copy_bytes_per_us"])
+
+    def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return host memory that counts as page-locked, found again by its address."""
+        array = np.empty(shape, dtype)
+        if array.nbytes:
+            address = array.ctypes.data
+            self._pinned[address] = address + array.nbytes
+            weakref.finalize(array, self._pinned.pop, address, None)
+        return array
+
+    def _is_pinned(self, array: np.ndarray[Any, Any]) -> bool:
+        address = array.ctypes.data
+        return any(start <= address < end for start, end in self._pinned.items())
 
     def copy(self, stream: SimStream, destination: Any, source: Any, correlation: int) -> None:
-        """Queue a copy; the engine of its direction carries it."""
+        """Queue a copy; the engine of its direction carries it.
+
+        Pageable memory is staged on the way, and the host waits as CUDA lets it: for small
+        memory on its way up not at all, else until the copy is done.
+        """
+        to_device = isinstance(destination, SimArray)
+        if to_device and isinstance(source, SimArray):
+            duration_ns = _duration_ns(2 * source.nbytes, self._cost["device_copy_bytes_per_us"])
+            effect: Effect = Write(destination, (source,), lambda values: values)
+            self._queue_copy(stream, correlation, effect, "device", duration_ns, 2 * source.nbytes)
+            return
+        nbytes = int(source.nbytes)
+        duration_ns = self._transfer_ns(nbytes)
+        pinned = self._is_pinned(source if to_device else destination)
+        staged_at_once = to_device and nbytes <= STAGED_AT_ONCE_BYTES
+        if not pinned and not staged_at_once:
+            duration_ns = max(duration_ns, _duration_ns(nbytes, PAGEABLE_BYTES_PER_US))
+        if to_device:
+            engine = "host to device"
+            at_once = staged_at_once and not pinned and stream.capture is None
+            effect = _upload(destination, np.array(source) if at_once else source)
+        else:
+            engine = "device to host"
+            effect = _download(destination, source)
+        op = self._queue_copy(stream, correlation, effect, engine, duration_ns, nbytes)
+        if pinned or stream.capture is not None:
+            return
         with self._lock:
-            self._pay("launch_call_ns")
-            queued = self._host_ns
-            if isinstance(destination, SimArray) and isinstance(source, SimArray):
-                rate = self._cost["device_copy_bytes_per_us"]
-                duration = 2 * source.nbytes * 1000 // rate
-                effect = write_effect(destination, [source], lambda values: values)
-                engine = "device"
-            elif isinstance(destination, SimArray):
-                kept = np.array(source)
-                duration = self._transfer_ns(kept.nbytes)
-                effect = write_effect(destination, [], lambda: kept)
-                engine = "host to device"
+            if staged_at_once:
+                self._advance(self._host_ns + _duration_ns(nbytes, PAGEABLE_BYTES_PER_US))
             else:
-                duration = self._transfer_ns(source.nbytes)
-                engine = "device to host"
+                self._returned(self.engine.run_until_done(op))
 
-                def effect() -> Callable[[], None]:
-                    version = source.buffer.version
-
-                    def end() -> None:
-                        destination[...] = source.view_of(version.value())
-
-                    return end
-
-            op = CopyOp(stream, queued, correlation, f"copy {engine}", effect, engine, duration)
-            self.engine.submit(op)
+    def _queue_copy(
+        self,
+        stream: SimStream,
+        correlation: int,
+        effect: Effect,
+        engine: str,
+        duration_ns: int,
+        nbytes: int,
+    ) -> Op:
+        op = CopyOp(stream, 0, correlation, f"copy {engine}", effect, engine, duration_ns, nbytes)
+        with self._lock:
+            self._queue(op, self._cost["launch_call_ns"])
+        return op
 
     def host_call(self, stream: SimStream, function: Callable[[], None], correlation: int) -> None:
         """Queue a host function; it runs at its place in the stream's virtual time."""
+        name = getattr(function, "__name__", "host function")
         with self._lock:
-            self._pay("launch_call_ns")
-            name = getattr(function, "__name__", "host function")
-            self.engine.submit(HostOp(stream, self._host_ns, correlation, name, function, 2000))
+            op = HostOp(stream, 0, correlation, name, function, HOST_FUNCTION_NS)
+            self._queue(op, self._cost["launch_call_ns"])
 
     # -- kernels ----------------------------------------------------------------------
     def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
@@ -437,28 +591,26 @@ class SimBackend:
         if model is None:
             raise CapabilityError(f"kernel {kernel.name!r} has no model to simulate it by")
         with self._lock:
-            self._pay("launch_call_ns")
             cost = model.cost(self.profile, grid, args, stream.sms.bit_count())
             target = model.writes(args)
             effect = None
             if target is not None and model.compute is not None:
-                effect = write_effect(target, list(model.reads(args)), model.compute)
-            self._submit_kernel(
-                stream, correlation, kernel.name, effect, cost.blocks, cost.block_ns
+                effect = Write(target, tuple(model.reads(args)), model.compute)
+            self._queue_kernel(
+                stream, correlation, kernel.name, effect, cost, self._cost["launch_call_ns"]
             )
 
-    def _submit_kernel(
+    def _queue_kernel(
         self,
         stream: SimStream,
         correlation: int,
         name: str,
-        effect: Any,
-        blocks: int,
-        block_ns: int,
-    ) -> Op:
-        op = KernelOp(stream, self._host_ns, correlation, name, effect, blocks, block_ns)
-        self.engine.submit(op)
-        return op
+        effect: Effect | None,
+        cost: KernelCost,
+        call_ns: int,
+    ) -> None:
+        op = KernelOp(stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes)
+        self._queue(op, call_ns)
 
     def matmul(
         self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
@@ -466,23 +618,33 @@ class SimBackend:
         """Queue a GEMM; its value is computed in float32 (float64 for float64) when read."""
         out, a, b = operands
         with self._lock:
-            self._pay("gemm_call_ns")
-            raw = stream.raw
+            raw: SimStream = stream.raw
+            call_ns = self._cost["gemm_call_ns"]
             if not plan.m or not plan.n:
+                self._advance(self._host_ns + call_ns)
                 return
-            cost = self.profile.gemm_cost(
-                plan.m, plan.n, plan.k, plan.dtype, raw.sms.bit_count(), sm_count
-            )
-            work = np.float64 if out.dtype == np.float64 else np.float32
+            cost, name = self._gemm_cost(plan, raw.sms.bit_count(), sm_count)
+            work = _IN_FLOAT64 if out.dtype == np.float64 else _IN_FLOAT32
+            self._queue_kernel(raw, correlation, name, Write(out, (a, b), work), cost, call_ns)
 
-            def product(
-                left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]
-            ) -> np.ndarray[Any, Any]:
-                values = left.astype(work) @ right.astype(work)
-                return np.asarray(values.astype(out.dtype))
+    def _gemm_cost(self, plan: MatmulPlan, sms: int, told: int) -> tuple[KernelCost, str]:
+        """Return a GEMM's cost and name; where its bytes are unknown, each operand moves once.
 
-            effect = write_effect(out, [a, b], product)
-            self._submit_kernel(raw, correlation, plan.name, effect, cost.blocks, cost.block_ns)
+        Yet it never asks for more bandwidth than there is: what was measured alone must take
+        as long alone, and small operands stay in the cache.
+        """
+        key = (plan.m, plan.n, plan.k, plan.dtype, sms, told)
+        found = self._gemm_costs.get(key)
+        if found is None:
+            cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, told)
+            if not cost.nbytes:
+                bytes_per_us = self._cost["device_copy_bytes_per_us"]
+                at_once = 1000 * min(cost.blocks, sms)
+                most = bytes_per_us * cost.blocks * cost.block_ns // at_once
+                moved = plan.bytes_out + plan.bytes_a + plan.bytes_b
+                cost = KernelCost(cost.blocks, cost.block_ns, min(moved, most))
+            found = self._gemm_costs[key] = cost, plan.name
+        return found
 
     def adopt(self, value: Any) -> Any:
         """Take a simulated array as it is."""
@@ -501,8 +663,8 @@ class SimBackend:
         copy = self.empty(array.shape, array.dtype)
         with self._lock:
             cost = self.profile.copy_cost(array.nbytes, stream.raw.sms.bit_count())
-            effect = write_effect(copy, [array], lambda values: values)
-            self._submit_kernel(stream.raw, 0, "copy", effect, cost.blocks, cost.block_ns)
+            effect = Write(copy, (array,), lambda values: values)
+            self._queue_kernel(stream.raw, 0, "copy", effect, cost, 0)
         return copy
 
 
@@ -510,3 +672,44 @@ def _done_ns(event: SimEvent) -> int:
     assert event.record is not None  # noqa: S101 - the caller checked
     assert event.record.done_ns is not None  # noqa: S101 - the caller checked
     return event.record.done_ns
+
+
+def _duration_ns(nbytes: int, bytes_per_us: int) -> int:
+    """Return how long bytes take at a rate, never less."""
+    return -(-nbytes * 1000 // bytes_per_us)
+
+
+def _product_in(work: type[np.floating[Any]]) -> Callable[..., np.ndarray[Any, Any]]:
+    """Return a matrix product that accumulates in one type; who writes it rounds it."""
+
+    def product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.asarray(left.astype(work) @ right.astype(work))
+
+    return product
+
+
+_IN_FLOAT32, _IN_FLOAT64 = _product_in(np.float32), _product_in(np.float64)
+
+
+def _upload(destination: SimArray, source: np.ndarray[Any, Any]) -> Effect:
+    """Return an effect that takes the host's values when the copy starts."""
+
+    def start() -> Callable[[], None]:
+        kept = np.array(source)
+        return Write(destination, (), lambda: kept)()
+
+    return start
+
+
+def _download(destination: np.ndarray[Any, Any], source: SimArray) -> Effect:
+    """Return an effect that gives the host the values of when the copy started."""
+
+    def start() -> Callable[[], None]:
+        version = source.buffer.version
+
+        def end() -> None:
+            destination[...] = source.view_of(version.value())
+
+        return end
+
+    return start

@@ -9,6 +9,7 @@ computed only when somebody reads it.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,15 +72,24 @@ class SimArray:
 
     Attributes
     ----------
-    shape
+    shape, size
         In elements.
     steps
         Strides in elements.
+    strides
+        Strides in bytes, as NumPy has them.
+    nbytes
+        Bytes of its elements.
     offset
         Of the first element in its buffer, in elements.
+    is_whole
+        Whether it covers its buffer in C order.
     """
 
-    __slots__ = ("buffer", "dtype", "offset", "owner", "shape", "steps")
+    __slots__ = (
+        "buffer", "dtype", "is_whole", "nbytes", "offset", "owner", "shape", "size", "steps",
+        "strides",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -96,6 +106,15 @@ class SimArray:
         self.shape = shape
         self.steps = steps
         self.offset = offset
+        item = self.dtype.itemsize
+        self.size = math.prod(shape)
+        self.nbytes = self.size * item
+        self.strides = tuple(step * item for step in steps)
+        self.is_whole = (
+            offset == 0
+            and self.nbytes == buffer.size * buffer.dtype.itemsize
+            and steps == c_steps(shape)
+        )
 
     @property
     def ndim(self) -> int:
@@ -103,34 +122,10 @@ class SimArray:
         return len(self.shape)
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in bytes, as NumPy has them."""
-        return tuple(step * self.dtype.itemsize for step in self.steps)
-
-    @property
     def T(self) -> SimArray:  # noqa: N802 - NumPy's name
         """The transposed view."""
         return SimArray(
             self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset, self.dtype
-        )
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it covers its buffer in C order."""
-        return (
-            self.offset == 0
-            and self.nbytes == self.buffer.size * self.buffer.dtype.itemsize
-            and self.steps == c_steps(self.shape)
         )
 
     def view(self, dtype: np.dtype[Any]) -> SimArray:
@@ -148,7 +143,7 @@ class SimArray:
 
     def reshape(self, shape: tuple[int, ...]) -> SimArray:
         """See an array in C order in another shape of as many elements."""
-        if self.steps != c_steps(self.shape) or int(np.prod(shape, dtype=np.int64)) != self.size:
+        if self.steps != c_steps(self.shape) or math.prod(shape) != self.size:
             raise InvalidOperand(f"{self!r} cannot be seen in shape {shape}")
         return SimArray(self.owner, self.buffer, shape, c_steps(shape), self.offset, self.dtype)
 
@@ -173,6 +168,10 @@ class SimArray:
             else:
                 raise InvalidOperand(f"simulated arrays take slices and integers, not {part!r}")
         return SimArray(self.owner, self.buffer, tuple(shape), tuple(strides), offset, self.dtype)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write values, as CuPy does: on the legacy default stream, without waiting."""
+        self.owner.assign(self[key] if key is not ... else self, value)
 
     def view_of(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return this view's part of its buffer's flat value."""
@@ -201,36 +200,49 @@ def c_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def write_effect(
-    destination: SimArray,
-    sources: Sequence[SimArray],
-    compute: Callable[..., np.ndarray[Any, Any]],
-) -> Callable[[], Callable[[], None]]:
-    """Return an effect that binds ``sources`` at the start and writes at the end."""
+class Write:
+    """An effect that binds ``sources`` when it starts and writes ``destination`` at its end.
 
-    def start() -> Callable[[], None]:
-        bound = [source.buffer.version for source in sources]
+    Parameters
+    ----------
+    compute
+        Values of the sources → new values of the destination.
+    """
 
-        def fresh(*flats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            views = [array.view_of(flat) for array, flat in zip(sources, flats, strict=True)]
-            return np.asarray(compute(*views), dtype=destination.dtype)
+    __slots__ = ("_compute", "_destination", "_sources")
 
-        def end() -> None:
-            if destination.is_whole:
-                destination.buffer.version = Version(
-                    lambda *flats: destination.flat(fresh(*flats)), bound
-                )
-                return
+    def __init__(
+        self,
+        destination: SimArray,
+        sources: tuple[SimArray, ...],
+        compute: Callable[..., np.ndarray[Any, Any]],
+    ) -> None:
+        self._destination = destination
+        self._sources = sources
+        self._compute = compute
 
-            def patch(
-                old: np.ndarray[Any, Any], *flats: np.ndarray[Any, Any]
-            ) -> np.ndarray[Any, Any]:
-                flat = old.copy()
-                destination.view_of(flat)[...] = fresh(*flats)
-                return flat
+    def __call__(self) -> Callable[[], None]:
+        """Bind the inputs; returns what commits the output."""
+        bound = [source.buffer.version for source in self._sources]
+        return lambda: self._commit(bound)
 
-            destination.buffer.version = Version(patch, [destination.buffer.version, *bound])
+    def _commit(self, bound: list[Version]) -> None:
+        buffer = self._destination.buffer
+        if self._destination.is_whole:
+            buffer.version = Version(self._whole, bound)
+        else:
+            buffer.version = Version(self._patched, [buffer.version, *bound])
 
-        return end
+    def _values(self, *flats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        views = [array.view_of(flat) for array, flat in zip(self._sources, flats, strict=True)]
+        return np.asarray(self._compute(*views), dtype=self._destination.dtype)
 
-    return start
+    def _whole(self, *flats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return self._destination.flat(self._values(*flats))
+
+    def _patched(
+        self, old: np.ndarray[Any, Any], *flats: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
+        flat = old.copy()
+        self._destination.view_of(flat)[...] = self._values(*flats)
+        return flat

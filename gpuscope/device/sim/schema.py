@@ -1,0 +1,231 @@
+"""What a GPU profile file holds, field by field; ``docs/gpu_profile.md`` is made from this."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
+
+from gpuscope.errors import InvalidProfile
+
+Dtype = Literal["float16", "bfloat16", "float32", "float64"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Tile = Annotated[
+    tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], Field(min_length=4, max_length=4)
+]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class DeviceLayout(_Part):
+    """The GPU."""
+
+    name: Annotated[str, Field(min_length=1)] = Field(description="the device's name")
+    quantum_sm_count: PositiveInt = Field(
+        description="SMs of the smallest group that the driver splits off"
+    )
+    quanta: PositiveInt = Field(description="how many such groups there are")
+    remainder_sm_count: Annotated[int, Field(ge=0)] = Field(
+        description="SMs that the driver keeps apart; they hold no cluster of four blocks"
+    )
+    compute_capability: tuple[PositiveInt, Annotated[int, Field(ge=0)]] = Field(
+        description="major, minor"
+    )
+    memory_bytes: PositiveInt = Field(description="bytes of device memory")
+
+
+class Measured(_Part):
+    """Where the figures come from."""
+
+    driver: str = Field(description="driver that the measurements ran on")
+    software: str = Field(description="libraries, with versions")
+    source: str = Field(description="how durations were measured, on what")
+    shapes: PositiveInt = Field(description="GEMM shapes in the fit")
+    rows: PositiveInt = Field(description="measured GEMM times in the fit")
+
+
+class HostCosts(_Part):
+    """Costs of calls and overheads around kernels."""
+
+    launch_call_ns: PositiveInt = Field(description="host cost of launching an empty kernel")
+    gemm_call_ns: PositiveInt = Field(description="host cost of one GEMM through the library")
+    event_record_call_ns: PositiveInt = Field(description="host cost of one event record")
+    stream_wait_call_ns: PositiveInt = Field(description="host cost of one stream wait")
+    query_call_ns: PositiveInt = Field(
+        description="host cost of asking whether an event is done, with the loop around it"
+    )
+    synchronize_return_ns: PositiveInt = Field(
+        description="from completion to the host's return from a wait"
+    )
+    launch_latency_ns: PositiveInt = Field(
+        description="from the launch call's end to the first block, idle stream"
+    )
+    kernel_gap_ns: PositiveInt = Field(description="between two queued kernels of one stream")
+    create_stream_call_ns: PositiveInt = Field(
+        description="host cost of making a stream in a green context"
+    )
+    create_partition_call_ns: PositiveInt = Field(
+        description="host cost of making one green context"
+    )
+    pinned_copy_bytes_per_us: PositiveInt = Field(description="pinned copies, each way")
+    device_copy_bytes_per_us: PositiveInt = Field(
+        description="device to device, read and write counted"
+    )
+
+
+class CopyTimes(_Part):
+    """An element-wise copy kernel: launch + bytes / rate, read and write counted."""
+
+    launch_us: PositiveFloat = Field(description="time of a copy of nothing")
+    sm_bytes_per_us: PositiveFloat = Field(description="what one SM moves")
+    bytes_per_us: PositiveFloat = Field(description="what memory delivers to this kernel")
+    sharpness: Annotated[float, Field(ge=1)] = Field(
+        description="how suddenly the first bound gives way to the second"
+    )
+
+
+class KernelTimes(_Part):
+    """Constants of the time of one kind of GEMM kernels; 1 where one does not apply."""
+
+    persistent: bool = Field(
+        description="the grid is at most the SMs that the library believes in; blocks loop"
+    )
+    vector: bool = Field(
+        description="where m or n is 1 another kernel runs, which only moves memory"
+    )
+    tflop_per_s: PositiveFloat = Field(
+        description="best rate of the whole GPU that was measured, power cap and all: no GEMM "
+        "is simulated faster"
+    )
+    sm_tflop_per_s: PositiveFloat = Field(description="the same of one SM, on any number")
+    launch_us: PositiveFloat = Field(description="time of a kernel that does nothing")
+    block_us: PositiveFloat = Field(description="start and end of one block")
+    latency_us: PositiveFloat = Field(description="of one block alone, per step of one along k")
+    multiply_us: PositiveFloat = Field(
+        description="one SM's time per element of the tile and step along k"
+    )
+    load_us: PositiveFloat = Field(
+        description="one SM's time per row and column of the tile and step along k"
+    )
+    store_us: PositiveFloat = Field(description="one SM's time per element of the tile, once")
+    misaligned: Annotated[float, Field(ge=1)] = Field(
+        description="factor on multiplying and loading where rows are not aligned to 16 bytes"
+    )
+    sharpness: Annotated[float, Field(ge=1)] = Field(
+        description="exponent of the soft maximum; 1 adds latency, work and memory up"
+    )
+    sm_bytes_per_us: PositiveFloat = Field(description="what one SM gets from L2 and memory")
+    bytes_per_us: PositiveFloat = Field(description="what L2 and memory deliver to all SMs")
+    wave_rounding: Share = Field(description="how much of the last wave's length counts in full")
+    held_rounding: Share = Field(
+        description="the same for the waiting of kernels of whose blocks one SM holds several"
+    )
+    late_rounds: NonNegativeFloat = Field(
+        description="tiles that a persistent kernel's last blocks work on after all others, "
+        "where it found fewer SMs than it has blocks"
+    )
+    reduce_us: PositiveFloat = Field(description="the second kernel of split-K, without its bytes")
+
+
+class Choice(_Part):
+    """Habits of the library in choosing among kernels, beside taking the fastest."""
+
+    split_k_at_least: PositiveInt = Field(description="each split of k is at least so long")
+    split_side_at_least: PositiveInt = Field(
+        description="a split kernel's tile has sides at least so long, or as long as the result's"
+    )
+    split_below_blocks: Annotated[int, Field(ge=0)] = Field(
+        description="products of which the smallest tile makes fewer blocks go to a split kernel "
+        "in any case"
+    )
+    blocks_at_most: PositiveInt = Field(description="blocks of a split kernel")
+    crowding: NonNegativeFloat = Field(
+        description="cost of a grid that nearly fills the GPU: a factor per share above the next"
+    )
+    crowded_from: Share = Field(description="share of the SMs from which a grid is crowded")
+
+
+class GemmKernels(_Part):
+    """Kernels for operands of one alignment."""
+
+    alignment: Literal[16, 8, 4, 2] = Field(
+        description="bytes to which rows must be aligned; the first kind that fits is taken"
+    )
+    tiles: Annotated[list[Tile], Field(min_length=1)] = Field(
+        description="rows, columns, step along k, blocks that one SM holds"
+    )
+    times: KernelTimes = Field(description="constants of the time")
+    choice: Choice = Field(description="habits of the library")
+
+
+class ProfileFile(_Part):
+    """A whole GPU profile."""
+
+    schema_version: Literal[2] = Field(alias="schema", description="version of this schema")
+    name: Annotated[str, Field(min_length=1)] = Field(description="what follows `sim:`")
+    device: DeviceLayout = Field(description="the GPU")
+    measured: Measured = Field(description="where the figures come from")
+    constants: HostCosts = Field(description="host costs and overheads")
+    copy_kernel: CopyTimes = Field(alias="copy", description="the element-wise copy kernel")
+    gemm: dict[Dtype, Annotated[list[GemmKernels], Field(min_length=1)]] = Field(
+        description="kinds of GEMM kernels by dtype, from the strictest alignment to the loosest"
+    )
+
+    @field_validator("gemm")
+    @classmethod
+    def _every_gemm_has_a_kernel(
+        cls, found: dict[Dtype, list[GemmKernels]]
+    ) -> dict[Dtype, list[GemmKernels]]:
+        items: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+        for dtype, item in items.items():
+            if dtype not in found:
+                raise ValueError(f"{dtype} is missing")
+            widths = [one.alignment for one in found[dtype]]
+            if widths != sorted(set(widths), reverse=True) or widths[-1] > item:
+                raise ValueError(
+                    f"{dtype}: alignments should fall from one kind to the next, "
+                    f"down to {item} or less, but are {widths}"
+                )
+        return found
+
+    @classmethod
+    def parse(cls, text: str | bytes, where: str) -> Self:
+        """Read a profile.
+
+        Raises
+        ------
+        InvalidProfile
+            It is not one; a line for each field that is wrong, by its path.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            lines = [f"  {_explain(one)}" for one in error.errors(include_url=False)]
+            raise InvalidProfile(
+                f"{where} is not a GPU profile of schema 2 (docs/gpu_profile.md):\n"
+                + "\n".join(lines)
+            ) from None
+
+
+def _explain(error: object) -> str:
+    assert isinstance(error, dict)  # noqa: S101 - pydantic's ErrorDetails
+    path = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the file"
+    if error["type"] == "missing":
+        return f"{path}: missing; this field is required"
+    if error["type"] == "extra_forbidden":
+        return f"{path}: unknown field"
+    text = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    value = error["input"]
+    shown = "" if isinstance(value, dict | list | bytes) or len(repr(value)) > 60 else repr(value)
+    return f"{path}: {text}" + (f", but found {shown}" if shown else "")

@@ -1,0 +1,189 @@
+"""What holds for every stream program on the simulated GPU."""
+
+from __future__ import annotations
+
+import itertools
+from unittest import mock
+
+import numpy as np
+from hypothesis import given, settings
+from programs import Place, Program, Runner, Step, programs, required_order
+
+from gpuscope import open_device
+from gpuscope.device.sim import backend as backend_module
+from gpuscope.device.sim.engine import Engine, KernelOp, Wave
+from gpuscope.device.sim.memory import Version
+from gpuscope.device.sim.profile import Profile
+
+
+class Seen(Engine):
+    """An engine that keeps what ran where: (work, SMs, blocks, start, end)."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.waves = []
+        self.all = self.free
+        self._begun = {}
+
+    def _run(self, wave: Wave) -> None:
+        self._begun[wave] = self.now_ns
+        super()._run(wave)
+
+    def _end(self, wave: Wave) -> None:
+        if wave.end_ns == self.now_ns:
+            begun_ns = self._begun.pop(wave)
+            self.waves.append((wave.op, wave.sms, wave.count, begun_ns, self.now_ns))
+        super()._end(wave)
+
+    def _dispatch(self) -> None:
+        super()._dispatch()
+        for *_, op in self._ready:
+            assert not self.free & op.stream.sms, "an SM idles while a kernel could use it"
+
+
+def run(program: Program) -> tuple[Runner, Seen]:
+    with mock.patch.object(backend_module, "Engine", Seen):
+        device = open_device("sim:h200", quiet=True)
+    runner = Runner(device, program).run()
+    engine = device.backend.engine
+    assert isinstance(engine, Seen)
+    device.close()
+    return runner, engine
+
+
+def eager_effect(destination, sources, compute):
+    """Like ``Write``, but every value is computed at once, in time's order."""
+
+    def start():
+        values = [source.view_of(source.buffer.version.value()).copy() for source in sources]
+        result = np.asarray(compute(*values), dtype=destination.dtype)
+
+        def end():
+            flat = destination.buffer.version.value().copy()
+            destination.view_of(flat)[...] = result
+            destination.buffer.version = Version(lambda: flat)
+
+        return end
+
+    return start
+
+
+@settings(deadline=None)
+@given(programs())
+def test_nothing_starts_before_what_it_must_follow_ends(program):
+    runner, _ = run(program)
+    order = required_order(program)
+    assert runner.spans.keys() == order.work.keys(), "all work ran, and none twice"
+    for before, after in order.pairs:
+        assert runner.spans[before][1] <= runner.spans[after][0], (before, after)
+
+
+@settings(deadline=None)
+@given(programs())
+def test_blocks_never_exceed_slots_and_work_is_conserved(program):
+    _, engine = run(program)
+    assert engine.free == engine.all
+    held = {}
+    blocks = {}
+    for op, sms, count, start_ns, end_ns in engine.waves:
+        if isinstance(op, KernelOp):
+            assert sms & ~op.stream.sms == 0, "a block left its partition"
+            assert sms.bit_count() == count
+            assert end_ns - start_ns >= op.work_ns, "a block was done before its work was"
+            blocks[op] = blocks.get(op, 0) + count
+            for sm in range(engine.all.bit_length()):
+                if sms >> sm & 1:
+                    held.setdefault(sm, []).append((start_ns, end_ns))
+    for spans in held.values():
+        spans.sort()
+        for (_, end_ns), (start_ns, _) in itertools.pairwise(spans):
+            assert end_ns <= start_ns, "two blocks were on one SM"
+    assert all(count == op.blocks for op, count in blocks.items())
+
+
+@settings(deadline=None)
+@given(programs())
+def test_bytes_moved_never_exceed_bandwidth_times_time(program):
+    _, engine = run(program)
+    moved = [
+        (start_ns, end_ns, op.nbytes * count / getattr(op, "blocks", 1))
+        for op, _, count, start_ns, end_ns in engine.waves
+        if op.nbytes
+    ]
+    bytes_per_ns = Profile.load("h200").constants["device_copy_bytes_per_us"] / 1e3
+    for since_ns, *_ in moved:
+        for _, until_ns, _ in moved:
+            inside = sum(
+                size for start, end, size in moved if since_ns <= start and end <= until_ns
+            )
+            assert inside <= bytes_per_ns * max(0, until_ns - since_ns) * (1 + 1e-6) + 1
+
+
+@settings(deadline=None)
+@given(programs())
+def test_values_are_those_of_an_engine_that_computes_at_once(program):
+    lazy, _ = run(program)
+    with mock.patch.object(backend_module, "Write", eager_effect):
+        eager, _ = run(program)
+    assert lazy.values == eager.values
+    assert lazy.activities == eager.activities
+
+
+@settings(deadline=None)
+@given(programs())
+def test_the_same_program_gives_the_same_everything(program):
+    first, second = (run(program)[0] for _ in range(2))
+    assert first.activities == second.activities
+    assert first.host_ns == second.host_ns
+    assert first.values == second.values
+
+
+@settings(deadline=None)
+@given(programs())
+def test_the_host_pays_for_every_call_and_waits_where_a_host_would(program):
+    runner, _ = run(program)
+    order = required_order(program)
+    for index, step in enumerate(program.steps):
+        before_ns, after_ns = runner.host_ns[index : index + 2]
+        assert after_ns > before_ns or step.kind == "capture"
+        if step.kind == "sync device":
+            done = [span[1] for label, span in runner.spans.items() if label[0] < index]
+            assert after_ns >= max(done, default=0)
+    for label in order.work:
+        assert runner.spans[label][0] >= runner.host_ns[label[0]], "it ran before it was queued"
+
+
+def test_the_generator_reaches_everything():
+    """Among some hundred programs there is one of each: nothing is drawn in vain."""
+    kinds, forked, held = set(), False, False
+
+    @settings(max_examples=300, deadline=None, database=None, derandomize=True)
+    @given(programs())
+    def look(program: Program) -> None:
+        nonlocal forked, held
+        kinds.update(step.kind for step in program.steps)
+        kinds.update(place.kind for place in program.places)
+        for step in program.steps:
+            forked = forked or len({inner.stream for inner in step.steps}) > 1
+        held = held or any(place.partition is not None for place in program.places)
+
+    look()
+    assert forked
+    assert held
+    assert {"kernel", "wait", "graph", "capture", "sync event", "legacy", "blocking"} <= kinds
+
+
+def test_the_order_of_an_example():
+    """Written out by hand: a fork, the barrier of the legacy stream, and a wait of the host."""
+    program = Program(
+        (),
+        (Place(), Place("default"), Place("legacy")),
+        (
+            Step("kernel", 0), Step("record", 0, 0), Step("wait", 1, 0), Step("kernel", 1),
+            Step("kernel", 0), Step("kernel", 2), Step("kernel", 1), Step("sync stream", 0),
+            Step("kernel", 0),
+        ),
+    )  # fmt: skip
+    assert required_order(program).pairs == {
+        ((0,), (3,)), ((0,), (4,)), ((3,), (5,)), ((3,), (6,)), ((5,), (6,)), ((4,), (8,)),
+    }  # fmt: skip

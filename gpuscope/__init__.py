@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpuscope.errors import InvalidExperiment as InvalidExperiment
     from gpuscope.errors import InvalidOperand as InvalidOperand
     from gpuscope.errors import InvalidPartition as InvalidPartition
+    from gpuscope.errors import InvalidProfile as InvalidProfile
     from gpuscope.errors import MissingDependency as MissingDependency
     from gpuscope.errors import MissingEvidence as MissingEvidence
     from gpuscope.errors import NothingRecorded as NothingRecorded
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gpuscope.experiment import Experiment as Experiment
     from gpuscope.interference import measure_interference as measure_interference
     from gpuscope.record.annotate import annotate as annotate
+    from gpuscope.session import predict as predict
     from gpuscope.session import profile as profile
     from gpuscope.session import run as run
     from gpuscope.sweeps import sweep as sweep
@@ -56,6 +58,7 @@ _HOMES = {
     "InvalidExperiment": "gpuscope.errors",
     "InvalidOperand": "gpuscope.errors",
     "InvalidPartition": "gpuscope.errors",
+    "InvalidProfile": "gpuscope.errors",
     "MissingDependency": "gpuscope.errors",
     "MissingEvidence": "gpuscope.errors",
     "NothingRecorded": "gpuscope.errors",
@@ -65,6 +68,7 @@ _HOMES = {
     "Experiment": "gpuscope.experiment",
     "measure_interference": "gpuscope.interference",
     "annotate": "gpuscope.record.annotate",
+    "predict": "gpuscope.session",
     "profile": "gpuscope.session",
     "run": "gpuscope.session",
     "sweep": "gpuscope.sweeps",

@@ -17,16 +17,18 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuscope._files import replacing
+from gpuscope.analysis.prediction import PredictionResult, prediction
 from gpuscope.analysis.result import format_value
+from gpuscope.device.device import Device
 from gpuscope.device.diagnose import Check, check_cupti, check_gpu
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.experiment import Experiment
-from gpuscope.report import html_report
+from gpuscope.report import html_report, prediction_report
 from gpuscope.session import Progress as RunProgress
 from gpuscope.session import run as run_experiment
-from gpuscope.trace.model import Run
-from gpuscope.trace.store import save_trace
+from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.store import load_trace, save_trace
 
 FAILED, BAD_USAGE = 1, 2
 
@@ -56,6 +58,82 @@ def run_command(
     experiment = Experiment.from_file(file)
     target = open_device(device, quiet=as_json)
     _make_folder(out)  # before the run: what it records must not be lost for want of a folder
+    result = _run_with_bar(experiment, target)
+    written = write_run(result, out)
+    if as_json:
+        facts = {**_facts_of(result), "files": [str(path) for path in written]}
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+    else:
+        _show(result, written)
+    if result.stopped:
+        raise typer.Exit(FAILED)
+
+
+@app.command("predict")
+def predict_command(
+    file: Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")],
+    gpu_profile: Annotated[str, typer.Option(help="The simulated GPU's profile.")] = "h200",
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of a run of it, to compare with.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for reports and traces.")] = Path("out/predict"),
+    as_json: _Json = False,  # noqa: FBT002 - typer's form of a flag
+) -> None:
+    """Run an experiment on a simulated GPU; compare it with what was measured.
+
+    Example: gpuscope predict examples/quickstart.toml --against out/quickstart
+    """
+    experiment = Experiment.from_file(file)
+    measured = None if against is None else _load_run(against)
+    target = open_device(f"sim:{gpu_profile}", quiet=as_json)
+    _make_folder(out)
+    result = _run_with_bar(experiment, target)
+    written = write_run(result, out)
+    found = None
+    if measured is not None:
+        found = prediction(result, measured)
+        written.insert(0, prediction_report(result, measured, out / "compare.html"))
+    if as_json:
+        facts = {**_facts_of(result), "files": [str(path) for path in written]}
+        if found is not None:
+            facts["errors"] = found.rows()
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+    elif found is None:
+        _show(result, written)
+    else:
+        _show_errors(found, written)
+    if result.stopped:
+        raise typer.Exit(FAILED)
+
+
+def _load_run(folder: Path) -> dict[str, Trace]:
+    """Return the traces that :func:`write_run` wrote, by setting."""
+    traces = [load_trace(path) for path in sorted(folder.glob("trace-*.parquet"))]
+    if not traces:
+        raise GpuscopeError(
+            f"there are no traces of a run in {folder.name!r}: name the --out folder of a "
+            "gpuscope run"
+        )
+    return {str(trace.metadata.setting): trace for trace in traces}
+
+
+def _show_errors(found: PredictionResult, written: list[Path]) -> None:
+    table = Table(title="predicted and measured kernel time of a call, median")
+    for title in ("setting", "of", "predicted µs", "measured µs", "error"):
+        table.add_column(title, overflow="fold", no_wrap=title == "of")
+    for one in found.times:
+        cells = (
+            one.setting, one.of, format_value(one.predicted_ns / 1e3),
+            format_value(one.measured_ns / 1e3), f"{one.error:+.1%}",
+        )  # fmt: skip
+        table.add_row(*map(Text, cells))
+    _out.print(table)
+    _out.print(found.note, markup=False, highlight=False)
+    for path in written:
+        _out.print(f"wrote {path}", markup=False, highlight=False)
+
+
+def _run_with_bar(experiment: Experiment, target: Device) -> Run:
     # Names are foreign text: no markup.
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=_err, transient=True) as bar:
@@ -67,15 +145,7 @@ def run_command(
                 description=f"{progress.setting}, round {progress.round + 1}, {progress.phase}",
             )  # fmt: skip
 
-        result = run_experiment(experiment, target, viewer=view)
-    written = write_run(result, out)
-    if as_json:
-        facts = {**_facts_of(result), "files": [str(path) for path in written]}
-        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
-    else:
-        _show(result, written)
-    if result.stopped:
-        raise typer.Exit(FAILED)
+        return run_experiment(experiment, target, viewer=view)
 
 
 def write_run(result: Run, folder: Path) -> list[Path]:

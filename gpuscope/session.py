@@ -201,6 +201,52 @@ def run(
     return _Session(experiment, target, viewer, stop or threading.Event()).run()
 
 
+def predict(
+    experiment: Experiment | Mapping[str, Any] | str | Path,
+    gpu_profile: str | Path = "h200",
+    *,
+    viewer: Viewer | None = None,
+    stop: threading.Event | None = None,
+) -> Run:
+    """Run an experiment on the simulated GPU of a profile: what a real one may be expected to do.
+
+    Parameters
+    ----------
+    experiment
+        The description, or a TOML or JSON file, or a dict, such as a measured run's
+        ``experiment``.
+    gpu_profile
+        A profile's name: what stands behind ``sim:`` in :func:`open_device`.
+    viewer, stop
+        As in :func:`run`.
+
+    Returns
+    -------
+    Run
+        Its traces are marked as simulated; how good their times are: `docs/simulator.md`.
+        :func:`gpuscope.figures.compare` sets it beside a measured run.
+
+    Raises
+    ------
+    DeviceUnavailable
+        There is no such profile.
+    InvalidExperiment, InvalidPartition, GpuscopeError
+        As in :func:`run`.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> gs.predict(one).comparison.column("kernel_median_us").to_pylist()
+    [10.0]
+    """
+    device = open_device(f"sim:{gpu_profile}", quiet=True)
+    return run(experiment, device, viewer=viewer, stop=stop)
+
+
 class _Session:
     """One run: its handles, its traces so far, its way to stop."""
 

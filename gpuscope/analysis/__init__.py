@@ -33,6 +33,9 @@ from gpuscope.analysis.launch import launch_latency as launch_latency
 from gpuscope.analysis.overlap import OverlapResult as OverlapResult
 from gpuscope.analysis.overlap import PairOverlap as PairOverlap
 from gpuscope.analysis.overlap import overlap as overlap
+from gpuscope.analysis.prediction import PredictedTime as PredictedTime
+from gpuscope.analysis.prediction import PredictionResult as PredictionResult
+from gpuscope.analysis.prediction import prediction as prediction
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
 from gpuscope.analysis.projection import range_projection as range_projection

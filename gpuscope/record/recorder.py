@@ -41,7 +41,13 @@ MEMORY_LIMIT = 2 << 30
 _Source = ActivitySource | EventSource | CuptiSource
 
 _TIMED = ("launch", "copy", "setup")
-"""Calls whose work a source times."""
+"""Calls whose work every source times; a simulated device tells of host functions, too."""
+
+_LEGACY, _PER_THREAD = (0, 1), 2
+"""CUDA's handles of the default streams; gpuscope's own streams are all non-blocking."""
+
+_Front = dict[tuple[str, int], int]
+"""Device and stream → the row of its last work: what a moment in some stream comes after."""
 
 running: tuple[Recording, ...] = ()
 """Recordings that are on; :func:`~gpuscope.record.annotate.annotate` tells them of ranges."""
@@ -108,9 +114,9 @@ class Recording:
         self._range_numbers = itertools.count(1)
         self._ranges = threading.local()
         self._open_ranges: dict[int, dict[str, Any]] = {}
-        self._last_work: dict[tuple[str, int], int] = {}
-        self._at_event: weakref.WeakKeyDictionary[Event, int] = weakref.WeakKeyDictionary()
-        self._waits: dict[tuple[str, int], list[int]] = {}
+        self._last_work: _Front = {}
+        self._at_event: weakref.WeakKeyDictionary[Event, _Front] = weakref.WeakKeyDictionary()
+        self._waits: dict[tuple[str, int], _Front] = {}
         self._streams: dict[str, dict[str, Any]] = {}
         self._partitions: dict[str, dict[str, Any]] = {}
         self._thread_names: dict[str, str] = {}
@@ -311,14 +317,14 @@ class Recording:
             self._received += 1
             self._note_thread(call.thread)
             self._open[call.correlation] = (call, parent)
-        if call.kind in _TIMED:
+        if self._is_timed(call):
             self._sources[call.device_key].before(call)
 
     def call_ends(self, call: Call) -> None:
         """Turn a call that returned into rows."""
         if call.kind == "setup" and self._cupti is None:
             return
-        if call.kind in _TIMED:
+        if self._is_timed(call):
             self._sources[call.device_key].after(call)
             if call.blocks is not None:
                 self._blocks.take(call)
@@ -327,6 +333,11 @@ class Recording:
             if entry is None or call.superseded:  # it began before this recording did; or
                 return  # launches inside it tell of its work better
             self._add_call(call, entry[1])
+
+    def _is_timed(self, call: Call) -> bool:
+        if call.kind == "host_call":
+            return self._sources[call.device_key].name == "simulated"
+        return call.kind in _TIMED
 
     def activity(self, activity: Activity) -> None:
         """Pass on work that a device says it did."""
@@ -345,34 +356,42 @@ class Recording:
         row = call_row(call.correlation)
         if stream is not None and key is not None:
             self._note_stream(call)
-        if call.kind in _TIMED and key is not None:
+        if self._is_timed(call) and key is not None:
             work = work_row(call.correlation)
-            for first in self._waits.pop(key, ()):
+            for first in self._waits.pop(key, {}).values():
                 self._rows.edges.append((first, work, "event wait"))
             self._last_work[key] = work
         elif call.kind == "record" and call.event is not None and key is not None:
-            before = self._last_work.get(key)
-            if before is not None:
-                self._at_event[call.event] = before
+            self._at_event[call.event] = self._front(key)
             if call.workload is not None:
                 return  # a handle's completion event is its own business
         elif call.kind == "wait" and call.event is not None and key is not None:
-            before = self._at_event.get(call.event)
-            if before is not None:
-                self._waits.setdefault(key, []).append(before)
+            waits = self._waits.setdefault(key, {})
+            for source, before in self._at_event.get(call.event, {}).items():
+                waits[source] = max(before, waits.get(source, before))  # the later implies it
         elif call.kind == "sync":
-            before = None
+            front: _Front = {}
             if call.event is not None:
-                before = self._at_event.get(call.event)
+                front = self._at_event.get(call.event, {})
             elif key is not None:
-                before = self._last_work.get(key)
-            if before is not None:
+                front = self._front(key)
+            for before in front.values():
                 self._rows.edges.append((before, row, "host wait"))
         self._keep(call, self._call_columns(call, parent, row))
 
+    def _front(self, key: tuple[str, int]) -> _Front:
+        """Return what everything queued on a stream so far comes after: waits too, not only work.
+
+        Without them an event recorded on a stream that only waited would order nothing.
+        """
+        front = dict(self._waits.get(key, {}))
+        if key in self._last_work:
+            front[key] = self._last_work[key]
+        return front
+
     def _keep(self, call: Call, columns: dict[str, Any]) -> None:
         """Keep a call's row; a launch's waits for CUPTI's record of the same call."""
-        if call.kind in _TIMED:
+        if self._is_timed(call):
             if self._cupti is not None and self._sources[call.device_key] is self._cupti:
                 self._cupti.hold(call, columns)
                 return
@@ -417,6 +436,8 @@ class Recording:
                 "priority": stream.priority,
                 "partition": partition.name if partition is not None else None,
                 "device": stream.device.info.key,
+                **({"legacy_default": True} if stream._handle in _LEGACY else {}),
+                **({"blocking": True} if stream._handle == _PER_THREAD else {}),
             }
             if partition is not None:
                 self._partitions[partition.name] = _partition_facts(partition)

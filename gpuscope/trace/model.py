@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import schema
+from gpuscope.trace.explain import Explanation, explain
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class TraceMetadata:
         Name → asked, sm_count (granted), sm_ids (seen by the probe), sm_count_target,
         context, shares_with.
     streams
-        Stream id as text → name, partition, priority, device.
+        Stream id as text → name, partition, priority, device; legacy_default and blocking
+        where these are known to hold: such streams wait for each other.
     windows_ns
         ``[start, end]`` pairs in which recording was on.
     solo
@@ -277,6 +279,28 @@ class Trace:
             return {}
         counted = pc.value_counts(kinds.cast(pa.string()).combine_chunks())
         return {row["values"]: row["counts"] for row in counted.to_pylist()}
+
+    def explain(self, span: int) -> Explanation:
+        """Say why a span started when it did: what it waited for, and until when.
+
+        Of a host wait and of a handle's call it says why they ended then.
+
+        Parameters
+        ----------
+        span
+            The row's ``id``.
+
+        Returns
+        -------
+        Explanation
+            ``str()`` is a sentence; ``reasons`` has each with its end and the row waited for.
+
+        Raises
+        ------
+        MissingEvidence
+            There is no such row, or nothing in the trace tells.
+        """
+        return explain(self, span)
 
     @property
     def provenance(self) -> str:

@@ -64,8 +64,10 @@ REQUIRED = ("id", "kind", "name", "start_ns", "source")
 
 KINDS = (
     "kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block", "counter",
-    "handle",
+    "handle", "host function",
 )  # fmt: skip
+"""``host function``: one that a stream called, from its beginning to its end; only simulated
+devices tell."""
 SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nsys", "chrome")
 
 EDGE_TYPES: dict[str, Any] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}

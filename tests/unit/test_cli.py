@@ -173,6 +173,41 @@ def test_ctrl_c_writes_what_was_recorded_and_exits_1(command, trial, tmp_path, m
     assert json.loads(printed)["stopped"] is True
 
 
+# -- predict ------------------------------------------------------------------------------
+
+
+def test_predict_compares_with_a_run(command, trial, tmp_path):
+    ran, out = tmp_path / "ran", tmp_path / "predicted"
+    assert command("run", trial, "--device", "sim:h200", "--out", ran, "--json")[0] == 0
+    code, told, _ = command("predict", trial, "--against", ran, "--out", out)
+    assert code == 0
+    assert names(out) == sorted([*FILES, "compare.html"])
+    assert "+0.0%" in told
+    assert "makespan" in told
+    assert "SIMULATED" in told
+    code, told, _ = command("predict", trial, "--against", ran, "--out", out, "--json")
+    assert {row["of"] for row in json.loads(told)["errors"]} == {"small", "load", "makespan"}
+
+
+def test_predict_alone_is_a_run_on_the_simulated_gpu(command, trial, tmp_path):
+    code, told, _ = command("predict", trial, "--out", tmp_path / "predicted", "--json")
+    assert code == 0
+    assert json.loads(told)["simulated"] is True
+    assert names(tmp_path / "predicted") == FILES
+
+
+def test_predict_refuses_what_it_cannot_compare(command, trial, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code, _, told = command("predict", trial, "--against", empty, "--out", tmp_path / "out")
+    assert code == cli.FAILED
+    assert "no traces of a run in 'empty'" in told
+    assert not (tmp_path / "out").exists(), "told before anything is run"
+    code, _, told = command("predict", trial, "--gpu-profile", "nope", "--out", tmp_path / "out")
+    assert code == cli.FAILED
+    assert "nope" in told
+
+
 # -- what goes wrong ----------------------------------------------------------------------
 
 

@@ -1,0 +1,257 @@
+"""How far a prediction is from what was measured: of each workload and of the makespan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analysis.intervals import grouped, kernels, makespan_ns
+from gpuscope.analysis.result import Result
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.model import Trace
+
+Array = np.ndarray[Any, Any]
+
+MAKESPAN = "makespan"
+"""What a row is about that is about no workload."""
+
+_FREE = ("name", "alone_repeats")
+"""Fields of an experiment that may differ: they change nothing that is compared."""
+
+
+@dataclass(frozen=True)
+class PredictedTime:
+    """One time of one setting, predicted and measured, ns.
+
+    Attributes
+    ----------
+    setting
+        Empty where single traces were given.
+    of
+        A workload: the time of a call's kernels; or ``"makespan"``: first kernel start to last
+        kernel end, summed over the recording windows.
+    predicted_n, measured_n
+        How many calls; 1 for the makespan.
+    predicted_ns, measured_ns
+        Medians.
+    predicted_range_ns, measured_range_ns
+        The 10th and the 90th percentile.
+    """
+
+    setting: str
+    of: str
+    predicted_n: int
+    measured_n: int
+    predicted_ns: float
+    measured_ns: float
+    predicted_range_ns: tuple[float, float]
+    measured_range_ns: tuple[float, float]
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted_ns / self.measured_ns - 1
+
+
+@dataclass(frozen=True)
+class PredictionResult(Result):
+    """A prediction beside a measurement.
+
+    Attributes
+    ----------
+    times
+        For each setting its workloads, then its makespan.
+    left_out
+        What is not compared, and why.
+    predicted, measured
+        Provenance of each.
+    """
+
+    times: tuple[PredictedTime, ...]
+    left_out: tuple[str, ...]
+    predicted: str
+    measured: str
+
+    def __getitem__(self, key: tuple[str, str]) -> PredictedTime:
+        for one in self.times:
+            if (one.setting, one.of) == key:
+                return one
+        raise KeyError(f"no {key}; there are {[(one.setting, one.of) for one in self.times]}")
+
+    @property
+    def median_error(self) -> float:
+        """The median over workloads and settings of the error without its sign."""
+        return float(np.median([abs(one.error) for one in self.times if one.of != MAKESPAN]))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per setting and workload, and one for each setting's makespan."""
+        return [
+            {
+                "setting": one.setting,
+                "of": one.of,
+                "n predicted": one.predicted_n,
+                "n measured": one.measured_n,
+                "predicted (µs)": one.predicted_ns / 1e3,
+                "measured (µs)": one.measured_ns / 1e3,
+                "error": one.error,
+            }
+            for one in self.times
+        ]
+
+    @property
+    def note(self) -> str:
+        """Definition, what is left out, and provenance of both in one line."""
+        left = f" Not compared: {'; '.join(self.left_out)}." if self.left_out else ""
+        return (
+            "kernel time of a call, median; error: predicted / measured − 1, median without sign "
+            f"{self.median_error:.1%}.{left} Predicted: {self.predicted}. Measured: {self.measured}"
+        )
+
+
+def prediction(
+    predicted: Mapping[str, Trace] | Trace, measured: Mapping[str, Trace] | Trace
+) -> PredictionResult:
+    """Set a prediction beside a measurement: error of each workload's kernels and of the makespan.
+
+    Parameters
+    ----------
+    predicted, measured
+        Two runs of one experiment, or two traces; matched by setting and workload. The first
+        is simulated.
+
+    Raises
+    ------
+    MissingEvidence
+        They are of different experiments, have no setting or no workload in common, or hold no
+        finished kernel.
+    ValueError
+        A run is given with a trace, or the first one is no prediction.
+    """
+    if isinstance(predicted, Trace) != isinstance(measured, Trace):
+        raise ValueError("give two runs or two traces, not one of each: run[setting] is a trace")
+    first = {"": predicted} if isinstance(predicted, Trace) else dict(predicted)
+    other = {"": measured} if isinstance(measured, Trace) else dict(measured)
+    if not all(trace.is_simulated for trace in first.values()):
+        raise ValueError(
+            "the first is no prediction: it was measured. Give predict()'s run first, then the "
+            "measured one"
+        )
+    common = [setting for setting in first if setting in other]
+    if not common:
+        raise MissingEvidence(
+            f"no setting in common: predicted are {list(first)}, measured are {list(other)}. "
+            "Predict the experiment that was measured"
+        )
+    left_out = [f"setting {name!r} was not measured" for name in first if name not in other]
+    left_out += [f"setting {name!r} was not predicted" for name in other if name not in first]
+    times: list[PredictedTime] = []
+    for setting in common:
+        pair = first[setting], other[setting]
+        _check_same(setting, *pair)
+        cut = [
+            name for name, run in (("predicted", predicted), ("measured", measured))
+            if getattr(run, "stopped", False)
+        ]  # fmt: skip
+        found, more = _times(setting, *pair, with_makespan=not cut)
+        times += found
+        left_out += more
+        left_out += [f"the makespan of {setting!r}: the {name} run was stopped" for name in cut]
+    if not any(one.of != MAKESPAN for one in times):
+        raise MissingEvidence(f"no workload in common: {'; '.join(left_out)}")
+    provenances = [
+        "; ".join(dict.fromkeys(one[setting].provenance for setting in common))
+        for one in (first, other)
+    ]
+    return PredictionResult(tuple(times), tuple(left_out), *provenances)
+
+
+def _check_same(setting: str, predicted: Trace, measured: Trace) -> None:
+    """Refuse to compare different experiments."""
+    plans = predicted.metadata.experiment, measured.metadata.experiment
+    if plans[0] is None or plans[1] is None:
+        return
+    names = predicted.metadata.setting, measured.metadata.setting
+    if names[0] != names[1]:
+        raise MissingEvidence(
+            f"the prediction is of setting {names[0]!r}, the measurement of {names[1]!r}: compare "
+            "the same setting of both"
+        )
+    fields = [_flat(plan) for plan in plans]
+    differ = [
+        f"{path}: {fields[0].get(path)!r} was predicted, {fields[1].get(path)!r} measured"
+        for path in dict.fromkeys([*fields[0], *fields[1]])
+        if fields[0].get(path) != fields[1].get(path)
+    ]
+    if differ:
+        more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
+        raise MissingEvidence(
+            f"different experiments{f' in setting {setting!r}' if setting else ''}: "
+            f"{'; '.join(differ[:3])}{more}. Predict the experiment that was measured: "
+            "predict(measured.experiment)"
+        )
+
+
+def _flat(plan: Any, path: str = "") -> dict[str, Any]:
+    """Return dotted path → value of every field that matters."""
+    if not isinstance(plan, Mapping):
+        return {path: list(plan) if isinstance(plan, tuple) else plan}
+    found: dict[str, Any] = {}
+    for name, value in plan.items():
+        if path or name not in _FREE:
+            found.update(_flat(value, f"{path}.{name}" if path else str(name)))
+    return found
+
+
+def _times(
+    setting: str, predicted: Trace, measured: Trace, *, with_makespan: bool
+) -> tuple[list[PredictedTime], list[str]]:
+    found = [kernels(trace) for trace in (predicted, measured)]
+    calls = [
+        {name: _per_call(trace, name, one, mask) for name, mask in grouped(one, "workload").items()}
+        for trace, one in zip((predicted, measured), found, strict=True)
+    ]
+    where = f" in {setting!r}" if setting else ""
+    left_out = [
+        f"{name!r}{where} was not {what}"
+        for index, what in ((0, "measured"), (1, "predicted"))
+        for name in calls[index]
+        if name not in calls[1 - index]
+    ]
+    times = [
+        _compared(setting, name, calls[0][name], calls[1][name])
+        for name in calls[0]
+        if name in calls[1]
+    ]
+    if with_makespan and not left_out:
+        spans = [
+            np.array([makespan_ns(one, one.array("start_ns"), one.array("end_ns"))])
+            for one in found
+        ]
+        times.append(_compared(setting, MAKESPAN, *spans))
+    elif left_out:
+        left_out.append(f"the makespan{where}: not of the same work")
+    return times, left_out
+
+
+def _per_call(trace: Trace, workload: str, found: Trace, mask: Array) -> Array:
+    """Return the kernel time of each call: a real call may launch several kernels."""
+    starts, ends = found.array("start_ns")[mask], found.array("end_ns")[mask]
+    durations = (ends - starts)[np.argsort(starts, kind="stable")]
+    calls = len(trace.where(kind="handle", category=workload))
+    if calls and len(durations) > calls and len(durations) % calls == 0:
+        return np.asarray(durations.reshape(calls, -1).sum(axis=1))
+    return np.asarray(durations)
+
+
+def _compared(setting: str, of: str, predicted: Array, measured: Array) -> PredictedTime:
+    (low, middle, high), (least, median, most) = (
+        (float(value) for value in np.quantile(times, [0.1, 0.5, 0.9]))
+        for times in (predicted, measured)
+    )
+    return PredictedTime(
+        setting, of, len(predicted), len(measured), middle, max(median, 1.0), (low, high),
+        (least, most),
+    )  # fmt: skip

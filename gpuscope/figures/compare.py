@@ -1,0 +1,194 @@
+"""A prediction over what was measured, with the error of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+
+from gpuscope import analysis
+from gpuscope.analysis.prediction import MAKESPAN, PredictedTime, PredictionResult
+from gpuscope.figures import style
+from gpuscope.figures.interference import provenance_of
+from gpuscope.figures.text import duration, escape, uncertainty, wrapped
+from gpuscope.trace.model import Trace
+
+_ROW = 30
+_HEADING = 26
+_PREDICTED, _MEASURED = style.OKABE_ITO[1], style.OKABE_ITO[0]
+_COLUMNS = (("predicted", 0.78), ("measured", 0.9), ("error", 1.0))
+"""Heading → where a column of the table ends, as a share of the figure's width."""
+
+
+def compare(
+    predicted: Mapping[str, Trace] | Trace, measured: Mapping[str, Trace] | Trace
+) -> go.Figure:
+    """Draw a prediction over a measurement: each workload's kernel time and each makespan.
+
+    One line for each, with a table of both times and the error beside it
+    (:func:`gpuscope.analysis.prediction`).
+
+    Parameters
+    ----------
+    predicted, measured
+        Two runs of one experiment, or two traces; matched by setting and workload. The first
+        is simulated.
+
+    Raises
+    ------
+    MissingEvidence
+        They do not match, or hold no finished kernel; what differs is said.
+    ValueError
+        A run is given with a trace, or the first one is no prediction.
+
+    Examples
+    --------
+    >>> compare(gs.predict(measured.experiment), measured).show()  # doctest: +SKIP
+    """
+    result = analysis.prediction(predicted, measured)
+    y, places, annotations = float(_HEADING), [], []
+    annotations += [_text(f"<b>{name}</b>", x, y / 2) for name, x in _COLUMNS]
+    shapes: list[dict[str, Any]] = []
+    setting = None
+    for one in result.times:
+        if one.setting and one.setting != setting:
+            annotations.append({
+                **_text(f"<b>{escape(one.setting, 40)}</b>", 0, y + _HEADING / 2),
+                "xanchor": "left",
+            })  # fmt: skip
+            shapes.append(_stripe(y, y + _HEADING))
+            y += _HEADING
+        setting = one.setting
+        places.append(y + _ROW / 2)
+        annotations += _cells(one, y + _ROW / 2)
+        y += _ROW
+    layout = style.base_layout(
+        f"Predicted and measured{_suffix(result)}",
+        _notes(result, predicted, measured),
+        y,
+        legend_rows=1,
+        annotations=annotations,
+        shapes=shapes,
+        xaxis=style.x_axis(
+            "time (µs, logarithmic): median, and the middle 80 %",
+            type="log",
+            tickformat=",~r",
+            dtick=1,
+            domain=[0, 0.65],
+        ),
+        yaxis={
+            "range": [y, 0],
+            "tickmode": "array",
+            "tickvals": places,
+            "ticktext": [
+                f"<i>{MAKESPAN}</i>" if one.of == MAKESPAN else escape(one.of, 24)
+                for one in result.times
+            ],
+            "tickfont": {"size": 13},
+            "showgrid": False,
+            "zeroline": False,
+            "ticklabelstandoff": 6,
+            "automargin": True,
+            "fixedrange": True,
+        },
+    )
+    return go.Figure(data=_marks(result, places), layout=layout)
+
+
+def _suffix(result: PredictionResult) -> str:
+    return " (SIMULATED)" if "SIMULATED" in result.measured else " (prediction SIMULATED)"
+
+
+def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
+    """Return a line between each pair, then both with their spread."""
+    joined: list[float | None] = []
+    heights: list[float | None] = []
+    for one, place in zip(result.times, places, strict=True):
+        joined += [one.predicted_ns / 1e3, one.measured_ns / 1e3, None]
+        heights += [place, place, None]
+    between = go.Scatter(
+        x=joined, y=heights, mode="lines", hoverinfo="skip", showlegend=False,
+        line={"color": style.HOST_COLOUR, "width": 1, "dash": "dot"},
+    )  # fmt: skip
+    marks = [between]
+    for name, colour, symbol, shift in (
+        ("measured", _MEASURED, "circle", 3),
+        ("predicted", _PREDICTED, "diamond-open", -3),
+    ):
+        sides = [_side(one, name) for one in result.times]
+        marks.append(
+            go.Scatter(
+                x=[middle / 1e3 for middle, *_ in sides],
+                y=[place + shift for place in places],
+                mode="markers",
+                name=name,
+                marker={
+                    "symbol": symbol,
+                    "size": 11,
+                    "color": colour,
+                    "line": {"width": 2 if symbol.endswith("open") else 0, "color": colour},
+                },
+                error_x={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [(high - middle) / 1e3 for middle, _, high, _ in sides],
+                    "arrayminus": [(middle - low) / 1e3 for middle, low, _, _ in sides],
+                    "color": colour,
+                    "thickness": 1.6,
+                    "width": 0,
+                },
+                hovertext=[
+                    f"<b>{escape(one.of, 40)}</b> {escape(one.setting, 40)}<br>{name} "
+                    f"{duration(middle)} (n = {count:,})<br>middle 80 %: {duration(low)} to "
+                    f"{duration(high)}<br>error of the prediction {one.error:+.1%}"
+                    for one, (middle, low, high, count) in zip(result.times, sides, strict=True)
+                ],
+                hoverinfo="text",
+                cliponaxis=False,
+            )
+        )
+    return marks
+
+
+def _side(one: PredictedTime, name: str) -> tuple[float, float, float, int]:
+    if name == "predicted":
+        return one.predicted_ns, *one.predicted_range_ns, one.predicted_n
+    return one.measured_ns, *one.measured_range_ns, one.measured_n
+
+
+def _cells(one: PredictedTime, y: float) -> list[dict[str, Any]]:
+    texts = (duration(one.predicted_ns), duration(one.measured_ns), f"<b>{one.error:+.1%}</b>")
+    return [_text(text, x, y) for text, (_, x) in zip(texts, _COLUMNS, strict=True)]
+
+
+def _notes(
+    result: PredictionResult,
+    predicted: Mapping[str, Trace] | Trace,
+    measured: Mapping[str, Trace] | Trace,
+) -> list[str]:
+    notes = [f"error: predicted / measured − 1; median of the workloads {result.median_error:.1%}"]
+    for what, line, traces in (
+        ("predicted", result.predicted, predicted),
+        ("measured", result.measured, measured),
+    ):
+        one = traces if isinstance(traces, Trace) else next(iter(traces.values()))
+        notes += provenance_of(f"{what}: {line}; {uncertainty(one)}")
+    if result.left_out:
+        line = f"not compared: {'; '.join(result.left_out)}"
+        notes += [escape(part) for part in wrapped(line)]
+    return notes
+
+
+def _text(text: str, x: float, y: float) -> dict[str, Any]:
+    return {
+        "text": text, "x": x, "xref": "paper", "xanchor": "right", "y": y, "yref": "y",
+        "yanchor": "middle", "showarrow": False, "font": {"size": 13, "color": style.INK},
+    }  # fmt: skip
+
+
+def _stripe(top: float, bottom: float) -> dict[str, Any]:
+    return {
+        "type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": top, "y1": bottom,
+        "fillcolor": "#E3E9EF", "line": {"width": 0}, "layer": "below",
+    }  # fmt: skip

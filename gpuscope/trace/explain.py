@@ -1,0 +1,557 @@
+"""Why a span started when it did, told from a trace's edges and times only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuscope.errors import MissingEvidence
+
+if TYPE_CHECKING:
+    from gpuscope.trace.model import Trace
+
+Array = np.ndarray[Any, Any]
+
+_WORK = ("kernel", "memcpy", "memset", "host function")
+_HOST = ("api", "sync", "event", "handle", "range", "mark")
+_OPEN = np.iinfo(np.int64).max
+_USUAL = 0.9
+"""Quantile of the launch latencies seen on an idle device that still counts as usual."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What held a span back for a while.
+
+    Attributes
+    ----------
+    kind
+        ``"launch"``: the host had not launched it yet. ``"event wait"``, ``"graph order"``,
+        ``"stream order"``, ``"legacy default stream"``: other work had to end first.
+        ``"launch latency"``: a launch takes that long to reach SMs that are free. ``"SMs held"``,
+        ``"copy engine"``: others had what it needed. ``"running"``: the work of a call ran.
+        ``"host"``: what the host did. ``"unexplained"``: nothing in the trace tells.
+    since_ns, until_ns
+        On the trace's clock. Reasons follow one another; the first may begin before the rest.
+    span
+        Id of the row that was waited for, where there is one.
+    text
+        What was waited for, in words.
+    """
+
+    kind: str
+    since_ns: int
+    until_ns: int
+    span: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a span started when it did; of a host wait and a handle's call, why it ended then.
+
+    Attributes
+    ----------
+    span, kind, name
+        The row that is explained; the name says its stream, too.
+    ended
+        Whether its end is explained.
+    at_ns
+        Its start or end on the trace's clock, as the trace has it.
+    zero_ns
+        Where the times in the text count from: the trace's beginning.
+    reasons
+        In order of time, up to ``at_ns``.
+    doubts
+        What is uncertain, and what evidence the trace lacks.
+    """
+
+    span: int
+    kind: str
+    name: str
+    ended: bool
+    at_ns: int
+    zero_ns: int
+    reasons: tuple[Reason, ...]
+    doubts: tuple[str, ...]
+    provenance: str
+
+    @property
+    def unexplained_ns(self) -> int:
+        """How long nothing in the trace tells what it waited for."""
+        return sum(one.until_ns - one.since_ns for one in self.reasons if one.kind == "unexplained")
+
+    def __str__(self) -> str:
+        first, *rest = self.reasons
+        told = ""
+        if first.kind == "launch":
+            told = f"launched at {self._time(first.until_ns)}, "
+        else:
+            rest = [first, *rest]
+        waits = ", then ".join(f"for {one.text} until {self._time(one.until_ns)}" for one in rest)
+        what = "returned" if self.kind == "sync" else "seen done" if self.ended else "started"
+        told += f"waited {waits}, " if waits else ""
+        lines = [f"{self.name}: {told}{what} at {self._time(self.at_ns)}.", *self.doubts]
+        return "\n".join(lines)
+
+    def _time(self, ns: int) -> str:
+        micros = (ns - self.zero_ns) / 1e3
+        return f"{micros:,.1f} µs" if micros < 1e5 else f"{micros / 1e3:,.3f} ms"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(one.kind)}</td><td>{escape(one.text)}</td>"
+            f"<td>{self._time(one.until_ns)}</td>"
+            f"<td>{(one.until_ns - one.since_ns) / 1e3:,.1f} µs</td>"
+            f"<td>{'–' if one.span is None else one.span}</td></tr>"
+            for one in self.reasons
+        )
+        notes = "".join(f"<p>{escape(text)}</p>" for text in (*self.doubts, self.provenance))
+        return (
+            f"<p>{escape(str(self).splitlines()[0])}</p><table><thead><tr><th>why</th>"
+            "<th>waited for</th><th>until</th><th>for</th><th>span</th></tr></thead>"
+            f"<tbody>{rows}</tbody></table>{notes}"
+        )
+
+
+def explain(trace: Trace, span: int) -> Explanation:
+    """Say why a span started when it did.
+
+    Raises
+    ------
+    MissingEvidence
+        There is no such row, it is no call and no work, or the trace says neither when it
+        was launched nor what came before it.
+    """
+    rows = _Rows(trace)
+    row = rows.position(span)
+    kind = rows.text("kind", row)
+    if kind == "block" and rows.value("parent", row) is not None:
+        row = rows.position(rows.value("parent", row))
+        kind = rows.text("kind", row)
+    if kind in _WORK:
+        return _work(rows, row)
+    if kind == "sync":
+        return _sync(rows, row)
+    if kind == "handle":
+        return _handle(rows, row)
+    if kind in _HOST:
+        return _host(rows, row)
+    raise MissingEvidence(f"row {span} is a {kind}: it waits for nothing, so nothing explains it")
+
+
+class _Rows:
+    """The columns of a trace that explanations look at, as arrays."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ids = trace.array("id")
+        self.starts = trace.array("start_ns")
+        self.ends = trace.array("end_ns", fill=_OPEN)
+        self.queued = trace.array("queued_ns", fill=-1)
+        self.streams = trace.array("stream", fill=-1)
+        self.devices = trace.array("device", fill=-1)
+        self.is_work = self.having("kind", _WORK)
+        windows = trace.metadata.windows_ns
+        self.zero_ns = int(windows[0][0] if windows else self.starts.min(initial=0))
+
+    def position(self, span: int) -> int:
+        found = np.flatnonzero(self.ids == span)
+        if not len(found):
+            raise MissingEvidence(f"the trace has no row {span}: rows are named by their id")
+        return int(found[0])
+
+    def having(self, name: str, values: Sequence[str | None]) -> Array:
+        """Row → whether a text column has one of these values."""
+        column = self.trace.spans.column(name)
+        if pa.types.is_null(column.type):
+            return np.full(len(column), None in values)
+        return np.asarray(
+            pc.is_in(column.cast(pa.string()), value_set=pa.array(values, pa.string()))
+        )
+
+    def value(self, name: str, row: int) -> Any:
+        return self.trace.spans.column(name)[row].as_py()
+
+    def text(self, name: str, row: int) -> str:
+        return str(self.value(name, row))
+
+    def stream(self, row: int) -> str:
+        """Return which stream a row is of, for people."""
+        name = self.place(row)
+        return name if "stream" in name else f"stream {name}"
+
+    def place(self, row: int) -> str:
+        """Return the name of a row's stream."""
+        number = int(self.streams[row])
+        return self.trace.stream_name(number if number >= 0 else None)
+
+    def label(self, row: int) -> str:
+        """Return a row's name for people: its workload's where it has one."""
+        name = self.value("category", row) or self.text("name", row)
+        return f"host function {name}" if self.value("kind", row) == "host function" else str(name)
+
+    def linked(self, row: int, *kinds: str) -> list[int]:
+        """Return the rows that edges of these kinds say come before a row."""
+        edges = self.trace.edges
+        if not edges.num_rows:
+            return []
+        code = pc.is_in(edges.column("kind").cast(pa.string()), value_set=pa.array(kinds))
+        mine = np.asarray(code) & (np.asarray(edges.column("to")) == self.ids[row])
+        before = np.asarray(edges.column("from"))[mine]
+        return [int(one) for one in np.flatnonzero(np.isin(self.ids, before))]
+
+    def in_order(self, row: int) -> list[int]:
+        """Return the last work before a row in its stream, if there is any."""
+        stream = self.streams[row]
+        if stream < 0:
+            return []
+        mine = self.is_work & (self.streams == stream) & (self.devices == self.devices[row])
+        start = self.starts[row]
+        before = (self.starts < start) | ((self.starts == start) & (self.ids < self.ids[row]))
+        found = np.flatnonzero(mine & before & ~self._same_graph(row))
+        return [int(found[np.argmax(self.ends[found])])] if len(found) else []
+
+    def _same_graph(self, row: int) -> Array:
+        """Row → whether it belongs to the same launch of a graph, whose order the edges tell."""
+        if self.value("graph", row) is None or self.value("correlation", row) is None:
+            return np.zeros(len(self.ids), bool)
+        same: Array = self.trace.array("correlation", fill=-1) == self.value("correlation", row)
+        return same
+
+    def legacy(self, row: int) -> list[int]:
+        """Return the last work that the legacy default stream put before a row, if any.
+
+        Its work follows that of blocking streams, and theirs follows its.
+        """
+        facts = self.trace.metadata.streams
+        stream = int(self.streams[row])
+        default = {int(key) for key, one in facts.items() if one.get("legacy_default")}
+        blocking = {int(key) for key, one in facts.items() if one.get("blocking")}
+        others = blocking if stream in default else default if stream in blocking else set()
+        mine = self.is_work & np.isin(self.streams, list(others - {stream}))
+        mine &= (self.devices == self.devices[row]) & (self.ends <= self.starts[row])
+        mine &= (self.queued >= 0) & (self.queued <= self.queued[row])
+        found = np.flatnonzero(mine)
+        return [int(found[np.argmax(self.ends[found])])] if len(found) else []
+
+    def holders(self, row: int) -> Array:
+        """Return the rows that may have had what a row needs: its SMs or its copy engine."""
+        kind = self.text("kind", row)
+        mine = self.is_work & (self.devices == self.devices[row])
+        mine &= (self.ids != self.ids[row]) & (self.starts < self.starts[row])
+        if kind == "kernel":
+            return np.flatnonzero(mine & self.having("kind", ("kernel",)) & self._sharing(row))
+        if kind == "memcpy":
+            mine &= self.having("kind", ("memcpy",)) & (self.ends <= self.starts[row])
+            direction = self.value("copy_kind", row)
+            if direction is not None:
+                mine &= self.having("copy_kind", (direction, None))
+            return np.flatnonzero(mine)
+        return np.zeros(0, np.int64)
+
+    def _sharing(self, row: int) -> Array:
+        """Row → whether it ran on SMs that this row's partition has too."""
+        partition = self.value("partition", row)
+        facts = self.trace.metadata.partitions
+        if partition is None:
+            return np.ones(len(self.ids), bool)
+        own = set(facts.get(partition, {}).get("sm_ids") or ())
+        sharing: list[str | None] = [partition, None]
+        for name, one in facts.items():
+            if own & set(one.get("sm_ids") or ()):
+                sharing.append(name)
+        return self.having("partition", sharing)
+
+    def ready_ns(self, row: int, since: int) -> int:
+        """Return when a row's work was ready to run: its launch had reached the GPU.
+
+        ``since`` is when the last work that it had to follow had ended, and it was launched.
+
+        As soon as launches of its kind did elsewhere in the trace, after their call or after what
+        they had to follow: the least of them on a simulated device, whose latency is a constant;
+        on others what 9 of 10 took while nothing else ran.
+        """
+        mine = self.having("kind", (self.text("kind", row),))
+        mine &= self.devices == self.devices[row]
+        free = self._free()
+        free[row] = since
+        behind = free > self.queued
+        chosen = mine
+        if not self.trace.is_simulated:
+            chosen = mine & (self._busy_until() <= np.maximum(free, self.queued))
+        after_call = self._latency(chosen & ~behind, mine & ~behind, self.queued)
+        ready = int(self.queued[row]) + after_call
+        if behind[row]:
+            after_work = self._latency(chosen & behind, mine & behind, free)
+            if after_call:  # a launch that is there already takes no longer than a fresh one
+                after_work = min(after_work, after_call)
+            ready = max(ready if self.queued[row] >= 0 else 0, since + after_work)
+        return min(ready, int(self.starts[row]))
+
+    def _latency(self, chosen: Array, fallback: Array, since: Array) -> int:
+        took = self.starts - since
+        known = (since >= 0) & (took >= 0)
+        rows = chosen & known if (chosen & known).any() else fallback & known
+        if not rows.any():
+            return 0
+        share = 0.0 if self.trace.is_simulated else _USUAL
+        return int(np.quantile(took[rows], share, method="higher"))
+
+    def _busy_until(self) -> Array:
+        """Row → when the last of all the work that began before it ended."""
+        order = np.argsort(self.starts, kind="stable")
+        latest = np.maximum.accumulate(np.where(self.is_work, self.ends, 0)[order])
+        place = np.searchsorted(self.starts[order], self.starts, "left")
+        found: Array = np.r_[0, latest][place]
+        return found
+
+    def _free(self) -> Array:
+        """Row → when the last work that it had to follow ended; −1 where there is none."""
+        free = np.full(len(self.ids), -1, np.int64)
+        work = np.flatnonzero(self.is_work & (self.streams >= 0))
+        order = work[np.lexsort((self.ids[work], self.starts[work], self.streams[work],
+                                 self.devices[work]))]  # fmt: skip
+        first, then = order[:-1], order[1:]
+        same = (self.streams[first] == self.streams[then]) & (
+            self.devices[first] == self.devices[then]
+        )
+        same &= self.ends[first] <= self.starts[then]
+        free[then[same]] = self.ends[first[same]]
+        edges = self.trace.edges
+        if edges.num_rows:
+            waits = edges.filter(
+                pc.is_in(edges.column("kind").cast(pa.string()),
+                         value_set=pa.array(["event wait", "graph"]))
+            )  # fmt: skip
+            by_id = np.argsort(self.ids, kind="stable")
+            ids = [np.asarray(waits.column(name)) for name in ("from", "to")]
+            before, after = (
+                by_id[np.minimum(np.searchsorted(self.ids[by_id], one), len(by_id) - 1)]
+                for one in ids
+            )
+            known = (self.ids[before] == ids[0]) & (self.ids[after] == ids[1])
+            known &= self.ends[before] <= self.starts[after]
+            np.maximum.at(free, after[known], self.ends[before[known]])
+        return free
+
+
+def _work(rows: _Rows, row: int) -> Explanation:
+    """Explain the start of something that ran in a stream."""
+    start, queued = int(rows.starts[row]), int(rows.queued[row])
+    doubts = _doubts(rows, row)
+    waits = [
+        *((one, "event wait", f"an event of {rows.stream(one)}, behind {rows.label(one)}")
+          for one in rows.linked(row, "event wait")),
+        *((one, "graph order", f"{rows.label(one)}, which it follows in its graph")
+          for one in rows.linked(row, "graph")),
+        *((one, "stream order", f"{rows.label(one)} before it in {rows.stream(one)}")
+          for one in rows.in_order(row)),
+        *((one, "legacy default stream",
+           f"{rows.label(one)} in {rows.stream(one)} (the legacy default stream's order)")
+          for one in rows.legacy(row)),
+    ]  # fmt: skip
+    reasons: list[Reason] = []
+    if queued >= 0:
+        calls = rows.linked(row, "launch")
+        call = max(calls, key=lambda one: int(rows.starts[one])) if calls else None
+        since = int(rows.starts[call]) if call is not None else min(queued, start)
+        by = None if call is None else int(rows.ids[call])
+        reasons.append(Reason("launch", since, min(queued, start), by, "the host to launch it"))
+        if start < queued:
+            doubts.append("It started before its launch call returned.")
+    elif waits:
+        doubts.append(
+            "When it was launched is not in the trace (record with profile(launch_ids=True)): "
+            "that may be why it did not start earlier."
+        )
+    else:
+        raise MissingEvidence(
+            f"nothing in the trace tells when row {rows.ids[row]} was launched or what came before "
+            "it: record with launch ids, profile(launch_ids=True), which is the default"
+        )
+    at = reasons[-1].until_ns if reasons else min(int(rows.ends[one]) for one, _, _ in waits)
+    at = min(at, start)
+    for one, kind, text in sorted(waits, key=lambda wait: int(rows.ends[wait[0]])):
+        end = int(rows.ends[one])
+        if end > start:
+            doubts.append(f"{rows.label(one)} seems to end later than this started, by an error.")
+        end = min(end, start)
+        if end > at or not reasons:
+            reasons.append(Reason(kind, at, end, int(rows.ids[one]), text))
+            at = end
+    reasons += _rest(rows, row, at)
+    return _explanation(rows, row, start, reasons, doubts)
+
+
+def _rest(rows: _Rows, row: int, since: int) -> list[Reason]:
+    """Say what held work back once all that it had to follow had ended."""
+    start = int(rows.starts[row])
+    if since >= start:
+        return []
+    ready = max(since, rows.ready_ns(row, since))
+    found = _held(rows, row, ready, start)
+    latency = Reason("launch latency", since, ready, None, "the launch to reach the GPU")
+    return [latency, *found] if ready > since else found
+
+
+def _held(rows: _Rows, row: int, since: int, start: int) -> list[Reason]:
+    """Cover [since, start) with others that had what this needs, told from the end backwards."""
+    holders = rows.holders(row)
+    starts, ends = rows.starts[holders], np.minimum(rows.ends[holders], start)
+    is_copy = rows.value("kind", row) == "memcpy"
+    found: list[Reason] = []
+    at = start
+    while at > since:
+        there = (starts < at) & (ends >= at)
+        if not there.any():
+            before = int(ends[ends < at].max(initial=since))
+            before = max(before, since)
+            text = "something that this trace does not show"
+            found.append(Reason("unexplained", before, at, None, text))
+            at = before
+            continue
+        released = there & (ends == at) & (rows.ends[holders] == at)
+        best = released if released.any() else there
+        place = int(np.flatnonzero(best)[np.argmin(starts[best])])
+        one, begin = int(holders[place]), max(int(starts[place]), since)
+        others = int(np.count_nonzero((starts < at) & (ends > begin))) - 1
+        more = f" and {others} more" if others else ""
+        what = "the copy engine, taken by" if is_copy else "SMs held by"
+        text = f"{what} {rows.label(one)} on {rows.place(one)}{more}"
+        kind = "copy engine" if is_copy else "SMs held"
+        found.append(Reason(kind, begin, at, int(rows.ids[one]), text))
+        at = begin
+    return found[::-1]
+
+
+def _sync(rows: _Rows, row: int) -> Explanation:
+    """Explain when a host wait returned."""
+    since, end = int(rows.starts[row]), _end(rows, row)
+    doubts = []
+    waits = rows.linked(row, "host wait")
+    if not waits:
+        doubts.append("What it waited for is not in the trace, or was nothing.")
+    reasons: list[Reason] = []
+    at = since
+    for one in sorted(waits, key=lambda wait: int(rows.ends[wait])):
+        until = min(int(rows.ends[one]), end)
+        if until > at:
+            text = f"{rows.label(one)} on {rows.place(one)}"
+            reasons.append(Reason("running", at, until, int(rows.ids[one]), text))
+            at = until
+    reasons.append(Reason("host", at, end, None, "the host to return from the call"))
+    return _explanation(rows, row, end, reasons, doubts, ended=True)
+
+
+def _handle(rows: _Rows, row: int) -> Explanation:
+    """Explain when a handle's call was seen done."""
+    since, end = int(rows.starts[row]), _end(rows, row)
+    calls = np.flatnonzero(rows.trace.array("parent", fill=-1) == rows.ids[row])
+    edges = rows.trace.edges
+    kinds = np.asarray(edges.column("kind").to_pylist(), dtype=object)
+    launched = (kinds == "launch") & np.isin(np.asarray(edges.column("from")), rows.ids[calls])
+    work = np.flatnonzero(np.isin(rows.ids, np.asarray(edges.column("to"))[launched]))
+    if not len(work):
+        raise MissingEvidence(
+            f"no work in the trace is linked to the launch calls of handle call {rows.ids[row]}: "
+            "record with launch ids, profile(launch_ids=True), which is the default"
+        )
+    last = int(work[np.argmax(rows.ends[work])])
+    inner = _work(rows, last)
+    reasons: list[Reason] = []
+    at = since
+    for one in (
+        *(reason for reason in inner.reasons if reason.kind != "launch"),
+        Reason(
+            "running", 0, int(rows.ends[last]), int(rows.ids[last]), f"{rows.label(last)} to run"
+        ),
+        Reason("host", 0, end, None, "the host to look"),
+    ):
+        if not reasons:
+            queued = min(max(int(rows.queued[last]), since), end)
+            text = "execute() to queue its work"
+            reasons.append(Reason("launch", since, queued, None, text))
+            at = queued
+        until = min(one.until_ns, end)
+        if until > at:
+            reasons.append(Reason(one.kind, at, until, one.span, one.text))
+            at = until
+    return _explanation(rows, row, end, reasons, list(inner.doubts), ended=True)
+
+
+def _host(rows: _Rows, row: int) -> Explanation:
+    """Explain when a call, range or mark began: what the host did before."""
+    start = int(rows.starts[row])
+    mine = rows.having("kind", _HOST) & (rows.ends <= start) & (rows.ids != rows.ids[row])
+    thread = rows.value("thread", row)
+    if thread is not None:
+        mine &= rows.trace.array("thread", fill=-1) == thread
+    before = np.flatnonzero(mine)
+    reasons = []
+    at = min(rows.zero_ns, start)
+    if len(before):
+        one = int(before[np.argmax(rows.ends[before])])
+        at = int(rows.ends[one])
+        text = f"{rows.label(one)} on its thread to return"
+        reasons.append(Reason("host", int(rows.starts[one]), at, int(rows.ids[one]), text))
+    reasons.append(Reason("host", at, start, None, "the host's program to get there"))
+    return _explanation(rows, row, start, reasons, [])
+
+
+def _end(rows: _Rows, row: int) -> int:
+    if rows.ends[row] == _OPEN:
+        raise MissingEvidence(
+            f"the end of row {rows.ids[row]} was not seen: wait for it while recording"
+        )
+    return int(rows.ends[row])
+
+
+def _doubts(rows: _Rows, row: int) -> list[str]:
+    """Say what the row's source leaves open."""
+    source = rows.text("source", row)
+    if source == "simulated":
+        return []
+    said = []
+    late = rows.value("start_uncertainty_ns", row)
+    if late:
+        said.append(f"Its true start lies up to {late / 1e3:,.1f} µs later.")
+    if source == "events":
+        said.append(
+            "Bracketing events count waiting for SMs as running: who held SMs shows in longer "
+            "spans, not in later starts. Other libraries' work is not in the trace."
+        )
+    elif rows.text("kind", row) == "kernel":
+        said.append(
+            "How many SMs each kernel held is not in the trace, nor are event waits of other "
+            "libraries: who ran on these SMs at that time is a candidate, not proof."
+        )
+    if not rows.trace.metadata.complete:
+        said.append("The recording is incomplete: what is missing may be the reason.")
+    return said
+
+
+def _explanation(
+    rows: _Rows,
+    row: int,
+    at_ns: int,
+    reasons: Sequence[Reason],
+    doubts: Sequence[str],
+    *,
+    ended: bool = False,
+) -> Explanation:
+    kind = rows.text("kind", row)
+    where = f", {rows.stream(row)}" if kind in _WORK else ""
+    name = f"{kind} {rows.value('category', row) or rows.text('name', row)}{where}"
+    if kind == "sync":
+        name = f"host wait {rows.text('name', row)}"
+    return Explanation(
+        int(rows.ids[row]), kind, name, ended, at_ns, rows.zero_ns, tuple(reasons),
+        tuple(doubts), rows.trace.provenance,
+    )  # fmt: skip

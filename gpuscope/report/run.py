@@ -74,7 +74,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         "<h2>In short</h2>",
         *_in_short(run, rows, foreground),
         "<h2>The settings compared</h2>",
-        page.table([_headed(row) for row in rows], _SHARES),
+        page.table(_told([_headed(row) for row in rows]), _SHARES),
         *_cost(rows, background),
         *_confined(run),
         *_queue(run, background, foreground),
@@ -108,6 +108,12 @@ def _headed(row: Row) -> Row:
         name: row[column] if column != "partition" else row[column] or "whole GPU"
         for column, name in _HEADINGS.items()
     }
+
+
+def _told(rows: list[Row]) -> list[Row]:
+    """Leave out columns that say nothing in any row."""
+    told = {name for row in rows for name, value in row.items() if value is not None}
+    return [{name: value for name, value in row.items() if name in told} for row in rows]
 
 
 def _in_short(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
@@ -294,7 +300,7 @@ def _confined(run: Run) -> list[str]:
         return []
     return [
         "<h2>Did the work stay where it was put?</h2>",
-        page.table(rows) if rows else "",
+        page.table(_told(rows)) if rows else "",
         *(page.paragraph(line, "muted") for line in notes),
     ]
 

@@ -39,7 +39,7 @@ def range_row(number: _Number) -> _Number:
 
 
 _BLOCKS = 1 << 48
-_NODES = 1 << 62
+_NODES = 1 << 52
 
 
 def block_row(correlations: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> Any:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from gpuscope._optional import require
-from gpuscope.errors import CapabilityError, GpuscopeError
+from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
 
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 """Names the library that each library with NVTX calls loads at its first one."""
@@ -33,7 +33,13 @@ def library_path() -> Path:
     CapabilityError
         libcupti is absent, or its file is not found.
     """
-    cupti = require("cupti.cupti", package="cupti-python", feature="recording with CUPTI")
+    try:
+        cupti = require("cupti.cupti", package="cupti-python", feature="recording with CUPTI")
+    except MissingDependency as error:
+        raise MissingDependency(
+            "recording with CUPTI needs the package cupti-python, which cannot be imported "
+            f"({error.__cause__}). Run: {HOW_TO_INSTALL[13]} (with CUDA 12: {HOW_TO_INSTALL[12]})"
+        ) from error
     try:
         cupti.get_timestamp()  # loads the library
     except Exception as error:

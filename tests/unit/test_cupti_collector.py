@@ -208,6 +208,15 @@ def test_a_named_holder_is_no_pytorch_even_where_torch_is_imported(world, monkey
         world.recording().start()
 
 
+def test_an_unnamed_tool_that_set_nvtx_s_variable_is_no_finished_profiler(world, monkeypatch):
+    """Nsight Systems gives CUPTI no name; taking its buffers would spoil its report."""
+    world.cupti.holder = UNNAMED
+    monkeypatch.setitem(sys.modules, "torch", torch(records=False))
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/tool/injection.so")
+    with pytest.raises(RecorderBusy, match="/opt/tool/injection.so"):
+        world.recording().start()
+
+
 def test_a_torch_that_cannot_be_asked_counts_as_recording(world, monkeypatch):
     world.cupti.holder = UNNAMED
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())

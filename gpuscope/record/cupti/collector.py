@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._libcupti import NVTX_INJECTION, arranged
 from gpuscope.errors import CapabilityError, GpuscopeError, RecorderBusy
 from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.library import COMPLETED, REQUESTED, Library, Refused
@@ -247,10 +248,14 @@ class Collector:
 def _tolerate(holder: str) -> str:
     """Return a note where the holder of the subscription is known to be idle; or refuse.
 
-    PyTorch's profiler keeps the subscription when it has finished, without a name.
+    PyTorch's profiler keeps the subscription when it has finished, without a name. So does
+    Nsight Systems, which has set NVTX's variable.
     """
     torch = sys.modules.get("torch")
     unnamed = not holder or "<not provided>" in holder
+    tool = os.environ.get(NVTX_INJECTION)
+    if unnamed and tool and not arranged():
+        holder, unnamed = f"the tool that {NVTX_INJECTION} names ({tool})", False
     if torch is not None and unnamed and not _torch_records(torch):
         return "PyTorch's profiler was used before and keeps CUPTI's subscription"
     who = holder if not unnamed else "another tool" if torch is None else "PyTorch's profiler"

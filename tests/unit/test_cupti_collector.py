@@ -213,7 +213,7 @@ def test_an_unnamed_tool_that_set_nvtx_s_variable_is_no_finished_profiler(world,
     world.cupti.holder = UNNAMED
     monkeypatch.setitem(sys.modules, "torch", torch(records=False))
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/tool/injection.so")
-    with pytest.raises(RecorderBusy, match="/opt/tool/injection.so"):
+    with pytest.raises(RecorderBusy, match=r"/opt/tool/injection\.so"):
         world.recording().start()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analysis.gaps import Array, codes, combined, is_open, rows_of
+from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of
 from gpuscope.analysis.launch import launch_calls, positions
 from gpuscope.analysis.projection import launched_inside, pairs
 from gpuscope.analysis.result import Result

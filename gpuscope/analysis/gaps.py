@@ -7,55 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
 from gpuscope.analysis.intervals import Intervals, union
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
 
-Array = np.ndarray[Any, Any]
-
 GPU_WORK = ("kernel", "memcpy", "memset")
 """The kinds that keep a GPU busy."""
 LONGEST = 5
 """Gaps of each track that are told one by one."""
-
-
-def codes(column: Any) -> tuple[Array, list[Any]]:
-    """Return row → code and code → value of a column; code 0 is null."""
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column), np.int64), [None]
-    whole = column.unify_dictionaries().combine_chunks()
-    coded = whole if pa.types.is_dictionary(whole.type) else pc.dictionary_encode(whole)
-    indices = np.asarray(coded.indices.cast(pa.int64()).fill_null(-1)) + 1
-    values = [None, *coded.dictionary.to_pylist()]
-    number = {value: place for place, value in enumerate(dict.fromkeys(values))}
-    if len(number) < len(values):  # a writer may have put a text into its dictionary twice
-        indices = np.array([number[value] for value in values])[indices]
-    return indices, list(number)
-
-
-def combined(*parts: Array) -> tuple[Array, Array]:
-    """Return where each combination of codes comes first, and row → number of its combination."""
-    code = np.zeros(len(parts[0]), np.int64)
-    first = np.zeros(0, np.int64)
-    for part in parts:
-        width = int(part.max(initial=0)) + 1
-        _, first, code = np.unique(code * width + part, return_index=True, return_inverse=True)
-    return first, code
-
-
-def rows_of(trace: Trace, *kinds: str) -> Array:
-    """Positions of the rows of these kinds."""
-    code, names = codes(trace.spans.column("kind"))
-    return np.flatnonzero(np.array([name in kinds for name in names])[code])
-
-
-def is_open(trace: Trace) -> Array:
-    """Row → whether its end is unknown."""
-    return np.asarray(trace.spans.column("end_ns").is_null(), dtype=bool)
 
 
 def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
@@ -90,11 +52,6 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
     place = np.empty(len(keys), np.int64)
     place[order] = np.arange(len(keys))
     return place[code], [labels[index] for index in order]
-
-
-def us(ns: float | None) -> float | None:
-    """Return µs of ns, nothing of nothing."""
-    return None if ns is None else ns / 1e3
 
 
 def _sortable(value: Any) -> tuple[bool, Any]:

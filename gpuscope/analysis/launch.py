@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope.analysis.gaps import Array, codes, is_open, rows_of, track_labels, us
+from gpuscope.analysis.columns import Array, codes, is_open, rows_of, us
+from gpuscope.analysis.gaps import track_labels
 from gpuscope.analysis.latency import P99_NEEDS
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.analysis.gaps import GPU_WORK, Array, codes, combined, is_open, rows_of, us
+from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
+from gpuscope.analysis.gaps import GPU_WORK
 from gpuscope.analysis.launch import launched
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from gpuscope.analysis.gaps import codes, is_open, rows_of
+from gpuscope.analysis.columns import codes, is_open, rows_of
 from gpuscope.analysis.intervals import union
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
@@ -21,7 +21,6 @@ extern "C" __global__ void copy_kernel(float4* out, const float4* in, long long 
 """
 _BLOCK = 512
 _BLOCKS_PER_SM = 4
-_LARGE = 1 << 30
 
 
 class Copy(Handle):
@@ -63,7 +62,7 @@ class Copy(Handle):
             _SOURCE,
             "copy_kernel",
             model=KernelModel(
-                lambda profile, _grid, _args, sm_count: _cost(profile, self.nbytes, sm_count),
+                lambda profile, _grid, _args, sm_count: profile.copy_cost(self.nbytes, sm_count),
                 reads=lambda args: [args[1]],
                 writes=lambda args: args[0],
                 compute=lambda values: values,
@@ -85,20 +84,3 @@ class Copy(Handle):
             self._kernel, operands, self._source, self._vectors,
             grid=sm_count * _BLOCKS_PER_SM, block=_BLOCK, nbytes=2 * self.nbytes,
         )  # fmt: skip
-
-
-def _cost(profile: Any, nbytes: int, sm_count: int) -> KernelCost:
-    """Cost on a simulated GPU: on all SMs this kernel saturates the memory, alone.
-
-    That is at 1.7 TB/s, where a device copy reaches 4.3; and two of them side by side reach no
-    more: on 64 and 68 SMs each takes about 1.5 times as long as alone (one H200). So its bytes
-    count by what they keep the memory busy for.
-    """
-    cost: KernelCost = profile.copy_cost(nbytes, sm_count)
-    if cost.nbytes:
-        return cost
-    bytes_per_us = profile.constants["device_copy_bytes_per_us"]
-    busy_ns = profile.copy_cost(_LARGE, profile.layout.sm_count).block_ns * nbytes // _LARGE
-    return KernelCost(
-        cost.blocks, cost.block_ns, bytes_per_us * min(busy_ns, cost.block_ns) // 1000
-    )

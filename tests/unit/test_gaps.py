@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscope import Trace, analysis
-from gpuscope.analysis.gaps import codes
+from gpuscope.analysis.columns import codes
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import TraceMetadata
 

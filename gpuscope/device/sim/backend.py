@@ -107,7 +107,6 @@ class SimBackend:
         self._defaults: dict[int, SimStream] = {}
         self._captures: list[Capture] = []
         self._pinned: dict[int, int] = {}
-        self._gemm_costs: dict[tuple[Any, ...], tuple[KernelCost, str]] = {}
         self.info = DeviceInfo(
             key=f"sim:{profile}",
             kind="sim",
@@ -623,28 +622,10 @@ class SimBackend:
             if not plan.m or not plan.n:
                 self._advance(self._host_ns + call_ns)
                 return
-            cost, name = self._gemm_cost(plan, raw.sms.bit_count(), sm_count)
+            sms = raw.sms.bit_count()
+            cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, sm_count)
             work = _IN_FLOAT64 if out.dtype == np.float64 else _IN_FLOAT32
-            self._queue_kernel(raw, correlation, name, Write(out, (a, b), work), cost, call_ns)
-
-    def _gemm_cost(self, plan: MatmulPlan, sms: int, told: int) -> tuple[KernelCost, str]:
-        """Return a GEMM's cost and name; where its bytes are unknown, each operand moves once.
-
-        Yet it never asks for more bandwidth than there is: what was measured alone must take
-        as long alone, and small operands stay in the cache.
-        """
-        key = (plan.m, plan.n, plan.k, plan.dtype, sms, told)
-        found = self._gemm_costs.get(key)
-        if found is None:
-            cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, told)
-            if not cost.nbytes:
-                bytes_per_us = self._cost["device_copy_bytes_per_us"]
-                at_once = 1000 * min(cost.blocks, sms)
-                most = bytes_per_us * cost.blocks * cost.block_ns // at_once
-                moved = plan.bytes_out + plan.bytes_a + plan.bytes_b
-                cost = KernelCost(cost.blocks, cost.block_ns, min(moved, most))
-            found = self._gemm_costs[key] = cost, plan.name
-        return found
+            self._queue_kernel(raw, correlation, plan.name, Write(out, (a, b), work), cost, call_ns)
 
     def adopt(self, value: Any) -> Any:
         """Take a simulated array as it is."""

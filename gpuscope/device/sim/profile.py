@@ -22,6 +22,9 @@ from gpuscope.errors import DeviceUnavailable
 
 _GemmKey = tuple[int, int, int, str, int, int]
 
+_LARGE = 1 << 30
+"""Bytes of a copy whose launch does not count."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -157,17 +160,34 @@ class Profile:
         )
         found = grid(chosen, m, n, believed, layout)[0] if persistent else chosen.blocks(m, n)
         blocks = max(1, int(found[0]))
-        return KernelCost(blocks, max(1, round(float(us) * 1000 / -(-blocks // sm_count))))
+        block_ns = max(1, round(float(us) * 1000 / -(-blocks // sm_count)))
+        # Each operand moves once; yet no more than there is bandwidth for: what was measured
+        # alone must take as long alone, and small operands stay in the cache.
+        moved = item * (m * k + k * n + m * n)
+        most = self._bytes_per_us * blocks * block_ns // (1000 * min(blocks, sm_count))
+        return KernelCost(blocks, block_ns, min(moved, most))
+
+    @property
+    def _bytes_per_us(self) -> int:
+        """What the memory moves at most: a device copy's rate."""
+        return self.constants["device_copy_bytes_per_us"]
 
     # -- other kernels ----------------------------------------------------------------
     def copy_cost(self, nbytes: int, sm_count: int) -> KernelCost:
-        """Cost of an element-wise copy kernel over ``nbytes``, read and written."""
+        """Cost of an element-wise copy kernel over ``nbytes``, read and written.
+
+        On all SMs it saturates the memory, at less than a device copy's rate; two of them side
+        by side reach no more. So its bytes count by what they keep the memory busy for.
+        """
+        block_ns = self._copy_ns(nbytes, sm_count)
+        busy_ns = self._copy_ns(_LARGE, self.layout.sm_count) * nbytes // _LARGE
+        return KernelCost(sm_count, block_ns, self._bytes_per_us * min(busy_ns, block_ns) // 1000)
+
+    def _copy_ns(self, nbytes: int, sm_count: int) -> int:
         copy = self.file.copy_kernel
         p = copy.sharpness
         us_per_byte = ((sm_count * copy.sm_bytes_per_us) ** -p + copy.bytes_per_us**-p) ** (1 / p)
-        return KernelCost(
-            sm_count, max(1, round((copy.launch_us + 2 * nbytes * us_per_byte) * 1000))
-        )
+        return max(1, round((copy.launch_us + 2 * nbytes * us_per_byte) * 1000))
 
 
 @cache

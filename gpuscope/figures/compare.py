@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from gpuscope import analysis
 from gpuscope.analysis.prediction import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.figures import style
-from gpuscope.figures.interference import provenance_of
-from gpuscope.figures.text import duration, escape, uncertainty, wrapped
+from gpuscope.figures.text import duration, escape, provenance_of, uncertainty, wrapped
 from gpuscope.trace.model import Trace
 
 _ROW = 30

@@ -20,6 +20,8 @@ from gpuscope.figures.text import (
     duration,
     escape,
     provenance_lines,
+    provenance_of,
+    simulated_suffix,
     title_suffix,
     wrapped,
 )
@@ -54,8 +56,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
         notes, suffix = provenance_lines({"": judged}), title_suffix([judged])
     else:
         result = judged
-        notes = [escape(line) for line in wrapped(result.provenance)]
-        suffix = " (SIMULATED)" if result.provenance.startswith("SIMULATED") else ""
+        notes, suffix = provenance_of(result.provenance), simulated_suffix(result.provenance)
     notes += [escape(line) for note in result.notes for line in wrapped(note)]
     names = [one.partition for one in result.partitions]
     colours = {

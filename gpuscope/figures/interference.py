@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from gpuscope.analysis.interference import Interference, InterferenceResult, definition
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
-from gpuscope.figures.text import clean, duration, escape, wrapped
+from gpuscope.figures.text import clean, duration, escape, provenance_of, simulated_suffix, wrapped
 
 _CELL = 104
 _STRONGEST = 0.5
@@ -78,19 +78,6 @@ def interference(result: InterferenceResult) -> go.Figure:
         yaxis=_axis("A, measured", result, autorange="reversed"),
     )
     return go.Figure(data=[picture], layout=layout)
-
-
-def provenance_of(line: str) -> list[str]:
-    """Return a result's provenance as lines for Plotly."""
-    return [
-        escape(part).replace("SIMULATED on", "<b>SIMULATED, not measured,</b> on")
-        for part in wrapped(line)
-    ]
-
-
-def simulated_suffix(line: str) -> str:
-    """Return what a title adds where the provenance says that it was simulated."""
-    return " (SIMULATED)" if "SIMULATED" in line else ""
 
 
 def _alone(result: InterferenceResult, of: str) -> list[str]:

@@ -96,16 +96,25 @@ def provenance_lines(traces: Mapping[str, Trace]) -> list[str]:
         setting: f"{trace.provenance}; {uncertainty(trace)}" for setting, trace in traces.items()
     }
     if len(set(lines.values())) == 1:
-        return _emphasised([next(iter(lines.values()))])
-    return _emphasised([f"{clean(setting, 40)}: {line}" for setting, line in lines.items()])
+        return provenance_of(next(iter(lines.values())))
+    return [
+        part
+        for setting, line in lines.items()
+        for part in provenance_of(f"{clean(setting, 40)}: {line}")
+    ]
 
 
-def _emphasised(lines: Iterable[str]) -> list[str]:
+def provenance_of(line: str) -> list[str]:
+    """Return a line of provenance as lines for Plotly."""
     return [
         escape(part).replace("SIMULATED on", "<b>SIMULATED, not measured,</b> on")
-        for line in lines
         for part in wrapped(line)
     ]
+
+
+def simulated_suffix(line: str) -> str:
+    """Return what a title adds where the provenance says that it was simulated."""
+    return " (SIMULATED)" if "SIMULATED" in line else ""
 
 
 def wrapped(line: str) -> list[str]:

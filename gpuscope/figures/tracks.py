@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from gpuscope.analysis.columns import codes
 from gpuscope.figures.style import KIND_STYLES
 from gpuscope.figures.text import clean
 from gpuscope.trace.model import Trace
@@ -153,7 +152,7 @@ def view(trace: Trace, window_ns: tuple[int, int] | None, max_spans: int) -> Vie
 def _times(rows: Trace, high: int) -> tuple[Array, Array, Array]:
     starts = rows.array("start_ns")
     unknown = np.asarray(rows.spans.column("end_ns").is_null(), dtype=bool)
-    kinds, names = _codes(rows.spans.column("kind"))
+    kinds, names = codes(rows.spans.column("kind"))
     instant = np.array([name in _INSTANTS for name in names])[kinds] & unknown
     ends = np.where(unknown, np.maximum(starts, high), rows.array("end_ns", fill=0))
     return starts, np.where(instant, starts, ends), unknown & ~instant
@@ -167,27 +166,16 @@ def _busiest(track: Array, count: int, width: Array) -> tuple[Array, int]:
     return shown, count - MAX_TRACKS
 
 
-def _codes(column: Any) -> tuple[Array, list[Any]]:
-    """Return row → code and code → value; code 0 is null."""
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column), np.int64), [None]
-    coded = column.combine_chunks()
-    if not pa.types.is_dictionary(coded.type):
-        coded = pc.dictionary_encode(coded)
-    indices = np.asarray(coded.indices.fill_null(-1).cast(pa.int64()))
-    return indices + 1, [None, *coded.dictionary.to_pylist()]
-
-
 def _tracks(rows: Trace) -> tuple[list[Track], Array]:
     """Return the tracks in the order in which they are drawn, and each row's position."""
-    kinds, kind_names = _codes(rows.spans.column("kind"))
+    kinds, kind_names = codes(rows.spans.column("kind"))
     group = np.array([_GROUPS.get(kind, _STREAM) for kind in kind_names])[kinds]
     is_event = np.array([kind == "event" for kind in kind_names])[kinds]
-    seen_by_host = is_event & (_codes(rows.spans.column("thread"))[0] > 0)
+    seen_by_host = is_event & (codes(rows.spans.column("thread"))[0] > 0)
     group = np.where(seen_by_host, _CALLS, group)
     on_stream = group == _STREAM
     is_handle = group == _HANDLES
-    columns = {name: _codes(rows.spans.column(name)) for name in _KEYS}
+    columns = {name: codes(rows.spans.column(name)) for name in _KEYS}
     parts: list[Array] = [group]
     for name, applies in (
         ("process", np.True_), ("thread", ~on_stream), ("device", on_stream),

@@ -12,8 +12,7 @@ from gpuscope.analysis.latency import P99_NEEDS
 from gpuscope.analysis.sweep import SweepResult
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
-from gpuscope.figures.interference import provenance_of, simulated_suffix
-from gpuscope.figures.text import clean, duration, escape, wrapped
+from gpuscope.figures.text import clean, duration, escape, provenance_of, simulated_suffix, wrapped
 
 _MARKS = {"p99": "latency_p99_us", "p50": "latency_p50_us"}
 """Quantile → its column; the last one is drawn on top."""

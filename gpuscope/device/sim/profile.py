@@ -170,7 +170,7 @@ class Profile:
     @property
     def _bytes_per_us(self) -> int:
         """What the memory moves at most: a device copy's rate."""
-        return self.constants["device_copy_bytes_per_us"]
+        return self.file.constants.device_copy_bytes_per_us
 
     # -- other kernels ----------------------------------------------------------------
     def copy_cost(self, nbytes: int, sm_count: int) -> KernelCost:
@@ -187,7 +187,7 @@ class Profile:
         copy = self.file.copy_kernel
         p = copy.sharpness
         us_per_byte = ((sm_count * copy.sm_bytes_per_us) ** -p + copy.bytes_per_us**-p) ** (1 / p)
-        return max(1, round((copy.launch_us + 2 * nbytes * us_per_byte) * 1000))
+        return max(1, round(float(copy.launch_us + 2 * nbytes * us_per_byte) * 1000))
 
 
 @cache

@@ -16,10 +16,10 @@ from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import RecorderBusy
 from gpuscope.record import nvtx
-from gpuscope.record.clock import ClockFit, ClockWatch, Sample
+from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout, tables
-from gpuscope.record.cupti.canary import FLIGHT, Canaries
 from gpuscope.record.cupti.canary import NAME as CANARY
+from gpuscope.record.cupti.canary import Canaries, Flights
 from gpuscope.record.cupti.collector import Collector, get_collector
 from gpuscope.record.cupti.library import (
     DRIVER_API,
@@ -100,7 +100,7 @@ class CuptiSource:
         self._streams: dict[tuple[int, int], int] = {}
         self._handles: dict[int, str | None] = {}
         self._contexts: dict[int, list[tuple[int, str]]] = {}
-        self._green: dict[int, int] = {}
+        self._green: set[int] = set()
         self._seen_streams: set[tuple[str, int, int]] = set()
         self._seen_partitions: dict[int, Partition] = {}
         self.partition_contexts: dict[str, int] = {}
@@ -112,8 +112,7 @@ class CuptiSource:
         self._names: dict[int, str] = {}
         self._first = 0
         self._before = (0, 0)
-        self._flights: dict[tuple[int, int], list[int]] = {}
-        self._canary_fits: dict[int, ClockFit] = {}
+        self._flights = Flights()
         self.counts = {"received": 0, "dropped": 0, "unmatched": 0, "unread_bytes": 0}
         self.notes: list[str] = []
         self.complete = True
@@ -165,9 +164,10 @@ class CuptiSource:
                 "another tool has taken its buffers. End that tool first, or record with "
                 "profile(source='events')"
             )
-        ours = [self._flights[one.tag, one.device] for one in self._canaries]
-        self._first = max((max(correlations) for correlations in ours), default=0)
-        if not ours:  # no device of ours: what was launched until now is told by its number
+        self._first = max(map(self._flights.latest, self._canaries), default=0)
+        if (
+            not self._canaries
+        ):  # no device of ours: what was launched until now is told by its number
             parts = [part["correlation"] for part in (*self._work, *self._apis)]
             self._first = max((int(part.max()) for part in parts if len(part)), default=0)
         self._ranges.arrive = self._ranges.drop_canaries()
@@ -239,13 +239,15 @@ class CuptiSource:
         if self._watch is not None:
             self.notes += self._watch.close()
             facts["cupti"] = self._watch.fits["cupti"].facts()
-        for index, fit in self._canary_fits.items():
-            facts[f"globaltimer cuda:{index}"] = fit.facts()
+        for one in self._canaries:
+            if one.globaltimer.samples:
+                facts[f"globaltimer cuda:{one.device}"] = one.globaltimer.facts()
         return facts
 
     def globaltimer(self, device: int) -> ClockFit:
         """Return how %globaltimer of a device stands to the recording's clock."""
-        return self._canary_fits.get(device) or ClockFit()
+        found = (one.globaltimer for one in self._canaries if one.device == device)
+        return next(found, ClockFit())
 
     # -- what is told while it runs ---------------------------------------------------
     def before(self, call: Call) -> None:
@@ -300,7 +302,7 @@ class CuptiSource:
         number = self._collector.library.context_id(handle)
         entries = self._contexts.setdefault(number, [])
         entries.append((time.time_ns() if entries else 0, partition.name))
-        self._green[number] = partition.sm_count
+        self._green.add(number)
         self.partition_contexts[partition.name] = number
 
     def _learn_all(self) -> None:
@@ -342,110 +344,57 @@ class CuptiSource:
             if self._full and layout.SYNCHRONIZATION in records:
                 self._syncs.append(records[layout.SYNCHRONIZATION])
             if layout.CONTEXT in records:
-                found_contexts = records[layout.CONTEXT]
-                for number, green, sms in zip(
-                    *(
-                        found_contexts[name].tolist()
-                        for name in ("context", "is_green", "sm_count")
-                    ),
-                    strict=True,
-                ):
-                    if green:
-                        self._green[number] = sms
+                contexts = records[layout.CONTEXT]
+                self._green.update(contexts["context"][contexts["is_green"] != 0].tolist())
+
+    def _names_of(self, apis: Columns) -> tuple[Array, list[tuple[bool, str]]]:
+        """Return row → code and code → whether a call is the runtime's, and its name."""
+        numbers = apis["callback"].astype(np.int64) * 2 + apis["runtime"]
+        codes, distinct = tables.coded(numbers)
+        name_of = self._collector.library.callback_name
+        return codes, [
+            (bool(one % 2), name_of(RUNTIME_API if one % 2 else DRIVER_API, one // 2)
+             or f"call {one // 2}")
+            for one in distinct
+        ]  # fmt: skip
 
     def _wanted(self, apis: Columns) -> Columns:
         """Leave out API calls that another recording asked for."""
         if self._full:
             return apis
-        name_of = self._collector.library.callback_name
-        numbers = apis["callback"].astype(np.int64) * 2 + apis["runtime"]
-        codes, distinct = tables.coded(numbers)
+        codes, names = self._names_of(apis)
         wanted = [
-            is_launch(name_of(RUNTIME_API if one % 2 else DRIVER_API, one // 2))
-            and (self._which == "launches" or (self._which == "runtime" and bool(one % 2)))
-            for one in distinct
+            is_launch(name)
+            and (self._which == "launches" or (self._which == "runtime" and runtime))
+            for runtime, name in names
         ]
         keep = np.array(wanted, bool)[codes]
         return apis if keep.all() else tables.select(apis, keep)
 
-    def _is_canary(self, work: Columns) -> Array:
-        codes, addresses = tables.coded(work["name"])
-        canary = np.array([self._name(int(one)) == CANARY for one in addresses], bool)
-        return canary[codes] if len(codes) else np.zeros(0, bool)
-
     def _without_canaries(self, work: Columns) -> Columns:
         """Leave canaries of all recordings out; learn from those of this one."""
-        canaries = self._is_canary(work)
+        codes, addresses = tables.coded(work["name"])
+        named = np.array([self._name(int(one)) == CANARY for one in addresses], bool)
+        canaries = named[codes] if len(codes) else np.zeros(0, bool)
         if not canaries.any():
             return work
-        numbers = (work["config"][:, 0], work["device"], work["correlation"])
-        for tag, device, correlation in zip(
-            *(one[canaries].tolist() for one in numbers), strict=True
-        ):
-            self._flights.setdefault((tag, device), []).append(correlation)
+        self._flights.note(work, canaries)
         for one in self._canaries:
             mine = canaries & (work["config"][:, 0] == one.tag) & (work["device"] == one.device)
             for row in np.flatnonzero(mine).tolist():
-                self._learn_globaltimer(one, work, row)
+                one.arrive(int(work["start"][row]), int(work["end"][row]))
         return tables.select(work, ~canaries)
 
-    def _learn_globaltimer(self, canaries: Canaries, work: Columns, row: int) -> None:
-        """Bound how %globaltimer stands to CUPTI: a canary ran inside its record."""
-        number, canaries.arrived = canaries.arrived, canaries.arrived + 1
-        flight, place = divmod(number, FLIGHT)
-        if place == FLIGHT - 1 or flight * (FLIGHT - 1) + place >= len(canaries.sent):
-            return
-        begin, end = canaries.sent[flight * (FLIGHT - 1) + place]
-        start, stop = int(work["start"][row]), int(work["end"][row])
-        half = max(0, (stop - start) - (end - begin)) // 2
-        middle = (begin - start + end - stop) // 2
-        fit = self._canary_fits.setdefault(canaries.device, ClockFit())
-        fit.add(Sample((start + stop) // 2, middle, half))
-
-    def _without_flights(self, columns: Columns, of: Columns | None) -> Columns:
-        """Leave out what recordings did themselves: from a flight's first canary to its last.
-
-        Parameters
-        ----------
-        of
-            API calls, which tell the thread; ``None`` where they are not recorded.
-        """
-        drop = np.zeros(len(columns["correlation"]), bool)
-        for correlations in self._flights.values():
-            ordered = sorted(correlations)
-            for first in range(0, len(ordered), FLIGHT):
-                flight = ordered[first : first + FLIGHT]
-                within = (columns["correlation"] >= flight[0]) & (
-                    columns["correlation"] <= flight[-1]
-                )
-                if not within.any():
-                    continue
-                if of is not None and len(of["correlation"]):
-                    at = tables.match(np.array([flight[0]], np.uint32), of["correlation"])
-                    if at[0] != NONE:
-                        threads = tables.match(columns["correlation"], of["correlation"])
-                        same = of["thread"][np.maximum(threads, 0)] == of["thread"][at[0]]
-                        within &= same | (threads == NONE)
-                drop |= within
-        return tables.select(columns, ~drop) if drop.any() else columns
-
-    def _before_flights(
-        self, apis: Columns | None, work: Columns | None
+    def _until(
+        self, first: int, apis: Columns | None, work: Columns | None
     ) -> tuple[Columns | None, Columns | None]:
-        """Leave for later what came since a flight of canaries began that is not over."""
-        begun = [
-            sorted(flight)[-(len(flight) % FLIGHT)]
-            for flight in self._flights.values()
-            if len(flight) % FLIGHT
-        ]
-        if not begun:
-            return apis, work
+        """Leave for later what came from a correlation on."""
         if apis is not None:
-            later = apis["correlation"] >= min(begun)
+            later = apis["correlation"] >= first
             self._apis.append(tables.select(apis, later))
             apis = tables.select(apis, ~later)
         if work is not None:
-            later = work["correlation"] >= min(begun)
+            later = work["correlation"] >= first
             self._work.append(tables.select(work, later))
             work = tables.select(work, ~later)
         return apis, work
@@ -478,15 +427,15 @@ class CuptiSource:
         apis = tables.join_columns(self._apis) if self._apis else None
         work = tables.join_columns(self._work) if self._work else None
         self._apis, self._work = [], []
-        if not over:
-            apis, work = self._before_flights(apis, work)
+        if not over and (first := self._flights.under_way) is not None:
+            apis, work = self._until(first, apis, work)
         every = apis
         if apis is not None:
             apis = tables.select(apis, apis["correlation"] > self._first)
-            apis = self._without_flights(apis, every)
+            apis = self._flights.without(apis, every)
         if work is not None:
             work = tables.select(work, work["correlation"] > self._first)
-            work = self._without_flights(work, every)
+            work = self._flights.without(work, every)
         batches = []
         range_rows = self._ranges.rows(over=over)
         if range_rows is not None:
@@ -601,13 +550,7 @@ class CuptiSource:
 
     def _api_batch(self, apis: Columns) -> Batch:
         count = len(apis["start"])
-        numbers = apis["callback"].astype(np.int64) * 2 + apis["runtime"]
-        codes, distinct = tables.coded(numbers)
-        name_of = self._collector.library.callback_name
-        names: list[str | None] = [
-            name_of(RUNTIME_API if one % 2 else DRIVER_API, one // 2) or f"call {one // 2}"
-            for one in distinct
-        ]
+        codes, names = self._names_of(apis)
         start = apis["start"].astype(np.int64)
         failed = apis["returned"] != 0
         parents = self._ranges.around(apis["thread"], start)
@@ -615,7 +558,7 @@ class CuptiSource:
             "id": apis["row"],
             "parent": tables.nullable(parents, parents == NONE),
             "kind": tables.constant("api", count),
-            "name": tables.text_column(codes, names),
+            "name": tables.text_column(codes, [name for _, name in names]),
             "start_ns": start,
             "end_ns": apis["end"].astype(np.int64),
             "process": apis["process"].astype(np.int64),

@@ -9,8 +9,8 @@ import numpy as np
 
 from gpuscope.device.api import Call
 from gpuscope.device.device import Device
+from gpuscope.record import arrow
 from gpuscope.record.clock import ClockFit, Sample
-from gpuscope.record.cupti import tables
 from gpuscope.record.rows import Batch, block_row, work_row
 from gpuscope.trace import schema
 
@@ -86,7 +86,7 @@ def _rows(calls: list[Call], records: list[Any], device: Device, clock: ClockFit
     def text(values: list[str | None]) -> Any:
         distinct = list(dict.fromkeys(values))
         codes = np.array([distinct.index(value) for value in values], np.int64)
-        return tables.text_column(codes[of_call], distinct)
+        return arrow.text_column(codes[of_call], distinct)
 
     correlations = np.array([call.correlation for call in calls], np.int64)
     places = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -96,17 +96,17 @@ def _rows(calls: list[Call], records: list[Any], device: Device, clock: ClockFit
     columns = {
         "id": block_row(correlations[of_call], places),
         "parent": work_row(correlations)[of_call],
-        "kind": tables.constant("block", count),
+        "kind": arrow.constant("block", count),
         "name": text([call.name for call in calls]),
         "start_ns": clock.to_unix(every[:, 0]),
         "end_ns": clock.to_unix(every[:, 1]),
         "device": np.full(count, device.info.index, np.int16),
-        "device_uuid": tables.constant(device.info.uuid, count),
+        "device_uuid": arrow.constant(device.info.uuid, count),
         "partition": text([home.name if home is not None else None for home in homes]),
         "intended_partition": text([home.name if home is not None else None for home in meant]),
         "stream": streams[of_call],
         "sm": every[:, 2].astype(np.int16),
         "category": text([call.workload for call in calls]),
-        "source": tables.constant("blocks", count),
+        "source": arrow.constant("blocks", count),
     }
-    return Batch(tables.table(columns, count), schema.table({}, schema.EDGE_TYPES))
+    return Batch(arrow.table(columns, count), schema.table({}, schema.EDGE_TYPES))

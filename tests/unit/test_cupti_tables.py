@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpuscope.record import arrow
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.library import is_launch, kernel_name
 from gpuscope.record.cupti.tables import NONE
@@ -116,21 +117,21 @@ def test_innermost_without_intervals_or_moments():
 
 # -- columns ---------------------------------------------------------------------------------
 def test_text_columns_are_null_where_there_is_no_number_or_no_text():
-    column = tables.text_column(ints(1, NONE, 0, 2, 1), ["a", "b", None])
+    column = arrow.text_column(ints(1, NONE, 0, 2, 1), ["a", "b", None])
     assert column.to_pylist() == ["b", None, "a", None, "b"]
     assert column.type == schema.SPAN_TYPES["name"]
-    assert tables.text_column(ints(), []).to_pylist() == []
-    assert tables.text_column(ints(NONE), []).to_pylist() == [None]
+    assert arrow.text_column(ints(), []).to_pylist() == []
+    assert arrow.text_column(ints(NONE), []).to_pylist() == [None]
 
 
 def test_text_columns_take_any_name():
-    assert tables.text_column(ints(0), ["k\ud800ü"]).to_pylist() == ["k?ü"]
+    assert arrow.text_column(ints(0), ["k\ud800ü"]).to_pylist() == ["k?ü"]
 
 
 def test_nullable_columns_cost_nothing_where_all_is_null():
-    assert tables.nullable(ints(1, 2), np.array([True, True])).type == pa.null()
-    assert tables.nullable(ints(1, 2), np.array([False, True])).to_pylist() == [1, None]
-    assert tables.nullable(np.array([1 << 40], np.uint64), np.array([False])).to_pylist() == [
+    assert arrow.nullable(ints(1, 2), np.array([True, True])).type == pa.null()
+    assert arrow.nullable(ints(1, 2), np.array([False, True])).to_pylist() == [1, None]
+    assert arrow.nullable(np.array([1 << 40], np.uint64), np.array([False])).to_pylist() == [
         1 << 40
     ]
 
@@ -157,10 +158,10 @@ def test_launch_configurations_are_told_as_json_for_kernels_only(configs):
 
 def test_a_table_has_all_columns_of_a_trace_in_their_types():
     columns = {
-        "id": ints(1, 2), "kind": tables.constant("api", 2), "end_ns": pa.nulls(2),
+        "id": ints(1, 2), "kind": arrow.constant("api", 2), "end_ns": pa.nulls(2),
         "device": np.array([0, 1], np.int32), "sm": pa.array([1, None], pa.int32()),
     }  # fmt: skip
-    table = tables.table(columns, 2)
+    table = arrow.table(columns, 2)
     assert table.column_names == list(schema.SPAN_TYPES)
     for name in ("id", "kind", "device", "sm"):
         assert table.column(name).type == schema.SPAN_TYPES[name]
@@ -177,7 +178,7 @@ def work(records):
     """Return the columns of work from records, as lists, in the order of their kinds."""
     found = tables.work_of(read(records))
     columns = tables.work_columns(found, NAMES.__getitem__)
-    table = tables.table({**columns, "start_ns": found["start"]}, len(found["start"]))
+    table = arrow.table({**columns, "start_ns": found["start"]}, len(found["start"]))
     return table.to_pylist()
 
 
@@ -347,7 +348,7 @@ def test_the_real_recording_as_work():
     records = layout.read_records(raw, layout.find_records(raw, layout.record_sizes(kept.version)))
     found = tables.work_of(records)
     columns = tables.work_columns(found, kept.texts.__getitem__)
-    table = tables.table({**columns, "start_ns": found["start"]}, len(found["start"]))
+    table = arrow.table({**columns, "start_ns": found["start"]}, len(found["start"]))
     rows = table.to_pylist()
     assert [row["kind"] for row in rows].count("kernel") == 128
     (copy,) = [row for row in rows if row["kind"] == "memcpy"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.device.device import Device
+from gpuscope.record.arrow import NONE, Array
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.cupti import tables
-from gpuscope.record.cupti.tables import NONE, Array, Columns
+from gpuscope.record.cupti.tables import Columns
 
 NAME = "gpuscope_canary"
 _SOURCE = r"""

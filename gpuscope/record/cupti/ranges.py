@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.record import nvtx
+from gpuscope.record import arrow, nvtx
+from gpuscope.record.arrow import NONE, Array
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.library import text_at
-from gpuscope.record.cupti.tables import NONE, Array, Columns
+from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.rows import range_row
 
 _OPEN = np.iinfo(np.int64).max
@@ -109,26 +110,26 @@ class Ranges:
         if not count:
             return None
         domains = {int(one): self._text(int(one)) for one in np.unique(now["domain"])}
-        name_codes, name_at = tables.coded(now["name"])
-        domain_codes, domain_at = tables.coded(now["domain"])
+        name_codes, name_at = arrow.coded(now["name"])
+        domain_codes, domain_at = arrow.coded(now["domain"])
         last = now["last"]
         columns: dict[str, Any] = {
             "id": now["row"],
-            "parent": tables.nullable(parents, parents == NONE),
-            "kind": tables.text_column(now["is_mark"].astype(np.int64), ["range", "mark"]),
-            "name": tables.text_column(name_codes, [names[int(one)] or "(no message)"
+            "parent": arrow.nullable(parents, parents == NONE),
+            "kind": arrow.text_column(now["is_mark"].astype(np.int64), ["range", "mark"]),
+            "name": arrow.text_column(name_codes, [names[int(one)] or "(no message)"
                                                     for one in name_at]),
             "start_ns": now["first"],
-            "end_ns": tables.nullable(last, last == _OPEN),
+            "end_ns": arrow.nullable(last, last == _OPEN),
             "process": now["process"].astype(np.int64),
             "thread": now["thread"].astype(np.int64),
-            "end_thread": tables.nullable(now["end_thread"], now["end_thread"] == now["thread"]),
-            "domain": tables.text_column(domain_codes, [domains[int(one)] or None
+            "end_thread": arrow.nullable(now["end_thread"], now["end_thread"] == now["thread"]),
+            "domain": arrow.text_column(domain_codes, [domains[int(one)] or None
                                                         for one in domain_at]),
-            "source": tables.constant("nvtx", count),
+            "source": arrow.constant("nvtx", count),
             **self._styles(now, domains),
         }  # fmt: skip
-        return tables.table(columns, count)
+        return arrow.table(columns, count)
 
     def _styles(self, now: Columns, domains: dict[int, str]) -> dict[str, Any]:
         """Return colours, categories and payloads."""

@@ -15,7 +15,8 @@ from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import RecorderBusy
-from gpuscope.record import nvtx
+from gpuscope.record import arrow, nvtx
+from gpuscope.record.arrow import NONE, Array
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.canary import NAME as CANARY
@@ -28,7 +29,7 @@ from gpuscope.record.cupti.library import (
     kernel_name,
 )
 from gpuscope.record.cupti.ranges import Ranges
-from gpuscope.record.cupti.tables import NONE, Array, Columns
+from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import Batch, Rows, call_row, freeze, outside_row, work_row
 from gpuscope.trace import schema
@@ -350,7 +351,7 @@ class CuptiSource:
     def _names_of(self, apis: Columns) -> tuple[Array, list[tuple[bool, str]]]:
         """Return row → code and code → whether a call is the runtime's, and its name."""
         numbers = apis["callback"].astype(np.int64) * 2 + apis["runtime"]
-        codes, distinct = tables.coded(numbers)
+        codes, distinct = arrow.coded(numbers)
         name_of = self._collector.library.callback_name
         return codes, [
             (bool(one % 2), name_of(RUNTIME_API if one % 2 else DRIVER_API, one // 2)
@@ -373,7 +374,7 @@ class CuptiSource:
 
     def _without_canaries(self, work: Columns) -> Columns:
         """Leave canaries of all recordings out; learn from those of this one."""
-        codes, addresses = tables.coded(work["name"])
+        codes, addresses = arrow.coded(work["name"])
         named = np.array([self._name(int(one)) == CANARY for one in addresses], bool)
         canaries = named[codes] if len(codes) else np.zeros(0, bool)
         if not canaries.any():
@@ -556,19 +557,19 @@ class CuptiSource:
         parents = self._ranges.around(apis["thread"], start)
         columns = {
             "id": apis["row"],
-            "parent": tables.nullable(parents, parents == NONE),
-            "kind": tables.constant("api", count),
-            "name": tables.text_column(codes, [name for _, name in names]),
+            "parent": arrow.nullable(parents, parents == NONE),
+            "kind": arrow.constant("api", count),
+            "name": arrow.text_column(codes, [name for _, name in names]),
             "start_ns": start,
             "end_ns": apis["end"].astype(np.int64),
             "process": apis["process"].astype(np.int64),
             "thread": apis["thread"].astype(np.int64),
             "correlation": apis["correlation"].astype(np.int64),
-            "status": tables.text_column(
+            "status": arrow.text_column(
                 np.where(failed, 0, NONE), ["failed"]) if failed.any() else None,
-            "source": tables.constant("cupti", count),
+            "source": arrow.constant("cupti", count),
         }  # fmt: skip
-        return Batch(tables.table(columns, count), schema.table({}, schema.EDGE_TYPES))
+        return Batch(arrow.table(columns, count), schema.table({}, schema.EDGE_TYPES))
 
     def _with_launches(self, work: Columns, apis: Columns, *, over: bool) -> list[Batch]:
         """Return batches of work with the calls that launched it; what has none waits."""
@@ -613,7 +614,7 @@ class CuptiSource:
             columns.update(self._from_calls(work, rows, apis["call"][places], selected))
             edges = pa.table({
                 "from": pa.array(apis["row"][places]), "to": pa.array(rows),
-                "kind": tables.constant("launch", count),
+                "kind": arrow.constant("launch", count),
             }).cast(pa.schema(list(schema.EDGE_TYPES.items())))  # fmt: skip
         unknown = start == 0  # CUPTI could not time it: it began at its launch or later
         columns["id"] = rows
@@ -621,7 +622,7 @@ class CuptiSource:
         columns["device_uuid"] = self._uuids(work["device"])
         columns["stream"] = self._stream_column(work)
         columns.update(self._where(work, launch_start))
-        return Batch(tables.table(columns, count), edges)
+        return Batch(arrow.table(columns, count), edges)
 
     def _from_calls(
         self, work: Columns, rows: Array, call_of: Array, selected: Array
@@ -650,8 +651,8 @@ class CuptiSource:
             return columns
         names: list[str | None] = list(dict.fromkeys(call.workload for call in calls))
         codes = np.array([names.index(call.workload) for call in calls], np.int64)
-        columns["category"] = tables.text_column(np.where(linked, codes[which], NONE), names)
-        columns["external_correlation"] = tables.nullable(
+        columns["category"] = arrow.text_column(np.where(linked, codes[which], NONE), names)
+        columns["external_correlation"] = arrow.nullable(
             np.where(linked, correlations[which], NONE), ~linked
         )
         is_first = np.zeros(len(call_of), bool)
@@ -665,18 +666,18 @@ class CuptiSource:
             if name == "nbytes":
                 mine = np.where(moved, work["bytes"].astype(np.int64), mine)
             if (mine >= 0).any():
-                columns[name] = tables.nullable(mine, mine < 0)
+                columns[name] = arrow.nullable(mine, mine < 0)
         return columns
 
     def _uuids(self, devices: Array) -> Any:
         known = {device.info.index: device.info.uuid for device in self._devices}
-        codes, numbers = tables.coded(devices)
-        return tables.text_column(codes, [known.get(int(number)) for number in numbers])
+        codes, numbers = arrow.coded(devices)
+        return arrow.text_column(codes, [known.get(int(number)) for number in numbers])
 
     def _stream_column(self, work: Columns) -> Array:
         """Return our number of each stream; one that is none of ours has CUPTI's, moved up."""
         both = work["context"].astype(np.int64) << 32 | work["stream"].astype(np.int64)
-        codes, distinct = tables.coded(both)
+        codes, distinct = arrow.coded(both)
         numbers = []
         for one in distinct:
             context, stream = one >> 32, one & 0xFFFFFFFF
@@ -702,7 +703,7 @@ class CuptiSource:
     def _where(self, work: Columns, launched: Array) -> dict[str, Any]:
         """Return partition and green context of each piece of work."""
         contexts = work["context"].astype(np.int64)
-        codes, distinct = tables.coded(contexts)
+        codes, distinct = arrow.coded(contexts)
         names = [self._partition_at(context, _OPEN) for context in distinct]
         texts, text_codes = list(names), codes.astype(np.int64)
         for number, context in enumerate(distinct):  # a context that was carved again
@@ -714,9 +715,9 @@ class CuptiSource:
                 )
                 texts.append(name)
         green = np.array([context in self._green for context in distinct], bool)[codes]
-        columns: dict[str, Any] = {"partition": tables.text_column(text_codes, texts)}
+        columns: dict[str, Any] = {"partition": arrow.text_column(text_codes, texts)}
         if green.any():
-            columns["green_context"] = tables.nullable(contexts, ~green)
+            columns["green_context"] = arrow.nullable(contexts, ~green)
         return columns
 
     def _intended(self, which: Array, calls: list[Call], selected: Array) -> Any:
@@ -729,7 +730,7 @@ class CuptiSource:
         unsure = int(((selected == UNSURE) & (which == NONE)).sum())
         if unsure:
             self.counts["in_shared_tasks"] = self.counts.get("in_shared_tasks", 0) + unsure
-        return tables.text_column(*_distinct(codes, texts))
+        return arrow.text_column(*_distinct(codes, texts))
 
     def _partition_of(self, stream: Any) -> str | None:
         if isinstance(stream, Stream):
@@ -758,18 +759,18 @@ class CuptiSource:
         count = len(syncs["start"])
         columns: dict[str, Any] = {
             "id": self._fresh(count),
-            "kind": tables.constant("sync", count),
+            "kind": arrow.constant("sync", count),
             "name": tables.sync_names(syncs["type"]),
             "start_ns": syncs["start"].astype(np.int64),
             "end_ns": syncs["end"].astype(np.int64),
             "correlation": syncs["correlation"].astype(np.int64),
-            "source": tables.constant("cupti", count),
+            "source": arrow.constant("cupti", count),
         }
         if known is not None:
             at = tables.match(syncs["correlation"], known["correlation"])
             for name in ("process", "thread"):
-                columns[name] = tables.nullable(known[name][np.maximum(at, 0)], at < 0)
-        return Batch(tables.table(columns, count), schema.table({}, schema.EDGE_TYPES))
+                columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
+        return Batch(arrow.table(columns, count), schema.table({}, schema.EDGE_TYPES))
 
 
 def _no_apis() -> Columns:

@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuscope.record import arrow
+from gpuscope.record.arrow import NONE, Array
 from gpuscope.record.cupti import layout
-from gpuscope.trace import schema
 
-Array = np.ndarray[Any, Any]
 Columns = dict[str, Array]
-
-NONE = -1
-"""No partner in a join."""
 
 KERNEL, COPY, SET = 0, 1, 2
 _WORK_KINDS = ("kernel", "memcpy", "memset")
@@ -148,37 +145,6 @@ def _parents(starts: Array, ends: Array) -> Array:
     return np.array(above, np.int64)
 
 
-# -- text columns --------------------------------------------------------------------------
-def text_column(codes: Array, texts: list[str | None]) -> Any:
-    """Return a dictionary column from numbers into ``texts``; NONE and ``None`` are null."""
-    index = np.array(
-        [NONE if text is None else number for number, text in enumerate(texts)] or [NONE], np.int64
-    )
-    codes = np.where(codes >= 0, index[np.maximum(codes, 0)], NONE) if len(codes) else codes
-    return pa.DictionaryArray.from_arrays(
-        pa.array(codes.astype(np.int32), mask=codes < 0),
-        pa.array([schema.encodable(text or "") for text in texts], pa.string()),
-    )
-
-
-def constant(text: str, count: int) -> Any:
-    """Return a dictionary column of one text."""
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
-
-
-def coded(values: Any) -> tuple[Array, list[Any]]:
-    """Return numbers and the distinct values they stand for, in order of appearance."""
-    encoded = pa.array(values).dictionary_encode()
-    return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
-
-
-def nullable(values: Array, missing: Array) -> Any:
-    """Return an int64 column with nulls where ``missing``; all null costs nothing."""
-    if missing.all():
-        return pa.nulls(len(values))
-    return pa.array(values.astype(np.int64, copy=False), mask=missing if missing.any() else None)
-
-
 def config_column(config: Array, work: Array) -> Any:
     """Return the launch configurations as JSON, each distinct one once."""
     flat = np.ascontiguousarray(config)
@@ -186,7 +152,7 @@ def config_column(config: Array, work: Array) -> Any:
     packed = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(width), len(flat), [None, pa.py_buffer(flat)]
     )
-    codes, distinct = coded(packed)
+    codes, distinct = arrow.coded(packed)
     texts = []
     for raw in distinct:
         facts = dict(zip(_CONFIG, np.frombuffer(raw, np.uint32).tolist(), strict=True))
@@ -198,23 +164,7 @@ def config_column(config: Array, work: Array) -> Any:
         shown["registers"] = facts["registers"]
         shown["shared_memory"] = facts["static_shared"] + facts["dynamic_shared"]
         texts.append(json.dumps(shown))
-    return text_column(np.where(work == KERNEL, codes, NONE), list(texts))
-
-
-def table(columns: Mapping[str, Any], count: int) -> Any:
-    """Return a table of spans; columns that are not given are null."""
-    arrays = []
-    for name, kind in schema.SPAN_TYPES.items():
-        values = columns.get(name)
-        if values is None:
-            arrays.append(pa.nulls(count))
-        elif isinstance(values, np.ndarray):
-            arrays.append(pa.array(values.astype(kind.to_pandas_dtype(), copy=False)))
-        elif pa.types.is_null(values.type) or values.type == kind:
-            arrays.append(values)
-        else:
-            arrays.append(values.cast(kind))
-    return pa.table(dict(zip(schema.SPAN_TYPES, arrays, strict=True)))
+    return arrow.text_column(np.where(work == KERNEL, codes, NONE), list(texts))
 
 
 def _known(numbers: Array, names: tuple[str, ...]) -> Array:
@@ -233,7 +183,7 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]
     """
     count = len(work["start"])
     kind = work["work"].astype(np.int64)
-    codes, addresses = coded(work["name"])
+    codes, addresses = arrow.coded(work["name"])
     kernels = {number: name_at(int(address)) for number, address in enumerate(addresses)}
     names = [kernels[number] for number in range(len(addresses))]
     labels = [f"{one} copy" for one in _COPY_KINDS]
@@ -247,26 +197,26 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]
     moved = copies | sets
     end = work["end"].astype(np.int64)
     columns: dict[str, Any] = {
-        "kind": text_column(kind, list(_WORK_KINDS)),
-        "name": text_column(name_codes, [*names, *labels, "memset"]),
-        "end_ns": nullable(end, end == 0),
+        "kind": arrow.text_column(kind, list(_WORK_KINDS)),
+        "name": arrow.text_column(name_codes, [*names, *labels, "memset"]),
+        "end_ns": arrow.nullable(end, end == 0),
         "device": work["device"].astype(np.int16),
         "context": work["context"].astype(np.int64),
-        "graph": nullable(work["graph"], work["graph"] == 0),
-        "graph_node": nullable(work["graph_node"], work["graph_node"] == 0),
+        "graph": arrow.nullable(work["graph"], work["graph"] == 0),
+        "graph_node": arrow.nullable(work["graph_node"], work["graph_node"] == 0),
         "correlation": work["correlation"].astype(np.int64),
         "launch_config": config_column(work["config"], kind),
-        "status": text_column(np.where(end == 0, 0, NONE), ["not finished"])
+        "status": arrow.text_column(np.where(end == 0, 0, NONE), ["not finished"])
         if (end == 0).any() else None,
-        "source": constant("cupti", count),
+        "source": arrow.constant("cupti", count),
     }  # fmt: skip
     if moved.any():
-        columns["nbytes"] = nullable(work["bytes"], ~moved)
+        columns["nbytes"] = arrow.nullable(work["bytes"], ~moved)
         codes = _known(work["copy_kind"], _COPY_KINDS)
-        columns["copy_kind"] = text_column(np.where(copies, codes, NONE), list(_COPY_KINDS))
+        columns["copy_kind"] = arrow.text_column(np.where(copies, codes, NONE), list(_COPY_KINDS))
         for column, rows in (("src_kind", copies), ("dst_kind", moved)):
             codes = _known(work[column], _MEMORY_KINDS)
-            columns[column] = text_column(np.where(rows, codes, NONE), list(_MEMORY_KINDS))
+            columns[column] = arrow.text_column(np.where(rows, codes, NONE), list(_MEMORY_KINDS))
     return columns
 
 
@@ -292,7 +242,7 @@ def payload_text(kind: int, raw: int) -> str | None:
 
 def sync_names(types: Array) -> Any:
     """Return the names of synchronisations."""
-    return text_column(_known(types, _SYNC_KINDS), list(_SYNC_KINDS))
+    return arrow.text_column(_known(types, _SYNC_KINDS), list(_SYNC_KINDS))
 
 
 def split_markers(markers: Columns) -> tuple[Array, Array, Array]:

@@ -1,0 +1,62 @@
+"""Arrow columns of spans from arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope.trace import schema
+
+Array = np.ndarray[Any, Any]
+
+NONE = -1
+"""A row without a value."""
+
+
+def text_column(codes: Array, texts: list[str | None]) -> Any:
+    """Return a dictionary column from numbers into ``texts``; NONE and ``None`` are null."""
+    index = np.array(
+        [NONE if text is None else number for number, text in enumerate(texts)] or [NONE], np.int64
+    )
+    codes = np.where(codes >= 0, index[np.maximum(codes, 0)], NONE) if len(codes) else codes
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes.astype(np.int32), mask=codes < 0),
+        pa.array([schema.encodable(text or "") for text in texts], pa.string()),
+    )
+
+
+def constant(text: str, count: int) -> Any:
+    """Return a dictionary column of one text."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
+
+
+def coded(values: Any) -> tuple[Array, list[Any]]:
+    """Return numbers and the distinct values they stand for, in order of appearance."""
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+
+
+def nullable(values: Array, missing: Array) -> Any:
+    """Return an int64 column with nulls where ``missing``; all null costs nothing."""
+    if missing.all():
+        return pa.nulls(len(values))
+    return pa.array(values.astype(np.int64, copy=False), mask=missing if missing.any() else None)
+
+
+def table(columns: Mapping[str, Any], count: int) -> Any:
+    """Return a table of spans; columns that are not given are null."""
+    arrays = []
+    for name, kind in schema.SPAN_TYPES.items():
+        values = columns.get(name)
+        if values is None:
+            arrays.append(pa.nulls(count))
+        elif isinstance(values, np.ndarray):
+            arrays.append(pa.array(values.astype(kind.to_pandas_dtype(), copy=False)))
+        elif pa.types.is_null(values.type) or values.type == kind:
+            arrays.append(values)
+        else:
+            arrays.append(values.cast(kind))
+    return pa.table(dict(zip(schema.SPAN_TYPES, arrays, strict=True)))

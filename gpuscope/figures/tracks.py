@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpuscope.analysis.columns import codes
+from gpuscope.analysis.columns import codes, combined
 from gpuscope.figures.style import KIND_STYLES
 from gpuscope.figures.text import clean
-from gpuscope.trace.model import Trace
+from gpuscope.trace.model import Trace, TraceMetadata
 
 MAX_TRACKS = 100
 """Tracks that a page can show legibly; the busiest stay."""
@@ -168,11 +169,26 @@ def _busiest(track: Array, count: int, width: Array) -> tuple[Array, int]:
 
 def _tracks(rows: Trace) -> tuple[list[Track], Array]:
     """Return the tracks in the order in which they are drawn, and each row's position."""
+    keys, number = track_keys(rows)
+    order = in_order(rows.metadata, keys)
+    position = np.empty(len(keys), np.int64)
+    position[order] = np.arange(len(keys))
+    return labelled(rows.metadata, [keys[index] for index in order]), position[number]
+
+
+_KEYS = ("process", "thread", "device", "partition", "stream", "category", "name")
+Key = tuple[Any, ...]
+"""What the rows of a track share: the group, and the columns of ``_KEYS`` that matter in it."""
+
+
+def track_keys(rows: Trace) -> tuple[list[Key], Array]:
+    """Return the keys of the tracks that rows belong to, and row → number of its key."""
     kinds, kind_names = codes(rows.spans.column("kind"))
     group = np.array([_GROUPS.get(kind, _STREAM) for kind in kind_names])[kinds]
     is_event = np.array([kind == "event" for kind in kind_names])[kinds]
-    seen_by_host = is_event & (codes(rows.spans.column("thread"))[0] > 0)
-    group = np.where(seen_by_host, _CALLS, group)
+    if is_event.any():
+        seen_by_host = is_event & (codes(rows.spans.column("thread"))[0] > 0)
+        group = np.where(seen_by_host, _CALLS, group)
     on_stream = group == _STREAM
     is_handle = group == _HANDLES
     columns = {name: codes(rows.spans.column(name)) for name in _KEYS}
@@ -184,31 +200,26 @@ def _tracks(rows: Trace) -> tuple[list[Track], Array]:
         parts.append(np.where(applies, columns[name][0], 0))
     nameless = is_handle & (parts[-1] == 0)
     parts.append(np.where(nameless, columns["name"][0], 0))
-    processes = set(np.unique(parts[1])) - {0}
+    processes = set(np.flatnonzero(np.bincount(parts[1])).tolist()) - {0}
     if len(processes) == 1:
         parts[1] = np.full(len(rows), processes.pop())
-    code = np.zeros(len(rows), np.int64)
-    for part in parts:
-        _, dense = np.unique(part, return_inverse=True)
-        _, code = np.unique(code * (int(dense.max(initial=0)) + 1) + dense, return_inverse=True)
-    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    first, number = combined(*parts)
     keys = [
         (int(group[row]), *(columns[name][1][part[row]] for name, part in zip(
             _KEYS, parts[1:], strict=True)))
         for row in first
     ]  # fmt: skip
-    order = sorted(range(len(keys)), key=lambda index: _sort_key(rows, keys[index]))
-    position = np.empty(len(keys), np.int64)
-    position[order] = np.arange(len(keys))
-    return _labelled(rows, [keys[index] for index in order]), position[code]
+    return keys, number
 
 
-_KEYS = ("process", "thread", "device", "partition", "stream", "category", "name")
+def in_order(metadata: TraceMetadata, keys: Sequence[Key]) -> list[int]:
+    """Return the positions of keys in the order in which their tracks are drawn."""
+    return sorted(range(len(keys)), key=lambda index: _sort_key(metadata, keys[index]))
 
 
-def _sort_key(rows: Trace, key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _sort_key(metadata: TraceMetadata, key: Key) -> Key:
     group, process, thread, device, partition, stream, category, name = key
-    known = list(rows.metadata.partitions)
+    known = list(metadata.partitions)
     place = known.index(partition) if partition in known else len(known)
     number = [-1 if value is None else value for value in (process, thread, device, stream)]
     block = 0 if group == _RANGES else 2 if group == _STREAM else 1
@@ -218,7 +229,9 @@ def _sort_key(rows: Trace, key: tuple[Any, ...]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _labelled(rows: Trace, keys: list[tuple[Any, ...]]) -> list[Track]:
+def labelled(metadata: TraceMetadata, keys: Sequence[Key]) -> list[Track]:
+    """Return the tracks of keys, which are in the order in which they are drawn."""
+    rows = Trace.from_columns({}, metadata=metadata)
     processes = {key[1] for key in keys}
     threads = {key[2] for key in keys if key[0] != _STREAM}
     devices = {key[3] for key in keys if key[0] == _STREAM}

@@ -311,7 +311,7 @@ class Reach:
     begin, until
         Class × track: slices of the part's spans.
     counts
-        Class → spans in the window.
+        Class × track: spans in the window.
     """
 
     part: Part
@@ -340,7 +340,7 @@ class Reach:
         counts += np.bincount(which[part.end[early] > low_ns], minlength=len(counts))
         return cls(
             part, here, place, begin.reshape(shape), until.reshape(shape),
-            counts.reshape(shape).sum(axis=1),
+            counts.reshape(shape),
         )  # fmt: skip
 
     def spans(self, lowest: int, level: int) -> Spans:

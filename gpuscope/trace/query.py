@@ -177,6 +177,14 @@ class Index:
         known = np.r_[self._tracks, -1][place] == tracks
         return np.where(known, np.r_[self._depth, 1][place], 1)
 
+    def counts(self, window_ns: tuple[int, int], tracks: Array) -> Array:
+        """Return how many spans of each track are in a window."""
+        total = np.zeros(len(tracks), np.int64)
+        for part in self._parts:
+            reach = Reach.of(part, np.asarray(tracks, np.int64), *window_ns)
+            total[reach.here] += reach.counts.sum(axis=0)
+        return total
+
     def query(
         self, window_ns: tuple[int, int], *, pixels: int, k: int, tracks: Array | None = None
     ) -> Selection:
@@ -196,13 +204,13 @@ class Index:
         Raises
         ------
         ValueError
-            The window is empty, or ``pixels`` or ``k`` is below 1.
+            The window is empty, ``pixels`` is below 1, or ``k`` below 0.
         """
         low, high = (int(edge) for edge in window_ns)
         if low >= high:
             raise ValueError(f"the window ends at {high} ns, not after its start at {low} ns")
-        if pixels < 1 or k < 1:
-            raise ValueError(f"pixels and k are at least 1, not {pixels} and {k}")
+        if pixels < 1 or k < 0:
+            raise ValueError(f"pixels is at least 1 and k at least 0, not {pixels} and {k}")
         wanted = self._tracks if tracks is None else np.asarray(tracks, np.int64)
         grid = _Grid(low, high, pixels, wanted, self._overlapping)
         found = [Reach.of(part, wanted, low, high) for part in self._parts]
@@ -241,7 +249,7 @@ class Index:
         """Return from which class on spans are looked at one by one."""
         if not found:
             return 0
-        wider = np.sum([one.counts for one in found], axis=0)[::-1].cumsum()[::-1]
+        wider = np.sum([one.counts.sum(axis=1) for one in found], axis=0)[::-1].cumsum()[::-1]
         return min(at_most, int(np.count_nonzero(wider > room)))
 
 
@@ -367,8 +375,8 @@ def _joined(pieces: list[Spans]) -> Spans:
 
 def _largest(width: Array, start: Array, row: Array, k: int) -> Array:
     """Return where the ``k`` widest are, widest first, then by start and row."""
-    at = np.arange(len(width))
-    if len(width) > k:
+    at = np.arange(len(width) if k else 0)
+    if len(width) > k > 0:
         least = np.partition(width, len(width) - k)[len(width) - k]
         at = np.flatnonzero(width >= least)
     return at[np.lexsort((row[at], start[at], -width[at]))[:k]]

@@ -149,6 +149,10 @@ def test_only_the_tracks_asked_for_count(columns, tracks, count):
     assert found.tracks.tolist() == tracks.tolist()
     assert len(found.coverage) == count
     check(found, start, end, track, 20, 7)
+    counts = Index(start, end, track).counts(window, tracks)
+    for number, said in zip(tracks, counts, strict=True):
+        only = Index(start, end, np.where(track == number, track, -1))
+        assert said == only.query(window, pixels=20, k=7).total
 
 
 @given(spans())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpuscope.figures.bars import Properties, arrows, bars
@@ -63,8 +64,14 @@ def frame(
     )
 
 
-def statement(view: View) -> str:
-    """Say in plain text what is drawn and what is not."""
+def statement(view: View, *, besides: Collection[str] = ()) -> str:
+    """Say in plain text what is drawn and what is not.
+
+    Parameters
+    ----------
+    besides
+        Kinds that are drawn elsewhere in the figure.
+    """
     total, drawn = view.total, len(view.found.rows)
     if total > drawn:
         merged = view.found.merged
@@ -73,8 +80,8 @@ def statement(view: View) -> str:
             which = "narrower ones" if drawn else "spans"
             said.append(f"{merged:,} {which} merged into the shading of their track")
         if view.hidden_tracks:
-            unseen = total - view.found.total
-            said.append(f"{view.hidden_tracks:,} less busy tracks not shown, with {unseen:,} spans")
+            hidden = total - view.found.total
+            said.append(f"{view.hidden_tracks:,} less busy tracks not shown, with {hidden:,} spans")
     elif total:
         said = [f"all {total:,} spans of the window drawn"]
     else:
@@ -85,7 +92,11 @@ def statement(view: View) -> str:
     if view.crowded:
         names = ", ".join(clean(name, 30) for name in view.crowded[:3])
         said.append(f"more than {LANES} at once share a line in {names}")
-    if elsewhere := view.tracks.elsewhere():
-        kinds = ", ".join(f"{count:,} {clean(kind)}" for kind, count in elsewhere.items())
-        said.append(f"rows of other kinds not shown: {kinds}")
+    unseen = [
+        f"{count:,} {clean(kind)}"
+        for kind, count in view.tracks.elsewhere().items()
+        if kind not in besides
+    ]
+    if unseen:
+        said.append(f"rows of other kinds not shown: {', '.join(unseen)}")
     return "; ".join(said)

@@ -67,9 +67,7 @@ def png(figure: go.Figure) -> bytes:
             drawing.arrows(trace)
     drawing.words([trace for trace in content["data"] if trace.get("showlegend", True)])
     file = io.BytesIO()
-    drawing.image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
-        file, "PNG"
-    )
+    drawing.image.quantize(256, dither=Image.Dither.NONE).save(file, "PNG")
     return file.getvalue()
 
 
@@ -79,9 +77,7 @@ class _Drawing:
     def __init__(self, layout: Properties) -> None:
         self._layout = layout
         margin, height = layout["margin"], int(layout["height"])
-        self._small, self._plain, self._large = (
-            ImageFont.load_default(size) for size in (12, 13, 18)
-        )
+        self._small, self._plain, self._large = (_font(size) for size in (12, 13, 18))
         self._axes = [layout[name] for name in ("yaxis", "yaxis2") if name in layout]
         labels = [_plain(text) for axis in self._axes for text in axis.get("ticktext") or ()]
         widest = max((self._small.getlength(label) for label in labels), default=0)
@@ -243,5 +239,5 @@ def _font(size: int) -> Any:
 
 
 def _plain(text: str) -> str:
-    said = unescape(re.sub(r"<[^<>]*>", "", text))
+    said = unescape(re.sub(r"<[^<>]*>", "", text.replace("<br>", "\n")))
     return said if isinstance(_font(12).path, str) else said.replace("µ", "u")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from gpuscope.figures.frame import Frame, frame, statement
 from gpuscope.figures.labels import in_order
 from gpuscope.figures.places import Places, heading, nothing, stripe, y_axis
 from gpuscope.figures.raster import StaticFigure
+from gpuscope.figures.sm_blocks import Blocks, HeldIndex
+from gpuscope.figures.sm_picture import sm_picture
 from gpuscope.figures.text import (
     axis_unit,
     escape,
@@ -25,7 +28,7 @@ from gpuscope.figures.tracks import Tracks, default_window_ns
 from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
 
-_HEADING = 34
+_HEADING_LINE, _HEADING_CHARACTERS = 18, 100
 _EMPTY_BAND = 70
 # Plotly draws the grid over images: light lines would look like gaps.
 _GRID = "rgba(27,31,36,0.1)"
@@ -37,6 +40,7 @@ def timeline(
     window_ns: tuple[int, int] | None = None,
     max_spans: int = 2000,
     title: str | None = None,
+    sm: bool = False,
 ) -> go.Figure:
     """Draw a trace as a timeline: ranges and calls of the host, then one row a stream.
 
@@ -50,9 +54,14 @@ def timeline(
         track that says how full it is of them; the figure states how many they are.
     title
         Default ``"Timeline"``. That the trace is simulated is added.
+    sm
+        Whether to draw under it, on the same time axis, which SMs were held when, and by
+        whose thread blocks; :func:`sm_map` says more of them.
 
     Raises
     ------
+    MissingEvidence
+        The SMs are asked for, and no finished thread block has its SM.
     ValueError
         The window is empty or ``max_spans`` is below 1.
 
@@ -62,7 +71,8 @@ def timeline(
     """
     window = default_window_ns(trace) if window_ns is None else window_ns
     band = _Band(View.of(Tracks.of(trace), window, max_spans=max_spans), trace, None)
-    return _draw([band], title or "Timeline", {"": trace})
+    blocks = HeldIndex(Blocks(trace, None)) if sm else None
+    return _draw([band], title or "Timeline", {"": trace}, blocks)
 
 
 def timelines(
@@ -115,7 +125,12 @@ class _Band:
         return high - low
 
 
-def _draw(bands: Sequence[_Band], title: str, traces: Mapping[str, Trace]) -> go.Figure:
+def _draw(
+    bands: Sequence[_Band],
+    title: str,
+    traces: Mapping[str, Trace],
+    held: HeldIndex | None = None,
+) -> go.Figure:
     length_ns = max(band.length_ns for band in bands)
     unit, unit_ns = axis_unit(length_ns)
     partitions = {name for band in bands for name in band.view.tracks.partitions()}
@@ -127,13 +142,24 @@ def _draw(bands: Sequence[_Band], title: str, traces: Mapping[str, Trace]) -> go
     ]
     notes = provenance_lines(traces)
     if len(bands) == 1 and bands[0].setting is None:
-        notes += [escape(line) for line in wrapped(statement(bands[0].view))]
+        said = statement(bands[0].view, besides=() if held is None else ("block",))
+        notes += [escape(line) for line in wrapped(said)]
     if left_out := sum(one.left_out for one in frames):
         notes.append(f"{left_out:,} further event waits have no arrow")
     data = _bars(bands, frames, colours, unit) + _arrows(frames)
     images = [one.image for one in frames if one.image is not None]
     if images:
         data.append(_shading_key())
+    axes: Properties = {"yaxis": y_axis(places, height)}
+    time_below = "y"
+    if held is not None:
+        low, high = bands[0].view.found.window_ns
+        below = sm_picture(held, (low, high), colours, height, zero_ns=low, unit_ns=unit_ns)
+        images.append(below.image)
+        data.append(below.trace)
+        notes.append(below.note)
+        axes = {"yaxis": {**axes["yaxis"], "domain": below.above}, "yaxis2": below.axis}
+        time_below, height = "y2", below.height
     length = length_ns / unit_ns
     layout = style.base_layout(
         escape(title, 90) + title_suffix(traces.values()),
@@ -151,8 +177,9 @@ def _draw(bands: Sequence[_Band], title: str, traces: Mapping[str, Trace]) -> go
             minallowed=0,
             maxallowed=length,
             gridcolor=_GRID,
+            anchor=time_below,
         ),
-        yaxis=y_axis(places, height),
+        **axes,
     )
     return StaticFigure(data=data, layout=layout)
 
@@ -167,10 +194,12 @@ def _place(
     shapes: list[Properties] = []
     for band in bands:
         if band.setting is not None:
-            text = f"<b>{escape(band.setting, 40)}</b>  {escape(statement(band.view))}"
-            annotations.append(heading(text, y + _HEADING / 2))
-            shapes.append(stripe(y, y + _HEADING, "#E3E9EF"))
-            y += _HEADING
+            said = textwrap.wrap(statement(band.view), _HEADING_CHARACTERS)
+            lines = [f"<b>{escape(band.setting, 40)}</b>", *(escape(line) for line in said)]
+            size = _HEADING_LINE * len(lines) + 8
+            annotations.append(heading("<br>".join(lines), y + size / 2))
+            shapes.append(stripe(y, y + size, "#E3E9EF"))
+            y += size
         place = Places.of(band.view.shown, band.view.depth, y)
         places.append(place)
         annotations += place.annotations

@@ -252,6 +252,42 @@ def test_instants_that_are_merged_still_show():
     assert (picture[:, :, 3] > 0).any(axis=0).sum() >= 490
 
 
+def test_sms_stand_under_the_tracks_on_the_same_time_axis():
+    blocks = [
+        {"kind": "block", "start_ns": 100 * at, "end_ns": 100 * at + 90, "sm": at % 4, "device": 0,
+         "partition": "a" if at % 4 < 3 else None}
+        for at in range(100)
+    ]  # fmt: skip
+    trace = build(
+        [kernel(0, 5000, 1, "a"), kernel(0, 10_000, 2), *blocks],
+        devices={"cuda:0": {"name": "NVIDIA H200", "index": 0, "sm_count": 8}},
+        partitions={"a": {}},
+    )
+    figure = figures.timeline(trace, sm=True, window_ns=(0, 5000))
+    (image,) = figure.layout.images
+    assert (image.yref, image.sizey) == ("y2", 8)
+    assert tuple(figure.layout.yaxis2.range) == (8, 0)
+    assert figure.layout.yaxis2.domain[1] < figure.layout.yaxis.domain[0]
+    assert figure.layout.xaxis.anchor == "y2"
+    assert any(one.yaxis == "y2" for one in figure.data)
+    _, picture = pixels(figure)
+    sms = picture.reshape(8, -1, *picture.shape[1:])[:, 0]
+    used = [np.unique(row[row[:, 3] > 0][:, :3], axis=0).tolist() for row in sms]
+    partition = list(bytes.fromhex(style.OKABE_ITO[0][1:]))
+    assert (
+        used == [[partition]] * 3 + [[list(bytes.fromhex(style.WHOLE_GPU_COLOUR[1:]))]] + [[]] * 4
+    )
+    busy = (sms[..., 3] > 0).mean(axis=1)[:4]
+    assert busy == pytest.approx([0.225] * 4, abs=0.03)
+    assert "thread blocks held one longest" in words(figure)
+    assert "block" not in words(figure).split("SMs:")[0]
+    plain = figures.timeline(trace)
+    assert "100 block" in words(plain)
+    assert plain.layout.height < figure.layout.height
+    with pytest.raises(MissingEvidence, match="thread blocks"):
+        figures.timeline(build([kernel(0, 9)]), sm=True)
+
+
 def test_a_figure_has_few_bars_and_bytes_however_many_spans_there_are():
     starts = np.arange(20_000) * 1000
     trace = build([kernel(int(start), int(start) + 300, name="n" * 500) for start in starts])
@@ -303,7 +339,8 @@ def test_hover_says_what_is_known_of_a_span():
     (hover,) = hovers(figures.timeline(trace))
     for part in (
         "<b>gemm</b>", "kernel, partition", "15 µs", "from 0.000 µs",
-        "true start up to 250 ns later", "true end up to 1.5 µs earlier", "partition decode (16 SMs)",
+        "true start up to 250 ns later", "true end up to 1.5 µs earlier",
+        "partition decode (16 SMs)",
         "intended for partition prefill", "stream d0", "source: cupti",
     ):  # fmt: skip
         assert part in hover

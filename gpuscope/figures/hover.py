@@ -11,7 +11,7 @@ from gpuscope.figures.text import duration, escape
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 
-_CHARACTERS = 64_000
+_CHARACTERS = 44_000
 """What the names in a frame may take; with many spans each is cut shorter."""
 _SHORTEST, _LONGEST = 32, 120
 
@@ -64,7 +64,7 @@ def hovers(view: View) -> list[str]:
 def _short(text: str, limit: int) -> str:
     said = _escaped(text, limit)
     # Letters outside ASCII and escapes take more than a byte each.
-    return said if len(said.encode()) <= 2 * limit else _escaped(text, limit // 3)
+    return said if 2 * len(said.encode()) <= 3 * limit else _escaped(text, limit // 3)
 
 
 def _tails(view: View) -> list[str]:

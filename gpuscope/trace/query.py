@@ -321,7 +321,7 @@ class _Grid:
         over &= sign > 0  # the others stay in the cells: what they cover may be another's too
         offset = track[over] * (self.columns + 1.0)
         begin, until = edges[0][over] + offset, edges[1][over] + offset
-        order = np.argsort(begin)
+        order = np.argsort(begin, kind="stable")  # few runs that ascend: quick to merge
         begin, until, offset = begin[order], until[order], offset[order]
         reach = np.maximum.accumulate(until)
         begin[1:] = np.maximum(begin[1:], reach[:-1])

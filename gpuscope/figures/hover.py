@@ -91,7 +91,8 @@ def _tail(tracks: Tracks, values: list[Any], *, is_host: bool, one_source: bool)
     partition, intended, stream, status, source = values
     lines = []
     if stream is not None or not is_host:
-        lines.append(f"stream {escape(tracks.names.stream_name(stream), 60)}")
+        known = escape(tracks.names.stream_name(stream), 60)
+        lines.append(known if "stream" in known else f"stream {known}")
     if intended is not None and intended != partition:
         lines.append(f"<b>intended for partition {escape(intended, 40)}</b>")
     if status is not None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gpuscope.trace.store import load_trace as load_trace
     from gpuscope.trace.store import save_trace as save_trace
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
+    from gpuscope.widgets.timeline import Timeline as Timeline
     from gpuscope.workloads.function import workload as workload
     from gpuscope.workloads.gemm import Gemm as Gemm
     from gpuscope.workloads.gemm import mm_out as mm_out
@@ -77,6 +78,7 @@ _HOMES = {
     "load_trace": "gpuscope.trace.store",
     "save_trace": "gpuscope.trace.store",
     "Dashboard": "gpuscope.widgets.dashboard",
+    "Timeline": "gpuscope.widgets.timeline",
     "workload": "gpuscope.workloads.function",
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",

@@ -17,6 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuscope as gs
+from gpuscope.calibration.judge import fold_of
+from gpuscope.calibration.kernels import kernel_of
+from gpuscope.calibration.profile_file import write_profile
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.sim.profile import Profile
@@ -97,14 +100,14 @@ def test_a_fold_that_is_predicted_again_is_met_within_the_goals():
 
 def test_no_shape_is_in_two_folds_and_folds_are_even():
     shapes = {tuple(row["shape"]) for row in DATA["gemm"]}
-    fold = script().fold_of(list(shapes))
+    fold = fold_of(shapes)
     assert set(fold) == shapes
     sizes = [list(fold.values()).count(index) for index in range(5)]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_the_shipped_profile_is_what_the_script_fits(tmp_path):
-    script().write(script().fit(DATA), tmp_path / "again.json")
+    write_profile(script().fit(DATA), tmp_path / "again.json")
     again = Profile.load(str(tmp_path / "again.json"))
     for row in DATA["gemm"][::7]:
         for sms in row["us"]:
@@ -137,7 +140,7 @@ def test_the_compact_copy_is_read_like_the_folder(tmp_path):
     script().keep(folder, tmp_path / "kept" / "copy.json")
     assert script().read(tmp_path / "kept" / "copy.json") == folder
     assert [row["us"] for row in folder["gemm"]] == [{"8": 10.0, "132": 5.0}, {"8": 3.0}]
-    kernel = script().kernel_of(folder["gemm"][0])
+    kernel = kernel_of(folder["gemm"][0])
     assert (kernel.tile[:3], kernel.splits) == ((64, 64, 8), 4)
 
 

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gpuscope import analysis as analysis
     from gpuscope import figures as figures
+    from gpuscope.calibration.calibrate import calibrate as calibrate
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.select import open_device as open_device
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from gpuscope.workloads.gemm import mm_out as mm_out
 
 _HOMES = {
+    "calibrate": "gpuscope.calibration.calibrate",
     "CallerStreamGuard": "gpuscope.device.caller",
     "get_caller_stream": "gpuscope.device.caller",
     "open_device": "gpuscope.device.select",

@@ -30,6 +30,38 @@ noise: the reference is measured after, on a hotter GPU."""
 BESIDE = "(beside it)"
 """Goal of a row that is there for comparison."""
 
+CALIBRATION = """## Your own GPU
+
+    gpuscope calibrate --out gpu.json
+    gpuscope predict examples/quickstart.toml --gpu-profile gpu.json
+
+or `gpuscope.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`. It takes less than
+3 minutes, needs CUPTI (`gpuscope doctor` says what brings it), and wants the GPU for itself, in a
+process that has not recorded yet: with CUPTI on, calls cost more. It prints the median and 90th
+percentile of the errors of predicted GEMM times, in the fit and, by a fit to the others, on a
+fifth of the shapes. The file is written at the end, whole or not at all.
+
+- **Host costs**: 100 calls at a time through gpuscope, Python and all, median of seven; a
+  partition with the probe of its SMs. The times from a launch call's end to its kernel, from a
+  kernel's end to the host's return from a wait, and between two queued GEMMs: from recorded
+  kernels, medians.
+- **Copies**: 64 MiB up and down, one rate for both ways together; 512 MiB on the device; the
+  element-wise copy kernel over 64 and 512 MiB on every SM count that is measured.
+- **GEMMs**: up to 320 shapes, a few chosen and the others random (sides from 16 to 8192, half
+  not multiples of 64), in four dtypes, on up to eight SM counts, each call alone; not told the
+  SM count, which is what is fitted to, and told it, which is only judged. What one call would take
+  longer than 60 ms for is left out and counted; a slow GPU measures fewer shapes, at least 40.
+- **Kernels**: a kernel's name tells its tile, for cuBLAS's and CUTLASS's names from Volta to
+  Blackwell; a name that tells none is inferred from its grids, if some tile explains at least two
+  of them. What stays unknown is in no fit of constants, and is named.
+
+Where the driver has no green contexts (before CUDA 12.4) everything is measured on all SMs: the
+simulated GPU cannot be carved either, and what a partition costs is an H200's. A GPU without
+bfloat16 gets float16's times for it. `measured.source` says so in the file. How many blocks an SM
+holds is estimated with the registers and shared memory of Hopper's; a fit makes up for a constant
+factor there. Only on an H200 has any of this run.
+""".splitlines()
+
 GROUPS = {
     "carving": "Carving",
     "host cost": "Host cost",
@@ -337,9 +369,11 @@ def profile_page() -> str:
         '`open_device("sim:PATH.json")` opens one of your own. Every field is required, no other',
         "is allowed, numbers are finite. `InvalidProfile` names each field that is wrong by its",
         "path, such as `gemm.float16.0.times.load_us`. No figure comes from a datasheet:",
-        "`python scripts/fit_profile.py MEASUREMENTS --out PROFILE.json` fits the constants to",
-        "measured kernel durations and prints how far off they are on shapes left out of the fit.",
+        "`gpuscope calibrate` measures the GPU at hand; `python scripts/fit_profile.py` fits",
+        "`sim:h200` again, from the measurements in `benchmarks/data/`, by the same code.",
         "[How the times follow from the constants](simulator.md#how-a-gemm-is-timed).",
+        "",
+        *CALIBRATION,
         "",
     ]
     parts: list[tuple[str, type[BaseModel]]] = [

@@ -25,8 +25,7 @@ from typing import Any
 from gpuscope.calibration import judge
 from gpuscope.calibration.fit import fit_gemm as fit_gemm_on
 from gpuscope.calibration.judge import FOLDS, table
-from gpuscope.calibration.profile_file import profile_of, write_profile
-from gpuscope.device.carve import SmLayout
+from gpuscope.calibration.profile_file import layout_of, profile_of, write_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data" / "h200.json"
@@ -57,7 +56,7 @@ HOST_COSTS = {
     "pinned_copy_bytes_per_us": 55000,
     "device_copy_bytes_per_us": 4300000,
 }
-LAYOUT = SmLayout(*(DEVICE[name] for name in ("quantum_sm_count", "quanta", "remainder_sm_count")))
+LAYOUT = layout_of(DEVICE)
 
 
 # -- measurements ----------------------------------------------------------------------
@@ -103,7 +102,10 @@ def keep(data: dict[str, Any], target: Path) -> None:
 
 def fit(data: dict[str, Any]) -> dict[str, Any]:
     """The whole profile."""
-    return profile_of(data, name="h200", device=DEVICE, measured=MEASURED, constants=HOST_COSTS)
+    return profile_of(
+        fit_gemm(data["gemm"]), data["gemm"], data["copy"],
+        name="h200", device=DEVICE, measured=MEASURED, constants=HOST_COSTS,
+    )  # fmt: skip
 
 
 fit_gemm = partial(fit_gemm_on, layout=LAYOUT)

@@ -29,6 +29,14 @@ _XMMA = re.compile(r"tilesize(\d+)x(\d+)x(\d+)_(?:stage(\d))?")
 _WMMA = re.compile(r"wmma.*_32x32_")
 _PLAIN = re.compile(r"gemm_(?:[a-z]+\d*_)*(\d+)x(\d+)_")
 _DEPTH = re.compile(r"_(\d+)x(\d)_")
+_ALIGNMENTS = {2: (16, 4, 2), 4: (16, 4), 8: (16, 8)}
+"""Bytes of an element → alignments with kernels of their own."""
+
+KINDS: list[Key] = [
+    (dtype, width) for dtype, item in ITEM_BYTES.items() for width in _ALIGNMENTS[item]
+]
+"""Every kind of kernels."""
+
 _SIDES = (256, 128, 64, 32, 16, 8)
 _REGISTERS, _SHARED_BYTES = 65536, 227 * 1024
 """Of one SM; the least that a block takes of them is estimated from its tile."""
@@ -203,8 +211,7 @@ def kind(row: Row) -> Key:
     m, n, k = row["shape"]
     dtype = row["dtype"]
     width = alignment(m, n, k, dtype)
-    kinds = {2: (16, 4, 2), 4: (16, 4), 8: (16, 8)}[ITEM_BYTES[dtype]]
-    return dtype, next(one for one in kinds if one <= width)
+    return dtype, next(one for one in _ALIGNMENTS[ITEM_BYTES[dtype]] if one <= width)
 
 
 def shares_constants(key: Key) -> Key:

@@ -9,42 +9,48 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope._files import replacing
-from gpuscope.calibration.fit import fit_copy, fit_gemm
+from gpuscope.calibration.fit import Fitted, fit_copy
+from gpuscope.calibration.kernels import Key, Row
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.sim.gemm_model import ITEM_BYTES
 from gpuscope.device.sim.schema import ProfileFile
 
 
+def layout_of(device: Mapping[str, Any]) -> SmLayout:
+    """Return the SM layout that a profile's ``device`` table states."""
+    return SmLayout(device["quantum_sm_count"], device["quanta"], device["remainder_sm_count"])
+
+
 def profile_of(
-    data: Mapping[str, Sequence[Any]],
+    kinds: Mapping[Key, Fitted],
+    rows: Sequence[Row],
+    copies: Sequence[Mapping[str, float]],
     *,
     name: str,
     device: Mapping[str, Any],
     measured: Mapping[str, Any],
     constants: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Fit a whole profile, as its file holds it.
+    """Return a whole profile, as its file holds it.
 
     Parameters
     ----------
-    data
-        Measurements: ``gemm`` as :data:`~gpuscope.calibration.kernels.Row`, ``copy`` as
-        :func:`fit_copy` takes them.
+    kinds, rows
+        What :func:`~gpuscope.calibration.fit.fit_gemm` made of which measured rows.
+    copies
+        Measurements of the copy kernel, which are fitted here.
     device, measured, constants
         The tables of these names; counts of shapes and rows are added to ``measured``.
     """
-    layout = SmLayout(device["quantum_sm_count"], device["quanta"], device["remainder_sm_count"])
-    rows = data["gemm"]
-    found = fit_gemm(rows, layout)
     gemm = {
         dtype: [
             {
                 "alignment": width,
-                "tiles": found[dtype, width].tiles,
-                "times": found[dtype, width].times.model_dump(),
-                "choice": found[dtype, width].choice.model_dump(),
+                "tiles": kinds[dtype, width].tiles,
+                "times": kinds[dtype, width].times.model_dump(),
+                "choice": kinds[dtype, width].choice.model_dump(),
             }
-            for width in sorted((one for name, one in found if name == dtype), reverse=True)
+            for width in sorted((one for of, one in kinds if of == dtype), reverse=True)
         ]
         for dtype in ITEM_BYTES
     }
@@ -58,7 +64,7 @@ def profile_of(
         "device": dict(device),
         "measured": {**measured, **counts},
         "constants": dict(constants),
-        "copy": fit_copy(data["copy"]),
+        "copy": fit_copy(copies),
         "gemm": gemm,
     }
 

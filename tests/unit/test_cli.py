@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import cli
+from gpuscope.calibration.calibrate import Calibration
 from gpuscope.device import diagnose, select
 from gpuscope.device.cuda import driver
+from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import DeviceUnavailable
 
 EXPERIMENT = {
@@ -37,6 +40,7 @@ EXPERIMENT = {
         },
     },
 }  # fmt: skip
+H200 = Path(cli.__file__).parent / "device" / "sim" / "profiles" / "h200.json"
 FILES = ["comparison.json", "report.html", "trace-16-rest.parquet", "trace-shared.parquet"]
 
 
@@ -206,6 +210,77 @@ def test_predict_refuses_what_it_cannot_compare(command, trial, tmp_path):
     code, _, told = command("predict", trial, "--gpu-profile", "nope", "--out", tmp_path / "out")
     assert code == cli.FAILED
     assert "nope" in told
+
+
+# -- calibrate ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calibrated(monkeypatch):
+    """Let a calibration end at once, with what the shipped profile says."""
+
+    def calibrate(device, path, *, progress):
+        progress(0.0, "calls")
+        progress(1.0, "done")
+        one = {"rows": 12, "median": 0.061, "p90": 0.24, "share_median": 0.2, "share_p90": 1.1}
+        shutil.copyfile(H200, path)
+        return Calibration(
+            path=path, profile=Profile.read(path).file, errors={"float16": one, "all": one},
+            held_out={"all": one | {"median": 0.072}},
+            told_errors={"rows": 5, "median": 0.05, "p90": 0.17}, unreadable=("odd [red]kernel",),
+            skipped=6, notes=("a note",), measured_s=17.2, fitted_s=6.3,
+        )  # fmt: skip
+
+    monkeypatch.setattr(cli, "calibrate", calibrate)
+
+
+def test_calibrate_writes_a_profile_and_shows_its_errors(command, calibrated, trial, tmp_path):
+    path = tmp_path / "new" / "mine.json"
+    code, printed, _ = command("calibrate", "--device", "sim:h200", "--out", path)
+    assert code == 0
+    assert names(path.parent) == ["mine.json"]
+    assert f'wrote {path}: open_device("sim:{path}")' in printed
+    assert "6.1%, 24.0%" in printed
+    assert "7.2%, 24.0%" in printed
+    assert "told the SM count: 5.0%, 17.0%" in printed
+    assert "odd [red]kernel" in printed
+    assert "6 timings left out" in printed
+    assert "17 s of measuring, 6 s of fitting" in printed
+    code, printed, _ = command("predict", trial, "--gpu-profile", path, "--out", tmp_path / "out")
+    assert code == 0, printed
+
+
+def test_calibrate_with_json_prints_json_and_nothing_else(command, calibrated, tmp_path):
+    path = tmp_path / "mine.json"
+    code, printed, _ = command("calibrate", "--device", "sim:h200", "--out", path, "--json")
+    assert code == 0
+    facts = json.loads(printed)
+    assert facts["file"] == str(path)
+    assert facts["errors"]["all"]["median"] == 0.061
+    assert facts["notes"] == ["a note"]
+
+
+def test_calibrate_refuses_what_is_no_gpu(command, tmp_path, without_cuda):
+    path = tmp_path / "mine.json"
+    code, _, told = command("calibrate", "--device", "sim:h200", "--out", path)
+    assert code == 1
+    assert "calibrate measures a real GPU, and sim:h200 is simulated" in told
+    code, _, told = command("calibrate", "--out", path)
+    assert code == 1
+    assert "no NVIDIA driver was found" in told
+    assert names(tmp_path) == []
+
+
+def test_ctrl_c_in_calibrate_writes_nothing(command, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "calibrate", interrupt)
+    out = tmp_path / "mine.json"
+    code, printed, _ = command("calibrate", "--device", "sim:h200", "--out", out, "--json")
+    assert code != 0
+    assert "wrote" not in printed
+    assert names(tmp_path) == []
 
 
 # -- what goes wrong ----------------------------------------------------------------------

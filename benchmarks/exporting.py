@@ -100,10 +100,14 @@ def a_trace(spans: int) -> gs.Trace:
             "prefill": {"asked": "rest", "sm_count": 116, "context": 3},
         },
         streams={
-            str(13 + one): {"name": f"s{one}", "partition": ("decode", "prefill")[one // 2],
-                            "priority": 0, "device": "cuda:0"}
+            str(13 + one): {
+                "name": f"s{one}",
+                "partition": ("decode", "prefill")[one // 2],
+                "priority": 0,
+                "device": "cuda:0",
+            }
             for one in range(4)
-        },  # fmt: skip
+        },
         process_names={"4711": "python3"},
         thread_names={"4712": "MainThread"},
     )

@@ -130,10 +130,11 @@ def _single(trace: Trace | Run, target: Path) -> Trace:
         raise ExportError(f"a trace or a run is exported, not {type(trace).__name__}")
     if len(trace) == 1:
         return next(iter(trace.values()))
+    names = ", ".join(map(repr, trace))
     raise ExportError(
-        f"the run has {len(trace)} settings, {', '.join(map(repr, trace))}, which took turns on one "
-        f"clock: export one of them, export(run[{next(iter(trace))!r}], {target.name!r}), or all of "
-        "them as a report, .html"
+        f"the run has {len(trace)} settings, {names}, which took turns on one clock: export one "
+        f"of them, export(run[{next(iter(trace))!r}], {target.name!r}), or all of them as a "
+        "report, .html"
     )
 
 

@@ -66,8 +66,10 @@ TABLES = {
 _SPELT = {"category_": "category", "memsetValue": "value"}
 """Two columns that are whole numbers where the same name means text in other tables."""
 
-_ALL = "id parent partition intended_partition channel " \
+_ALL = (
+    "id parent partition intended_partition channel "
     "external_correlation graph queued_ns submitted_ns flop_count status"
+)
 _WORK = f"{_ALL} category"
 EXTRA = {
     KERNEL: _WORK.split(),
@@ -146,14 +148,12 @@ def statements(extra: Mapping[str, Sequence[str]]) -> list[str]:
             kind = "TEXT" if pa.types.is_dictionary(arrow) else "INTEGER"
             inside.append(f'"{name}" {"REAL" if pa.types.is_floating(arrow) else kind}')
         made.append(f"CREATE TABLE {table} ({', '.join(inside)})")
-    enums = {
-        name: {number: pair for number, pair in enumerate(pairs)} for name, pairs in ENUMS.items()
-    }
+    enums = {name: dict(enumerate(pairs)) for name, pairs in ENUMS.items()}
     enums["ENUM_NSYS_EVENT_TYPE"] = {number: (one, one) for number, one in EVENT_TYPES.items()}
     for name, pairs in enums.items():
-        made.append(
-            f"CREATE TABLE {name} (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT)"
+        made.append(f"CREATE TABLE {name} (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT)")
+        rows = ", ".join(
+            f"({number}, '{one}', '{label}')" for number, (one, label) in pairs.items()
         )
-        rows = ", ".join(f"({number}, '{one}', '{label}')" for number, (one, label) in pairs.items())
         made.append(f"INSERT INTO {name} VALUES {rows}")  # noqa: S608 - our own constants
     return made

@@ -9,23 +9,30 @@ in ``GPUSCOPE_SPANS``.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import json
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-import gpuscope
 from gpuscope._files import replacing
-from gpuscope.analysis.columns import codes, combined, rows_of
+from gpuscope.analysis.columns import codes
 from gpuscope.analysis.launch import launch_calls
 from gpuscope.errors import ExportError
 from gpuscope.exporters import nsys_schema as nsys
+from gpuscope.exporters.nsys_facts import facts
+from gpuscope.exporters.nsys_values import (
+    CONFIG,
+    config,
+    is_empty,
+    listed,
+    names_of_ranges,
+    payload,
+    values_of,
+)
 from gpuscope.exporters.numbers import NOTHING, Contexts, Ids, column
 from gpuscope.exporters.steps import Step, silent
 from gpuscope.trace import schema
@@ -44,7 +51,6 @@ _KINDS = {
 _TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
 _DRIVER = re.compile("cu(?!da)[A-Z]")
 """How the names of the driver's calls begin."""
-_AXES = ("X", "Y", "Z")
 
 
 def write(trace: Trace, path: str | Path, step: Step = silent) -> Path:
@@ -83,14 +89,14 @@ def _fill(database: sqlite3.Connection, trace: Trace, step: Step) -> dict[str, i
         for statement in nsys.statements(tables.extra):
             database.execute(statement)
         counts: dict[str, int] = {}
-        for table, names, chunk in tables.chunks():
+        for table, names, chunk, spans in tables.chunks():
             places = ", ".join("?" * len(names))
             quoted = ", ".join(f'"{name}"' for name in names)
             text = f"INSERT INTO {table} ({quoted}) VALUES ({places})"  # noqa: S608 - our names
             database.executemany(text, zip(*chunk, strict=True))
             counts[table] = counts.get(table, 0) + len(chunk[0])
-            if table in tables.of_spans:
-                step(len(chunk[0]))
+            if spans:
+                step(spans)
         database.execute("COMMIT")
     except sqlite3.Error as error:
         raise ExportError(
@@ -129,7 +135,10 @@ class _Tables:
         given = [name for name in schema.SPAN_TYPES if spans.column(name).null_count < len(spans)]
         found = {table: list(names) for table, names in nsys.EXTRA.items()}
         for table in (nsys.KERNEL, nsys.MEMCPY, nsys.MEMSET):
-            for name, told in (("context", self.contexts.context), ("correlation", self.correlation)):
+            for name, told in (
+                ("context", self.contexts.context),
+                ("correlation", self.correlation),
+            ):
                 if (self.column(name) != told).any():
                     found[table].append(name)
         if self.ids.shortened:
@@ -137,7 +146,7 @@ class _Tables:
                 names += ["process", "thread", "end_thread"]
         return {
             **{table: [one for one in names if one in given] for table, names in found.items()},
-            nsys.REST: given,
+            nsys.REST: given or [*schema.REQUIRED],
             nsys.EDGES: list(schema.EDGE_TYPES),
         }
 
@@ -197,8 +206,8 @@ class _Tables:
         }
 
     # -- tables of spans --------------------------------------------------------------
-    def chunks(self) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
-        """Yield table, columns, and their values for some rows."""
+    def chunks(self) -> Iterator[tuple[str, list[str], list[list[Any]], int]]:
+        """Yield table, columns, their values for some rows, and how many spans these are."""
         trace = self.trace
         kinds = codes(trace.spans.column("kind"))
         home = np.array([_HOMES.get(one, _OTHER) for one in kinds[1]], np.int64)[kinds[0]]
@@ -207,29 +216,32 @@ class _Tables:
         home[is_event & (self.column("thread") != NOTHING)] = _NUMBERS[nsys.RUNTIME]
         makers = {
             nsys.KERNEL: self._kernels, nsys.MEMCPY: self._copies, nsys.MEMSET: self._sets,
-            nsys.RUNTIME: self._calls, nsys.NVTX: self._ranges, nsys.REST: lambda rows: {},
+            nsys.RUNTIME: self._calls, nsys.NVTX: self._ranges, nsys.REST: _nothing,
         }  # fmt: skip
-        yield from _listed(nsys.NVTX, self._nvtx_names())
+        yield from listed(nsys.NVTX, names_of_ranges(trace, self.ids))
         for table, make in makers.items():
             rows = np.flatnonzero(home == _NUMBERS[table])
             rows = rows[np.argsort(self.starts[rows], kind="stable")]
             for low in range(0, len(rows), _ROWS):
                 some = rows[low : low + _ROWS]
                 columns = {**make(some), **self.ours(table, some)}
-                known = {name: one for name, one in columns.items() if not _is_empty(one)}
-                yield table, list(known), [_values(one) for one in known.values()]
+                known = {name: one for name, one in columns.items() if not is_empty(one)}
+                yield table, list(known), [values_of(one) for one in known.values()], len(some)
         yield from self._edges()
-        for table, lines in self._facts().items():
-            yield from _listed(table, lines)
+        latest = np.where(self.ends == NOTHING, self.starts, self.ends)
+        last_ns = int(latest.max()) - self.base_ns if len(latest) else 0
+        told = facts(trace, self.ids, self.contexts, self.strings, self.base_ns, last_ns)
+        for table, lines in told.items():
+            yield from listed(table, lines)
 
-    def _edges(self) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
+    def _edges(self) -> Iterator[tuple[str, list[str], list[list[Any]], int]]:
         edges = self.trace.edges
         code, kinds = codes(edges.column("kind"))
         texts = np.array(kinds, object)
         for low in range(0, edges.num_rows, _ROWS):
             some = slice(low, low + _ROWS)
             ends = [edges.column(name)[some].to_numpy().tolist() for name in ("from", "to")]
-            yield nsys.EDGES, list(schema.EDGE_TYPES), [*ends, texts[code[some]].tolist()]
+            yield nsys.EDGES, list(schema.EDGE_TYPES), [*ends, texts[code[some]].tolist()], 0
 
     def _work(self, rows: Array) -> dict[str, Any]:
         columns = {**self.times(rows), **self.place(rows), "globalPid": self.ids.pid[rows] << 24}
@@ -238,12 +250,12 @@ class _Tables:
 
     def _kernels(self, rows: Array) -> dict[str, Any]:
         code, configs = self.codes("launch_config")
-        numbers = np.array([_config(one) for one in configs], np.int64)[code[rows]]
+        numbers = np.array([config(one) for one in configs], np.int64)[code[rows]]
         return {
             **self._work(rows),
             "demangledName": self.name[rows],
             "shortName": self.name[rows],
-            **{name: numbers[:, place] for place, name in enumerate(_CONFIG)},
+            **{name: numbers[:, place] for place, name in enumerate(CONFIG)},
         }
 
     def _copies(self, rows: Array) -> dict[str, Any]:
@@ -275,40 +287,14 @@ class _Tables:
         }
 
     # -- NVTX -------------------------------------------------------------------------
-    def _nvtx_names(self) -> list[dict[str, Any]]:
-        """Return the events that name domains and categories, and number them."""
-        spans = self.trace.spans
-        rows = rows_of(self.trace, "range", "mark")
-        domain, domains = codes(spans.column("domain"))
-        category, categories = codes(spans.column("category"))
-        self.domain = domain  # 0, the default domain, is null
-        self.category = category
-        pid = self.ids.pid
-        lines = []
-        for row in rows[combined(pid[rows], domain[rows])[0]].tolist() if len(rows) else ():
-            if domain[row]:
-                lines.append({"eventType": nsys.DOMAIN, "text": domains[domain[row]]} | self._of(row))
-        first = combined(pid[rows], domain[rows], category[rows])[0] if len(rows) else ()
-        for row in rows[first].tolist() if len(rows) else ():
-            if category[row]:
-                lines.append(
-                    {"eventType": nsys.CATEGORY, "text": categories[category[row]],
-                     "category": int(category[row])} | self._of(row)
-                )  # fmt: skip
-        return lines
-
-    def _of(self, row: int) -> dict[str, Any]:
-        (thread,) = self.ids.thread(np.array([row])).tolist()
-        return {"start": 0, "domainId": int(self.domain[row]), "globalTid": thread}
-
     def _ranges(self, rows: Array) -> dict[str, Any]:
         style, styles = self.codes("range_style")
         kind, kinds = self.codes("kind")
         startend, mark = (styles == "start/end")[style[rows]], (kinds == "mark")[kind[rows]]
         types = np.where(startend, nsys.START_END, nsys.PUSH_POP)
-        category = self.category[rows]
-        payload, payloads = self.codes("payload")
-        values = [_payload(one) for one in payloads.tolist()]
+        category = self.codes("category")[0][rows].astype(np.int64)
+        told, payloads = self.codes("payload")
+        values = [payload(one) for one in payloads.tolist()]
         return {
             **self.times(rows),
             "eventType": np.where(mark, nsys.MARK, types),
@@ -318,133 +304,22 @@ class _Tables:
             "globalTid": self.ids.thread(rows),
             "endGlobalTid": self.ids.end_thread(rows),
             "textId": self.name[rows],
-            "domainId": self.domain[rows],
+            "domainId": self.codes("domain")[0][rows],
             **{
-                name: [values[one][place] for one in payload[rows].tolist()]
+                name: [values[one][place] for one in told[rows].tolist()]
                 for place, name in enumerate(("int64Value", "doubleValue", "jsonText"))
                 if any(one[place] is not None for one in values)
             },
         }
 
-    # -- everything else --------------------------------------------------------------
-    def _facts(self) -> dict[str, list[dict[str, Any]]]:
-        facts = self.trace.metadata
-        ends = np.where(self.ends == NOTHING, self.starts, self.ends)
-        last = int(ends.max()) - self.base_ns if len(ends) else 0
-        moment = dt.datetime.fromtimestamp(self.base_ns // 10**9, dt.UTC).strftime("%FT%T")
-        major, minor, micro = nsys.VERSION.split(".")
-        export = {
-            "EXPORT_PRODUCT_NAME": "gpuscope",
-            "EXPORT_PRODUCT_VERSION": gpuscope.__version__,
-            "EXPORT_SCHEMA_VERSION": nsys.VERSION,
-            "EXPORT_SCHEMA_VERSION_MAJOR": major,
-            "EXPORT_SCHEMA_VERSION_MINOR": minor,
-            "EXPORT_SCHEMA_VERSION_MICRO": micro,
-        }
-        ours = {"schema_version": str(schema.SCHEMA_VERSION), "metadata": facts.to_json()}
-        processes = self.ids.processes()
-        devices = [one for one in facts.devices.values() if "index" in one]
-        threads = [
-            {"nameId": self.string(name), "globalTid": thread}
-            for thread, name in self.ids.thread_names()
-        ]
-        return {
-            "TARGET_INFO_GPU": [
-                {"vmId": _VM, "id": one["index"], "name": one.get("name"),
-                 "smCount": one.get("sm_count"), "uuid": one.get("uuid"), "cuDevice": one["index"]}
-                for one in devices
-            ],
-            "TARGET_INFO_CUDA_DEVICE": [
-                {"gpuId": one["index"], "cudaId": one["index"], "pid": pid}
-                for one in devices for pid in processes
-            ],
-            "TARGET_INFO_CUDA_CONTEXT_INFO": self.contexts.contexts(self.ids.pid),
-            "TARGET_INFO_CUDA_STREAM": self.contexts.streams(self.ids.pid),
-            "TARGET_INFO_SESSION_START_TIME": [
-                {"utcEpochNs": self.base_ns, "utcTime": moment, "localTime": moment}
-            ],
-            "ANALYSIS_DETAILS": [
-                {"globalVid": _VM, "duration": last, "startTime": 0, "stopTime": last}
-            ],
-            "ThreadNames": threads,
-            "PROCESSES": [
-                {"globalPid": _VM | pid << 24, "pid": pid, "name": name}
-                for pid, name in processes.items()
-            ],
-            **{
-                table: [{"name": name, "value": value} for name, value in lines.items()]
-                for table, lines in {
-                    "META_DATA_EXPORT": export, "EXPORT_META_DATA": export,
-                    "META_DATA_CAPTURE": {"CAPTURE_PRODUCT_NAME": "gpuscope"},
-                    nsys.METADATA: ours,
-                }.items()
-            },
-            "StringIds": [{"id": number, "value": text} for text, number in self.strings.items()],
-        }  # fmt: skip
+
+def _nothing(rows: Array) -> dict[str, Any]:
+    """Return Nsight's columns of what it does not know."""
+    del rows
+    return {}
 
 
 _VM = 1 << 48
 _NUMBERS = {table: number for number, table in enumerate(sorted(_Tables.of_spans))}
 _OTHER = _NUMBERS[nsys.REST]
 _HOMES = {kind: _NUMBERS[table] for kind, table in _KINDS.items()}
-_CONFIG = (
-    *(f"grid{axis}" for axis in _AXES), *(f"block{axis}" for axis in _AXES), "registersPerThread",
-    "staticSharedMemory", "dynamicSharedMemory",
-)  # fmt: skip
-
-
-def _config(text: str | None) -> list[int]:
-    """Return the numbers of a launch configuration in the order of ``_CONFIG``.
-
-    A trace knows the shared memory as one sum: it stands as dynamic.
-    """
-    try:
-        facts = json.loads(text or "{}")
-        numbers = [*facts.get("grid", [NOTHING] * 3), *facts.get("block", [NOTHING] * 3)]
-        static = facts.get("static_shared_memory", NOTHING)
-        shared = facts.get("dynamic_shared_memory", facts.get("shared_memory", NOTHING))
-        numbers += [facts.get("registers", NOTHING), static, shared]
-        found = [int(one) for one in numbers]
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        found = []
-    good = len(found) == len(_CONFIG) and all(-1 << 63 <= one < 1 << 63 for one in found)
-    return found if good else [NOTHING] * len(_CONFIG)
-
-
-def _payload(text: str | None) -> tuple[int | None, float | None, str | None]:
-    """Return a payload as whole number, as number, or as text."""
-    if text is None:
-        return None, None, None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None, None, text
-    if isinstance(value, int) and not isinstance(value, bool) and -1 << 63 <= value < 1 << 63:
-        return value, None, None
-    return (None, value, None) if isinstance(value, float) else (None, None, text)
-
-
-def _is_empty(column: Any) -> bool:
-    """Whether there is no value: null is what a row has anyway."""
-    return not isinstance(column, list) and bool((column == NOTHING).all())
-
-
-def _values(column: Any) -> list[Any]:
-    """Return a column as Python's numbers, ``None`` where there is none."""
-    if isinstance(column, list):
-        return column
-    missing = column == NOTHING
-    if not missing.any():
-        return list(column.tolist())
-    values = column.astype(object)
-    values[missing] = None
-    return list(values.tolist())
-
-
-def _listed(
-    table: str, lines: list[dict[str, Any]] | list[Mapping[str, Any]]
-) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
-    """Turn rows into columns."""
-    if lines:
-        names = list(dict.fromkeys(name for line in lines for name in line))
-        yield table, names, [[line.get(name) for line in lines] for name in names]

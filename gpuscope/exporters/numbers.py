@@ -131,7 +131,9 @@ class Contexts:
         for one in np.unique(self.device).tolist():
             mine = self.device == one
             common = Counter(context[mine & told].tolist()).most_common(1)
-            primary = common[0][0] if common else next(n for n in range(1, 1 << 20) if n not in used)
+            primary = (
+                common[0][0] if common else next(n for n in range(1, 1 << 20) if n not in used)
+            )
             self.context[mine & ~told] = primary
 
     def contexts(self, pid: Array) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ def program():
 def steps(count=200):
     """Return launches as CUPTI tells them: CUDA's names, launch configurations, two streams."""
     rows, edges = [], {"from": [], "to": [], "kind": []}
-    rng = random.Random(7)
+    rng = random.Random(7)  # noqa: S311 - no secrets
     free = [0, 0]
     base = 1_795_000_000_000_000_000
     for number in range(count):
@@ -91,7 +91,7 @@ def steps(count=200):
 
 def whole(seed, rows=400):
     """Return a random trace: overlaps, nests, instants, open rows, odd names, all kinds."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - no secrets
     base = rng.choice([0, 5, 1_795_000_000_123_456_789])
     kinds = ["kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block",
              "counter", "handle", "host function"]  # fmt: skip

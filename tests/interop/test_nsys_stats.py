@@ -68,7 +68,9 @@ def test_kernels(exported, nsys):
         shape = [" ".join(f"{one:4}" for one in config.get(name, [0, 0, 0]))
                  for name in ("grid", "block")]  # fmt: skip
         expected[row["name"], *shape].append(row)
-    found = {(row["Name"], row["GridXYZ"], row["BlockXYZ"]): row for row in nsys("gpukernsum", path)}
+    found = {
+        (row["Name"], row["GridXYZ"], row["BlockXYZ"]): row for row in nsys("gpukernsum", path)
+    }
     assert found.keys() == expected.keys()
     for key, rows in expected.items():
         assert int(found[key]["Instances"]) == len(rows)
@@ -161,8 +163,8 @@ def test_launches(make, tmp_path, nsys):
         row = found[key]
         columns = dict(zip("AQKT", zip(*launches, strict=True), strict=True))
         assert int(row["Count"]) == len(launches)
-        for letter, values in columns.items():
-            values = [one for one in values if one is not None]
+        for letter, column in columns.items():
+            values = [one for one in column if one is not None]
             if letter == "Q":
                 assert int(row["QCount"]) == len(values)
             if values:

@@ -171,7 +171,10 @@ def main() -> None:
         command = [sys.executable, __file__, "--here", "--spans", str(asked.spans), form]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ARROW_IO_THREADS": "1"}
         done = subprocess.run(
-            ["taskset", "-c", "0", *command], env=environment, check=True, capture_output=True
+            ["taskset", "-c", str(max(os.sched_getaffinity(0))), *command],
+            env=environment,
+            check=True,
+            capture_output=True,
         )
         results.append(json.loads(done.stdout))
         print(results[-1])

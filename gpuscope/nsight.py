@@ -24,7 +24,15 @@ from gpuscope.experiment import Experiment
 from gpuscope.trace.model import Trace
 from gpuscope.trace.store import load_trace
 
-_PROGRAM = "import sys; from gpuscope.session import perform; perform(sys.argv[1], sys.argv[2])"
+_PROGRAM = """
+import sys
+from gpuscope.errors import GpuscopeError
+from gpuscope.session import perform
+try:
+    perform(sys.argv[1], sys.argv[2])
+except GpuscopeError as error:
+    sys.exit(str(error))
+"""
 _SUFFIXES = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
 _KEPT = re.compile(
     "(CUDA|NVIDIA|NVRTC|NVVM|NSYS|CUPY|PYTHON|TORCH|LD_|LC_|XDG_)|"

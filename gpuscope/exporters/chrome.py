@@ -45,7 +45,7 @@ CATEGORIES = {
 FLOWS = {"launch": "ac2g"}
 """Kind of an edge → Kineto's category of the arrow; another kind is its own category."""
 
-_TOLD = ("kind", "name", "start_ns", "end_ns", "host", "device_uuid", "source")
+_TOLD = ("kind", "name", "start_ns", "end_ns", "host", "device_uuid")
 """Columns that an event tells without arguments, and what the metadata knows."""
 _NUMBERED = {"process": 0, "thread": 1}
 """Columns that the process's and thread's numbers tell, where they are the system's."""

@@ -266,6 +266,7 @@ def test_chrome_events(tmp_path):
     expected = {
         "id": 2, "device": 0, "context": 1, "green_context": 3, "partition": "decode",
         "stream": 7, "correlation": 5, "queued_ns": 1500, "process": 11,
+        "source": "cupti",
     }  # fmt: skip
     assert kernel["args"] == expected
     assert spans[1]["args"] == {"id": 1, "parent": 0, "correlation": 5, "target_stream": 7}

@@ -183,8 +183,8 @@ def executable(path):
 
 def test_finding_nsys(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(_nsys, "_PLACES", {"nsys": (f"{tmp_path}/nsight-compute/*/host/target-*/nsys",
-                                                    "{cuda}/bin/nsys")})  # fmt: skip
+    compute = f"{tmp_path}/nsight-compute/*/host/target-*/nsys"
+    monkeypatch.setattr(_nsys, "_PLACES", {"nsys": (compute, "{cuda}/bin/nsys")})
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     with pytest.raises(gs.MissingDependency, match="neither on PATH nor in CUDA's toolkit"):
         _nsys.find("nsys")

@@ -269,7 +269,8 @@ def test_chrome_events(tmp_path):
         "source": "cupti",
     }  # fmt: skip
     assert kernel["args"] == expected
-    assert spans[1]["args"] == {"id": 1, "parent": 0, "correlation": 5, "target_stream": 7}
+    told_of_call = {"id": 1, "parent": 0, "correlation": 5, "target_stream": 7, "source": "cupti"}
+    assert spans[1]["args"] == told_of_call
     assert (spans[1]["pid"], spans[1]["tid"], spans[1]["cat"]) == (11, 12, "cuda_runtime")
     assert spans[3]["ph"] == "B"
     assert "dur" not in spans[3]

@@ -94,6 +94,8 @@ def missing_libraries(nsys: Path) -> list[str]:
         except (OSError, subprocess.TimeoutExpired):
             continue
         for name in re.findall(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE):
+            if (importer.parent / name).exists():
+                continue  # its own, which its launcher finds
             package = next((one for key, one in _PACKAGES.items() if name.startswith(key)), None)
             text = f"{name} (Debian's package {package})" if package else name
             missing += [text] if text not in missing else []

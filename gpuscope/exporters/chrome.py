@@ -122,9 +122,12 @@ class _Events:
         phase = np.where(unknown, np.where(instant | lacks, ord("i"), ord("B")), ord("X"))
         self.phase = np.where(self.counter, ord("C"), phase)
         found, track = tracks(trace)
-        slices = np.where((phase == ord("i")) | (phase == ord("C")), self.starts, self.ends)
+        slices = np.where(np.isin(self.phase, [ord("i"), ord("C")]), self.starts, self.ends)
         self.on_device = np.array([one.is_device for one in found], bool)[track]
-        self.order, lane = nested(track, self.starts, slices)
+        edges = self._edges()
+        bound = np.zeros(len(trace), bool)
+        bound[np.concatenate(edges[1:])] = True
+        self.order, lane = nested(track, self.starts, slices, bound)
         first, self.place = combined(track, lane)
         self.metadata = Names(trace, [(found[track[row]], int(lane[row])) for row in first])
         self.numbers = np.array([self.metadata.ids[one] for one in range(len(first))], np.int64)
@@ -133,7 +136,7 @@ class _Events:
         self.names = pa.array([quote(one or "") for one in self._texts("name")])
         longest = pc.max(pc.binary_length(self.names)).as_py() or 1
         self.rows_at_once = max(1, min(_ROWS, _BYTES // longest))
-        self._flows()
+        self._flows(*edges)
         self.count = len(trace) + 2 * self.edges + len(self.metadata.lines)
 
     def _texts(self, column: str) -> list[str | None]:
@@ -170,22 +173,29 @@ class _Events:
             )
         self.heads = pa.array(lines, pa.string())
 
-    def _flows(self) -> None:
-        """Place the ends of the arrows where their slices begin.
+    def _edges(self) -> tuple[Array, Array, Array]:
+        """Return the edges that can be arrows, and the rows they lead from and to.
 
-        Perfetto binds an end to the slice that is open then, and knows no way back in time: an
-        arrow begins at the row that began first, and its arguments say where it leads from and
-        to. An edge to a row that is not there, or that is a counter's, is left out and counted.
+        An edge to a row that is not there, or that is a counter's, is left out and counted.
         """
-        trace = self.trace
-        rank = np.empty(len(trace), np.int64)
-        rank[self.order] = np.arange(len(trace))
-        source, target = (positions(trace, trace.edges.column(name)) for name in ("from", "to"))
+        edges = self.trace.edges
+        source, target = (positions(self.trace, edges.column(name)) for name in ("from", "to"))
         known = (source >= 0) & (target >= 0) & ~self.counter[source] & ~self.counter[target]
         edge = np.flatnonzero(known)
         self.lost_edges = len(known) - len(edge)
         self.edges = len(edge)
-        source, target = rank[source[edge]], rank[target[edge]]
+        return edge, source[edge], target[edge]
+
+    def _flows(self, edge: Array, source: Array, target: Array) -> None:
+        """Place the ends of the arrows where their slices begin.
+
+        Perfetto knows no way back in time: an arrow begins at the row that began first, and its
+        arguments say where it leads from and to.
+        """
+        trace = self.trace
+        rank = np.empty(len(trace), np.int64)
+        rank[self.order] = np.arange(len(trace))
+        source, target = rank[source], rank[target]
         code, kinds = codes(trace.edges.column("kind"))
         ends = np.r_[np.minimum(source, target), np.maximum(source, target)]
         order = np.argsort(ends, kind="stable")

@@ -249,8 +249,16 @@ def test_lanes_nest_and_are_few(rows):
     assert times == sorted(times)
     assert all(map(nests, by_lane.values()))
     for one, inside in by_track.items():
-        if nests(inside):
+        opened = [start for start, end in inside if end == OPEN]
+        if nests(inside) and not any([start for start, _ in inside].count(at) > 1 for at in opened):
             assert not lane[track == one].any()
+
+
+def test_where_arrows_end_nothing_else_begins():
+    starts, ends = np.array([0, 0, 0, 5, 5]), np.array([9, 8, 7, 6, 6])
+    track, arrows = np.zeros(5, np.int64), np.array([False, True, False, True, False])
+    _, lane = nested(track, starts, ends, arrows)
+    assert lane.tolist() == [0, 0, 1, 0, 1]
 
 
 # -- Chrome -----------------------------------------------------------------------------------

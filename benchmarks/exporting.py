@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 import gpuscope as gs
-from gpuscope.record import arrow
+from gpuscope.trace import arrow
 from gpuscope.trace import schema
 from gpuscope.trace.model import TraceMetadata
 

@@ -22,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 import gpuscope as gs
-from gpuscope.trace import arrow
-from gpuscope.trace import schema
+from gpuscope.trace import arrow, schema
 from gpuscope.trace.model import TraceMetadata
 
 FORMATS = {"json": "run.json", "sqlite": "run.sqlite", "parquet": "run.parquet"}

@@ -14,13 +14,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gpuscope import analysis as analysis
     from gpuscope import figures as figures
+    from gpuscope import nsight as nsight
     from gpuscope.calibration.calibrate import calibrate as calibrate
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.select import open_device as open_device
+    from gpuscope.errors import Cancelled as Cancelled
     from gpuscope.errors import CapabilityError as CapabilityError
     from gpuscope.errors import ClosedError as ClosedError
     from gpuscope.errors import DeviceUnavailable as DeviceUnavailable
+    from gpuscope.errors import ExportError as ExportError
     from gpuscope.errors import GpuscopeError as GpuscopeError
     from gpuscope.errors import InvalidExperiment as InvalidExperiment
     from gpuscope.errors import InvalidOperand as InvalidOperand
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from gpuscope.errors import StreamError as StreamError
     from gpuscope.errors import TraceFormatError as TraceFormatError
     from gpuscope.experiment import Experiment as Experiment
+    from gpuscope.exporters import export as export
     from gpuscope.interference import measure_interference as measure_interference
     from gpuscope.record.annotate import annotate as annotate
     from gpuscope.session import predict as predict
@@ -53,9 +57,11 @@ _HOMES = {
     "CallerStreamGuard": "gpuscope.device.caller",
     "get_caller_stream": "gpuscope.device.caller",
     "open_device": "gpuscope.device.select",
+    "Cancelled": "gpuscope.errors",
     "CapabilityError": "gpuscope.errors",
     "ClosedError": "gpuscope.errors",
     "DeviceUnavailable": "gpuscope.errors",
+    "ExportError": "gpuscope.errors",
     "GpuscopeError": "gpuscope.errors",
     "InvalidExperiment": "gpuscope.errors",
     "InvalidOperand": "gpuscope.errors",
@@ -68,6 +74,7 @@ _HOMES = {
     "StreamError": "gpuscope.errors",
     "TraceFormatError": "gpuscope.errors",
     "Experiment": "gpuscope.experiment",
+    "export": "gpuscope.exporters",
     "measure_interference": "gpuscope.interference",
     "annotate": "gpuscope.record.annotate",
     "predict": "gpuscope.session",
@@ -83,7 +90,7 @@ _HOMES = {
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",
 }
-_MODULES = ("analysis", "figures")
+_MODULES = ("analysis", "figures", "nsight")
 
 __all__ = [*_HOMES, *_MODULES]  # noqa: PLE0604 - every key is a string
 

@@ -15,8 +15,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import RecorderBusy
-from gpuscope.record import arrow, nvtx
-from gpuscope.record.arrow import NONE, Array
+from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.canary import NAME as CANARY
@@ -32,7 +31,8 @@ from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import Batch, Rows, call_row, freeze, outside_row, work_row
-from gpuscope.trace import schema
+from gpuscope.trace import arrow, joins, schema
+from gpuscope.trace.arrow import NONE, Array
 
 FOREIGN_STREAM = 1_000_000_000
 """Streams that are none of ours are numbered from here, by context and CUPTI's number."""
@@ -514,7 +514,7 @@ class CuptiSource:
         if not candidates:
             return set()
         middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
-        place = tables.innermost(
+        place = joins.innermost(
             apis["thread"],
             middle,
             np.array([call.thread for call in candidates], np.int64),
@@ -575,7 +575,7 @@ class CuptiSource:
         """Return batches of work with the calls that launched it; what has none waits."""
         batches = []
         for calls in (apis, *([tables.join_columns(self._known)] if self._known else [])):
-            at = tables.match(work["correlation"], calls["correlation"])
+            at = joins.match(work["correlation"], calls["correlation"])
             found = at >= 0
             if found.any():
                 mine = work if found.all() else tables.select(work, found)
@@ -767,7 +767,7 @@ class CuptiSource:
             "source": arrow.constant("cupti", count),
         }
         if known is not None:
-            at = tables.match(syncs["correlation"], known["correlation"])
+            at = joins.match(syncs["correlation"], known["correlation"])
             for name in ("process", "thread"):
                 columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
         return Batch(arrow.table(columns, count), schema.table({}, schema.EDGE_TYPES))

@@ -57,10 +57,10 @@ def read(capture: Capture) -> Part:
         "ends": nesting_ends[nesting],
         "rows": rows[nesting],
     }
-    # A range is in what was open just before it began, else it would be in itself.
     around = joins.innermost(
-        found["globalTid"], starts - 1, joined["owner"], joined["starts"], joined["ends"]
+        found["globalTid"], starts, joined["owner"], joined["starts"], joined["ends"]
     )
+    around[nesting] = joins.enclosing(joined["owner"], joined["starts"], joined["ends"])
     parents = np.where(around >= 0, joined["rows"][around], NONE) if len(nesting) else around
     color = found["color"]
     columns = {

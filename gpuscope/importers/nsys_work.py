@@ -307,8 +307,8 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> tuple[Array, 
     good = (before >= 0) & (done[before] >> _HOME == recording >> _HOME)
     good &= (done[after] > waiting) & (done[after] >> _HOME == waiting >> _HOME)
     pairs = np.stack([rows[order][before[good]], rows[order][after[good]]])
-    source, target = np.unique(pairs, axis=1)
-    return source, target
+    found = np.asarray(np.unique(pairs, axis=1))
+    return found[0], found[1]
 
 
 _HOME = 32

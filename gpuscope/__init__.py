@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from gpuscope.errors import StreamError as StreamError
     from gpuscope.errors import TraceFormatError as TraceFormatError
     from gpuscope.experiment import Experiment as Experiment
+    from gpuscope.importers.limits import Limits as Limits
+    from gpuscope.importers.load import load_trace as load_trace
     from gpuscope.interference import measure_interference as measure_interference
     from gpuscope.record.annotate import annotate as annotate
     from gpuscope.session import predict as predict
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from gpuscope.sweeps import sweep as sweep
     from gpuscope.trace.model import Run as Run
     from gpuscope.trace.model import Trace as Trace
-    from gpuscope.trace.store import load_trace as load_trace
     from gpuscope.trace.store import save_trace as save_trace
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.workloads.function import workload as workload
@@ -66,6 +67,8 @@ _HOMES = {
     "StreamError": "gpuscope.errors",
     "TraceFormatError": "gpuscope.errors",
     "Experiment": "gpuscope.experiment",
+    "Limits": "gpuscope.importers.limits",
+    "load_trace": "gpuscope.importers.load",
     "measure_interference": "gpuscope.interference",
     "annotate": "gpuscope.record.annotate",
     "predict": "gpuscope.session",
@@ -74,7 +77,6 @@ _HOMES = {
     "sweep": "gpuscope.sweeps",
     "Run": "gpuscope.trace.model",
     "Trace": "gpuscope.trace.model",
-    "load_trace": "gpuscope.trace.store",
     "save_trace": "gpuscope.trace.store",
     "Dashboard": "gpuscope.widgets.dashboard",
     "workload": "gpuscope.workloads.function",

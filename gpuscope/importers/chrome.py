@@ -33,10 +33,12 @@ _DERIVED = "gpu_user_annotation"
 _LAUNCHES = ("ac2g", "async_cpu_to_gpu")
 _ARGUMENTS = {
     "device": "device", "context": "context", "stream": "stream", "correlation": "correlation",
-    "External id": "external_correlation", "external id": "external_correlation",
-    "graph id": "graph", "graph node id": "graph_node", "bytes": "nbytes", "grid": "grid",
-    "block": "block", "registers per thread": "registers", "shared memory": "shared_memory",
+    "external_correlation": "External id", "graph": "graph id", "graph_node": "graph node id",
+    "nbytes": "bytes",
 }  # fmt: skip
+"""Column → Kineto's name of the argument."""
+_CONFIG = {"grid": "grid", "block": "block", "registers": "registers per thread",
+           "shared_memory": "shared memory"}  # fmt: skip
 _COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
 _UNIX_NS = 1_000_000_000_000_000_000
 """Times after 2001, if they count from 1970."""
@@ -164,7 +166,8 @@ class _Chrome:
         ids = np.arange(1, count + 1, dtype=np.int64)
         on_gpu = self._is(*_ON_GPU)
         called = np.flatnonzero(on_gpu | self._is("api"))
-        given = raw.Arguments(_ARGUMENTS)
+        wanted = (*_ARGUMENTS.values(), *_CONFIG.values())
+        given = raw.Arguments(wanted, as_written=("grid", "block"))
         told = given.read([self.events[row].args for row in rows[called].tolist()])
         for key, number in given.left.items():
             self.left[f"arguments {key[:40]!r} of GPU work and API calls"] = number
@@ -201,9 +204,8 @@ class _Chrome:
         """Return the columns that arguments tell, of all rows."""
         count = len(self.rows)
         columns: dict[str, Any] = {}
-        for name in ("device", "context", "stream", "correlation", "external_correlation",
-                     "graph", "graph_node", "nbytes"):  # fmt: skip
-            values = raw.whole(told[name])
+        for name, argument in _ARGUMENTS.items():
+            values = raw.whole(told[argument])
             known = np.asarray(values.is_valid(), dtype=bool)
             numbers = np.full(count, NONE, np.int64)
             if known.any():
@@ -388,7 +390,7 @@ class _Chrome:
         devices = {
             f"cuda:{index}": {"index": index, "name": f"GPU {index}"} for index in self.devices
         }
-        for facts in _listed(_fact(self.top, "deviceProperties")):
+        for facts in _listed(_fact(self.top, "deviceProperties"), dict):
             index, name, count = (facts.get(key) for key in ("id", "name", "numSms"))
             if isinstance(index, int) and isinstance(name, str):
                 devices[f"cuda:{index}"] = {
@@ -432,8 +434,8 @@ def _fact(top: dict[str, msgspec.Raw], name: str) -> Any:
     return msgspec.json.decode(top[name]) if name in top else None
 
 
-def _listed(found: Any) -> list[dict[str, Any]]:
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+def _listed(found: Any, kind: type) -> list[Any]:
+    return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []
 
 
 def _used(names: dict[int, str], column: Any, plain: Any) -> dict[str, str]:
@@ -463,24 +465,37 @@ def _edges(parts: list[tuple[Array, Array, str]]) -> Any:
 def _launch_configs(count: int, called: Array, told: dict[str, list[Any]]) -> Any:
     """Return the launch configurations as JSON, each distinct one once."""
     known: dict[Any, int] = {}
+    columns = [told[name] for name in _CONFIG.values()]
+    # A value that cannot be a key is no number.
     codes = np.full(count, NONE, np.int64)
+    codes[called] = [
+        known.setdefault((bytes(grid), bytes(block), repr(registers), repr(shared)), len(known))
+        if grid is not raw.ABSENT and block is not raw.ABSENT
+        else NONE
+        for grid, block, registers, shared in zip(*columns, strict=True)
+    ]
     texts: list[str | None] = []
-    columns = (told[name] for name in ("grid", "block", "registers", "shared_memory"))
-    for place, (grid, block, registers, shared) in zip(
-        called.tolist(), zip(*columns, strict=True), strict=True
-    ):
-        if not (isinstance(grid, list) and isinstance(block, list)):
-            continue
-        key = (*grid[:3], *block[:3], registers, shared)
-        if not all(isinstance(one, int | float | None) for one in key):
-            continue
-        if key not in known:
-            known[key] = len(texts)
-            facts = {"grid": grid[:3], "block": block[:3], "registers": registers,
-                     "shared_memory": shared}  # fmt: skip
-            texts.append(json.dumps({name: one for name, one in facts.items() if one is not None}))
-        codes[place] = known[key]
+    for key in known:
+        facts = zip(_CONFIG, key, strict=True)
+        texts.append(_config({name: _readable(value) for name, value in facts}))
     return arrow.text_column(codes, texts)
+
+
+def _readable(value: bytes | str) -> Any:
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return None
+
+
+def _config(facts: dict[str, Any]) -> str | None:
+    """Return a launch configuration as JSON, if it has the numbers of one."""
+    sizes = [*_listed(facts["grid"], int), *_listed(facts["block"], int)]
+    if len(sizes) != 6:
+        return None
+    told = {"grid": sizes[:3], "block": sizes[3:]}
+    more = {name: facts[name] for name in ("registers", "shared_memory")}
+    return json.dumps(told | {name: one for name, one in more.items() if isinstance(one, int)})
 
 
 def _copies(names: Any, is_copy: Array) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -15,7 +17,8 @@ from gpuscope.importers.limits import Limits
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE, Array
 
-_ABSENT = msgspec.Raw(b"")
+ABSENT = msgspec.Raw(b"")
+"""Stands for what an event does not have."""
 _BRACES = 4
 """Objects an event may have, itself and its arguments, before its file is no trace."""
 _LATEST_US = Decimal(1 << 52)
@@ -28,14 +31,14 @@ class Event(msgspec.Struct, gc=False):
     ph: str
     name: str | int | float | bool | None = None
     cat: str | None = None
-    ts: msgspec.Raw = _ABSENT
-    dur: msgspec.Raw = _ABSENT
+    ts: msgspec.Raw = ABSENT
+    dur: msgspec.Raw = ABSENT
     pid: int | str | float | None = None
     tid: int | str | float | None = None
-    id: msgspec.Raw = _ABSENT
-    id2: msgspec.Raw = _ABSENT
+    id: msgspec.Raw = ABSENT
+    id2: msgspec.Raw = ABSENT
     bp: str | None = None
-    args: msgspec.Raw = _ABSENT
+    args: msgspec.Raw = ABSENT
 
 
 _EVENTS = msgspec.json.Decoder(list[Event])
@@ -201,24 +204,71 @@ def pairs(
     return found, lost
 
 
-class Arguments:
-    """Values from the events' arguments, by column; what no column takes is counted by name."""
+_MOST_NAMES = 200
+"""Names of arguments that are counted each for itself."""
 
-    def __init__(self, names: dict[str, str]) -> None:
-        self._names = names
-        self._decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+class Arguments:
+    """The events' arguments, by name; what nobody asks for is counted by name, too.
+
+    Parameters
+    ----------
+    wanted
+        Names whose values are read.
+    as_written
+        Those of them that stay JSON.
+    """
+
+    def __init__(self, wanted: tuple[str, ...], as_written: tuple[str, ...] = ()) -> None:
+        self._wanted = wanted
+        self._as_written = as_written
+        self._others: list[str] = []
         self.left: Counter[str] = Counter()
 
     def read(self, raws: list[msgspec.Raw]) -> dict[str, list[Any]]:
-        """Return column → values."""
-        columns: dict[str, list[Any]] = {name: [None] * len(raws) for name in self._names.values()}
-        for row, raw in enumerate(raws):
-            if len(bytes(raw)) <= 2:
-                continue
-            for key, value in self._decode(raw).items():
-                name = self._names.get(key)
-                if name is None:
-                    self.left[key] += 1
+        """Return name → values."""
+        decode, nothing = self._decoder()
+        rows: list[tuple[Any, ...]] = []
+        add, as_tuple = rows.append, msgspec.structs.astuple
+        while len(rows) < len(raws):
+            try:
+                for raw in raws[len(rows) :]:
+                    add(as_tuple(decode(raw)) if raw is not ABSENT else nothing)
+            except msgspec.ValidationError:  # a name that is new
+                if self._learn(raws[len(rows)]):
+                    decode, nothing = self._decoder()
                 else:
-                    columns[name][row] = value
-        return columns
+                    add(nothing)
+        # Those that were read before a name was learnt are shorter.
+        columns = itertools.zip_longest(*rows, fillvalue=ABSENT)
+        found = dict(zip((*self._wanted, *self._others), columns, strict=False))
+        for name in self._others[:_MOST_NAMES]:
+            self.left[name] = len(rows) - found[name].count(ABSENT)
+        return {name: list(found.get(name, ())) for name in self._wanted}
+
+    def _learn(self, raw: msgspec.Raw) -> bool:
+        """Take the names of one event into account; whether that helps to read it."""
+        try:
+            names = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError:
+            self.left["that are no object"] += 1
+            return False
+        new = [one for one in names if one not in {*self._wanted, *self._others}]
+        self._others += new
+        return bool(new)
+
+    def _decoder(self) -> tuple[Callable[[Any], Any], tuple[Any, ...]]:
+        """Return what decodes the arguments with the names that are known so far."""
+        names = [*self._wanted, *self._others[:_MOST_NAMES]]
+        raw = {*self._as_written, *self._others}
+        made = msgspec.defstruct(
+            "Arguments",
+            [
+                (f"_{number}", *((msgspec.Raw, ABSENT) if name in raw else (Any, None)))
+                for number, name in enumerate(names)
+            ],
+            rename={f"_{number}": name for number, name in enumerate(names)},
+            forbid_unknown_fields=len(self._others) <= _MOST_NAMES,
+            gc=False,
+        )
+        return msgspec.json.Decoder(made).decode, msgspec.structs.astuple(made())

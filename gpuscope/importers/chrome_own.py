@@ -51,7 +51,7 @@ def _arguments() -> Any:
     fields: list[Any] = []
     for name, kind in schema.SPAN_TYPES.items():
         if name in ("launch_config", "payload"):
-            fields.append((name, msgspec.Raw | None, None))
+            fields.append((name, msgspec.Raw, raw.ABSENT))
         elif pa.types.is_dictionary(kind):
             fields.append((name, str | None, None))
         elif pa.types.is_floating(kind):
@@ -112,11 +112,11 @@ def trace(
 
 def _column(name: str, values: list[Any], base: int) -> Any:
     kind = schema.SPAN_TYPES[name]
+    if name in ("launch_config", "payload"):
+        values = [None if value is raw.ABSENT else bytes(value).decode() for value in values]
     if all(value is None for value in values):
         return pa.nulls(len(values))
-    if name in ("launch_config", "payload"):
-        values = [None if value is None else bytes(value).decode() for value in values]
-    elif name in _TIMES:
+    if name in _TIMES:
         values = [None if value is None else value + base for value in values]
     if pa.types.is_dictionary(kind):
         return pa.array(values, pa.string()).dictionary_encode()

@@ -284,7 +284,8 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> tuple[Array, 
     record = joins.match(moments[count:], moments[:count])
     wait = np.flatnonzero(record >= 0)
     record = record[wait]
-    if not len(wait) or not work:
+    rows = np.concatenate([np.zeros(0, np.int64), *(part.rows for part in work)])
+    if not len(wait) or not len(rows):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def joined(name: str, of_records: Array) -> list[Array]:
@@ -298,16 +299,15 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> tuple[Array, 
     home = arrow.coded_rows(*(np.concatenate(one) for one in places))[0].astype(np.int64)
     number = np.concatenate(joined("correlation", recorded["correlationId"]))
     key = home << _HOME | number & ((1 << _HOME) - 1)
-    rows = np.concatenate([part.rows for part in work])
     order = np.lexsort((np.concatenate([part.joins["start"] for part in work]), key[: len(rows)]))
     done = key[: len(rows)][order]
     recording, waiting = np.split(key[len(rows) :], 2)
-    before = np.searchsorted(done, recording) - 1
-    after = np.minimum(np.searchsorted(done, waiting, "right"), len(done) - 1)
+    before: Array = np.searchsorted(done, recording) - 1
+    after: Array = np.minimum(np.searchsorted(done, waiting, "right"), len(done) - 1)
     good = (before >= 0) & (done[before] >> _HOME == recording >> _HOME)
     good &= (done[after] > waiting) & (done[after] >> _HOME == waiting >> _HOME)
     pairs = np.stack([rows[order][before[good]], rows[order][after[good]]])
-    found = np.asarray(np.unique(pairs, axis=1))
+    found: Any = np.unique(pairs, axis=1)
     return found[0], found[1]
 
 

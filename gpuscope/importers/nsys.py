@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope.errors import TraceFormatError
-from gpuscope.importers import nsys_ranges, nsys_work
+from gpuscope.importers import nsys_own, nsys_ranges, nsys_work
 from gpuscope.importers.database import Database, opened
 from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.nsys_capture import API, KERNEL, NVTX, Capture
@@ -38,23 +38,32 @@ def read_nsys(path: Path, limits: Limits, *, keep_private: bool = False) -> Trac
 
 
 def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
-    if not any(table in database for table in (*nsys_work.TABLES, API, NVTX)):
+    if not any(database.has(table, "start") for table in (*nsys_work.TABLES, API, NVTX)):
         there = ", ".join(repr(table[:40]) for table in list(database.tables)[:5]) or "none"
         raise TraceFormatError(
             f"{name!r} is SQLite, but no export of Nsight Systems with CUDA or NVTX in it; its "
             f"tables: {there}. Record with nsys profile --trace=cuda,nvtx, and export with nsys "
             "export --type=sqlite"
         )
-    capture = Capture(database)
-    ranges = nsys_ranges.read(capture)
+    own = nsys_own.metadata(database)
+    capture = Capture(database, own)
+    ranges = nsys_ranges.read(capture, own=own is not None)
     calls = nsys_work.read_calls(capture, ranges)
     work = nsys_work.read_work(capture, calls)
     syncs = nsys_work.read_syncs(capture, calls)
-    parts = [part.table() for part in (ranges, calls, syncs, *work)]
-    spans = schema.concat([part for part in parts if part.num_rows], schema.SPAN_TYPES)
+    parts = [ranges, calls, syncs, *work]
+    if own is not None:
+        tables = [*(nsys_own.table(capture, part) for part in parts), nsys_own.rest(capture)]
+        spans = _joined(tables)
+        return Trace(spans if keep_private else scrub(spans), nsys_own.edges(database), own)
+    spans = _joined([part.spans() for part in parts])
     spans = _with_host(spans, capture) if keep_private else scrub(spans)
     edges = _edges(nsys_work.launch_edges(work), nsys_work.wait_edges(capture, work, syncs))
     return Trace(spans, edges, _metadata(capture, spans, keep_private=keep_private))
+
+
+def _joined(tables: list[Any]) -> Any:
+    return schema.concat([one for one in tables if one.num_rows], schema.SPAN_TYPES)
 
 
 def _with_host(spans: Any, capture: Capture) -> Any:

@@ -14,6 +14,7 @@ from gpuscope.importers.database import Database
 from gpuscope.importers.private import without_paths
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.model import TraceMetadata
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 API = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -30,19 +31,34 @@ _LONGEST_FACT = 80
 
 @dataclass
 class Part:
-    """Columns of spans, all of one length, beside what joins need of them."""
+    """Columns of spans, all of one length, beside what joins need of them.
 
+    Attributes
+    ----------
+    rows
+        Ids.
+    at
+        Positions in the table that they come from; ``None`` for all of it.
+    """
+
+    table: str
     columns: dict[str, Any]
     rows: Array
     joins: Mapping[str, Array] = field(default_factory=dict)
+    at: Array | None = None
 
-    def table(self) -> Any:
+    def spans(self) -> Any:
         """Return them as a table of spans."""
         return arrow.table({"id": self.rows, **self.columns}, len(self.rows))
 
 
 class Capture:
     """An open export, and what is known of its capture.
+
+    Parameters
+    ----------
+    own
+        The metadata where gpuscope wrote the file: its numbers of streams hold as they are.
 
     Attributes
     ----------
@@ -54,8 +70,9 @@ class Capture:
         As in the trace's metadata; they grow while rows are read.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, own: TraceMetadata | None = None) -> None:
         self.database = database
+        self._own = own
         self.not_taken: dict[str, int] = {}
         self.notes: list[str] = []
         self.complete = True
@@ -184,6 +201,8 @@ class Capture:
             number: {"name": name, "uuid": uuid, "sm_count": count}
             for number, name, uuid, count in self.database.rows("TARGET_INFO_GPU", columns)
         }
+        if self._own is not None:
+            gpus = {one.get("index"): dict(one) for one in self._own.devices.values()}
         known = self.database.rows("TARGET_INFO_CUDA_DEVICE", ("cudaId", "gpuId"))
         if known:
             gpus = {cuda: gpus.get(gpu, {}) for cuda, gpu in known}
@@ -206,6 +225,8 @@ class Capture:
 
     def stream_numbers(self, table: dict[str, Array]) -> Array:
         """Return the trace's number of each row's stream, or NONE."""
+        if self._own is not None:
+            return table["streamId"]
         keys = ("globalPid", "deviceId", "contextId", "streamId")
         codes, distinct = arrow.coded_rows(*(table[key] for key in keys))
         return np.array([self._stream(key) for key in distinct] or [NONE], np.int64)[codes]
@@ -219,7 +240,7 @@ class Capture:
         names = [self._partition(pid, number) for pid, number in where]
         numbers = self.stream_numbers(table)
         for number, home in arrow.coded_rows(numbers, homes)[1]:
-            if names[home] is not None and number != NONE:
+            if names[home] is not None and str(number) in self.streams:
                 self.streams[str(number)]["partition"] = names[home]
         return {
             "device": arrow.nullable(device, device == NONE),

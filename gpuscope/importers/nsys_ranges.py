@@ -24,8 +24,14 @@ _PROCESS = ~0xFFFFFF
 _OPEN = np.iinfo(np.int64).max
 
 
-def read(capture: Capture) -> Part:
-    """Return ranges and marks, with their domains, categories, colours and payloads."""
+def read(capture: Capture, *, own: bool = False) -> Part:
+    """Return ranges and marks, with their domains, categories, colours and payloads.
+
+    Parameters
+    ----------
+    own
+        Whether gpuscope wrote the file: its marks may have an end.
+    """
     database = capture.database
     found = database.integers(NVTX, _NUMBERS)
     loose = _loose(capture, len(found["start"]))
@@ -46,7 +52,7 @@ def read(capture: Capture) -> Part:
     is_mark = np.isin(kind, _MARK)
     style = np.where(is_mark, NONE, np.isin(kind, _START_END).astype(np.int64))
     starts = capture.times(found["start"])
-    ends = np.where(is_mark, found["start"], found["end"])
+    ends = found["end"] if own else np.where(is_mark, found["start"], found["end"])
     same = (found["endGlobalTid"] == NONE) | (found["endGlobalTid"] == found["globalTid"])
     rows = capture.rows(len(rest))
     nesting = np.flatnonzero(np.isin(kind, _PUSH_POP))
@@ -79,7 +85,7 @@ def read(capture: Capture) -> Part:
         "payload": payload,
         "source": arrow.constant("nsys", len(rest)),
     }  # fmt: skip
-    return Part(columns, rows, joined)
+    return Part(NVTX, columns, rows, joined, at=rest)
 
 
 def _argb(color: Array) -> Array:

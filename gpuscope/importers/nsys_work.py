@@ -61,6 +61,7 @@ def read_calls(capture: Capture, ranges: Part) -> Part:
         "source": arrow.constant("nsys", count),
     }
     return Part(
+        API,
         columns,
         capture.rows(count),
         {
@@ -126,10 +127,10 @@ def _work(
         "source": arrow.constant("nsys", count),
         **describe(capture, found),
     }
-    rows = capture.rows(count)
     return Part(
+        table,
         columns,
-        rows,
+        capture.rows(count),
         {
             "call": ids,
             "process": process,
@@ -160,8 +161,9 @@ def _launch_config(*columns: Array) -> Any:
         facts: dict[str, Any] = {"grid": values[:3], "block": values[3:6]}
         if values[6] != NONE:
             facts["registers"] = values[6]
-        if NONE not in values[7:]:
-            facts["shared_memory"] = values[7] + values[8]
+        shared = [one for one in values[7:] if one != NONE]
+        if shared:
+            facts["shared_memory"] = sum(shared)
         texts.append(json.dumps(facts))
     return arrow.text_column(codes, texts)
 
@@ -255,7 +257,8 @@ def read_syncs(capture: Capture, calls: Part) -> Part:
         "event": found["eventId"],
         "moment": found["eventSyncId"],
     }
-    return Part(columns, capture.rows(count), {name: one[is_wait] for name, one in keys.items()})
+    joined = {name: one[is_wait] for name, one in keys.items()}
+    return Part(SYNC, columns, capture.rows(count), joined)
 
 
 def launch_edges(work: list[Part]) -> tuple[Array, Array]:

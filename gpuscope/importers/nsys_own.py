@@ -98,8 +98,8 @@ def _columns(capture: Capture, name: str, wanted: list[str], at: Any) -> dict[st
         found[one] = arrow.nullable(moved[chosen], missing[chosen])
     rows = capture.database.rows(name, loose)
     lists = list(zip(*rows, strict=True)) or [() for _ in loose]
-    for one, values in zip(loose, lists, strict=True):
-        kept = values if at is None else [values[row] for row in np.asarray(at).tolist()]
+    for one, texts in zip(loose, lists, strict=True):
+        kept = texts if at is None else [texts[row] for row in np.asarray(at).tolist()]
         column = pa.array(kept, pa.float64() if pa.types.is_floating(types[one]) else pa.string())
         text = column.type == pa.string()
         found[one] = column.dictionary_encode() if text else column

@@ -305,8 +305,8 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> tuple[Array, 
     order = np.lexsort((np.concatenate([part.joins["start"] for part in work]), key[: len(rows)]))
     done = key[: len(rows)][order]
     recording, waiting = np.split(key[len(rows) :], 2)
-    before: Array = np.searchsorted(done, recording) - 1
-    after: Array = np.minimum(np.searchsorted(done, waiting, "right"), len(done) - 1)
+    before = np.asarray(np.searchsorted(done, recording)) - 1
+    after = np.minimum(np.searchsorted(done, waiting, "right"), len(done) - 1)
     good = (before >= 0) & (done[before] >> _HOME == recording >> _HOME)
     good &= (done[after] > waiting) & (done[after] >> _HOME == waiting >> _HOME)
     pairs = np.stack([rows[order][before[good]], rows[order][after[good]]])

@@ -88,24 +88,22 @@ def trace(
         for name in schema.SPAN_TYPES
         if name not in _BESIDE
     }
-    ids = raw.whole([one.id for one in told])
-    if ids.null_count:
-        raise TraceFormatError("a span has no id")
+    ids = _numbers(raw.whole([one.id for one in told]))
+    # A counter's sample has its number only.
+    lacking = ids == NONE
+    ids = np.where(lacking, max(int(ids.max(initial=0)), 0) + np.cumsum(lacking), ids)
     host = ~np.array([one in _ON_STREAMS for one in kind_names] or [True])[kind]
     columns |= _places(spans, told, host, columns)
-    counter = np.array([one == "counter" for one in kind_names] or [False])[kind]
-    has_end = lasting | (counter & ~lasting)
     columns |= {
         "id": ids,
         "kind": arrow.text_column(kind, [*kind_names]),
         "name": raw.texts([one.name for one in spans], ""),
         "start_ns": starts + base,
-        "end_ns": arrow.nullable(starts + lasts + base, ~has_end),
+        "end_ns": arrow.nullable(starts + lasts + base, ~lasting),
         "nbytes": _first(raw.whole([one.bytes for one in told]), columns["nbytes"]),
-        "device_uuid": _uuids(columns, facts),
+        "device_uuid": uuids(_numbers(columns["device"]), facts),
     }
-    if pa.types.is_null(columns["source"].type):
-        columns["source"] = arrow.constant("chrome", len(spans))
+    columns["source"] = _filled(columns["source"])
     table = arrow.table(columns, len(spans))
     return Trace(table if keep_private else scrub(table), _edges(flows), facts)
 
@@ -154,10 +152,17 @@ def _numbers(column: Any) -> Array:
     return np.asarray(column.cast(pa.int64()).fill_null(NONE))
 
 
-def _uuids(columns: dict[str, Any], facts: TraceMetadata) -> Any:
+def _filled(sources: Any) -> Any:
+    """Return the sources; a counter's sample, which cannot say its own, has that of the rest."""
+    known = sources.drop_null()
+    usual = known[0].as_py() if len(known) else "chrome"
+    return sources.cast(pa.string()).fill_null(usual).dictionary_encode()
+
+
+def uuids(device: Array, facts: TraceMetadata) -> Any:
     """Return the devices' UUIDs, which the metadata has by index."""
     known = {one.get("index"): one.get("uuid") for one in facts.devices.values()}
-    codes, indices = arrow.coded(_numbers(columns["device"]))
+    codes, indices = arrow.coded(device)
     return arrow.text_column(codes, [known.get(index) for index in indices])
 
 

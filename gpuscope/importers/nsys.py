@@ -53,7 +53,7 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
     syncs = nsys_work.read_syncs(capture, calls)
     parts = [ranges, calls, syncs, *work]
     if own is not None:
-        tables = [*(nsys_own.table(capture, part) for part in parts), nsys_own.rest(capture)]
+        tables = [*(nsys_own.table(capture, part, own) for part in parts), nsys_own.rest(capture)]
         spans = _joined(tables)
         return Trace(spans if keep_private else scrub(spans), nsys_own.edges(database), own)
     spans = _joined([part.spans() for part in parts])

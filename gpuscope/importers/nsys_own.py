@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpuscope.errors import TraceFormatError
+from gpuscope.importers.chrome_own import uuids
 from gpuscope.importers.database import Database
 from gpuscope.importers.nsys_capture import NVTX, Capture, Part
 from gpuscope.trace import arrow, schema
@@ -46,21 +48,27 @@ def metadata(database: Database) -> TraceMetadata | None:
     return TraceMetadata.from_json(str(facts.get("metadata")))
 
 
-def table(capture: Capture, part: Part) -> Any:
+def table(capture: Capture, part: Part, own: TraceMetadata) -> Any:
     """Return the rows of one of Nsight's tables with the columns of ours beside them."""
     columns = {name: one for name, one in part.columns.items() if name not in _DERIVED}
     count = len(part.rows)
     kind = columns["kind"]
     if count and kind[0].as_py() in _OF_WORK:
         columns = {name: one for name, one in columns.items() if name not in _OF_CALLS}
+    if "copy_kind" in columns:  # Nsight's column cannot be empty
+        kinds = columns["copy_kind"]
+        columns["copy_kind"] = pc.if_else(pc.equal(kinds.cast(pa.string()), "unknown"), None, kinds)
     there = capture.database.tables.get(part.table, ())
     names = [
         name
         for name in there
         if name in schema.SPAN_TYPES and name not in _THEIRS.get(part.table, ())
     ]
-    columns |= {"id": part.rows, **_columns(capture, part.table, names, part.at)}
-    return arrow.table(columns, count)
+    ours = _columns(capture, part.table, names, part.at)
+    device = ours.get("device", columns.get("device"))
+    if device is not None and not pa.types.is_null(device.type):
+        columns["device_uuid"] = uuids(np.asarray(device.fill_null(NONE)), own)
+    return arrow.table({**columns, "id": part.rows, **ours}, count)
 
 
 def rest(capture: Capture) -> Any:

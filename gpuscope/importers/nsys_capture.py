@@ -72,7 +72,7 @@ class Capture:
 
     def __init__(self, database: Database, own: TraceMetadata | None = None) -> None:
         self.database = database
-        self._own = own
+        self.own = own
         self.not_taken: dict[str, int] = {}
         self.notes: list[str] = []
         self.complete = True
@@ -201,8 +201,8 @@ class Capture:
             number: {"name": name, "uuid": uuid, "sm_count": count}
             for number, name, uuid, count in self.database.rows("TARGET_INFO_GPU", columns)
         }
-        if self._own is not None:
-            gpus = {one.get("index"): dict(one) for one in self._own.devices.values()}
+        if self.own is not None:
+            gpus = {one.get("index"): dict(one) for one in self.own.devices.values()}
         known = self.database.rows("TARGET_INFO_CUDA_DEVICE", ("cudaId", "gpuId"))
         if known:
             gpus = {cuda: gpus.get(gpu, {}) for cuda, gpu in known}
@@ -225,7 +225,7 @@ class Capture:
 
     def stream_numbers(self, table: dict[str, Array]) -> Array:
         """Return the trace's number of each row's stream, or NONE."""
-        if self._own is not None:
+        if self.own is not None:
             return table["streamId"]
         keys = ("globalPid", "deviceId", "contextId", "streamId")
         codes, distinct = arrow.coded_rows(*(table[key] for key in keys))

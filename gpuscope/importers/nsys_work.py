@@ -122,7 +122,7 @@ def _work(
         "correlation": arrow.nullable(found["correlationId"], found["correlationId"] == NONE),
         # CUPTI numbers a node below its graph, which has the upper 32 bits.
         "graph": arrow.nullable(node >> 32, node >> 32 <= 0),
-        "graph_node": arrow.nullable(node, node <= 0),
+        "graph_node": arrow.nullable(node, node == NONE if capture.own is not None else node <= 0),
         "queued_ns": capture.ends(ends),
         "source": arrow.constant("nsys", count),
         **describe(capture, found),

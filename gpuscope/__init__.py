@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gpuscope.errors import TraceFormatError as TraceFormatError
     from gpuscope.experiment import Experiment as Experiment
     from gpuscope.exporters import export as export
+    from gpuscope.importers.limits import Limits as Limits
+    from gpuscope.importers.load import load_trace as load_trace
     from gpuscope.interference import measure_interference as measure_interference
     from gpuscope.record.annotate import annotate as annotate
     from gpuscope.session import predict as predict
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from gpuscope.sweeps import sweep as sweep
     from gpuscope.trace.model import Run as Run
     from gpuscope.trace.model import Trace as Trace
-    from gpuscope.trace.store import load_trace as load_trace
     from gpuscope.trace.store import save_trace as save_trace
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.workloads.function import workload as workload
@@ -75,6 +76,8 @@ _HOMES = {
     "TraceFormatError": "gpuscope.errors",
     "Experiment": "gpuscope.experiment",
     "export": "gpuscope.exporters",
+    "Limits": "gpuscope.importers.limits",
+    "load_trace": "gpuscope.importers.load",
     "measure_interference": "gpuscope.interference",
     "annotate": "gpuscope.record.annotate",
     "predict": "gpuscope.session",
@@ -83,7 +86,6 @@ _HOMES = {
     "sweep": "gpuscope.sweeps",
     "Run": "gpuscope.trace.model",
     "Trace": "gpuscope.trace.model",
-    "load_trace": "gpuscope.trace.store",
     "save_trace": "gpuscope.trace.store",
     "Dashboard": "gpuscope.widgets.dashboard",
     "workload": "gpuscope.workloads.function",

@@ -35,7 +35,7 @@ from gpuscope.report import html_report, prediction_report
 from gpuscope.session import Progress as RunProgress
 from gpuscope.session import run as run_experiment
 from gpuscope.trace.model import Run, Trace
-from gpuscope.trace.store import load_trace, save_trace
+from gpuscope.trace.store import read_parquet, save_trace
 
 FAILED, BAD_USAGE = 1, 2
 
@@ -174,7 +174,7 @@ def _show_calibration(found: Calibration) -> None:
 
 def _load_run(folder: Path) -> dict[str, Trace]:
     """Return the traces that :func:`write_run` wrote, by setting."""
-    traces = [load_trace(path) for path in sorted(folder.glob("trace-*.parquet"))]
+    traces = [read_parquet(path) for path in sorted(folder.glob("trace-*.parquet"))]
     if not traces:
         raise GpuscopeError(
             f"there are no traces of a run in {folder.name!r}: name the --out folder of a "

@@ -21,7 +21,7 @@ _RANGES, _HANDLES, _CALLS, _SYNC, _STREAM = range(5)
 _GROUPS = {
     "range": _RANGES, "mark": _RANGES, "handle": _HANDLES, "api": _CALLS, "sync": _SYNC,
     "kernel": _STREAM, "memcpy": _STREAM, "memset": _STREAM, "host function": _STREAM,
-    "event": _STREAM,
+    "event": _STREAM, "graph": _STREAM,
 }  # fmt: skip
 _HOST_LABELS = {_RANGES: "ranges", _CALLS: "API calls", _SYNC: "synchronisation"}
 _INSTANTS = ("mark", "event")

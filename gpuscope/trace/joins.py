@@ -63,6 +63,20 @@ DEEPEST = 1000
 """Levels that :func:`innermost` climbs: a bound on its time, whatever a file holds."""
 
 
+def enclosing(owner: Array, starts: Array, ends: Array) -> Array:
+    """Return for each interval the innermost one of its owner that holds it whole, or NONE.
+
+    An interval is open at its end: one that begins where another ends is not in it.
+    """
+    order = np.lexsort((-ends, starts, owner))
+    first, last = starts[order], ends[order]
+    above = parents(owner[order], first, np.maximum(first, last - 1))
+    held = (above >= 0) & (last <= last[above]) if len(order) else above >= 0
+    found = np.full(len(starts), NONE, np.int64)
+    found[order[held]] = order[above[held]]
+    return found
+
+
 def parents(owner: Array, starts: Array, ends: Array) -> Array:
     """Return the enclosing interval of each; they are sorted by owner, then by start."""
     nests = (owner[1:] == owner[:-1]) & (starts[1:] <= ends[:-1])

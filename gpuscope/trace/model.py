@@ -17,6 +17,7 @@ from gpuscope._optional import require
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import schema
 from gpuscope.trace.explain import Explanation, explain
+from gpuscope.trace.facts import checked
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,20 @@ class TraceMetadata:
 
     @classmethod
     def from_json(cls, text: str) -> TraceMetadata:
-        """Read what :meth:`to_json` wrote; unknown keys are an error."""
-        facts = json.loads(text)
-        return cls(**{**facts, "notes": tuple(facts["notes"])})
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            A key is unknown, or a value has another type than is read; nothing else is.
+        """
+        return cls.from_facts(json.loads(text))
+
+    @classmethod
+    def from_facts(cls, facts: Any) -> TraceMetadata:
+        """Return the metadata from what JSON gave, as :meth:`from_json`."""
+        known = checked(facts)
+        return cls(**{**known, "notes": tuple(known.get("notes", ()))})
 
 
 class Trace:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpuscope.trace.model import Trace as Trace
     from gpuscope.trace.store import load_trace as load_trace
     from gpuscope.trace.store import save_trace as save_trace
+    from gpuscope.widgets.carver import PartitionCarver as PartitionCarver
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.workloads.function import workload as workload
     from gpuscope.workloads.gemm import Gemm as Gemm
@@ -76,6 +77,7 @@ _HOMES = {
     "Trace": "gpuscope.trace.model",
     "load_trace": "gpuscope.trace.store",
     "save_trace": "gpuscope.trace.store",
+    "PartitionCarver": "gpuscope.widgets.carver",
     "Dashboard": "gpuscope.widgets.dashboard",
     "workload": "gpuscope.workloads.function",
     "Gemm": "gpuscope.workloads.gemm",

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from gpuscope.device.api import (
     KernelModel,
     Observer,
 )
-from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes
+from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes, SmLayout
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.stream import Event, Stream, close_all
 from gpuscope.errors import InvalidOperand, InvalidPartition, StreamError
@@ -101,11 +101,16 @@ class Device:
             key=lambda stream: stream.id,
         ))  # fmt: skip
 
-    def held_parts(self) -> dict[str, tuple[int, ...]]:
-        """Name → parts of the live partitions."""
+    @property
+    def layout(self) -> SmLayout:
+        """The parts into which its driver splits its SMs."""
+        return self.backend.layout
+
+    def held_parts(self, *, without: Collection[Partition] = ()) -> dict[str, tuple[int, ...]]:
+        """Name → parts of the live partitions, but for those in ``without``."""
         held: dict[str, tuple[int, ...]] = {}
         for part in self._partitions:
-            if not part.closed:
+            if not part.closed and part not in without:
                 name = (
                     part.name if part.name not in held else f"{part.name} (context {part.context})"
                 )
@@ -113,9 +118,24 @@ class Device:
         return held
 
     def plan_carve(
-        self, sizes: Sizes, *, rounding: Rounding = "exact", allow_shared: bool = False
+        self,
+        sizes: Sizes,
+        *,
+        rounding: Rounding = "exact",
+        allow_shared: bool = False,
+        keep: Collection[str] = (),
+        instead_of: Collection[Partition] = (),
     ) -> CarvePlan:
         """Say what :meth:`carve` would grant; touches nothing.
+
+        Parameters
+        ----------
+        sizes, rounding, allow_shared
+            As :meth:`carve` takes them.
+        keep
+            Partitions whose counts ``rounding="nearest"`` leaves as they are, if it can.
+        instead_of
+            Live partitions that will be closed before: their SMs count as free.
 
         Raises
         ------
@@ -129,8 +149,9 @@ class Device:
             self.backend.layout,
             sizes,
             rounding=rounding,
-            held=self.held_parts(),
+            held=self.held_parts(without=instead_of),
             allow_shared=allow_shared,
+            keep=keep,
         )
         self.backend.check_plan(plan)
         return plan
@@ -146,7 +167,8 @@ class Device:
             Name → SM count, or a list of counts; at most one may be ``"rest"``.
         rounding
             ``"exact"``: a count that this GPU cannot give is an error with the nearest
-            counts; ``"up"`` and ``"down"`` take the nearest in that direction.
+            counts; ``"up"`` and ``"down"`` take the nearest in that direction; ``"nearest"``
+            the counts that can be had together and differ least from those asked for.
         allow_shared
             Whether SMs of live partitions may be given out again. Such partitions name
             each other in ``shares_with``.

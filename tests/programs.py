@@ -32,8 +32,8 @@ class Place:
     Attributes
     ----------
     kind
-        ``"created"``, ``"default"`` (the thread's), ``"legacy"``, or ``"blocking"``, which
-        stands for a stream of somebody else's.
+        ``"created"``, ``"default"`` (the thread's), ``"legacy"``, or ``"blocking"``, created
+        to know that one's barrier.
     partition
         Number of the partition of a created one, or ``None``.
     """
@@ -326,7 +326,7 @@ class Runner:
         if place.kind == "legacy":
             return device.wrap_stream(0)
         if place.kind == "blocking":
-            return device.wrap_stream(device.backend.make_blocking_stream(place.priority)[1])
+            return device.create_stream(priority=place.priority, blocking=True)
         owner = device if place.partition is None else parts[place.partition]
         return owner.create_stream(priority=place.priority)
 

@@ -209,16 +209,36 @@ class Device:
         self._partitions.discard(partition)
 
     # -- streams and events -----------------------------------------------------------
-    def create_stream(self, *, name: str | None = None, priority: int = 0) -> Stream:
-        """Make a non-blocking stream on the whole GPU; lower ``priority`` runs first."""
-        return self.make_stream(None, name=name, priority=priority)
+    def create_stream(
+        self, *, name: str | None = None, priority: int = 0, blocking: bool = False
+    ) -> Stream:
+        """Make a stream on the whole GPU.
+
+        Parameters
+        ----------
+        priority
+            CUDA's: lower runs first.
+        blocking
+            Whether it knows the legacy default stream's barrier: its work waits for what was
+            queued there, and what is queued there later waits for it.
+        """
+        return self.make_stream(None, name=name, priority=priority, blocking=blocking)
 
     def make_stream(
-        self, partition: Partition | None, *, name: str | None, priority: int
+        self,
+        partition: Partition | None,
+        *,
+        name: str | None,
+        priority: int,
+        blocking: bool = False,
     ) -> Stream:
         """Make a stream, in ``partition`` if one is given."""
-        raw, handle = self.backend.make_stream(partition.raw if partition else None, priority)
-        stream = Stream(self, raw, handle, name=name, partition=partition, priority=priority)
+        home = partition.raw if partition else None
+        raw, handle = self.backend.make_stream(home, priority, blocking=blocking)
+        stream = Stream(
+            self, raw, handle, name=name, partition=partition, priority=priority,
+            blocking=blocking,
+        )  # fmt: skip
         # Where every handle is 0 no stream is found by it, but each is still closed with us.
         self._streams[handle or -stream.id] = stream
         return stream
@@ -255,7 +275,7 @@ class Device:
         known = self._streams.get(handle)
         if known is not None:
             return known
-        stream = Stream(self, raw, handle, name="per-thread default", owned=False)
+        stream = Stream(self, raw, handle, name="per-thread default", owned=False, blocking=True)
         self._streams[handle] = stream
         self._default = stream
         return stream
@@ -436,6 +456,9 @@ class Device:
         )
         if stream is not None and stream.capturing:
             return call  # it becomes part of a graph: nothing happens now
+        meant: Stream | None = getattr(self._handle, "meant", None)
+        if meant is not None and intended is not None:
+            call.intended = meant
         handle: Call | None = getattr(self._handle, "call", None)
         if handle is not None and kind != "setup":
             call.parent, call.workload = handle.correlation, handle.name
@@ -452,6 +475,15 @@ class Device:
         before: Call | None = getattr(self._handle, "call", None)
         self._handle.call = call
         return before
+
+    @contextlib.contextmanager
+    def meant_for(self, stream: Stream) -> Iterator[None]:
+        """Let this thread's calls count as given to ``stream``, whatever stream they name."""
+        self._handle.meant = stream
+        try:
+            yield
+        finally:
+            self._handle.meant = None
 
     def launch_around(self, call: Call | None) -> Call | None:
         """Let a launch of this thread supersede ``call``; returns the one before."""

@@ -32,6 +32,7 @@ class Control(anywidget.AnyWidget):
 
     _css = (_STATIC / "controls.css").read_text("utf-8")
 
+    heading = traitlets.Unicode(help="A heading above it; empty for none.").tag(sync=True)
     disabled = traitlets.Bool(
         False,  # noqa: FBT003 - a trait's default
         help="Whether nothing can be changed: a run is on.",

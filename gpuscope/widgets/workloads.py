@@ -26,6 +26,7 @@ _LABELS = {
 _HINTS = {
     "sm_count_target": "The SM count that cuBLAS is told: auto (the partition's), off, or a count",
 }
+_RARE = ("sm_count_target",)
 _PYTHON = "python"
 _PACED = ("fixed", "poisson")
 
@@ -178,10 +179,12 @@ def _arguments(text: Any) -> Any:
 
 def _fields(streams: Iterable[str]) -> list[dict[str, Any]]:
     timed = {"background": [False]}
+    rare = [one for one in _own_fields() if one["name"] in _RARE]
+    own = [one for one in _own_fields() if one["name"] not in _RARE]
     return [
         field("name", "Workload", "text"),
         field("kind", "Kind", "choice", options=[(kind, _kind_label(kind)) for kind in KINDS]),
-        *_own_fields(),
+        *own,
         field(
             "function", "Function", "text", when={"kind": [_PYTHON]},
             hint="package.module:function, made a workload with @gpuscope.workload",
@@ -201,18 +204,19 @@ def _fields(streams: Iterable[str]) -> list[dict[str, Any]]:
         ),
         field("rate_hz", "Rate (1/s)", when={**timed, "arrival": _PACED}),
         field(
-            "max_queued", "Queued at most",
-            hint="Calls in flight; 1 waits for each, which measures latency",
-        ),
-        field("warmup", "Warm-up", hint="Calls before anything is recorded"),
-        field(
             "waits_on", "Waits on", "several",
             hint="Before each call, its stream waits for their latest call",
         ),
         field(
-            "guard", "Guard", "flag",
-            hint="Off: nothing sends it to its stream, and it escapes to the legacy default stream",
+            "guard", "Guard", "choice", options=[(True, "on"), (False, "off: it escapes")],
+            hint="Off: nothing sends it to its stream, so it goes to the legacy default stream",
         ),
+        field(
+            "max_queued", "Queued at most",
+            hint="Calls in flight; 1 waits for each, which measures latency",
+        ),
+        field("warmup", "Warm-up", hint="Calls before anything is recorded"),
+        *rare,
     ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 function render({ model, el }) {
-  const home = root(el, "gpuscope-carver", "Partitions: the GPU's SMs shared out");
+  const home = root(model, el, "gpuscope-carver", "Partitions: the GPU's SMs shared out");
   const names = h("div", { class: "gs-names", "aria-hidden": "true" });
   const cells = h("div", { class: "gs-cells", role: "img" });
   const handles = h("div", { class: "gs-handles" });

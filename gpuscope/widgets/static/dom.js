@@ -70,10 +70,13 @@ function fault(input, place, words) {
 }
 
 // The outermost element: shortcuts of the notebook stay away from it.
-function root(el, className, label) {
+function root(model, el, className, label) {
+  const heading = model.get("heading");
   const node = h("section", {
-    class: `gpuscope-control ${className}`, "aria-label": label, "data-lm-suppress-shortcuts": "true",
+    class: `gpuscope-control ${className}`, "aria-label": heading || label,
+    "data-lm-suppress-shortcuts": "true",
   });
+  if (heading) node.append(h("h3", {}, heading));
   el.append(node);
   return node;
 }

@@ -1,6 +1,6 @@
 function render({ model, el }) {
   const noun = model.get("noun");
-  const home = root(el, "gpuscope-table", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
+  const home = root(model, el, "gpuscope-table", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
   const list = h("ul", { class: "gs-rows" });
   const add = h(
     "button", { type: "button", onclick: () => model.send({ action: "add" }) }, `Add ${noun}`,

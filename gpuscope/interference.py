@@ -14,8 +14,8 @@ from gpuscope.device.carve import Sizes, named_sizes
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidExperiment, NothingRecorded
 from gpuscope.experiment import Experiment, WorkloadSpec
+from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
-from gpuscope.figures.tracks import partition_label
 from gpuscope.series import Series, opened
 from gpuscope.session import Viewer
 from gpuscope.trace.model import Trace

@@ -27,9 +27,11 @@ def clean(text: object, limit: int | None = None) -> str:
     limit
         Longer text loses its middle, visibly.
     """
-    kept = "".join(
-        " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in str(text)
-    )
+    kept = str(text)
+    if not kept.isprintable():
+        kept = "".join(
+            " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in kept
+        )
     if limit is not None and len(kept) > limit:
         head = limit // 2
         kept = f"{kept[:head]}…{kept[len(kept) - (limit - head - 1) :]}"

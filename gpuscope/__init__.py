@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from gpuscope.trace.model import Run as Run
     from gpuscope.trace.model import Trace as Trace
     from gpuscope.trace.store import save_trace as save_trace
+    from gpuscope.widgets.carver import PartitionCarver as PartitionCarver
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
+    from gpuscope.widgets.streams import StreamTable as StreamTable
+    from gpuscope.widgets.workloads import WorkloadTable as WorkloadTable
     from gpuscope.workloads.function import workload as workload
     from gpuscope.workloads.gemm import Gemm as Gemm
     from gpuscope.workloads.gemm import mm_out as mm_out
@@ -87,7 +90,10 @@ _HOMES = {
     "Run": "gpuscope.trace.model",
     "Trace": "gpuscope.trace.model",
     "save_trace": "gpuscope.trace.store",
+    "PartitionCarver": "gpuscope.widgets.carver",
     "Dashboard": "gpuscope.widgets.dashboard",
+    "StreamTable": "gpuscope.widgets.streams",
+    "WorkloadTable": "gpuscope.widgets.workloads",
     "workload": "gpuscope.workloads.function",
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",

@@ -150,12 +150,9 @@ class Runner:
         if place.kind == "legacy":
             return device.wrap_stream(0)
         if place.kind == "blocking":
-            return device.wrap_stream(self._blocking_stream(place.priority))
+            return device.create_stream(priority=place.priority, blocking=True)
         owner = device if place.partition is None else parts[place.partition]
         return owner.create_stream(priority=place.priority)
-
-    def _blocking_stream(self, priority: int) -> Any:
-        return self.device.backend.make_blocking_stream(priority)[1]
 
     def _event(self, number: int) -> Any:
         if number not in self._events:

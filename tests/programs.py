@@ -25,8 +25,8 @@ class Place:
     Attributes
     ----------
     kind
-        ``"created"``, ``"default"`` (the thread's), ``"legacy"``, or ``"blocking"``, which
-        stands for a stream of somebody else's.
+        ``"created"``, ``"default"`` (the thread's), ``"legacy"``, or ``"blocking"``, created
+        to know that one's barrier.
     partition
         Number of the partition of a created one, or ``None``.
     """

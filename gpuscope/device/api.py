@@ -336,8 +336,13 @@ class Backend(Protocol):
         0 where there is no driver.
         """
 
-    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
-        """Make a non-blocking stream; returns it and its integer handle."""
+    def make_stream(
+        self, partition: Any, priority: int, *, blocking: bool = False
+    ) -> tuple[Any, int]:
+        """Make a stream; returns it and its integer handle.
+
+        A ``blocking`` one, which no partition has, knows the legacy default stream's barrier.
+        """
 
     def borrow_stream(self, handle: int) -> Any:
         """Wrap a stream that somebody else owns."""

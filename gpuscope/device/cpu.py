@@ -140,9 +140,11 @@ class CpuBackend:
         """Do nothing."""
 
     # -- streams and events: all work, none does anything -------------------------------
-    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
+    def make_stream(
+        self, partition: Any, priority: int, *, blocking: bool = False
+    ) -> tuple[Any, int]:
         """Return handle 0."""
-        del partition, priority
+        del partition, priority, blocking
         return None, 0
 
     def borrow_stream(self, handle: int) -> Any:

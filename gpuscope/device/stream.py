@@ -132,6 +132,8 @@ class Stream:
         The partition it was made in, or ``None``.
     priority
         CUDA's: lower runs first; 0 is the default.
+    blocking
+        Whether it is known to stand in the legacy default stream's barrier.
     id
         Number in traces.
     """
@@ -146,11 +148,13 @@ class Stream:
         partition: Partition | None = None,
         priority: int = 0,
         owned: bool = True,
+        blocking: bool = False,
     ) -> None:
         self.device = device
         self.raw = raw
         self.partition = partition
         self.priority = priority
+        self.blocking = blocking
         self.id = device.next_stream_id()
         self.name = name if name is not None else f"stream {self.id}"
         self._handle = handle

@@ -31,6 +31,8 @@ def clean(text: object, limit: int | None = None) -> str:
     if limit is not None and len(found) > limit:  # before it is looked at: it may be very long
         head = limit // 2
         found = f"{found[:head]}…{found[len(found) - (limit - head - 1) :]}"
+    if found.isprintable():
+        return found
     return "".join(
         " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in found
     )

@@ -45,7 +45,7 @@ _TIMED = ("launch", "copy", "setup")
 """Calls whose work every source times; a simulated device tells of host functions, too."""
 
 _LEGACY, _PER_THREAD = (0, 1), 2
-"""CUDA's handles of the default streams; gpuscope's own streams are all non-blocking."""
+"""CUDA's handles of the default streams."""
 
 _Front = dict[tuple[str, int], int]
 """Device and stream → the row of its last work: what a moment in some stream comes after."""
@@ -441,7 +441,7 @@ class Recording:
             "partition": partition.name if partition is not None else None,
             "device": stream.device.info.key,
             **({"legacy_default": True} if stream._handle in _LEGACY else {}),
-            **({"blocking": True} if stream._handle == _PER_THREAD else {}),
+            **({"blocking": True} if stream.blocking or stream._handle == _PER_THREAD else {}),
         }
         if partition is not None:
             self._partitions[partition.name] = _partition_facts(partition)

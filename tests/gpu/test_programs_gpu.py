@@ -112,7 +112,6 @@ class HeldRunner(Runner):
         self.faults = []
         self._turns = turns
         self._held = []
-        self._theirs = []
         self._next_row = 0
         self._blocks = {}
         self._launches = Counter()
@@ -224,13 +223,6 @@ class HeldRunner(Runner):
         for row, blocks in self._blocks.items():
             found = (marks[row, :2] + stamps[row, :2]).tolist()
             assert found == [blocks * self._launches[row]] * 2, "not all work ran once"
-
-    def _blocking_stream(self, priority: int):
-        from cuda.core import Device, StreamOptions
-
-        options = StreamOptions(nonblocking=False, priority=priority)
-        self._theirs.append(Device().create_stream(options=options))
-        return self._theirs[-1]
 
 
 @pytest.fixture(scope="module")

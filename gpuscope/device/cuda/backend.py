@@ -208,9 +208,11 @@ class CudaBackend:
                 self._contexts.clear()
 
     # -- streams ----------------------------------------------------------------------
-    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
-        """Make a non-blocking stream, in a green context if one is given."""
-        options = self._core.StreamOptions(nonblocking=True, priority=priority)
+    def make_stream(
+        self, partition: Any, priority: int, *, blocking: bool = False
+    ) -> tuple[Any, int]:
+        """Make a stream, in a green context if one is given."""
+        options = self._core.StreamOptions(nonblocking=not blocking, priority=priority)
         with self._current(), _translated("the driver refuses a stream"):
             home = self._device if partition is None else partition.context
             stream = home.create_stream(options=options)

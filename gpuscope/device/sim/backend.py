@@ -242,25 +242,18 @@ class SimBackend:
         """Do nothing: it is only a number."""
 
     # -- streams ----------------------------------------------------------------------
-    def make_stream(self, partition: SimPartition | None, priority: int) -> tuple[SimStream, int]:
+    def make_stream(
+        self, partition: SimPartition | None, priority: int, *, blocking: bool = False
+    ) -> tuple[SimStream, int]:
         """Make a stream on a partition's SMs, or on all."""
         with self._lock:
             self._pay("create_stream_call_ns")
             handle = next(self._handles)
             sms, context = partition or (self._all_sms, None)
-            stream = SimStream(handle, sms, priority, context=context)
+            stream = SimStream(handle, sms, priority, context=context, blocking=blocking)
             self._streams[handle] = stream
-            return stream, handle
-
-    def make_blocking_stream(self, priority: int) -> tuple[SimStream, int]:
-        """Make a stream that stands in the legacy default stream's barrier.
-
-        gpuscope makes none: it stands for a stream of somebody else's, to be borrowed.
-        """
-        with self._lock:
-            stream, handle = self.make_stream(None, priority)
-            stream.blocking = True
-            self.engine.blocking[stream] = None
+            if blocking:
+                self.engine.blocking[stream] = None
             return stream, handle
 
     def borrow_stream(self, handle: int) -> SimStream:

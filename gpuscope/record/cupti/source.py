@@ -291,6 +291,7 @@ class CuptiSource:
         self._stream_facts[stream.id] = {
             "name": stream.name, "priority": stream.priority, "partition": name,
             "device": stream.device.info.key,
+            **({"blocking": True} if stream.blocking else {}),
         }  # fmt: skip
         if partition is not None:
             self._learn_partition(partition)

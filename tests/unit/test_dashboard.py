@@ -20,7 +20,7 @@ from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidExperiment
 from gpuscope.experiment import Experiment
 from gpuscope.session import Progress
 from gpuscope.widgets import dashboard as module
-from gpuscope.widgets.bar import RunBar
+from gpuscope.widgets.run_bar import RunBar
 from gpuscope.widgets.dashboard import PERIOD_S, Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.estimate import Estimate, in_words

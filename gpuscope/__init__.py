@@ -118,3 +118,8 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def load_ipython_extension(shell: object) -> None:
+    """``%load_ext gpuscope``: the magics."""
+    importlib.import_module("gpuscope.magics").load(shell)

@@ -21,8 +21,8 @@ from typing import Any, Literal
 from gpuscope import _nsys
 from gpuscope.errors import Cancelled, ExportError, GpuscopeError, MissingDependency
 from gpuscope.experiment import Experiment
+from gpuscope.importers.load import load_trace
 from gpuscope.trace.model import Trace
-from gpuscope.trace.store import load_trace
 
 _PROGRAM = """
 import sys

@@ -45,7 +45,9 @@ def read_calls(capture: Capture, ranges: Part) -> Part:
     around = joins.innermost(
         found["globalTid"], starts, *(ranges.joins[one] for one in ("owner", "starts", "ends"))
     )
-    parents = np.where(around >= 0, ranges.joins["rows"][around], NONE) if count else around
+    inside = around >= 0
+    parents = np.full(count, NONE, np.int64)
+    parents[inside] = ranges.joins["rows"][around[inside]]
     returned, codes = arrow.coded(found["returnValue"])
     columns = {
         "parent": arrow.nullable(parents, parents == NONE),

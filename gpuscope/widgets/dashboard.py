@@ -20,11 +20,11 @@ from gpuscope.session import Progress
 from gpuscope.trace.model import Run
 from gpuscope.widgets import html, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
-from gpuscope.widgets.run_bar import RunBar
 from gpuscope.widgets.devices import DevicePicker, find_devices
 from gpuscope.widgets.estimate import Estimate, in_words
 from gpuscope.widgets.form import TEMPLATE, Form
 from gpuscope.widgets.picture import Picture
+from gpuscope.widgets.run_bar import RunBar
 from gpuscope.widgets.throttle import LatestWins
 
 PERIOD_S = 0.5

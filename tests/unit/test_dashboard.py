@@ -20,10 +20,10 @@ from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidExperiment
 from gpuscope.experiment import Experiment
 from gpuscope.session import Progress
 from gpuscope.widgets import dashboard as module
-from gpuscope.widgets.run_bar import RunBar
 from gpuscope.widgets.dashboard import PERIOD_S, Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.estimate import Estimate, in_words
+from gpuscope.widgets.run_bar import RunBar
 from gpuscope.widgets.throttle import LatestWins
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -48,7 +48,7 @@ def card(title: str, lines: Sequence[str], *, good: bool | None = None) -> str:
     """Return a box with a title; ``lines`` are HTML. Good and bad have a colour, too."""
     edge = {None: "var(--jp-border-color1,#bdbdbd)", True: "#2e7d32", False: "#c62828"}[good]
     return (
-        f'<div style="flex:1 1 250px;min-width:220px;padding:6px 12px;border:1px solid '
+        f'<div style="flex:1 1 200px;min-width:200px;padding:6px 12px;border:1px solid '
         f'var(--jp-border-color1,#bdbdbd);border-left:5px solid {edge};border-radius:3px">'
         f'<div style="font-weight:600">{text(title)}</div>'
         f"{''.join(f'<div>{line}</div>' for line in lines)}</div>"
@@ -58,7 +58,8 @@ def card(title: str, lines: Sequence[str], *, good: bool | None = None) -> str:
 def side_by_side(cards: Sequence[str]) -> str:
     """Return cards in a row, as many as have room."""
     return (
-        '<div class="gpuscope-verdicts" style="display:flex;flex-wrap:wrap;gap:10px">'
+        '<div class="gpuscope-verdicts" style="display:flex;flex-wrap:wrap;gap:10px;'
+        'line-height:1.4;padding:4px">'
         f"{''.join(cards)}</div>"
     )
 

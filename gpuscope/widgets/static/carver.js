@@ -216,11 +216,10 @@ function render({ model, el }) {
         type: "button", class: "gs-quiet", onclick: () => model.send({ action: "remove", id }),
       }, "Remove"),
     };
-    const label = (words, ...inside) => h("label", { class: "gs-field" }, h("span", {}, words), ...inside);
     node.append(
-      label("Colour", parts.color),
-      label("Partition", parts.name, parts.nameError),
-      label("SMs", parts.count, parts.countError),
+      labelled("Colour", parts.color),
+      labelled("Partition", parts.name, parts.nameError),
+      labelled("SMs", parts.count, parts.countError),
       h("label", { class: "gs-check" }, parts.rest, "takes the rest"),
       parts.remove, parts.granted,
     );
@@ -260,7 +259,8 @@ function render({ model, el }) {
     put(add, "disabled", off);
     put(apply, "disabled", off || Boolean(wrong) || !model.get("pending"));
     put(revert, "disabled", off || !model.get("pending"));
-    put(state, "textContent", model.get("pending") ? "Not applied yet." : "Applied.");
+    const applied = model.get("pending") ? "Not applied yet." : "Applied.";
+    put(state, "textContent", wrong ? "" : applied);
   }
 
   const heard = ["rows", "strip", "error", "refused", "pending", "disabled"];

@@ -13,9 +13,13 @@ function put(node, name, value) {
   }
 }
 
-// Make an element; "onclick" and the like are listeners.
+const FOCUSABLE = new Set(["button", "input", "select", "textarea", "summary"]);
+
+// Make an element; "onclick" and the like are listeners. A notebook takes keys, such as the
+// arrows, for itself, unless the very element that has the focus says otherwise.
 function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
+  if (FOCUSABLE.has(tag) || "tabindex" in attributes) put(node, "data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else put(node, name, value);
@@ -48,10 +52,13 @@ function show(input, value) {
 // Mark a field as being typed in until it is left or Enter is pressed; then commit what changed.
 function commits(input, commit) {
   input.addEventListener("input", () => { input.dataset.typing = "yes"; });
-  input.addEventListener("change", () => {
+  const done = () => {
+    if (input.dataset.typing !== "yes") return;
     input.dataset.typing = "";
     commit(input.value);
-  });
+  };
+  input.addEventListener("change", done);
+  input.addEventListener("keydown", (event) => { if (event.key === "Enter") done(); });
   return input;
 }
 
@@ -59,6 +66,12 @@ let numbers = 0;
 function freshId() {
   numbers += 1;
   return `gpuscope-${Date.now().toString(36)}-${numbers}`;
+}
+
+// A field under its label, with room for an error: whatever stands there, the name stays the label.
+function labelled(words, input, ...below) {
+  input.id ||= freshId();
+  return h("div", { class: "gs-field" }, h("label", { for: input.id }, words), input, ...below);
 }
 
 // An error under a field, and the field told of it.
@@ -69,12 +82,11 @@ function fault(input, place, words) {
   put(input, "aria-describedby", words ? place.id : null);
 }
 
-// The outermost element: shortcuts of the notebook stay away from it.
+// The outermost element.
 function root(model, el, className, label) {
   const heading = model.get("heading");
   const node = h("section", {
     class: `gpuscope-control ${className}`, "aria-label": heading || label,
-    "data-lm-suppress-shortcuts": "true",
   });
   if (heading) node.append(h("h3", {}, heading));
   el.append(node);

@@ -10,6 +10,7 @@ function render({ model, el }) {
     onchange: (event) => { model.set("live", event.target.checked); model.save_changes(); },
   });
   const bar = h("progress", { max: "1", "aria-label": "Progress of the run" });
+  bar.setAttribute("value", "0");  // without one it would look as if something went on
   const left = h("span", { class: "gs-left" });
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });

@@ -76,12 +76,12 @@ function render({ model, el }) {
     const fault = h("span", { class: "gs-fault", id: freshId(), hidden: true });
     const input = makers[field.type](id, field);
     if (field.hint) put(input, "title", field.hint);
-    const words = h("span", {}, field.label);
     const node = field.type === "several"
       ? h("fieldset", { class: "gs-field gs-group-of" }, h("legend", {}, field.label), input, fault)
-      : h("label", { class: "gs-field" }, words, input, fault);
+      : labelled(field.label, input, fault);
     if (field.hint && field.type === "several") put(node, "title", field.hint);
-    return Object.assign(node, { input, fault });
+    node.parts = { input, fault };
+    return node;
   }
 
   function row(id) {
@@ -92,7 +92,9 @@ function render({ model, el }) {
     const cells = new Map(model.get("fields").map((field) => [field.name, cell(id, field)]));
     const whole = h("span", { class: "gs-fault gs-whole", role: "alert", hidden: true });
     const group = h("fieldset", { class: "gs-group-of gs-fields" }, legend, ...cells.values(), remove);
-    return Object.assign(h("li", { class: "gs-row" }, group, whole), { cells, legend, remove, whole });
+    const node = h("li", { class: "gs-row" }, group, whole);
+    node.parts = { cells, legend, remove, whole };
+    return node;
   }
 
   function paint() {
@@ -100,18 +102,18 @@ function render({ model, el }) {
     const rows = model.get("rows");
     keyed(list, kept, rows.map((one) => one.id), row);
     for (const one of rows) {
-      const node = kept.get(one.id);
-      put(node.legend, "textContent", `${noun} ${one.values.name}`);
-      put(node.remove, "aria-label", `Remove ${noun} ${one.values.name}`);
-      put(node.remove, "disabled", off);
-      put(node.whole, "textContent", one.problems[""] ?? "");
-      put(node.whole, "hidden", !one.problems[""]);
+      const { cells, legend, remove, whole } = kept.get(one.id).parts;
+      put(legend, "textContent", `${noun} ${one.values.name}`);
+      put(remove, "aria-label", `Remove ${noun} ${one.values.name}`);
+      put(remove, "disabled", off);
+      put(whole, "textContent", one.problems[""] ?? "");
+      put(whole, "hidden", !one.problems[""]);
       for (const field of model.get("fields")) {
-        const { input, fault: place } = node.cells.get(field.name);
+        const { input, fault: place } = cells.get(field.name).parts;
         const value = one.values[field.name];
         const shown = Object.entries(field.when)
           .every(([other, values]) => values.includes(one.values[other]));
-        put(node.cells.get(field.name), "hidden", !shown);
+        put(cells.get(field.name), "hidden", !shown);
         const options = one.options[field.name] ?? field.options;
         if (field.type === "choice") fillChoice(input, options, value);
         else if (field.type === "flag") put(input, "checked", Boolean(value));

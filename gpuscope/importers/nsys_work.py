@@ -45,7 +45,8 @@ def read_calls(capture: Capture, ranges: Part) -> Part:
     around = joins.innermost(
         found["globalTid"], starts, *(ranges.joins[one] for one in ("owner", "starts", "ends"))
     )
-    parents = np.where(around >= 0, ranges.joins["rows"][around], NONE) if count else around
+    known = ranges.joins["rows"]
+    parents = np.where(around >= 0, known[around], NONE) if len(known) else around
     returned, codes = arrow.coded(found["returnValue"])
     columns = {
         "parent": arrow.nullable(parents, parents == NONE),

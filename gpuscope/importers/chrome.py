@@ -23,11 +23,12 @@ from gpuscope.trace.model import Trace, TraceMetadata
 
 _KINDS = {
     "kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "api",
-    "cuda_driver": "api", "cuda_sync": "sync",
+    "cuda_driver": "api", "cuda_sync": "sync", "cuda_event": "event",
 }  # fmt: skip
 """Kineto's categories → kinds; anything else that lasts is a range."""
-_NAMES = ("kernel", "memcpy", "memset", "api", "sync", "range", "mark")
-_ON_GPU = ("kernel", "memcpy", "memset", "sync")
+_NAMES = ("kernel", "memcpy", "memset", "api", "sync", "event", "range", "mark")
+_ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
+_WORK = ("kernel", "memcpy", "memset")
 _DERIVED = "gpu_user_annotation"
 """Kineto's projection of ranges: ours is made from the ranges, range_projection()."""
 _LAUNCHES = ("ac2g", "async_cpu_to_gpu")
@@ -211,6 +212,9 @@ class _Chrome:
             if known.any():
                 numbers[called[known]] = np.asarray(values.drop_null())
             columns[name] = numbers
+        in_graph = columns["graph"] > 0
+        columns["graph"] = np.where(in_graph, columns["graph"], NONE)
+        columns["graph_node"] = np.where(in_graph, columns["graph_node"], NONE)
         process, thread = self.process[self.rows], self.thread[self.rows]
         columns["device"] = np.where(on_gpu & (columns["device"] == NONE), process,
                                      columns["device"])  # fmt: skip
@@ -255,7 +259,7 @@ class _Chrome:
         process = np.where(on_gpu, np.where(known, process[call], NONE), process)
         thread = np.where(on_gpu, np.where(known, thread[call], NONE), thread)
         queued = np.where(known & ~self.open[rows[call]], self.ends[rows[call]], NONE)
-        work = known & ~self._is("sync")
+        work = known & self._is(*_WORK)
         flows = self._flows(ids)
         launches = (ids[call[work]], ids[work], "launch")
         if len(launches[0]):

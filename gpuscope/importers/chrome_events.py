@@ -59,7 +59,8 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
     """
     top: dict[str, msgspec.Raw] = {}
     text: Any = data
-    if data.lstrip()[:1] != b"[":
+    is_list = data.lstrip()[:1] == b"["
+    if not is_list:
         top = _TOP.decode(data)
         text = top.pop("traceEvents", None)
         if text is None:
@@ -73,7 +74,7 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
         events = _EVENTS.decode(text)
     except msgspec.DecodeError:
         stripped = data.rstrip()
-        if top or stripped[-1:] == b"]":
+        if not is_list or stripped[-1:] == b"]":
             raise
         events = _EVENTS.decode(stripped.rstrip(b",") + b"]")
     limits.check("rows", "events in JSON", len(events))

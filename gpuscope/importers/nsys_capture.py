@@ -20,7 +20,7 @@ KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 API = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 
-_LATEST_NS = 1 << 62
+_LATEST_NS = 1 << 61
 _PID = 0xFFFFFF
 _FOREIGN = 1_000_000_000
 """A stream whose number another process, device or context has, too, is numbered from here."""

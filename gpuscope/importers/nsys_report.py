@@ -30,8 +30,9 @@ def read_report(path: Path, limits: Limits, *, keep_private: bool = False) -> Tr
     """
     nsys = shutil.which("nsys")
     if nsys is None:
-        version = path.open("rb").readline(120)[len(MAGIC) :].split(b".")[0].split(b"-")[0]
-        shown = version.decode("ascii", "replace").replace("@", ".")[:20]
+        with path.open("rb") as file:
+            wrote = file.readline(120)[len(MAGIC) :].split(b"-")[0]
+        shown = wrote.decode("ascii", "replace").replace("@", ".")[:20]
         raise MissingDependency(
             f"{path.name!r} is an Nsight Systems report (written by {shown}), which only nsys "
             "reads, and there is none on PATH: install Nsight Systems, that version or newer (the "

@@ -45,9 +45,8 @@ def read_calls(capture: Capture, ranges: Part) -> Part:
     around = joins.innermost(
         found["globalTid"], starts, *(ranges.joins[one] for one in ("owner", "starts", "ends"))
     )
-    inside = around >= 0
-    parents = np.full(count, NONE, np.int64)
-    parents[inside] = ranges.joins["rows"][around[inside]]
+    known = ranges.joins["rows"]
+    parents = np.where(around >= 0, known[around], NONE) if len(known) else around
     returned, codes = arrow.coded(found["returnValue"])
     columns = {
         "parent": arrow.nullable(parents, parents == NONE),

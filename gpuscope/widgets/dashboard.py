@@ -292,10 +292,14 @@ class Dashboard:
             if not self._stop.is_set():
                 self.bar.progress, self.bar.left = share, in_words(left_s)
                 self.bar.say(words)
-        if progress.recording is not None and self.bar.live:
+        if progress.recording is None:
+            return
+        if self.bar.live:
             seen = progress.recording.snapshot()
             self._picture.show_end(seen, live=True, partitions=self._partitions)
             self.live_draws += 1
+        else:
+            progress.recording.batches()  # what is turned into columns now need not be at Stop
 
     def _draw_failed(self, error: Exception) -> None:
         self.bar.warn(f"The live picture failed, the run goes on: {error}")

@@ -362,7 +362,7 @@ def test_the_next_run_says_what_changed_and_what_that_did(dashboard):
     run(dashboard)
     said = dashboard.results.value
     assert "partitions.small: 16 → 64" in said
-    assert "workloads.small.guard: – → False" in said
+    assert "workloads.small.guard: true → false" in said
     assert "load" in said
     assert "worse" in said
     assert "confinement" in said

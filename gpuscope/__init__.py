@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.widgets.streams import StreamTable as StreamTable
     from gpuscope.widgets.workloads import WorkloadTable as WorkloadTable
+    from gpuscope.widgets.timeline import Timeline as Timeline
     from gpuscope.workloads.function import workload as workload
     from gpuscope.workloads.gemm import Gemm as Gemm
     from gpuscope.workloads.gemm import mm_out as mm_out
@@ -83,6 +84,7 @@ _HOMES = {
     "Dashboard": "gpuscope.widgets.dashboard",
     "StreamTable": "gpuscope.widgets.streams",
     "WorkloadTable": "gpuscope.widgets.workloads",
+    "Timeline": "gpuscope.widgets.timeline",
     "workload": "gpuscope.workloads.function",
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",

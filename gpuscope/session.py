@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import inspect
 import random
 import sys
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -65,6 +66,7 @@ def profile(
     launch_ids: bool | Literal["runtime"] = True,
     memory_limit: int = MEMORY_LIMIT,
     wait: bool = True,
+    live: bool = False,
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
@@ -90,6 +92,9 @@ def profile(
         dropped and counted.
     wait
         Wait at the end for what was launched; else what still runs stays open.
+    live
+        Show a timeline that grows while the block runs and stays when it ended. Reading the
+        records meanwhile takes turns with the host code that is recorded.
 
     Yields
     ------
@@ -105,6 +110,11 @@ def profile(
         this process.
     MissingDependency, CapabilityError
         CUPTI was asked for and is not there.
+
+    Notes
+    -----
+    ``live=True`` calls every viewer in :data:`live_viewers`; without one, that of
+    ``gpuscope.widgets``, a :class:`~gpuscope.Timeline`.
 
     Examples
     --------
@@ -122,12 +132,41 @@ def profile(
         launch_ids=launch_ids,
         memory_limit=memory_limit,
     )
+    views = _open_views() if live else []
     recording.start()
     try:
+        for view in views:
+            view.watch(recording)
         yield recording
     finally:
         if not sys.is_finalizing():  # one that was never ended ends with the interpreter
-            recording.stop(wait=wait)
+            try:
+                recording.stop(wait=wait)
+            finally:
+                for view in views:
+                    view.finish()
+
+
+class LiveView(Protocol):
+    """What shows a recording while it goes on."""
+
+    def watch(self, recording: Recording) -> None:
+        """Show what there is of ``recording``, again and again; returns at once."""
+
+    def finish(self) -> None:
+        """Show the whole recording, which has ended, and read it no more."""
+
+
+live_viewers: list[Callable[[], LiveView]] = []
+"""Called by ``profile(live=True)`` before the recording begins; each shows a view."""
+_ROOM_OF_VIEWERS = "gpuscope.widgets.viewer"
+"""Imported when a view is wanted and nobody subscribed: importing it subscribes."""
+
+
+def _open_views() -> list[LiveView]:
+    if not live_viewers:
+        importlib.import_module(_ROOM_OF_VIEWERS)
+    return [viewer() for viewer in live_viewers]
 
 
 def _one_clock() -> tuple[Device, ...]:

@@ -11,7 +11,7 @@ from gpuscope.figures.text import duration, escape
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 
-_CHARACTERS = 64_000
+_CHARACTERS = 44_000
 """What the names in a frame may take; with many spans each is cut shorter."""
 _SHORTEST, _LONGEST = 32, 120
 
@@ -64,7 +64,7 @@ def hovers(view: View) -> list[str]:
 def _short(text: str, limit: int) -> str:
     said = _escaped(text, limit)
     # Letters outside ASCII and escapes take more than a byte each.
-    return said if len(said.encode()) <= 2 * limit else _escaped(text, limit // 3)
+    return said if 2 * len(said.encode()) <= 3 * limit else _escaped(text, limit // 3)
 
 
 def _tails(view: View) -> list[str]:
@@ -91,7 +91,8 @@ def _tail(tracks: Tracks, values: list[Any], *, is_host: bool, one_source: bool)
     partition, intended, stream, status, source = values
     lines = []
     if stream is not None or not is_host:
-        lines.append(f"stream {escape(tracks.names.stream_name(stream), 60)}")
+        known = escape(tracks.names.stream_name(stream), 60)
+        lines.append(known if "stream" in known else f"stream {known}")
     if intended is not None and intended != partition:
         lines.append(f"<b>intended for partition {escape(intended, 40)}</b>")
     if status is not None:

@@ -258,6 +258,15 @@ class Recording:
                 edges = schema.concat([edges.filter(launches), waits], schema.EDGE_TYPES)
         return Trace(spans, edges, self._metadata(clocks))
 
+    def known(self) -> TraceMetadata:
+        """Return what is known by now of devices, streams and partitions, at little cost."""
+        return self._metadata({}, health=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the recording has ended, so that there is a ``trace``."""
+        return self._trace is not None
+
     @property
     def trace(self) -> Trace:
         """The trace.
@@ -509,7 +518,9 @@ class Recording:
         self._open.clear()
 
     # -- metadata ---------------------------------------------------------------------
-    def _metadata(self, clocks: Mapping[str, Mapping[str, float]]) -> TraceMetadata:
+    def _metadata(
+        self, clocks: Mapping[str, Mapping[str, float]], *, health: bool = True
+    ) -> TraceMetadata:
         simulated = any(device.is_simulated for device in self.devices)
         process = str(self._process())
         cupti = self._cupti
@@ -536,7 +547,7 @@ class Recording:
                     "name": device.info.name,
                     "sm_count": device.info.sm_count,
                     "driver": device.info.driver,
-                    **device.backend.health(),
+                    **(device.backend.health() if health else {}),
                 }
                 for device in self.devices
             },

@@ -1,97 +1,77 @@
-"""RunBar: run, stop, watch how far it is, and take the experiment elsewhere."""
+"""The toolbar of a timeline, and the ears and eyes that it has in the browser."""
 
 from __future__ import annotations
 
-import itertools
-import secrets
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import traitlets
 
-from gpuscope.widgets.base import Control, script
+_STATIC = Path(__file__).parent / "static"
+
+Message = Mapping[str, Any]
 
 
-class RunBar(Control):
-    """The buttons of a dashboard, and its status.
+class Bar(anywidget.AnyWidget):
+    """Buttons, search and status line; in the browser it attends to the plot beside it, too.
+
+    It tells of keys, clicks, the plot's width, the page's theme, and of frames that were
+    painted, each as a message ``{"do": what, …}`` for :func:`act`.
 
     Parameters
     ----------
-    acts
-        What a button does, by its action: ``run``, ``stop``, ``code`` (of a ``kind``),
-        ``save``, ``open`` (a ``text`` called ``name``) and ``nsight``.
-    codes
-        What code can be had in.
-    lock
-        Guards the state; several widgets may share one.
+    told
+        Called with each message; may be called on any thread.
     """
 
-    _esm = script("bar.js")
+    _esm = _STATIC / "timeline.js"
+    _css = _STATIC / "timeline.css"
 
-    running = traitlets.Bool(help="Whether a run is on.").tag(sync=True)
-    stopping = traitlets.Bool(help="Whether it was told to stop.").tag(sync=True)
-    ready = traitlets.Bool(help="Whether there is something that can be run.").tag(sync=True)
-    live = traitlets.Bool(
-        True,  # noqa: FBT003 - a trait's default
-        help="Whether the picture is drawn while a run is on.",
-    ).tag(sync=True)
-    progress = traitlets.Float(help="Share of the run's time that has passed, 0 to 1.").tag(
-        sync=True
-    )
-    left = traitlets.Unicode(help="How much time is left, in words.").tag(sync=True)
-    status = traitlets.Unicode(help="What is going on, in words.").tag(sync=True)
-    alarm = traitlets.Unicode(help="What went wrong, in words; empty if nothing did.").tag(
-        sync=True
-    )
-    codes = traitlets.List(traitlets.Unicode(), help="What code can be had in.").tag(sync=True)
-    code = traitlets.Dict(help="The code that is shown: kind and text; empty for none.").tag(
-        sync=True
-    )
-    file = traitlets.Dict(help="The file that was saved last: name, text, serial.").tag(sync=True)
-    uid = traitlets.Unicode(help="Names what is saved of this dashboard in its notebook.").tag(
-        sync=True
-    )
+    state = traitlets.Dict().tag(sync=True)
+    """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is
+    nothing to show), ``tracks`` (label and whether it is shown), ``search``, ``matches``,
+    ``match`` (from 1), ``status``, ``problem`` (the status is an error), ``dark``."""
+    frame = traitlets.Int(0).tag(sync=True)
+    """Number of the frame that was sent last; the browser answers when it is painted."""
+    height = traitlets.Int(400).tag(sync=True)
+    """Of the plot with all that is around it, px."""
 
-    def __init__(
-        self,
-        acts: dict[str, Callable[..., None]],
-        codes: list[str],
-        *,
-        lock: threading.RLock | None = None,
-    ) -> None:
-        super().__init__(lock=lock, codes=codes, uid=secrets.token_hex(6))
-        self._acts = acts
-        self._serials = itertools.count(1)
+    def __init__(self, told: Callable[[Message], None], **options: Any) -> None:
+        super().__init__(**options)
+        self.on_msg(lambda _widget, content, _buffers: told(content))
 
-    def say(self, words: str) -> None:
-        """Show what is going on; what went wrong before is over."""
-        with self.hold_sync():
-            self.status, self.alarm = words, ""
 
-    def warn(self, words: str) -> None:
-        """Show what went wrong."""
-        with self.hold_sync():
-            self.status, self.alarm = "", words
+def act(timeline: Any, message: Message) -> None:
+    """Do what a browser told a timeline.
 
-    def offer_file(self, name: str, text: str) -> None:
-        """Let the page save a file."""
-        self.file = {"name": name, "text": text, "serial": next(self._serials)}
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        The message is none of ours.
+    """
+    _ACTS[message["do"]](timeline, message)
 
-    def _do_run(self) -> None:
-        self._acts["run"]()
 
-    def _do_stop(self) -> None:
-        self._acts["stop"]()
-
-    def _do_code(self, kind: str) -> None:
-        self._acts["code"](kind)
-
-    def _do_save(self) -> None:
-        self._acts["save"]()
-
-    def _do_open(self, name: Any, text: Any) -> None:
-        self._acts["open"](str(name), str(text))
-
-    def _do_nsight(self) -> None:
-        self._acts["nsight"]()
+_ACTS: dict[str, Callable[[Any, Message], object]] = {
+    "zoom": lambda it, told: it.zoom(float(told["by"]), told.get("at")),
+    "pan": lambda it, told: it.pan(float(told["by"])),
+    "fit": lambda it, _: it.fit(),
+    "find": lambda it, told: it.find(str(told["text"])),
+    "next": lambda it, _: it.next(),
+    "previous": lambda it, _: it.previous(),
+    "select": lambda it, told: it.select(int(told["span"])),
+    "step": lambda it, told: it.step(int(told["along"]), int(told["across"])),
+    "click": lambda it, told: it._clicked(float(told["x"]), float(told["y"])),
+    "measure": lambda it, _: it.measure(),
+    "clear": lambda it, _: it.clear(),
+    "hide": lambda it, told: it._hide(str(told["track"]), hidden=bool(told["hidden"])),
+    "follow": lambda it, told: it.set_trait("follow", bool(told["on"])),
+    "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
+    "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
+    "hold": lambda it, told: it._hold(on=bool(told["on"])),
+    "size": lambda it, told: it._sized(int(told["pixels"])),
+    "theme": lambda it, told: it._themed(dark=bool(told["dark"])),
+    "painted": lambda it, told: it._painter.painted(int(told["frame"])),
+}

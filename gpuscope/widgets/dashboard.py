@@ -20,7 +20,7 @@ from gpuscope.session import Progress
 from gpuscope.trace.model import Run
 from gpuscope.widgets import html, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
-from gpuscope.widgets.bar import RunBar
+from gpuscope.widgets.runbar import RunBar
 from gpuscope.widgets.devices import DevicePicker, find_devices
 from gpuscope.widgets.estimate import Estimate, in_words
 from gpuscope.widgets.form import TEMPLATE, Form

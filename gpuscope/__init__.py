@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from gpuscope.widgets.carver import PartitionCarver as PartitionCarver
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.widgets.streams import StreamTable as StreamTable
-    from gpuscope.widgets.workloads import WorkloadTable as WorkloadTable
     from gpuscope.widgets.timeline import Timeline as Timeline
+    from gpuscope.widgets.workloads import WorkloadTable as WorkloadTable
     from gpuscope.workloads.function import workload as workload
     from gpuscope.workloads.gemm import Gemm as Gemm
     from gpuscope.workloads.gemm import mm_out as mm_out

@@ -19,6 +19,10 @@ WON = 1.2
 _SAME = 0.02
 """Changes by less than this share are no news."""
 _NONE = 0.0005
+_NO_BLOCKS = (
+    "No SM map: no thread block said on which SM it ran. On a GPU those of the kinds traced gemm "
+    "and traced copy do."
+)
 _NAMED = 3
 _MEASURES = {
     "latency_p50_us": ("latency p50", "µs", -1),
@@ -41,6 +45,8 @@ class Summary:
         One a workload: columns of :data:`gpuscope.analysis.compare.COLUMNS`.
     confinement
         Or ``None``, and ``unconfined`` says why.
+    blocks
+        Whether thread blocks were seen, so that there is a map of the SMs.
     """
 
     experiment: Mapping[str, Any]
@@ -50,6 +56,7 @@ class Summary:
     provenance: str
     simulated: bool
     stopped: bool
+    blocks: bool
 
     @property
     def background(self) -> list[str]:
@@ -76,6 +83,7 @@ def summarise(run: Run) -> Summary:
         provenance=trace.provenance,
         simulated=trace.is_simulated,
         stopped=run.stopped,
+        blocks="block" in trace.kind_counts(),
     )
 
 
@@ -96,6 +104,7 @@ def numbers(now: Summary, before: Summary | None) -> str:
     parts = [
         html.workloads(now.rows, now.background),
         _differences(now, before) if before is not None else "",
+        "" if now.blocks else html.note(_NO_BLOCKS),
         html.note(now.provenance),
     ]
     return f'<div class="gpuscope-results" style="line-height:1.5">{"".join(parts)}</div>'

@@ -244,6 +244,7 @@ WorkloadSpec = Annotated[
     Discriminator(_kind_of),
 ]
 Size = PositiveInt | Literal["rest"]
+Color = Annotated[str, Field(pattern=r"^#[0-9A-Fa-f]{6}$")]
 
 
 class Setting(_Model):
@@ -273,7 +274,7 @@ class ResolvedSetting(_Model):
     workloads: dict[str, WorkloadSpec]
 
 
-class Experiment(_Model):
+class Experiment(_Extended):
     """What to carve, which streams to make, what to launch on them, and in which settings.
 
     Attributes
@@ -291,6 +292,8 @@ class Experiment(_Model):
         What to do with a count that the GPU cannot give.
     seed
         Of operands and arrivals.
+    colors
+        Partition → its colour in pictures, as ``"#RRGGBB"``; the others have one by their place.
 
     Examples
     --------
@@ -302,6 +305,8 @@ class Experiment(_Model):
     'one'
     """
 
+    _later = ("colors",)
+
     name: str
     seed: NonNegativeInt = 0
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -311,6 +316,7 @@ class Experiment(_Model):
     streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
     workloads: Annotated[dict[str, WorkloadSpec], Field(min_length=1)]
     settings: dict[str, Setting] = Field(default_factory=dict)
+    colors: dict[str, Color] = Field(default_factory=dict)
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -321,6 +327,10 @@ class Experiment(_Model):
         _check_texts(self)
         for setting in self.resolve():
             _check_names(self, setting)
+        carved = {name for setting in self.resolve() for name in setting.partitions}
+        for name in self.colors:
+            if name not in carved:
+                _refuse(("colors", name), f"no setting carves a partition {name!r}")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
@@ -552,7 +562,8 @@ _NEEDS = {
     "dict_type": _TABLE, "model_type": _TABLE, "model_attributes_type": _TABLE,
     "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
     "bool_type": _BOOL, "bool_parsing": _BOOL,
-    "string_type": "should be a text", "list_type": "should be a list of names",
+    "string_type": "should be a text", "string_pattern_mismatch": "should be '#RRGGBB'",
+    "list_type": "should be a list of names",
     "arg_type": "should be a text, a finite number, true or false",
 }  # fmt: skip
 _WITHOUT_INPUT = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid",

@@ -44,6 +44,8 @@ class Partition:
         Names of partitions that were live when it was made and have SMs in common with it.
     context
         Number of its green context.
+    color
+        For pictures, as ``"#RRGGBB"``; empty where pictures choose.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Partition:
         self.parts = planned.parts
         self.context = granted.context
         self.raw = granted.raw
+        self.color = ""
         self._streams: list[Stream] = []
         self._owned: list[Closable] = []
         self._closed = False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from html import escape, unescape
 from typing import Any
 
 from gpuscope.analysis.result import format_value
+from gpuscope.figures.raster import png
 from gpuscope.figures.text import clean
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
@@ -110,6 +112,16 @@ def _row(row: Mapping[str, Any], *, queued: bool) -> str:
             shown = format_value(value)
         cells.append(cell(shown, side))
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def picture(figure: Any) -> str:
+    """Return a timeline's figure as a picture, for a page that runs no script."""
+    title = re.sub("<[^>]*>", "", figure.layout.title.text or "")
+    data = base64.b64encode(png(figure)).decode()
+    return (
+        f'<img style="max-width:100%" alt="{text(unescape(title))}" '
+        f'src="data:image/png;base64,{data}">'
+    )
 
 
 def saved(uid: str, experiment: str, device: str, results: str, *, simulated: bool) -> str:

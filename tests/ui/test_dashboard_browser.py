@@ -235,7 +235,7 @@ def escape_and_stop(page) -> None:
     page.get_by_text("Confinement: ESCAPED").first.wait_for()
     assert "outside any partition" in page.locator(".gpuscope-verdicts").first.inner_text()
     said = page.locator(".gpuscope-differences").first.inner_text()
-    assert "workloads.small.guard: – → False" in said
+    assert "workloads.small.guard: true → false" in said
     assert "confinement" in said
 
 

@@ -94,6 +94,8 @@ def read_first(stream, page, sevens):
             "legacy_between_blocking": ("a, then b, then c",),
             "legacy_between_nonblocking": ("all three at the same time",),
             "library_in_legacy": ("in a blocking stream",),
+            "two_threads": (SAME,),
+            "closing_a_stream": ("they are still done",),
         },
         wrong={
             "same_stream": (SAME,),
@@ -103,6 +105,8 @@ def read_first(stream, page, sevens):
             "legacy_between_blocking": ("all three at the same time",),
             "legacy_between_nonblocking": ("a, then b, then c",),
             "library_in_legacy": ("in any stream",),
+            "two_threads": (AFTER,),
+            "closing_a_stream": ("they are thrown away",),
         },
         solved={
             "task-spread": """
@@ -141,7 +145,7 @@ def launch_and_wait(kernels, streams):
             "host_waits": ("late ends", "event.synchronize() returns", "later ends"),
             "host_function": ("it notes 7, and out is 9",),
             "never_recorded": (0,),
-            "event_of_another_gpu": ("an error",),
+            "another_gpu": ("all of them",),
         },
         wrong={
             "missing_wait": (7,),
@@ -152,7 +156,7 @@ def launch_and_wait(kernels, streams):
             "host_waits": ("late ends", "later ends", "event.synchronize() returns"),
             "host_function": ("it notes 0, and out is 0",),
             "never_recorded": (7,),
-            "event_of_another_gpu": ("nothing, silently",),
+            "another_gpu": ("(3)",),
         },
         solved={
             "task-diamond": """
@@ -406,7 +410,7 @@ def first_result(job, later, stream):
             "twice": (AFTER,),
             "fork": ("about 2 ms",),
             "isolation": ("an error",),
-            "capture_legacy": ("no",),
+            "capture_default": ("only the per-thread one",),
         },
         wrong={
             "captured": (20,),
@@ -416,7 +420,7 @@ def first_result(job, later, stream):
             "twice": (SAME,),
             "fork": ("about 4 ms",),
             "isolation": ("it is left out, silently",),
-            "capture_legacy": ("yes",),
+            "capture_default": ("both",),
         },
         solved={
             "task-join": """

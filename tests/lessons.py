@@ -8,6 +8,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import gpuscope as gs
+from gpuscope.device.select import open_device
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 LESSONS = sorted(path.name for path in NOTEBOOKS.glob("[01]*.ipynb") if path.name[:2] != "00")
@@ -35,6 +39,7 @@ class Played:
 def play(
     name: str,
     *,
+    device: str = "sim:h200",
     answers: dict[str, tuple[Any, ...]] | None = None,
     changed: dict[str, str] | None = None,
 ) -> Played:
@@ -42,6 +47,8 @@ def play(
 
     Parameters
     ----------
+    device
+        What ``gs.open_device()`` opens.
     answers
         Name of a prediction or quiz → what is given, as soon as it is asked.
     changed
@@ -50,7 +57,11 @@ def play(
     answers = dict(answers or {})
     changed = dict(changed or {})
     played = Played({"__name__": "__main__"})
+    opening = mock.patch.object(
+        gs, "open_device", lambda spec=device, **options: open_device(spec, **options)
+    )
     try:
+        opening.start()
         for cell in cells(name):
             if cell["cell_type"] != "code":
                 continue
@@ -60,6 +71,7 @@ def play(
             for asked in set(answers) & set(lesson.questions if lesson else ()):
                 lesson.questions[asked].give(*answers.pop(asked))
     finally:
+        opening.stop()
         if "gpu" in played.names:
             played.names["gpu"].close()
     assert not answers, f"{name} never asked for {sorted(answers)}"

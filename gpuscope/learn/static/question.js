@@ -39,15 +39,30 @@ function number(field) {
   };
 }
 
+// Once it is answered, the next cell is the one to go on with: else the keys that run a cell
+// would ask anew.
+function goOn(form) {
+  form.closest(".jp-Cell")?.nextElementSibling?.focus();
+}
+
 function render({ model, el }) {
   asked += 1;
   const make = { radio, select, number };
   const parts = model.get("fields").map((one) => make[one.kind](one, `gs-question-${asked}`));
   const button = h("button", { type: "submit" }, model.get("button"));
   const said = h("p", { class: "gs-said", role: "status" });
-  const form = h("form", { class: "gpuscope-question", "data-lm-suppress-shortcuts": "true" },
+  const form = h("form", { class: "gpuscope-question" },
     h("fieldset", {}, h("legend", {}, model.get("text")), ...parts.map((part) => part.node)),
     button, said);
+  // JupyterLab's shortcuts (arrows move cells, letters cut them) match what has the focus itself.
+  for (const node of form.querySelectorAll("input, select, button")) {
+    node.setAttribute("data-lm-suppress-shortcuts", "true");
+  }
+  form.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.target === button) return;
+    event.preventDefault(); // JupyterLab keeps a field of numbers from sending its form
+    form.requestSubmit();
+  });
   form.noValidate = true; // what is missing is told in words, by the kernel
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -56,10 +71,12 @@ function render({ model, el }) {
 
   function update() {
     const locked = model.get("locked");
+    const mine = locked && form.contains(document.activeElement);
     for (const part of parts) for (const input of part.inputs) input.disabled = locked;
     button.disabled = locked;
     said.textContent = model.get("said");
     said.dataset.tone = model.get("tone");
+    if (mine) goOn(form);
   }
   model.get("given").forEach((value, index) => parts[index].set(value));
   for (const name of ["locked", "said", "tone"]) model.on(`change:${name}`, update);

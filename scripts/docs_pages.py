@@ -59,7 +59,11 @@ Where the driver has no green contexts (before CUDA 12.4) everything is measured
 simulated GPU cannot be carved either, and what a partition costs is an H200's. A GPU without
 bfloat16 gets float16's times for it. `measured.source` says so in the file. How many blocks an SM
 holds is estimated with the registers and shared memory of Hopper's; a fit makes up for a constant
-factor there. Only on an H200 has any of this run.
+factor there.
+
+Only on an H200 has any of this run (2026-11-21): 47 s of measuring and 20 s of fitting; GEMM times
+in the fit median 6.1 %, p90 25.5 %; of the shapes left out 6.8 % and 28.9 %; of 60 shapes drawn
+and measured afterwards, not told the SM count 6.1 % and 24.3 %, told it 6.4 % and 23.6 %.
 """.splitlines()
 
 GROUPS = {

@@ -213,7 +213,7 @@ class Partitions(Mapping[str, Partition]):
 
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
-            f"<td>{_ranges(part.sm_ids)}</td></tr>"
+            f"<td>{sm_ranges(part.sm_ids)}</td></tr>"
             for name, part in self.items()
         )
         return (
@@ -222,7 +222,7 @@ class Partitions(Mapping[str, Partition]):
         )
 
 
-def _ranges(ids: tuple[int, ...]) -> str:
+def sm_ranges(ids: tuple[int, ...]) -> str:
     """Write sorted ids as ranges: 0–7, 12."""
     words: list[str] = []
     start = previous = None

@@ -27,13 +27,15 @@ def clean(text: object, limit: int | None = None) -> str:
     limit
         Longer text loses its middle, visibly.
     """
-    kept = "".join(
-        " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in str(text)
-    )
-    if limit is not None and len(kept) > limit:
+    found = str(text)
+    if limit is not None and len(found) > limit:  # before it is looked at: it may be very long
         head = limit // 2
-        kept = f"{kept[:head]}…{kept[len(kept) - (limit - head - 1) :]}"
-    return kept
+        found = f"{found[:head]}…{found[len(found) - (limit - head - 1) :]}"
+    if found.isprintable():
+        return found
+    return "".join(
+        " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in found
+    )
 
 
 def _is_unsafe(char: str) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-_WORK = ("kernel", "memcpy", "memset", "host function")
+_WORK = ("kernel", "memcpy", "memset", "host function", "graph")
 _HOST = ("api", "sync", "event", "handle", "range", "mark")
 _OPEN = np.iinfo(np.int64).max
 _USUAL = 0.9

@@ -1,0 +1,223 @@
+"""``run`` and ``predict``: an experiment, its report and its traces."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from gpuscope import nsight
+from gpuscope._files import replacing
+from gpuscope.analysis.prediction import PredictionResult, prediction
+from gpuscope.analysis.result import format_value
+from gpuscope.cli.app import FAILED, Json, app, make_folder, stderr, stdout
+from gpuscope.device.device import Device
+from gpuscope.device.select import open_device
+from gpuscope.errors import GpuscopeError
+from gpuscope.experiment import Experiment
+from gpuscope.report import html_report, prediction_report, trace_report
+from gpuscope.session import Progress as RunProgress
+from gpuscope.session import run as run_experiment
+from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.store import read_parquet, save_trace
+
+_Nsys = Annotated[
+    bool, typer.Option("--nsys", help="Record with Nsight Systems, in a process of its own.")
+]
+
+
+@app.command("run")
+def run_command(
+    file: Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")],
+    device: Annotated[str, typer.Option(help="auto, cuda:N or sim:h200.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the report and the traces.")] = Path("out"),
+    under_nsys: _Nsys = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
+) -> None:
+    """Run an experiment and write an HTML report and one trace per setting.
+
+    With --nsys: the .nsys-rep that Nsight Systems made of it, and the same as a report and a
+    trace of ours.
+
+    Examples: gpuscope run examples/quickstart.toml --out out/quickstart
+
+    gpuscope run examples/quickstart.toml --nsys --out out/nsys
+    """
+    experiment = Experiment.from_file(file)
+    if under_nsys:
+        _run_under_nsys(experiment, "cuda:0" if device == "auto" else device, out, as_json=as_json)
+        return
+    target = open_device(device, quiet=as_json)
+    make_folder(out)  # before the run: what it records must not be lost for want of a folder
+    result = _run_with_bar(experiment, target)
+    written = write_run(result, out)
+    if as_json:
+        facts = {**_facts_of(result), "files": [str(path) for path in written]}
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+    else:
+        _show(result, written)
+    if result.stopped:
+        raise typer.Exit(FAILED)
+
+
+def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: bool) -> None:
+    make_folder(out)
+    found = nsight.profile(experiment, out / "nsys.nsys-rep", device=device)
+    written = [found.report]
+    if found.trace is not None:
+        written.append(trace_report(found.trace, out / "nsys.html", title=experiment.name))
+        written.append(save_trace(found.trace, out / "nsys.parquet"))
+    if as_json:
+        facts = {
+            "experiment": experiment.name,
+            "spans": len(found.trace) if found.trace is not None else None,
+            "files": [str(path) for path in written],
+        }
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        return
+    if found.trace is not None:
+        stdout.print(repr(found.trace), markup=False, highlight=False)
+    for path in written:
+        stdout.print(f"wrote {path}", markup=False, highlight=False)
+
+
+@app.command("predict")
+def predict_command(
+    file: Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")],
+    gpu_profile: Annotated[str, typer.Option(help="The simulated GPU's profile.")] = "h200",
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of a run of it, to compare with.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for reports and traces.")] = Path("out/predict"),
+    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+) -> None:
+    """Run an experiment on a simulated GPU; compare it with what was measured.
+
+    Example: gpuscope predict examples/quickstart.toml --against out/quickstart
+    """
+    experiment = Experiment.from_file(file)
+    measured = None if against is None else _load_run(against)
+    target = open_device(f"sim:{gpu_profile}", quiet=as_json)
+    make_folder(out)
+    result = _run_with_bar(experiment, target)
+    written = write_run(result, out)
+    found = None
+    if measured is not None:
+        found = prediction(result, measured)
+        written.insert(0, prediction_report(result, measured, out / "compare.html"))
+    if as_json:
+        facts = {**_facts_of(result), "files": [str(path) for path in written]}
+        if found is not None:
+            facts["errors"] = found.rows()
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+    elif found is None:
+        _show(result, written)
+    else:
+        _showerrors(found, written)
+    if result.stopped:
+        raise typer.Exit(FAILED)
+
+
+def _load_run(folder: Path) -> dict[str, Trace]:
+    """Return the traces that :func:`write_run` wrote, by setting."""
+    traces = [read_parquet(path) for path in sorted(folder.glob("trace-*.parquet"))]
+    if not traces:
+        raise GpuscopeError(
+            f"there are no traces of a run in {folder.name!r}: name the --out folder of a "
+            "gpuscope run"
+        )
+    return {str(trace.metadata.setting): trace for trace in traces}
+
+
+def _showerrors(found: PredictionResult, written: list[Path]) -> None:
+    table = Table(title="predicted and measured kernel time of a call, median")
+    for title in ("setting", "of", "predicted µs", "measured µs", "error"):
+        table.add_column(title, overflow="fold", no_wrap=title == "of")
+    for one in found.times:
+        cells = (
+            one.setting, one.of, format_value(one.predicted_ns / 1e3),
+            format_value(one.measured_ns / 1e3), f"{one.error:+.1%}",
+        )  # fmt: skip
+        table.add_row(*map(Text, cells))
+    stdout.print(table)
+    stdout.print(found.note, markup=False, highlight=False)
+    for path in written:
+        stdout.print(f"wrote {path}", markup=False, highlight=False)
+
+
+def _run_with_bar(experiment: Experiment, target: Device) -> Run:
+    # Names are foreign text: no markup.
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task(experiment.name)
+
+        def view(progress: RunProgress) -> None:
+            bar.update(
+                task, total=progress.total, completed=progress.done,
+                description=f"{progress.setting}, round {progress.round + 1}, {progress.phase}",
+            )  # fmt: skip
+
+        return run_experiment(experiment, target, viewer=view)
+
+
+def write_run(result: Run, folder: Path) -> list[Path]:
+    """Write the report, the comparison and the traces of a run; returns their paths."""
+    make_folder(folder)
+    paths: list[Path] = []
+    for setting, trace in result.items():
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-")[:80] or "setting"
+        path = folder / f"trace-{slug}.parquet"
+        if path in paths:
+            path = folder / f"trace-{slug}-{len(paths)}.parquet"
+        paths.append(save_trace(trace, path))
+    comparison = folder / "comparison.json"
+    with replacing(comparison) as temporary:
+        temporary.write_text(json.dumps(_facts_of(result), indent=1), "utf-8")
+    return [html_report(result, folder / "report.html"), comparison, *paths]
+
+
+def _facts_of(result: Run) -> dict[str, Any]:
+    """Return the comparison with what it rests on."""
+    first = next(iter(result.values())).metadata
+    return {
+        "experiment": result.experiment["name"],
+        "devices": {key: dict(facts) for key, facts in first.devices.items()},
+        "simulated": first.simulated,
+        "stopped": result.stopped,
+        "versions": dict(first.versions),
+        "comparison": result.comparison.to_pylist(),
+    }
+
+
+def _show(result: Run, written: list[Path]) -> None:
+    table = Table(title="what each workload got, by setting")
+    shown = {
+        "setting": "setting",
+        "workload": "workload",
+        "latency_p50_us": "p50 µs",
+        "latency_p99_us": "p99 µs",
+        "tflop_per_s": "TFLOP/s",
+        "share_of_alone_on_whole_gpu": "of alone",
+    }
+    for title in shown.values():
+        table.add_column(title, overflow="fold", no_wrap=title in ("setting", "workload"))
+    for row in result.comparison.to_pylist():
+        table.add_row(*(Text(format_value(row[name])) for name in shown))
+    stdout.print(table)
+    for setting in result:
+        row = next(one for one in result.comparison.to_pylist() if one["setting"] == setting)
+        overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
+        stdout.print(f"{setting}: overlap {overlap}, gain {gain}", markup=False, highlight=False)
+    stdout.print("of alone: the rate over the rate alone on the whole GPU")
+    stdout.print(next(iter(result.values())).provenance, markup=False)
+    if result.stopped:
+        stdout.print("stopped early: this is what was recorded until then")
+    for path in written:
+        stdout.print(f"wrote {path}", markup=False, highlight=False)

@@ -1,0 +1,42 @@
+"""The toolbar of a timeline, and the ears and eyes that it has in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+_STATIC = Path(__file__).parent / "static"
+
+
+class Bar(anywidget.AnyWidget):
+    """Buttons, search and status line; in the browser it attends to the plot beside it, too.
+
+    It tells of keys, clicks, the plot's width, the page's theme, and of frames that were
+    painted, each as a message ``{"do": what, …}``.
+
+    Parameters
+    ----------
+    told
+        Called with each message; may be called on any thread.
+    """
+
+    _esm = _STATIC / "timeline.js"
+    _css = _STATIC / "timeline.css"
+
+    state = traitlets.Dict().tag(sync=True)
+    """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is
+    nothing to show), ``tracks`` (label and whether it is shown), ``search``, ``matches``,
+    ``match`` (from 1), ``status``, ``problem`` (the status is an error), ``dark``."""
+    frame = traitlets.Int(0).tag(sync=True)
+    """Number of the frame that was sent last; the browser answers when it is painted."""
+
+    height = traitlets.Int(400).tag(sync=True)
+    """Of the plot with all that is around it, px."""
+
+    def __init__(self, told: Callable[[Mapping[str, Any]], None], **options: Any) -> None:
+        super().__init__(**options)
+        self.on_msg(lambda _widget, content, _buffers: told(content))

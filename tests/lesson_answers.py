@@ -494,4 +494,40 @@ def interference(alone_us, together_us):
 """,
         },
     ),
+    "10_your_own_code.ipynb": Key(
+        right={
+            "where_the_host_waits": ("back to the host",),
+            "range_on_the_gpu": ("no, the GPU goes on with them for long",),
+            "who_is_slower": ("the GPU waits for the host",),
+            "bound_guard": (1,),
+            "for_nsys": ("mine.sqlite",),
+        },
+        wrong={
+            "where_the_host_waits": ("products",),
+            "range_on_the_gpu": ("yes",),
+            "who_is_slower": ("neither",),
+            "bound_guard": (0,),
+            "for_nsys": ("mine.html",),
+        },
+        solved={
+            "task-range": """
+def kernels_in(trace, name):
+    return gs.analysis.range_projection(trace)[name].kernels
+""",
+            "task-export": """
+def hand_over(trace, folder):
+    return gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+""",
+        },
+        failed={
+            "task-range": """
+def kernels_in(trace, name):
+    return len(trace.where(kind="kernel"))
+""",
+            "task-export": """
+def hand_over(trace, folder):
+    return gs.export(trace, folder / "it.sqlite"), gs.export(trace, folder / "it.parquet")
+""",
+        },
+    ),
 }  # fmt: skip

@@ -66,6 +66,8 @@ def play(
             if cell["cell_type"] != "code":
                 continue
             source = changed.pop(cell["id"], cell["source"])
+            if source.startswith("%"):
+                source = _without_magics(source, played.names)
             played.values[cell["id"]] = _run(source, f"{name}:{cell['id']}", played.names)
             lesson = played.names.get("lesson")
             for asked in set(answers) & set(lesson.questions if lesson else ()):
@@ -77,6 +79,17 @@ def play(
     assert not answers, f"{name} never asked for {sorted(answers)}"
     assert not changed, f"{name} has no cells {sorted(changed)}"
     return played
+
+
+def _without_magics(source: str, names: dict[str, Any]) -> str:
+    """Return a cell with its magics as calls, of a shell that shares the namespace."""
+    from IPython.core.inputtransformer2 import TransformerManager
+    from IPython.core.interactiveshell import InteractiveShell
+
+    if "get_ipython" not in names:
+        shell = InteractiveShell(user_ns=names, history_length=0)
+        names["get_ipython"] = lambda: shell
+    return TransformerManager().transform_cell(source)
 
 
 def _run(source: str, where: str, names: dict[str, Any]) -> Any:

@@ -20,3 +20,6 @@ from gpuscope.learn.outcome import find as find
 from gpuscope.learn.parts import address as address
 from gpuscope.learn.parts import spin_kernel as spin_kernel
 from gpuscope.learn.question import Question as Question
+from gpuscope.learn.recorded import label as label
+from gpuscope.learn.recorded import observe as observe
+from gpuscope.learn.recorded import recording_of as recording_of

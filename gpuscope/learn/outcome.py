@@ -15,10 +15,13 @@ from gpuscope import figures
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.style import INK, OKABE_ITO
 from gpuscope.figures.text import axis_unit, clean
+from gpuscope.learn.recorded import label
 from gpuscope.trace.explain import Explanation
 from gpuscope.trace.model import Trace
 
 _MARGIN = 0.03
+_TITLE = 66
+"""Characters that a prediction, what was measured, and the origin of a recording may take."""
 _NARROW = 0.04
 """Of the window: what a wait's label needs."""
 _GUESS = OKABE_ITO[1]
@@ -179,7 +182,9 @@ def picture(
         trace = trace.where([kind != "handle" for kind in trace.texts("kind")])  # calls say more
     window = window_ns or _window(trace, guessed_ns)
     said = "nothing" if result.answer is None else result.answer
-    title = f"Predicted: {clean(said, 36)}. Measured: {clean(result.measured, 36)}"
+    origin = label(trace)
+    room = (_TITLE - len(origin)) // 2
+    title = f"Predicted: {clean(said, room)}. Measured: {clean(result.measured, room)}{origin}"
     figure = figures.timeline(trace, window_ns=window, title=title)
     unit_ns = axis_unit(window[1] - window[0])[1]
 

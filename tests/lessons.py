@@ -12,6 +12,7 @@ from unittest import mock
 
 import gpuscope as gs
 from gpuscope.device.select import open_device
+from gpuscope.workloads.handle import Handle
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 LESSONS = sorted(path.name for path in NOTEBOOKS.glob("[01]*.ipynb") if path.name[:2] != "00")
@@ -74,6 +75,10 @@ def play(
                 lesson.questions[asked].give(*answers.pop(asked))
     finally:
         opening.stop()
+        for value in played.names.values():
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(one, Handle):
+                    one.close()
         if "gpu" in played.names:
             played.names["gpu"].close()
     assert not answers, f"{name} never asked for {sorted(answers)}"

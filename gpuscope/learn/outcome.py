@@ -134,13 +134,13 @@ class Feedback:
         return _box(lines, colour)
 
 
-def find(trace: Trace, name: str, nth: int = 0, *, kind: str | None = None) -> int:
+def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = None) -> int:
     """Return the id of the row that is the ``nth`` of its name, for :meth:`Trace.explain`.
 
     Parameters
     ----------
     name
-        Of a kernel, or of the workload that launched it.
+        Of a kernel, or of the workload that launched it; ``None`` takes any.
     nth
         0 is the first to start, −1 the last.
     kind
@@ -155,11 +155,10 @@ def find(trace: Trace, name: str, nth: int = 0, *, kind: str | None = None) -> i
     kinds = ("kernel", "memcpy", "memset", "host function") if kind is None else (kind,)
     rows = trace.where(kind=kinds)
     labels = zip(rows.texts("category"), rows.texts("name"), strict=True)
-    mine = np.flatnonzero([name in pair for pair in labels])
+    mine = np.flatnonzero([name is None or name in pair for pair in labels])
     if not -len(mine) <= nth < len(mine):
-        raise MissingEvidence(
-            f"the trace has {len(mine)} rows called {name!r}, so there is no number {nth}"
-        )
+        what = "such rows" if name is None else f"rows called {name!r}"
+        raise MissingEvidence(f"the trace has {len(mine)} {what}, so there is no number {nth}")
     order = mine[np.argsort(rows.array("start_ns")[mine], kind="stable")]
     return int(rows.array("id")[order[nth]])
 

@@ -229,6 +229,9 @@ def test_rows_are_found_by_name_and_number(trace):
         "first", "second",
     ]  # fmt: skip
     assert gs.learn.find(trace, "second", kind="handle") != ids[1]
+    assert gs.learn.find(trace, None) == ids[0]
+    with pytest.raises(gs.MissingEvidence, match="0 such rows"):
+        gs.learn.find(trace, None, kind="memcpy")
     for number in (1, -2):
         with pytest.raises(gs.MissingEvidence, match="1 rows called 'first'"):
             gs.learn.find(trace, "first", number)

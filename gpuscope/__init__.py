@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gpuscope import analysis as analysis
     from gpuscope import figures as figures
+    from gpuscope import learn as learn
     from gpuscope import nsight as nsight
     from gpuscope.calibration.calibrate import calibrate as calibrate
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
@@ -100,7 +101,7 @@ _HOMES = {
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",
 }
-_MODULES = ("analysis", "figures", "nsight")
+_MODULES = ("analysis", "figures", "learn", "nsight")
 
 __all__ = [*_HOMES, *_MODULES]  # noqa: PLE0604 - every key is a string
 

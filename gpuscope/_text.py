@@ -36,3 +36,13 @@ def _is_unsafe(char: str) -> bool:
 def safe(text: object, limit: int | None = None) -> str:
     """Return foreign text for HTML: clean, and no markup."""
     return html.escape(clean(text, limit))
+
+
+def shown(text: object, limit: int | None = None) -> str:
+    """Return foreign text for HTML in a notebook, which typesets TeX: between tags only.
+
+    A dollar or a backslash in an element of its own begins no formula, links in which could
+    run scripts.
+    """
+    found = safe(text, limit)
+    return found.replace("\\", "<span>\\</span>").replace("$", "<span>$</span>")

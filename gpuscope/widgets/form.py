@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import ipywidgets as ipw
 
+from gpuscope._text import shown
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
@@ -95,7 +96,7 @@ class WorkloadControls:
         self.place = ipw.Dropdown(
             options=[WHOLE_GPU], description="Stream in", style=_wide(), layout=_width(240)
         )
-        label = ipw.HTML(f"<b>{html.text(title, 40)}</b>", layout=_width(140))
+        label = ipw.HTML(f"<b>{shown(title, 40)}</b>", layout=_width(140))
         self.box = ipw.HBox([label, self.size, self.dtype, self.place], layout=row())
 
     @property

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
+from gpuscope._text import shown
 from gpuscope.analysis.result import format_value
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import CarvePlan
 from gpuscope.figures.style import HOST_COLOUR, OKABE_ITO
-from gpuscope.figures.text import clean
 from gpuscope.trace.model import Run, Trace
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
@@ -27,14 +26,9 @@ _COLUMNS = {
 }
 
 
-def text(value: object, limit: int | None = None) -> str:
-    """Return foreign text, harmless in HTML."""
-    return escape(clean(value, limit))
-
-
 def problem(words: str) -> str:
     """Return an error for the place where it arose; screen readers announce it."""
-    lines = "<br>".join(text(line) for line in words.splitlines())
+    lines = "<br>".join(shown(line) for line in words.splitlines())
     return (
         '<div role="alert" class="gpuscope-error" style="line-height:1.4;padding:4px 10px;'
         'border-left:4px solid #c62828;color:var(--jp-error-color1,#c62828)">'
@@ -44,7 +38,7 @@ def problem(words: str) -> str:
 
 def note(words: str) -> str:
     """Return a quiet remark."""
-    return f'<div style="line-height:1.4;{_MUTED}">{text(words)}</div>'
+    return f'<div style="line-height:1.4;{_MUTED}">{shown(words)}</div>'
 
 
 def device(info: DeviceInfo, why_no_gpu: str) -> str:
@@ -54,7 +48,7 @@ def device(info: DeviceInfo, why_no_gpu: str) -> str:
     words = f"{info.name}, {info.sm_count} SMs: no GPU is used, all times come from a model."
     if why_no_gpu:
         words += f" Why: {why_no_gpu}"
-    return f'<div style="line-height:1.4"><b>SIMULATED, not measured</b> on {text(words)}</div>'
+    return f'<div style="line-height:1.4"><b>SIMULATED, not measured</b> on {shown(words)}</div>'
 
 
 def plan(granted: CarvePlan) -> str:
@@ -65,7 +59,7 @@ def plan(granted: CarvePlan) -> str:
         width = 100 * part.sm_count / total
         colour = OKABE_ITO[index % len(OKABE_ITO)]
         bar += f'<div style="width:{width:.2f}%;background:{colour}"></div>'
-        said.append(f"<b>{text(part.name, 40)}</b>: {part.asked} asked, {part.sm_count} granted")
+        said.append(f"<b>{shown(part.name, 40)}</b>: {part.asked} asked, {part.sm_count} granted")
     if granted.remainder_sm_count:
         said.append(f"{granted.remainder_sm_count} in no partition")
     return (
@@ -101,28 +95,28 @@ def _setting(name: str, trace: Trace, run: Run, background: Sequence[str]) -> st
         tight = f" (tight <b>{format_value(facts['overlap_tight'])}</b>)"
         more += " Tight: with every kernel shortened by what the events around it do not know."
     return (
-        f'<div class="gpuscope-results" style="line-height:1.5"><b>{text(name, 60)}</b>: '
+        f'<div class="gpuscope-results" style="line-height:1.5"><b>{shown(name, 60)}</b>: '
         f"overlap <b>{format_value(facts['overlap'])}</b>{tight}, "
         f"gain <b>{format_value(facts['gain'])}</b>"
         f'<table style="margin:6px 0;border-collapse:collapse"><thead><tr>{head}</tr></thead>'
         f'<tbody>{body}</tbody></table><div style="{_MUTED}">'
         "Overlap: the part of the shorter busy time in which both ran. Gain: what the kernels "
         "take alone, in their places, over what they took together. Latency: from execute() to "
-        f"completion seen.{more}<br>{text(trace.provenance)}</div></div>"
+        f"completion seen.{more}<br>{shown(trace.provenance)}</div></div>"
     )
 
 
 def _row(row: Mapping[str, Any], *, queued: bool) -> str:
-    cells = [f'<td style="{_CELL}left">{text(row["workload"], 40)}</td>']
+    cells = [f'<td style="{_CELL}left">{shown(row["workload"], 40)}</td>']
     for column, (_, side) in _COLUMNS.items():
         value = row[column]
         if column == "partition":
-            shown = text(value if value is not None else "whole GPU", 40)
+            said = shown(value if value is not None else "whole GPU", 40)
         elif queued and column.startswith("latency"):
-            shown = "–"
+            said = "–"
         elif column.endswith("share_of_alone_on_whole_gpu") and value is not None:
-            shown = f"{100 * value:.1f} %"
+            said = f"{100 * value:.1f} %"
         else:
-            shown = format_value(value)
-        cells.append(f'<td style="{_CELL}{side}">{shown}</td>')
+            said = format_value(value)
+        cells.append(f'<td style="{_CELL}{side}">{said}</td>')
     return f"<tr>{''.join(cells)}</tr>"

@@ -76,3 +76,11 @@ class RecorderBusy(GpuscopeError, RuntimeError):
 
 class NothingRecorded(GpuscopeError):
     """A run, a sweep or a measurement was stopped before anything was recorded."""
+
+
+class Cancelled(GpuscopeError):
+    """Work was cancelled by the caller; nothing half done was left behind."""
+
+
+class ExportError(GpuscopeError):
+    """What was written does not hold what the trace does, or cannot be written in that form."""

@@ -388,8 +388,11 @@ class Experiment(_Extended):
                 "UTF-8"
             ) from error
         try:
+            _check_size(source.name, text)
             data = json.loads(text) if source.suffix == ".json" else tomllib.loads(text)
-        except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, InvalidExperiment):
+                raise
             form = "JSON" if source.suffix == ".json" else "TOML"
             raise InvalidExperiment(f"{source.name!r} is not {form}: {error}") from error
         if not isinstance(data, dict):
@@ -430,6 +433,20 @@ class Experiment(_Extended):
 
 def _refuse(place: tuple[str, ...], words: str) -> NoReturn:
     raise InvalidExperiment(f"{'.'.join(place)}: {words}", {place: words})
+
+
+_LONGEST = 1 << 20
+_MOST_DOTS = 1000
+
+
+def _check_size(name: str, text: str) -> None:
+    """Refuse what takes a parser minutes: tomllib looks at a key's parts over and over."""
+    dots = max((line.count(".") for line in text.splitlines()), default=0)
+    if len(text) > _LONGEST or dots > _MOST_DOTS:
+        raise InvalidExperiment(
+            f"{name!r} is no experiment: {len(text):,} characters, and {dots:,} dots on one line, "
+            f"where {_LONGEST:,} and {_MOST_DOTS:,} are more than enough"
+        )
 
 
 def _check_texts(experiment: Experiment) -> None:

@@ -238,12 +238,8 @@ def run(
     InvalidExperiment, InvalidPartition, GpuscopeError
         Before anything is launched where that can be told.
     """
-    if isinstance(experiment, str | Path):
-        experiment = Experiment.from_file(experiment)
-    elif not isinstance(experiment, Experiment):
-        experiment = Experiment.from_dict(experiment)
-    target = device if isinstance(device, Device) else open_device(device or "auto")
-    return _Session(experiment, target, viewer, stop or threading.Event()).run()
+    described, target = _prepared(experiment, device)
+    return _Session(described, target, viewer, stop or threading.Event()).run()
 
 
 def predict(
@@ -315,6 +311,26 @@ class _Session:
         self._legacy: Stream | None = None
 
     def run(self) -> Run:
+        stopped = self.perform()
+        if stopped:
+            warnings.warn(
+                "the run was interrupted: it returns what was recorded until then", stacklevel=3
+            )
+        traces = {
+            name: Trace.concat(parts).with_metadata(
+                solo=self._solo(name), experiment=self.experiment.to_dict(), setting=name
+            )
+            for name, parts in self.traces.items()
+            if parts
+        }
+        if not traces:
+            raise NothingRecorded("the run was stopped before anything was recorded: run it again")
+        return Run(
+            traces, compare(traces), self.experiment.to_dict(), stopped or self.stop.is_set()
+        )
+
+    def perform(self) -> bool:
+        """Do every round of every setting; returns whether that was interrupted."""
         for setting in self.settings:
             if setting.partitions:
                 try:
@@ -333,23 +349,9 @@ class _Session:
                     self._round(setting, number)
         except KeyboardInterrupt:
             stopped = True
-            warnings.warn(
-                "the run was interrupted: it returns what was recorded until then", stacklevel=3
-            )
         finally:
             close_all(list(self.handles.values()))
-        traces = {
-            name: Trace.concat(parts).with_metadata(
-                solo=self._solo(name), experiment=self.experiment.to_dict(), setting=name
-            )
-            for name, parts in self.traces.items()
-            if parts
-        }
-        if not traces:
-            raise NothingRecorded("the run was stopped before anything was recorded: run it again")
-        return Run(
-            traces, compare(traces), self.experiment.to_dict(), stopped or self.stop.is_set()
-        )
+        return stopped
 
     # -- one round of one setting -----------------------------------------------------
     def _round(self, setting: ResolvedSetting, number: int) -> None:
@@ -552,6 +554,57 @@ class _Session:
                 "whole_gpu_tflop_per_s": None if paced else _tflop_per_s(whole),
             }
         return solo
+
+
+class _Performance(_Session):
+    """A run that a tool outside records: nothing is recorded here, and nothing is run alone."""
+
+    def _round(self, setting: ResolvedSetting, number: int) -> None:
+        with annotate(setting.name):
+            super()._round(setting, number)
+
+    @contextlib.contextmanager
+    def _recorded(self, kept: list[Trace]) -> Iterator[None]:
+        del kept
+        yield
+
+    def _measure_alone(self, *_: Any) -> None:
+        pass
+
+
+def perform(
+    experiment: Experiment | Mapping[str, Any] | str | Path,
+    device: Device | str | None = None,
+    *,
+    stop: threading.Event | None = None,
+) -> None:
+    """Do an experiment's work and record nothing: for a tool that records from outside.
+
+    Ranges name settings and rounds; workloads are not run alone.
+
+    Parameters
+    ----------
+    experiment, device, stop
+        As in :func:`run`.
+
+    Raises
+    ------
+    InvalidExperiment, InvalidPartition, GpuscopeError
+        As in :func:`run`.
+    """
+    described, target = _prepared(experiment, device)
+    if _Performance(described, target, None, stop or threading.Event()).perform():
+        raise KeyboardInterrupt
+
+
+def _prepared(
+    experiment: Experiment | Mapping[str, Any] | str | Path, device: Device | str | None
+) -> tuple[Experiment, Device]:
+    if isinstance(experiment, str | Path):
+        experiment = Experiment.from_file(experiment)
+    elif not isinstance(experiment, Experiment):
+        experiment = Experiment.from_dict(experiment)
+    return experiment, device if isinstance(device, Device) else open_device(device or "auto")
 
 
 def make_handle(device: Device, name: str, spec: WorkloadSpec, *, seed: int) -> AnyHandle:

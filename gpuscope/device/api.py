@@ -423,8 +423,10 @@ class Backend(Protocol):
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy between arrays of one size, on the device or from or to host memory."""
 
-    def host_call(self, stream: Any, function: Callable[[], None], correlation: int) -> None:
-        """Queue a host function on a stream."""
+    def host_call(
+        self, stream: Any, function: Callable[[], None], correlation: int, graph: Graph | None
+    ) -> None:
+        """Queue a host function on a stream, or in the graph that it is captured into."""
 
     def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
         """Compile CUDA C++ source, or take its model."""

@@ -29,6 +29,7 @@ from gpuscope.device.api import (
     Shape,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError
 
@@ -267,9 +268,11 @@ class CpuBackend:
         destination[...] = source
         self._did("memcpy", "copy", correlation, start_ns)
 
-    def host_call(self, stream: Any, function: Callable[[], None], correlation: int) -> None:
+    def host_call(
+        self, stream: Any, function: Callable[[], None], correlation: int, graph: Graph | None
+    ) -> None:
         """Call it now."""
-        del stream, correlation
+        del stream, correlation, graph
         function()
 
     # -- kernels ----------------------------------------------------------------------

@@ -33,6 +33,7 @@ KIND_STYLES = {
     "kernel": KindStyle("kernel"),
     "memcpy": KindStyle("memcpy", "/"),
     "memset": KindStyle("memset", "\\"),
+    "graph": KindStyle("graph, as a whole", "|"),
     "host function": KindStyle("host function", "+", strength=0.5),
     "event": KindStyle("event record"),
     "handle": KindStyle("handle, execute() to done", strength=0.5),

@@ -25,6 +25,11 @@ class Painter:
     failed
         Called with what ``draw`` raised; drawing goes on with the next frame.
 
+    Attributes
+    ----------
+    is_seen
+        Whether a browser paints the frames.
+
     Examples
     --------
     >>> painter = Painter(lambda: print("drawn"), failed=print)
@@ -43,7 +48,7 @@ class Painter:
         self._thread: threading.Thread | None = None
         self._asked = False
         self._closed = False
-        self._is_seen = False
+        self.is_seen = False
         self._sent = self._painted = 0
 
     def ask(self) -> None:
@@ -58,7 +63,7 @@ class Painter:
     def painted(self, frame: int) -> None:
         """Take note that a browser painted a frame."""
         with self._lock:
-            self._is_seen = True
+            self.is_seen = True
             self._painted = frame
             self._lock.notify_all()
 
@@ -100,7 +105,7 @@ class Painter:
             return
         with self._lock:
             before, self._sent = self._sent, frame
-            if self._is_seen:
-                self._is_seen = self._lock.wait_for(
+            if self.is_seen:
+                self.is_seen = self._lock.wait_for(
                     lambda: self._painted >= before or self._closed, PATIENCE_S
                 )

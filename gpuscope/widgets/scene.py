@@ -50,6 +50,8 @@ class Scene:
         First start and last end.
     height
         Of the plotting area, px.
+    has_blocks
+        Whether there are thread blocks; a recording's come when it has ended.
     """
 
     def __init__(self, trace: Trace, height: int | None) -> None:
@@ -69,6 +71,7 @@ class Scene:
         windows = trace.metadata.windows_ns
         began_ns = int(windows[0][0]) if windows else self.extent_ns[0]
         self._zero_ns = min(began_ns, self.extent_ns[0])
+        self.has_blocks = "block" in self.tracks.elsewhere()
         self._blocks_of = trace
         self._held: HeldIndex | None = None
         if self._shows_sms:
@@ -107,12 +110,6 @@ class Scene:
         return low, high
 
     # -- SMs --------------------------------------------------------------------------
-    @property
-    def has_blocks(self) -> bool:
-        """Whether there are thread blocks; a recording's are there when it has ended."""
-        kinds = self.tracks.coded["kind"].values
-        return "block" in kinds
-
     def show_sms(self, *, shown: bool) -> None:
         """Show the SMs below the tracks, or not; where there are no blocks, nothing changes."""
         self._shows_sms = shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import ipywidgets as ipw
 import traitlets
 
+from gpuscope.figures.raster import png
 from gpuscope.figures.text import clean, duration
+from gpuscope.figures.timeline import of_view
+from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
 from gpuscope.widgets import camera
 from gpuscope.widgets.bar import Bar, act
@@ -18,7 +22,7 @@ from gpuscope.widgets.comms import hear_beside_cells
 from gpuscope.widgets.compose import compose, first_layout
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.painter import Painter
-from gpuscope.widgets.scene import Scene
+from gpuscope.widgets.scene import SPANS, Scene
 from gpuscope.widgets.search import Search
 from gpuscope.widgets.shot import Drawn
 
@@ -71,6 +75,24 @@ class Stage(ipw.VBox):  # type: ignore[misc]
         self.observe(self._changed, ["window_ns", "hidden", "sms"])
         self.observe(self._followed, "follow")
 
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        bundle = super()._repr_mimebundle_(**options)
+        facts = bundle[0] if isinstance(bundle, tuple) else bundle
+        if facts:
+            # For pages that run no JavaScript, such as a notebook made into HTML.
+            facts["image/png"] = base64.b64encode(self._still()).decode()
+        return bundle
+
+    def _still(self) -> bytes:
+        """Return what is in view as a PNG."""
+        with self._lock:
+            tracks, window, trace = self._scene.tracks, self.window_ns, self._whole()
+        return png(of_view(View.of(tracks, window, max_spans=SPANS), trace))
+
+    def _whole(self) -> Trace:
+        """Return all that is shown as a trace."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """End its threads and take it away."""
         self._painter.close()
@@ -81,6 +103,11 @@ class Stage(ipw.VBox):  # type: ignore[misc]
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until what was asked for is drawn; returns whether it is."""
         return self._painter.wait(timeout_s)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a browser shows it."""
+        return self._painter.is_seen
 
     # -- what the browser tells -------------------------------------------------------
     def _told(self, message: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from gpuscope.device.api import (
     Shape,
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition
+from gpuscope.device.graph import Graph
 from gpuscope.device.sim.assumed import (
     GRAPH_LAUNCH_CALL_NS,
     HOST_FUNCTION_NS,
@@ -478,10 +479,10 @@ class SimBackend:
     def launch_graph(self, graph: SimGraph, stream: SimStream, correlation: int) -> None:
         """Queue a graph: it follows its own launch before, wherever that was."""
         with self._lock:
-            op = GraphOp(stream, 0, correlation, graph.nodes, graph.last)
-            self._queue(op, GRAPH_LAUNCH_CALL_NS)
-            if stream.capture is None:
-                graph.last = op
+            if stream.capture is not None:
+                raise stream.capture.refuse("the graph cannot be launched")
+            graph.last = GraphOp(stream, 0, correlation, graph.nodes, graph.last)
+            self._queue(graph.last, GRAPH_LAUNCH_CALL_NS)
 
     def close_graph(self, graph: SimGraph) -> None:
         """Do nothing: memory is freed with the object."""
@@ -550,8 +551,15 @@ class SimBackend:
             self._queue(op, self._cost["launch_call_ns"])
         return op
 
-    def host_call(self, stream: SimStream, function: Callable[[], None], correlation: int) -> None:
+    def host_call(
+        self,
+        stream: SimStream,
+        function: Callable[[], None],
+        correlation: int,
+        graph: Graph | None,
+    ) -> None:
         """Queue a host function; it runs at its place in the stream's virtual time."""
+        del graph
         name = getattr(function, "__name__", "host function")
         with self._lock:
             op = HostOp(stream, 0, correlation, name, function, HOST_FUNCTION_NS)

@@ -334,7 +334,7 @@ def check_accessibility(page) -> None:
 
 def photograph(page, theme: str) -> None:
     """Take a picture of the dashboard, and put it into the docs where that is asked for."""
-    page.set_viewport_size({"width": 1280, "height": 2300})
+    page.set_viewport_size({"width": 1280, "height": 2500})
     command(page, "apputils:change-theme", theme=f"JupyterLab {theme.capitalize()}")
     page.wait_for_function(
         f"() => document.body.dataset.jpThemeLight === '{str(theme == 'light').lower()}'"
@@ -344,7 +344,8 @@ def photograph(page, theme: str) -> None:
     page.locator(DASHBOARD).screenshot(path=picture)
     if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
         IMAGES.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, IMAGES / picture.name)
+        name = "dashboard.png" if theme == "light" else f"dashboard-{theme}.png"
+        shutil.copyfile(picture, IMAGES / name)
 
 
 def restart_and_reopen(page, lab, console, shot) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from gpuscope import figures, session
+from gpuscope import figures, nsight, session
 from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, GpuscopeError
 from gpuscope.experiment import Experiment
@@ -30,6 +30,9 @@ from gpuscope.widgets.timeline import Timeline
 
 PERIOD_S = 0.2
 """How far a run is, is told at most this often."""
+PLOT_PX = 340
+FOLLOWED_NS = 40_000_000
+"""What of a run is in view while it goes on: little enough to tell kernels apart."""
 CLOSE_UP_NS = 3_000_000
 """What of a run is in view when it has ended: its end, close enough to tell kernels apart."""
 _GPUSCOPE = "gpuscope"
@@ -104,7 +107,7 @@ class Dashboard:
         self._saved: Any = None
         self._saved_html = ""
         self.run: Run | None = None
-        self.timeline = Timeline()
+        self.timeline = Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS)
         self.verdicts, self.results = ipw.HTML(), ipw.HTML()
         self.devices = DevicePicker(find_devices(device), lock=self._lock)
         self.bar = RunBar(
@@ -232,19 +235,20 @@ class Dashboard:
     def open_in_nsight(self) -> None:
         """Run what the controls describe under Nsight Systems; returns at once.
 
-        Why that is not possible, and what it wrote, is shown in the dashboard.
+        Why that is not possible, and what it wrote into the working folder, is shown in the
+        dashboard. Stop ends it, and leaves nothing.
         """
         with self._lock:
             if self._thread is not None or self._closed:
                 return
             try:
                 experiment = self.form.experiment()
-                profile = _nsight_for(self.devices.opened())
+                _require_gpu(self.devices.opened())
             except GpuscopeError as error:
                 self.bar.warn(str(error))
                 return
             self._stop = threading.Event()
-            self._begin(self._profile, profile, experiment)
+            self._begin(self._profile, experiment, self.devices.device, self._stop)
             self.bar.say("Running under Nsight Systems …")
 
     def close(self) -> None:
@@ -354,9 +358,11 @@ class Dashboard:
             self.bar.progress = 1.0
             self.bar.say(f"Done: {calls:,} timed calls.")
 
-    def _profile(self, profile: Callable[[Experiment], Any], experiment: Experiment) -> None:
+    def _profile(self, experiment: Experiment, key: str, stop: threading.Event) -> None:
         try:
-            wrote = profile(experiment)
+            found = nsight.profile(experiment, device=key, cancel=stop)
+            if found.trace is not None:
+                self.timeline.show(found.trace)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
             said = error if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"
             with self._lock:
@@ -364,7 +370,9 @@ class Dashboard:
                 self._end()
             return
         with self._lock:
-            self.bar.say(f"Nsight Systems wrote {wrote}.")
+            self.bar.say(
+                f"Nsight Systems wrote {found.report}: open it with nsys-ui. The timeline shows it."
+            )
             self._end()
 
     # -- what the controls tell -------------------------------------------------------
@@ -426,21 +434,13 @@ class Dashboard:
             self._saved.update(importlib.import_module("IPython.display").HTML(now))
 
 
-def _nsight_for(device: Device) -> Callable[[Experiment], Any]:
-    """Return what profiles an experiment under Nsight Systems on a device.
-
-    Raises
-    ------
-    CapabilityError
-        It cannot; says why.
-    """
+def _require_gpu(device: Device) -> None:
+    """Refuse what Nsight Systems cannot see."""
     if device.info.kind != "cuda":
         raise CapabilityError(
             f"Nsight Systems records what a GPU does, and {device.info.key} is none: choose a "
             "CUDA device"
         )
-    profile: Callable[[Experiment], Any] = importlib.import_module("gpuscope.nsight").profile
-    return profile
 
 
 def _close_up(trace: Trace, summary: results.Summary) -> tuple[int, int] | None:

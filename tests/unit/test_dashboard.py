@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import queue
-import sys
 import threading
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from front_end import pages  # noqa: F401 - a fixture
@@ -16,9 +15,16 @@ import gpuscope as gs
 from gpuscope import session
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.select import open_devices
-from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidExperiment
+from gpuscope.errors import (
+    Cancelled,
+    DeviceUnavailable,
+    GpuscopeError,
+    InvalidExperiment,
+    MissingDependency,
+)
 from gpuscope.experiment import Experiment
 from gpuscope.figures.style import OKABE_ITO
+from gpuscope.nsight import Profile
 from gpuscope.session import Progress
 from gpuscope.widgets import dashboard as module
 from gpuscope.widgets.dashboard import CLOSE_UP_NS, Dashboard
@@ -50,6 +56,11 @@ def dashboard(pages):  # noqa: F811 - the fixture
 
 def short(dashboard: Dashboard, repeats: int = 20) -> None:
     dashboard.form.workloads.edit("small", repeats=repeats)
+
+
+def short_data() -> dict[str, object]:
+    spin = {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 3}
+    return {"name": "short", "streams": {"s": {}}, "workloads": {"spin": spin}}
 
 
 def finish(dashboard: Dashboard) -> None:
@@ -289,26 +300,52 @@ def test_nsight_says_why_it_cannot(dashboard, pages):  # noqa: F811 - the fixtur
     assert not dashboard.is_running
 
 
-def test_nsight_runs_the_experiment_and_says_what_it_wrote(dashboard, monkeypatch):
-    seen = []
-    tool = ModuleType("gpuscope.nsight")
-    tool.profile = lambda experiment: seen.append(experiment) or "dashboard.nsys-rep"
-    monkeypatch.setitem(sys.modules, "gpuscope.nsight", tool)
+@pytest.fixture
+def on_a_gpu(dashboard, monkeypatch):
+    """The dashboard as if a CUDA device were chosen."""
     info = SimpleNamespace(kind="cuda", key="cuda:0")
     monkeypatch.setattr(dashboard.devices, "opened", lambda: SimpleNamespace(info=info))
-    dashboard.open_in_nsight()
-    finish(dashboard)
-    assert seen == [dashboard.form.experiment()]
-    assert "wrote dashboard.nsys-rep" in dashboard.bar.status
+    monkeypatch.setattr(dashboard.form, "experiment", lambda found=dashboard.experiment: found)
+    return dashboard
 
-    def fail(_experiment):
-        raise GpuscopeError("nsys is not on PATH")
 
-    tool.profile = fail
-    dashboard.open_in_nsight()
-    finish(dashboard)
-    assert "nsys is not on PATH" in dashboard.bar.alarm
-    assert not dashboard.is_running
+def test_nsight_runs_the_experiment_and_shows_what_it_wrote(on_a_gpu, monkeypatch):
+    seen = []
+    trace = gs.predict({**short_data(), "alone_repeats": 0})["default"]
+
+    def profile(experiment, *, device, cancel):
+        seen.append((experiment, device, cancel.is_set()))
+        return Profile(Path("dashboard.nsys-rep"), trace, ("nsys",))
+
+    monkeypatch.setattr(module.nsight, "profile", profile)
+    on_a_gpu.open_in_nsight()
+    finish(on_a_gpu)
+    assert seen == [(on_a_gpu.experiment, "sim:h200", False)]
+    assert "wrote dashboard.nsys-rep" in on_a_gpu.bar.status
+    assert len(on_a_gpu.timeline._whole()) == len(trace)
+
+
+def test_nsight_that_fails_or_is_stopped_says_so(on_a_gpu, monkeypatch):
+    def fail(_experiment, *, device, cancel):
+        raise MissingDependency("nsys is not on PATH")
+
+    monkeypatch.setattr(module.nsight, "profile", fail)
+    on_a_gpu.open_in_nsight()
+    finish(on_a_gpu)
+    assert "nsys is not on PATH" in on_a_gpu.bar.alarm
+
+    def hang(_experiment, *, device, cancel):
+        assert cancel.wait(PATIENCE_S)
+        raise Cancelled("stopped: nothing was kept")
+
+    monkeypatch.setattr(module.nsight, "profile", hang)
+    on_a_gpu.open_in_nsight()
+    assert on_a_gpu.bar.running
+    on_a_gpu.open_in_nsight()  # one at a time
+    on_a_gpu.stop()
+    finish(on_a_gpu)
+    assert "stopped: nothing was kept" in on_a_gpu.bar.alarm
+    assert not on_a_gpu.is_running
 
 
 # -- runs -------------------------------------------------------------------------------

@@ -144,7 +144,8 @@ def saved(uid: str, experiment: str, device: str, results: str, *, simulated: bo
         f"<style>{_HIDE_DEAD}</style>"
         '<div style="font-weight:600">gpuscope dashboard, as it was last</div>'
         f"<div>{mark}{text(device)}</div>{results}"
-        f"<details><summary>The experiment</summary><pre>{shown_lines(experiment)}</pre></details></div>"
+        "<details><summary>The experiment</summary>"
+        f"<pre>{shown_lines(experiment)}</pre></details></div>"
     )
 
 

@@ -14,8 +14,8 @@ from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
 
-GPU_WORK = ("kernel", "memcpy", "memset")
-"""The kinds that keep a GPU busy."""
+GPU_WORK = ("kernel", "memcpy", "memset", "graph")
+"""The kinds that keep a GPU busy; a graph's launch recorded as a whole stands for its work."""
 LONGEST = 5
 """Gaps of each track that are told one by one."""
 

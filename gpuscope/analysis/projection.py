@@ -76,6 +76,8 @@ class NamedProjection:
         Finished and unfinished ranges.
     launched
         Those that launched work whose end was seen; the GPU's times are of these.
+    graphs
+        Launches of graphs that were recorded as a whole.
     host_ns
         Sum of the durations on the host, of ranges whose end is known.
     projected_ns
@@ -91,6 +93,7 @@ class NamedProjection:
     launched: int
     kernels: int
     copies: int
+    graphs: int
     host_ns: int
     host_median_ns: float | None
     projected_ns: int
@@ -109,7 +112,9 @@ class ProjectionResult(Result):
     ranges
         One row a range: id, name, domain, thread, start_ns, end_ns and host_ns of the host;
         gpu_start_ns, gpu_end_ns, projected_ns, busy_ns (null where it launched nothing whose
-        end was seen), kernels, copies.
+        end was seen), kernels, copies, graphs.
+    left_out
+        Launches of graphs that ``whole_graphs=False`` left out.
     unmatched
         Kernels, copies and memsets whose launch call is unknown: in no range.
     """
@@ -117,6 +122,7 @@ class ProjectionResult(Result):
     names: tuple[NamedProjection, ...]
     ranges: pa.Table
     unmatched: int
+    left_out: int
     provenance: str
 
     def __getitem__(self, name: str) -> NamedProjection:
@@ -135,6 +141,7 @@ class ProjectionResult(Result):
                 "with GPU work": one.launched,
                 "kernels": one.kernels,
                 "copies": one.copies,
+                "graphs": one.graphs or None,
                 "host (ms)": one.host_ns / 1e6,
                 "host median (µs)": us(one.host_median_ns),
                 "on GPU (ms)": one.projected_ns / 1e6 if one.launched else None,
@@ -152,6 +159,11 @@ class ProjectionResult(Result):
             if self.unmatched
             else ""
         )
+        if self.left_out:
+            left += (
+                f" {self.left_out:,} launches of graphs recorded as a whole are left out, as nsys "
+                "does."
+            )
         return (
             "on GPU: first start to last end of the kernels, copies and memsets that the range's "
             f"thread launched inside it; busy: union of their spans.{left} {self.provenance}"
@@ -159,7 +171,11 @@ class ProjectionResult(Result):
 
 
 def range_projection(
-    trace: Trace, *, name: str | None = None, domain: str | None = None
+    trace: Trace,
+    *,
+    name: str | None = None,
+    domain: str | None = None,
+    whole_graphs: bool = True,
 ) -> ProjectionResult:
     """Project ranges on the GPU: when the work that they launched ran, and for how long.
 
@@ -172,6 +188,10 @@ def range_projection(
     ----------
     name, domain
         Only ranges of exactly this name, of this NVTX domain.
+    whole_graphs
+        Whether launches of graphs that nsys recorded as a whole count as work, from the start
+        of their first node to the end of their last. ``nsys stats`` leaves them out of its
+        projection, nvtx_gpu_proj_sum; ``False`` gives its figures.
 
     Raises
     ------
@@ -181,8 +201,11 @@ def range_projection(
     """
     ranges = _ranges(trace, name, domain)
     unknown = is_open(trace)
+    graphs = rows_of(trace, "graph")
     rows = rows_of(trace, *GPU_WORK)
     rows = rows[~unknown[rows]]
+    if not whole_graphs:
+        rows = rows[~np.isin(rows, graphs)]
     if not len(rows):
         raise MissingEvidence(
             "the trace holds no finished kernel, copy or memset: record with profile() while "
@@ -191,9 +214,10 @@ def range_projection(
     work, calls = launched(trace, rows)
     order, low, high = launched_inside(trace, ranges, calls)
     work = work[order]
-    is_kernel = np.isin(work, rows_of(trace, "kernel"))
-    before = np.r_[0, np.cumsum(is_kernel)]
-    kernels = before[high] - before[low]
+    kernels, in_graphs = (
+        np.r_[0, np.cumsum(np.isin(work, these))] for these in (rows_of(trace, "kernel"), graphs)
+    )
+    kernels, in_graphs = kernels[high] - kernels[low], in_graphs[high] - in_graphs[low]
     starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
     first, last, busy = _extents(starts[work], ends[work], low, high)
     nothing = low == high
@@ -207,10 +231,17 @@ def range_projection(
         ("projected_ns", last - first, nothing),
         ("busy_ns", busy, nothing),
         ("kernels", kernels, None),
-        ("copies", high - low - kernels, None),
+        ("copies", high - low - kernels - in_graphs, None),
+        ("graphs", in_graphs, None),
     ):
         table = table.append_column(label, pa.array(values, mask=missing))
-    return ProjectionResult(_by_name(table), table, len(rows) - len(work), trace.provenance)
+    return ProjectionResult(
+        _by_name(table),
+        table,
+        unmatched=len(rows) - len(work),
+        left_out=0 if whole_graphs else len(graphs),
+        provenance=trace.provenance,
+    )
 
 
 def _ranges(trace: Trace, name: str | None, domain: str | None) -> Array:
@@ -269,9 +300,9 @@ def _by_name(table: pa.Table) -> tuple[NamedProjection, ...]:
     number = np.bincount(code)
     host, host_median, _ = _totals(table.column("host_ns"), code, len(first))
     projected, median, seen = _totals(table.column("projected_ns"), code, len(first))
-    busy, kernels, copies = (
+    busy, kernels, copies, graphs = (
         _totals(table.column(column), code, len(first))[0]
-        for column in ("busy_ns", "kernels", "copies")
+        for column in ("busy_ns", "kernels", "copies", "graphs")
     )
     return tuple(
         NamedProjection(
@@ -281,6 +312,7 @@ def _by_name(table: pa.Table) -> tuple[NamedProjection, ...]:
             int(seen[index]),
             int(kernels[index]),
             int(copies[index]),
+            int(graphs[index]),
             int(host[index]),
             host_median[index],
             int(projected[index]),

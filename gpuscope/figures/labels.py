@@ -14,7 +14,7 @@ RANGES, HANDLES, CALLS, SYNC, STREAM = range(5)
 GROUPS = {
     "range": RANGES, "mark": RANGES, "handle": HANDLES, "api": CALLS, "sync": SYNC,
     "kernel": STREAM, "memcpy": STREAM, "memset": STREAM, "host function": STREAM,
-    "event": STREAM,
+    "event": STREAM, "graph": STREAM,
 }  # fmt: skip
 _HOST_LABELS = {RANGES: "ranges", CALLS: "API calls", SYNC: "synchronisation"}
 KEYS = ("process", "thread", "device", "partition", "stream", "category", "name")

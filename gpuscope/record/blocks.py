@@ -9,10 +9,9 @@ import numpy as np
 
 from gpuscope.device.api import Call
 from gpuscope.device.device import Device
-from gpuscope.record import arrow
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.rows import Batch, block_row, work_row
-from gpuscope.trace import schema
+from gpuscope.trace import arrow, schema
 
 _SOURCE = r"""
 extern "C" __global__ void gpuscope_globaltimer(unsigned long long* out) {

@@ -6,16 +6,18 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._optional import require
+from gpuscope._text import shown
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import schema
 from gpuscope.trace.explain import Explanation, explain
+from gpuscope.trace.facts import checked
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,20 @@ class TraceMetadata:
 
     @classmethod
     def from_json(cls, text: str) -> TraceMetadata:
-        """Read what :meth:`to_json` wrote; unknown keys are an error."""
-        facts = json.loads(text)
-        return cls(**{**facts, "notes": tuple(facts["notes"])})
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            A key is unknown, or a value has another type than is read; nothing else is.
+        """
+        return cls.from_facts(json.loads(text))
+
+    @classmethod
+    def from_facts(cls, facts: Any) -> TraceMetadata:
+        """Return the metadata from what JSON gave, as :meth:`from_json`."""
+        known = checked(facts)
+        return cls(**{**known, "notes": tuple(known.get("notes", ()))})
 
 
 class Trace:
@@ -177,7 +190,15 @@ class Trace:
 
     def texts(self, name: str) -> list[str | None]:
         """Return a text column as Python strings; null is ``None``."""
-        return list(self.spans.column(name).to_pylist())
+        found: list[str | None] = []
+        for chunk in self.spans.column(name).chunks:
+            if not pa.types.is_dictionary(chunk.type):
+                found += chunk.to_pylist()
+                continue
+            # Arrow makes a scalar of each value: by their codes it takes a fiftieth of the time.
+            values = np.array([None, *chunk.dictionary.to_pylist()], dtype=object)
+            found += values[np.asarray(chunk.indices.fill_null(-1)) + 1].tolist()
+        return found
 
     def where(self, mask: Any = None, **equal: Any) -> Trace:
         """Return the rows that satisfy ``mask`` and every ``column=value``.
@@ -215,6 +236,39 @@ class Trace:
             )
         return Trace(spans, edges, self.metadata)
 
+    def to_pandas(self) -> Any:
+        """Return the spans as a pandas data frame, in their order.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The columns of :data:`gpuscope.trace.schema.SPAN_TYPES` that have a value anywhere.
+            Whole numbers stay whole, ns included: with nulls as ``Int64``. Texts are
+            categories. The metadata's JSON is in ``attrs["gpuscope"]``.
+
+        Raises
+        ------
+        MissingDependency
+            pandas is not installed.
+        """
+        pandas = require(
+            "pandas", package="pandas", feature="Trace.to_pandas()", install="pip install pandas"
+        )
+        with_nulls = {
+            pa.int16(): pandas.Int16Dtype(),
+            pa.int64(): pandas.Int64Dtype(),
+            pa.uint32(): pandas.UInt32Dtype(),
+        }
+        parts = {}
+        for name in schema.SPAN_TYPES:
+            column = self.spans.column(name)
+            if column.null_count < len(self):
+                mapper = with_nulls.get if column.null_count else None
+                parts[name] = column.to_pandas(types_mapper=mapper)
+        frame = pandas.DataFrame(parts, copy=False)
+        frame.attrs["gpuscope"] = self.metadata.to_json()
+        return frame
+
     def with_metadata(self, **changes: Any) -> Trace:
         """Return the same rows with changed metadata."""
         return Trace(self.spans, self.edges, dataclasses.replace(self.metadata, **changes))
@@ -232,6 +286,8 @@ class Trace:
         """
         if not traces:
             raise ValueError("no trace to concatenate")
+        if len(traces) == 1:
+            return traces[0]
         first = traces[0].metadata
         if any(trace.metadata.time_base != first.time_base for trace in traces):
             raise ValueError("traces with different time bases cannot be joined")
@@ -320,11 +376,11 @@ class Trace:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{escape(kind)}</td><td>{count}</td></tr>"
+            f"<tr><td>{shown(kind)}</td><td>{count}</td></tr>"
             for kind, count in self.kind_counts().items()
         )
         return (
-            f"<p><b>Trace</b>: {len(self)} spans. {escape(self.provenance)}</p>"
+            f"<p><b>Trace</b>: {len(self)} spans. {shown(self.provenance)}</p>"
             f"<table><thead><tr><th>kind</th><th>rows</th></tr></thead><tbody>{rows}</tbody></table>"
         )
 
@@ -377,9 +433,9 @@ class Run(Mapping[str, Trace]):
 
     def _repr_html_(self) -> str:
         names = self.comparison.column_names
-        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        head = "".join(f"<th>{shown(name)}</th>" for name in names)
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(_show(row[name]))}</td>" for name in names) + "</tr>"
+            "<tr>" + "".join(f"<td>{shown(_show(row[name]))}</td>" for name in names) + "</tr>"
             for row in self.comparison.to_pylist()
         )
         state = (

@@ -64,10 +64,11 @@ REQUIRED = ("id", "kind", "name", "start_ns", "source")
 
 KINDS = (
     "kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block", "counter",
-    "handle", "host function",
+    "handle", "host function", "graph",
 )  # fmt: skip
 """``host function``: one that a stream called, from its beginning to its end; only simulated
-devices tell."""
+devices tell. ``graph``: a graph's launch that a foreign recorder took as a whole, from the
+start of its first work to the end of its last."""
 SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nsys", "chrome")
 
 EDGE_TYPES: dict[str, Any] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}

@@ -39,10 +39,13 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
         is_edge = name in _EDGE_COLUMNS
         here, there = (edges, spans) if is_edge else (spans, edges)
         column = here.column(name.removeprefix("edge_") if is_edge else name)
-        own = column.cast(kind).combine_chunks()
-        other = pa.nulls(there.num_rows, type=kind)
-        chunks = [other, own] if is_edge else [own, other]
-        columns[name] = pa.chunked_array(chunks, type=kind).unify_dictionaries()
+        if pa.types.is_null(column.type):
+            columns[name] = pa.nulls(len(column) + there.num_rows)
+            continue
+        own = column.cast(kind).chunks
+        other = [pa.nulls(there.num_rows, type=kind)]
+        whole = pa.chunked_array([*other, *own] if is_edge else [*own, *other], type=kind)
+        columns[name] = whole.unify_dictionaries()
     table = pa.table(columns).replace_schema_metadata(
         {
             _VERSION: str(schema.SCHEMA_VERSION).encode(),
@@ -50,18 +53,36 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
             _SPANS: str(spans.num_rows).encode(),
         }
     )
+    types = dict(zip(table.schema.names, table.schema.types, strict=True))
     with replacing(target) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=[name for name, kind in types.items() if pa.types.is_dictionary(kind)],
+            column_encoding={
+                name: "DELTA_BINARY_PACKED"  # small and quick for numbers that mostly grow
+                for name, kind in types.items()
+                if pa.types.is_integer(kind)
+            },
+            write_statistics=False,
+            write_page_checksum=True,
+        )
     return target
 
 
-def load_trace(path: str | Path) -> Trace:
+def read_parquet(path: str | Path, *, most_rows: int | None = None) -> Trace:
     """Read a trace that :func:`save_trace` wrote.
+
+    Parameters
+    ----------
+    most_rows
+        How many rows it may have; any number without it.
 
     Raises
     ------
     TraceFormatError
-        The file is truncated, is no trace, or has another schema version.
+        The file is truncated, is no trace, has another schema version or too many rows.
     GpuscopeError
         The file cannot be read.
     """
@@ -69,6 +90,7 @@ def load_trace(path: str | Path) -> Trace:
     try:
         # Not read_table(): given a folder, it joins whatever Parquet lies in it.
         with source.open("rb"), pq.ParquetFile(source, page_checksum_verification=True) as file:
+            _check(file, source.name, most_rows)
             table = file.read()
     except FileNotFoundError as error:
         raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error
@@ -99,11 +121,37 @@ def load_trace(path: str | Path) -> Trace:
         metadata = TraceMetadata.from_json(facts[_METADATA].decode())
         spans = _columns(table.slice(0, count), schema.SPAN_TYPES, "")
         edges = _columns(table.slice(count), schema.EDGE_TYPES, "edge_")
-    except (KeyError, ValueError, TypeError, pa.ArrowException) as error:
+        empty = [name for name in schema.REQUIRED if spans.column(name).null_count]
+    except (KeyError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
         raise TraceFormatError(
             f"{source.name!r} says that it is a gpuscope trace but does not hold one ({error})"
         ) from error
+    if empty:
+        raise TraceFormatError(f"{source.name!r} has rows without {' and '.join(empty)}")
     return Trace(spans, edges, metadata)
+
+
+_UNPACKED = 1000
+"""Bytes that a byte of the file may stand for: dictionaries and runs shrink columns that much."""
+_ROOM = 64 << 20
+
+
+def _check(file: pq.ParquetFile, name: str, most_rows: int | None) -> None:
+    """Refuse what is no trace of ours, or would fill the memory, before anything is unpacked."""
+    found = file.metadata
+    unpacked = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
+    packed = sum(
+        found.row_group(group).column(column).total_compressed_size
+        for group in range(found.num_row_groups)
+        for column in range(found.num_columns)
+    )
+    if most_rows is not None and found.num_rows > most_rows:
+        raise TraceFormatError(
+            f"{name!r} has {found.num_rows:,} rows, where {most_rows:,} is the limit. If you trust "
+            "the file, load_trace(path, limits=gpuscope.Limits(rows=…)) reads more"
+        )
+    if unpacked > max(_ROOM, _UNPACKED * packed):
+        raise TraceFormatError(f"{name!r} unpacks to far more than its size, as no trace does")
 
 
 def _columns(table: pa.Table, types: dict[str, Any], prefix: str) -> pa.Table:

@@ -28,6 +28,7 @@ SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
 }
 START_S = 40
+_CLASSES = {"jupyterlab": "LabApp", "notebook": "JupyterNotebookApp"}
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,16 @@ class Lab:
     url: str
     token: str
     folder: Path
+    app: str = "jupyterlab"
 
     def page(self, notebook: str) -> str:
         workspace = secrets.token_hex(4)
-        return f"{self.url}/lab/workspaces/{workspace}/tree/{notebook}?token={self.token}"
+        place = f"lab/workspaces/{workspace}/tree" if self.app == "jupyterlab" else "notebooks"
+        return f"{self.url}/{place}/{notebook}?token={self.token}"
 
 
 @contextlib.contextmanager
-def running_lab(tmp_path: Path, notebooks: Path) -> Iterator[Lab]:
+def running_lab(tmp_path: Path, notebooks: Path, app: str = "jupyterlab") -> Iterator[Lab]:
     """JupyterLab on a free port of this machine, with none of the user's own settings.
 
     Parameters
@@ -53,6 +56,8 @@ def running_lab(tmp_path: Path, notebooks: Path) -> Iterator[Lab]:
         Where its settings and its log go.
     notebooks
         The folder it shows.
+    app
+        ``"jupyterlab"``, or ``"notebook"`` for Jupyter Notebook.
     """
     for plugin, values in SETTINGS.items():
         file = tmp_path / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
@@ -67,21 +72,22 @@ def running_lab(tmp_path: Path, notebooks: Path) -> Iterator[Lab]:
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
+        sys.executable, "-m", app, "--no-browser", "--allow-root",
         "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
         f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={notebooks}",
-        f"--LabApp.user_settings_dir={tmp_path / 'settings'}",
-        f"--LabApp.workspaces_dir={tmp_path / 'workspaces'}",
-        "--LabApp.expose_app_in_browser=True",
+        f"--LabServerApp.user_settings_dir={tmp_path / 'settings'}",
+        f"--LabServerApp.workspaces_dir={tmp_path / 'workspaces'}",
+        f"--{_CLASSES[app]}.expose_app_in_browser=True",
         # Without a language server or a look for updates, nothing reaches out.
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        *(["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+          if app == "jupyterlab" else []),
     ]  # fmt: skip
     log = tmp_path / "lab.log"
     with log.open("w") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, cwd=notebooks, env={**os.environ, **own}
         )
-    found = Lab(f"http://127.0.0.1:{port}", token, notebooks)
+    found = Lab(f"http://127.0.0.1:{port}", token, notebooks, app)
     try:
         _wait_until_up(found, process, log)
         yield found

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuscope.record import arrow
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.library import is_launch, kernel_name
 from gpuscope.record.cupti.tables import NONE
-from gpuscope.trace import schema
+from gpuscope.trace import arrow, joins, schema
 
 VERSION = 130401
 
@@ -38,14 +37,14 @@ numbers = st.lists(st.integers(0, 12), max_size=20)
 @settings(deadline=None)
 def test_match_gives_the_last_place_of_each_key(wanted, keys, ascending, dtype):
     keys = sorted(keys) if ascending else keys
-    found = tables.match(np.array(wanted, np.uint32), np.array(keys, dtype))
+    found = joins.match(np.array(wanted, np.uint32), np.array(keys, dtype))
     last = {key: place for place, key in enumerate(keys)}
     assert found.tolist() == [last.get(one, NONE) for one in wanted]
 
 
 def test_match_of_nothing_and_in_nothing():
-    assert tables.match(ints(), ints(1, 2)).tolist() == []
-    assert tables.match(ints(1, 2), ints()).tolist() == [NONE, NONE]
+    assert joins.match(ints(), ints(1, 2)).tolist() == []
+    assert joins.match(ints(1, 2), ints()).tolist() == [NONE, NONE]
 
 
 # -- joins by thread and time ----------------------------------------------------------------
@@ -85,7 +84,7 @@ def test_innermost_finds_what_looking_at_every_interval_finds(threads, random):
         for time in one
         for shift in (-1, 0, 1)
     ] + [(thread, random.randint(-5, 405)) for thread in range(len(threads) + 1) for _ in range(5)]
-    found = tables.innermost(
+    found = joins.innermost(
         ints(*(thread for thread, _ in moments)),
         ints(*(time for _, time in moments)),
         ints(*(thread for thread, _ in flat)),
@@ -104,15 +103,15 @@ def test_innermost_finds_what_looking_at_every_interval_finds(threads, random):
 
 def test_innermost_reads_open_intervals_and_unsigned_times():
     end = np.iinfo(np.int64).max
-    found = tables.innermost(
+    found = joins.innermost(
         np.array([7, 7, 8], np.uint32), ints(50, 5, 50), ints(7), ints(10), ints(end)
     )
     assert found.tolist() == [0, NONE, NONE]
 
 
 def test_innermost_without_intervals_or_moments():
-    assert tables.innermost(ints(1), ints(1), ints(), ints(), ints()).tolist() == [NONE]
-    assert tables.innermost(ints(), ints(), ints(1), ints(1), ints(1)).tolist() == []
+    assert joins.innermost(ints(1), ints(1), ints(), ints(), ints()).tolist() == [NONE]
+    assert joins.innermost(ints(), ints(), ints(1), ints(1), ints(1)).tolist() == []
 
 
 # -- columns ---------------------------------------------------------------------------------

@@ -489,7 +489,7 @@ def test_truncated(saved, kept):
     size = int(kept * len(whole)) if isinstance(kept, float) else kept % len(whole)
     assert size < len(whole)
     saved.write_bytes(whole[:size])
-    with pytest.raises(TraceFormatError, match="truncated, or not Parquet"):
+    with pytest.raises(TraceFormatError, match="truncated"):
         load_trace(saved)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.device.device import Device
-from gpuscope.record.arrow import NONE, Array
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.tables import Columns
+from gpuscope.trace import joins
+from gpuscope.trace.arrow import NONE, Array
 
 NAME = "gpuscope_canary"
 _SOURCE = r"""
@@ -118,9 +119,9 @@ class Flights:
                 if not within.any():
                     continue
                 if apis is not None and len(apis["correlation"]):
-                    at = tables.match(np.array([flight[0]], np.uint32), apis["correlation"])
+                    at = joins.match(np.array([flight[0]], np.uint32), apis["correlation"])
                     if at[0] != NONE:
-                        threads = tables.match(columns["correlation"], apis["correlation"])
+                        threads = joins.match(columns["correlation"], apis["correlation"])
                         same = apis["thread"][np.maximum(threads, 0)] == apis["thread"][at[0]]
                         within &= same | (threads == NONE)
                 drop |= within

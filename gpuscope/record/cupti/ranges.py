@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.record import arrow, nvtx
-from gpuscope.record.arrow import NONE, Array
+from gpuscope.record import nvtx
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.rows import range_row
+from gpuscope.trace import arrow, joins
+from gpuscope.trace.arrow import NONE, Array
 
 _OPEN = np.iinfo(np.int64).max
 
@@ -72,7 +73,7 @@ class Ranges:
         new["end_thread"] = new["thread"].copy()
         self._numbers += len(both)
         every = new if self._open is None else tables.join_columns([self._open, new])
-        at = tables.match(markers["marker"][ends], every["marker"])
+        at = joins.match(markers["marker"][ends], every["marker"])
         found = at >= 0
         every["last"][at[found]] = markers["time"][ends][found].astype(np.int64)
         every["end_thread"][at[found]] = markers["thread"][ends][found]
@@ -88,7 +89,7 @@ class Ranges:
             return np.full(len(times), NONE, np.int64)
         every = tables.join_columns(parts)
         every = tables.select(every, ~every["is_mark"] & (every["thread"] == every["end_thread"]))
-        at = tables.innermost(
+        at = joins.innermost(
             threads, times, every["thread"].astype(np.int64), every["first"], every["last"]
         )
         return np.where(at >= 0, every["row"][np.maximum(at, 0)], NONE) if len(every["row"]) else at
@@ -136,7 +137,7 @@ class Ranges:
         if not self._data:
             return {}
         data = tables.join_columns(self._data)
-        at = tables.match(now["marker"], data["marker"])
+        at = joins.match(now["marker"], data["marker"])
         there = at >= 0
         picked = tables.select(data, np.maximum(at, 0))
         colored = there & (picked["color"] != 0)

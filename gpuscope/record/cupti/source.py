@@ -15,8 +15,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import RecorderBusy
-from gpuscope.record import arrow, nvtx
-from gpuscope.record.arrow import NONE, Array
+from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.canary import NAME as CANARY
@@ -32,7 +31,8 @@ from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import Batch, Rows, call_row, freeze, outside_row, work_row
-from gpuscope.trace import schema
+from gpuscope.trace import arrow, joins, schema
+from gpuscope.trace.arrow import NONE, Array
 
 FOREIGN_STREAM = 1_000_000_000
 """Streams that are none of ours are numbered from here, by context and CUPTI's number."""
@@ -291,6 +291,7 @@ class CuptiSource:
         self._stream_facts[stream.id] = {
             "name": stream.name, "priority": stream.priority, "partition": name,
             "device": stream.device.info.key,
+            **({"blocking": True} if stream.blocking else {}),
         }  # fmt: skip
         if partition is not None:
             self._learn_partition(partition)
@@ -514,7 +515,7 @@ class CuptiSource:
         if not candidates:
             return set()
         middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
-        place = tables.innermost(
+        place = joins.innermost(
             apis["thread"],
             middle,
             np.array([call.thread for call in candidates], np.int64),
@@ -575,7 +576,7 @@ class CuptiSource:
         """Return batches of work with the calls that launched it; what has none waits."""
         batches = []
         for calls in (apis, *([tables.join_columns(self._known)] if self._known else [])):
-            at = tables.match(work["correlation"], calls["correlation"])
+            at = joins.match(work["correlation"], calls["correlation"])
             found = at >= 0
             if found.any():
                 mine = work if found.all() else tables.select(work, found)
@@ -629,8 +630,9 @@ class CuptiSource:
     ) -> dict[str, Any]:
         """Return what our calls know of their work, and who it was given to.
 
-        The first piece of a call's work has the row that follows from the call's number, and
-        its amounts; ``rows`` is changed.
+        One piece of a call's work has the row that follows from the call's number, and its
+        amounts: the kernel that was launched first; where there is none, what was queued
+        first. (cuBLAS clears a few bytes before some GEMMs.) ``rows`` is changed.
         """
         linked = call_of >= 0
         used, where = np.unique(call_of[linked], return_inverse=True)
@@ -638,7 +640,8 @@ class CuptiSource:
         which = np.full(len(call_of), NONE, np.int64)
         which[linked] = where
         inside = np.flatnonzero(linked)
-        inside = inside[np.argsort(work["correlation"][inside], kind="stable")]
+        other = work["work"][inside] != tables.KERNEL
+        inside = inside[np.lexsort((work["correlation"][inside], other))]
         _, first = np.unique(which[inside], return_index=True)
         firsts = inside[first]
         new = np.array([number not in self._begun for number in used.tolist()], bool)
@@ -662,7 +665,7 @@ class CuptiSource:
             amounts = [getattr(call, name) for call in calls]
             stated = np.array([NONE if one is None else one for one in amounts], np.int64)
             mine = np.where(linked, stated[which], NONE)
-            mine = np.where(is_first | (mine == NONE), mine, 0)  # of several pieces, the first
+            mine = np.where(is_first | (mine == NONE), mine, 0)  # of several pieces, one
             if name == "nbytes":
                 mine = np.where(moved, work["bytes"].astype(np.int64), mine)
             if (mine >= 0).any():
@@ -767,7 +770,7 @@ class CuptiSource:
             "source": arrow.constant("cupti", count),
         }
         if known is not None:
-            at = tables.match(syncs["correlation"], known["correlation"])
+            at = joins.match(syncs["correlation"], known["correlation"])
             for name in ("process", "thread"):
                 columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
         return Batch(arrow.table(columns, count), schema.table({}, schema.EDGE_TYPES))

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.record import arrow
-from gpuscope.record.arrow import NONE, Array
 from gpuscope.record.cupti import layout
+from gpuscope.trace import arrow
+from gpuscope.trace.arrow import NONE, Array
 
 Columns = dict[str, Array]
 
@@ -86,63 +86,6 @@ def apis_of(records: Mapping[int, Columns]) -> Columns | None:
             part["runtime"] = np.full(len(part["start"]), kind == layout.RUNTIME)
             parts.append(part)
     return join_columns(parts) if parts else None
-
-
-def match(wanted: Array, keys: Array) -> Array:
-    """Return for each of ``wanted`` the position of its last occurrence in ``keys``, or NONE."""
-    if not len(keys):
-        return np.full(len(wanted), NONE, np.int64)
-    ascending = bool((keys[1:] >= keys[:-1]).all())
-    order = None if ascending else np.argsort(keys, kind="stable")
-    ordered = keys if order is None else keys[order]
-    at = np.searchsorted(ordered, wanted, "right") - 1
-    good = (at >= 0) & (ordered[np.maximum(at, 0)] == wanted)
-    position = at if order is None else order[np.maximum(at, 0)]
-    return np.where(good, position, NONE)
-
-
-def innermost(threads: Array, times: Array, owner: Array, starts: Array, ends: Array) -> Array:
-    """Return for each moment the latest-begun interval of its thread that holds it, or NONE.
-
-    Parameters
-    ----------
-    threads, times
-        The moments.
-    owner, starts, ends
-        Thread, first and last ns of the intervals; on one thread they nest.
-    """
-    found = np.full(len(times), NONE, np.int64)
-    for thread in np.unique(owner):
-        mine = np.flatnonzero(threads == thread)
-        if not len(mine):
-            continue
-        theirs = np.flatnonzero(owner == thread)
-        theirs = theirs[np.lexsort((-ends[theirs], starts[theirs]))]
-        first, last = starts[theirs], ends[theirs]
-        above = _parents(first, last)
-        at = np.searchsorted(first, times[mine], "right") - 1
-        while True:
-            outside = (at >= 0) & (last[np.maximum(at, 0)] < times[mine])
-            if not outside.any():
-                break
-            at = np.where(outside, above[np.maximum(at, 0)], at)
-        found[mine] = np.where(at >= 0, theirs[np.maximum(at, 0)], NONE)
-    return found
-
-
-def _parents(starts: Array, ends: Array) -> Array:
-    """Return the enclosing interval of each; they are sorted by start."""
-    if not len(starts) or bool((starts[1:] > ends[:-1]).all()):
-        return np.full(len(starts), NONE, np.int64)  # nothing nests
-    above: list[int] = []
-    stack: list[int] = []
-    finish = ends.tolist()
-    for number, start in enumerate(starts.tolist()):
-        while stack and finish[stack[-1]] < start:
-            stack.pop()
-        above.append(stack[-1] if stack else NONE)
-        stack.append(number)
-    return np.array(above, np.int64)
 
 
 def config_column(config: Array, work: Array) -> Any:

@@ -39,6 +39,16 @@ def coded(values: Any) -> tuple[Array, list[Any]]:
     return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
 
 
+def coded_rows(*columns: Array) -> tuple[Array, list[tuple[int, ...]]]:
+    """Return numbers of the distinct rows of integer columns, and these rows, as :func:`coded`."""
+    flat = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+    packed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(8 * len(columns)), len(flat), [None, pa.py_buffer(flat)]
+    )
+    codes, distinct = coded(packed)
+    return codes, [tuple(np.frombuffer(raw, np.int64).tolist()) for raw in distinct]
+
+
 def nullable(values: Array, missing: Array) -> Any:
     """Return an int64 column with nulls where ``missing``; all null costs nothing."""
     if missing.all():

@@ -1,0 +1,1 @@
+"""Traces that others wrote, and ours: told apart by content, read with limits, never trusted."""

@@ -1,0 +1,294 @@
+"""The events of a Chrome trace, from JSON to columns."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from gpuscope.errors import TraceFormatError
+from gpuscope.importers.limits import Limits
+from gpuscope.trace import arrow
+from gpuscope.trace.arrow import NONE, Array
+
+ABSENT = msgspec.Raw(b"")
+"""Stands for what an event does not have."""
+_BRACES = 4
+"""Objects an event may have, itself and its arguments, before its file is no trace."""
+_LATEST_US = Decimal(1 << 52)
+_LONGEST_TEXT = 1 << 20
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event; numbers of time stay text, as a double would round Unix time to 0.25 µs."""
+
+    ph: str
+    name: str | int | float | bool | None = None
+    cat: str | None = None
+    ts: msgspec.Raw = ABSENT
+    dur: msgspec.Raw = ABSENT
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    id: msgspec.Raw = ABSENT
+    id2: msgspec.Raw = ABSENT
+    bp: str | None = None
+    args: msgspec.Raw = ABSENT
+
+
+_EVENTS = msgspec.json.Decoder(list[Event])
+_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.Raw]]:
+    """Return the events, and what else stands beside them.
+
+    A trace may be an object with ``traceEvents`` or a bare list, whose end may be missing.
+
+    Raises
+    ------
+    TraceFormatError
+        There are no events, or more than ``limits`` allow.
+    msgspec.MsgspecError
+        It is not JSON, or an event is none.
+    """
+    top: dict[str, msgspec.Raw] = {}
+    text: Any = data
+    is_list = data.lstrip()[:1] == b"["
+    if not is_list:
+        top = _TOP.decode(data)
+        text = top.pop("traceEvents", None)
+        if text is None:
+            there = ", ".join(repr(key[:40]) for key in list(top)[:5]) or "nothing"
+            raise TraceFormatError(
+                f"the JSON is no Chrome trace: it has no traceEvents, only {there}"
+            )
+    braces = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("{")))
+    limits.check("rows", "events in JSON", braces // _BRACES)
+    try:
+        events = _EVENTS.decode(text)
+    except msgspec.DecodeError:
+        stripped = data.rstrip()
+        if not is_list or stripped[-1:] == b"]":
+            raise
+        events = _EVENTS.decode(stripped.rstrip(b",") + b"]")
+    limits.check("rows", "events in JSON", len(events))
+    return events, top
+
+
+def nanoseconds(values: list[msgspec.Raw]) -> tuple[Array, Array]:
+    """Return µs as ns, exactly, and which of them are numbers at all."""
+    texts = [bytes(value) for value in values]
+    known = np.array([bool(text) for text in texts], bool)
+    column = pa.array(texts, pa.binary(), mask=~known)
+    try:
+        exact = column.cast(pa.string()).cast(pa.decimal128(38, 3))
+    except pa.ArrowInvalid:
+        return _one_by_one(texts)
+    if not len(exact):
+        return np.zeros(0, np.int64), known
+    words = np.frombuffer(exact.buffers()[1], np.int64)[: 2 * len(texts)].reshape(-1, 2)
+    low, high = words[:, 0], words[:, 1]
+    near = np.abs(low) < int(_LATEST_US) * 1000
+    known &= near & (high == low >> 63)
+    return np.where(known, low, 0), known
+
+
+def _one_by_one(texts: list[bytes]) -> tuple[Array, Array]:
+    values, known = np.zeros(len(texts), np.int64), np.zeros(len(texts), bool)
+    for place, text in enumerate(texts):
+        try:
+            number = Decimal(text.strip(b'"').decode("ascii", "replace"))
+        except InvalidOperation:
+            continue
+        if number.is_finite() and abs(number) < _LATEST_US:
+            values[place], known[place] = int((number * 1000).to_integral_value()), True
+    return values, known
+
+
+def whole(values: list[Any]) -> Any:
+    """Return a column of whole numbers; what is none, or too large, is null."""
+    try:
+        column = pa.array(values, pa.int64())
+    except (pa.ArrowException, TypeError, OverflowError):
+        column = pa.array([_whole(value) for value in values], pa.int64())
+    return pa.nulls(len(column)) if column.null_count == len(column) else column
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    good = isinstance(value, int) and -(1 << 63) < value < 1 << 63
+    return int(value) if good else None
+
+
+def numbers(values: list[Any]) -> tuple[Array, dict[int, str]]:
+    """Return processes or threads as whole numbers, NONE where there is none.
+
+    Some writers name them instead: a name gets a number, and both are returned.
+    """
+    column = pa.array([], pa.int64())
+    try:
+        column = pa.array(values, pa.int64())
+        names: dict[int, str] = {}
+    except (pa.ArrowException, TypeError, OverflowError):
+        found: dict[Any, int | None] = {}
+        names = {}
+        for value in values:
+            if value not in found:
+                number = _whole(value)
+                if number is None and value is not None:
+                    number = _NAMED + len(names)
+                    names[number] = str(value)
+                found[value] = number
+        column = pa.array([found[value] for value in values], pa.int64())
+    return np.asarray(column.fill_null(NONE)), names
+
+
+_NAMED = 10_000_000
+
+
+def texts(values: list[Any], absent: str) -> Any:
+    """Return a text column from names of any kind.
+
+    Raises
+    ------
+    TraceFormatError
+        One is longer than any name.
+    """
+    try:
+        column = pa.array(values, pa.string())
+    except (pa.ArrowException, TypeError):
+        column = pa.array([None if one is None else str(one) for one in values], pa.string())
+    codes, distinct = arrow.coded(column)
+    if any(one is not None and len(one) > _LONGEST_TEXT for one in distinct):
+        raise TraceFormatError(f"a name has more than {_LONGEST_TEXT:,} characters")
+    return arrow.text_column(
+        np.where(np.isnan(codes), NONE, codes).astype(np.int64) if codes.dtype.kind == "f"
+        else codes, [one or absent for one in distinct])  # fmt: skip
+
+
+def pairs(
+    events: list[Event], rows: list[int], keys: list[Any], begins: str, starts: Array
+) -> tuple[dict[int, int], int]:
+    """Return begin → end of spans that are two events each, and how many ends have no begin.
+
+    Parameters
+    ----------
+    rows
+        Those events, begins and ends.
+    keys
+        Parallel to ``rows``: what a begin and its end share. The last begin ends first.
+    begins
+        Phases of begins.
+    """
+    order = np.argsort(starts[rows], kind="stable").tolist()
+    stacks: defaultdict[Any, list[int]] = defaultdict(list)
+    found: dict[int, int] = {}
+    lost = 0
+    for place in order:
+        row = rows[place]
+        stack = stacks[keys[place]]
+        if events[row].ph in begins:
+            stack.append(row)
+        elif stack:
+            found[stack.pop()] = row
+        else:
+            lost += 1
+    return found, lost
+
+
+_MOST_NAMES = 200
+"""Names of arguments that get a column of their own to be counted in."""
+
+
+class Arguments:
+    """The events' arguments, by name; what nobody asks for is counted by name, too.
+
+    Parameters
+    ----------
+    wanted
+        Names whose values are read.
+    as_written
+        Those of them that stay JSON.
+    """
+
+    def __init__(self, wanted: tuple[str, ...], as_written: tuple[str, ...] = ()) -> None:
+        self._wanted = wanted
+        self._as_written = as_written
+        self._others: list[str] = []
+        self.left: Counter[str] = Counter()
+
+    def read(self, raws: list[msgspec.Raw]) -> dict[str, list[Any]]:
+        """Return name → values."""
+        strict, lax, nothing = self._decoders()
+        rows: list[tuple[Any, ...]] = []
+        add, as_tuple = rows.append, msgspec.structs.astuple
+        for raw in raws:
+            if raw is ABSENT:
+                add(nothing)
+                continue
+            try:
+                add(as_tuple(strict(raw)))
+            except msgspec.ValidationError:  # a name that is new, or no object at all
+                if self._learn(raw):
+                    strict, lax, nothing = self._decoders()
+                add(as_tuple(lax(raw)) if bytes(raw)[:1] == b"{" else nothing)
+        # Those that were read before a name was learnt are shorter.
+        columns = itertools.zip_longest(*rows, fillvalue=ABSENT)
+        found = dict(zip((*self._wanted, *self._others), columns, strict=False))
+        for name in self._others if rows else ():
+            self.left[name] += len(rows) - found[name].count(ABSENT)
+        return {name: list(found.get(name, ())) for name in self._wanted}
+
+    def _learn(self, raw: msgspec.Raw) -> bool:
+        """Take the names of one event into account; whether there is a new one to read by."""
+        try:
+            names = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError:
+            self.left["that are no object"] += 1
+            return False
+        known = {*self._wanted, *self._others}
+        new: list[str] = []
+        for name in names:
+            if name in known:
+                continue
+            if len(self._others) + len(new) < _MOST_NAMES and _NAMEABLE.fullmatch(name):
+                new.append(name)
+            else:
+                self.left[name] += 1
+        self._others += new
+        return bool(new)
+
+    def _decoders(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any], tuple[Any, ...]]:
+        """Return what decodes arguments with known names, with any, and what stands for none."""
+        names = [*self._wanted, *self._others]
+        raw = {*self._as_written, *self._others}
+        fields = [
+            (f"_{number}", *((msgspec.Raw, ABSENT) if name in raw else (Any, None)))
+            for number, name in enumerate(names)
+        ]
+        rename = {f"_{number}": name for number, name in enumerate(names)}
+        strict, lax = (
+            msgspec.defstruct(
+                "Arguments", fields, rename=rename, forbid_unknown_fields=known_only, gc=False
+            )
+            for known_only in (True, False)
+        )
+        return (
+            msgspec.json.Decoder(strict).decode,
+            msgspec.json.Decoder(lax).decode,
+            msgspec.structs.astuple(lax()),
+        )
+
+
+_NAMEABLE = re.compile(r"[^\\\"\x00-\x1f]{1,80}")
+"""Names by which msgspec can look for a field."""

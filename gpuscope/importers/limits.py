@@ -1,0 +1,88 @@
+"""How much of a foreign file is read, and what is said when it holds more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpuscope.errors import GpuscopeError, TraceFormatError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one file may hold; a larger one is an error, not a short trace.
+
+    Attributes
+    ----------
+    file_bytes
+        Size of the file.
+    text_bytes
+        Size of JSON, unpacked, since all of it is held in memory.
+    rows
+        Rows and events in all.
+
+    Raises
+    ------
+    ValueError
+        A limit is not at least 1.
+    """
+
+    file_bytes: int = 16 << 30
+    text_bytes: int = 2 << 30
+    rows: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is at least 1, not {value}")
+
+    def check(self, name: str, what: str, found: int) -> None:
+        """Refuse a file with more than ``limits.<name>`` of something.
+
+        Raises
+        ------
+        TraceFormatError
+            ``found`` is more.
+        """
+        allowed = getattr(self, name)
+        if found > allowed:
+            raise TraceFormatError(
+                f"{what}: {found:,} or more, where {allowed:,} is the limit. If you trust the "
+                f"file, load_trace(path, limits=gpuscope.Limits({name}=…)) reads more"
+            )
+
+
+@contextmanager
+def reading(name: str, what: str) -> Iterator[None]:
+    """Turn whatever goes wrong while a foreign file is read into an error of ours.
+
+    Parameters
+    ----------
+    name
+        The file's name.
+    what
+        What it seems to be, for the message.
+
+    Raises
+    ------
+    TraceFormatError
+        Anything but an error of ours was raised: a file that no writer of this format makes.
+    """
+    try:
+        yield
+    except GpuscopeError:
+        raise
+    except RecursionError as error:
+        raise TraceFormatError(
+            f"{name!r} is no readable {what}: it nests deeper than anything that is a trace"
+        ) from error
+    except MemoryError as error:
+        raise TraceFormatError(
+            f"{name!r} does not fit in memory: load it on a larger machine, or record less"
+        ) from error
+    except Exception as error:
+        raise TraceFormatError(
+            f"{name!r} is no readable {what}: damaged, or not what it says it is "
+            f"({type(error).__name__}: {str(error)[:200]}). Export it again, or name another file"
+        ) from error

@@ -1,0 +1,340 @@
+"""What an export of Nsight Systems says of its capture: clock, devices, contexts, names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gpuscope.errors import TraceFormatError
+from gpuscope.importers.database import Database
+from gpuscope.importers.private import without_paths
+from gpuscope.trace import arrow
+from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.model import TraceMetadata
+
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+API = "CUPTI_ACTIVITY_KIND_RUNTIME"
+NVTX = "NVTX_EVENTS"
+
+_LATEST_NS = 1 << 61
+_PID = 0xFFFFFF
+_FOREIGN = 1_000_000_000
+"""A stream whose number another process, device or context has, too, is numbered from here."""
+_PRODUCT = "EXPORT_PRODUCT_VERSION"
+_SCHEMA = "EXPORT_SCHEMA_VERSION"
+_LONGEST_FACT = 80
+
+
+@dataclass
+class Part:
+    """Columns of spans, all of one length, beside what joins need of them.
+
+    Attributes
+    ----------
+    rows
+        Ids.
+    at
+        Positions in the table that they come from; ``None`` for all of it.
+    """
+
+    table: str
+    columns: dict[str, Any]
+    rows: Array
+    joins: Mapping[str, Array] = field(default_factory=dict)
+    at: Array | None = None
+
+    def spans(self) -> Any:
+        """Return them as a table of spans."""
+        return arrow.table({"id": self.rows, **self.columns}, len(self.rows))
+
+
+class Capture:
+    """An open export, and what is known of its capture.
+
+    Parameters
+    ----------
+    own
+        The metadata where gpuscope wrote the file: its numbers of streams hold as they are.
+
+    Attributes
+    ----------
+    not_taken
+        What → number, for the trace's counts.
+    notes
+        What is to be known about the trace.
+    partitions, streams
+        As in the trace's metadata; they grow while rows are read.
+    """
+
+    def __init__(self, database: Database, own: TraceMetadata | None = None) -> None:
+        self.database = database
+        self.own = own
+        self.not_taken: dict[str, int] = {}
+        self.notes: list[str] = []
+        self.complete = True
+        self.partitions: dict[str, dict[str, Any]] = {}
+        self.streams: dict[str, dict[str, Any]] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._next_row = 1
+        self.base_ns, self.time_base = self._clock()
+
+    # -- time and rows ---------------------------------------------------------------------
+    def _clock(self) -> tuple[int, str]:
+        """Return what to add to times, and what they then count from."""
+        starts = self.database.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))
+        epoch = starts["utcEpochNs"]
+        if self._facts.get("EXPORT_PARAM_TIME_NORMALIZE") == "true":
+            return 0, "unix"  # nsys export has added it already
+        if not len(epoch) or not 0 < epoch[0] < _LATEST_NS:
+            return 0, "relative"
+        return int(epoch[0]), "unix"
+
+    def times(self, values: Array) -> Array:
+        """Return times on the trace's clock.
+
+        Raises
+        ------
+        TraceFormatError
+            One is out of any range.
+        """
+        if len(values) and (values.max() > _LATEST_NS or values.min() < -_LATEST_NS):
+            raise TraceFormatError("a time lies more than a century away from the capture")
+        return values + self.base_ns
+
+    def ends(self, values: Array) -> Any:
+        """Return ends on the trace's clock, null where a span is open."""
+        return arrow.nullable(self.times(values), values == NONE)
+
+    def rows(self, count: int) -> Array:
+        """Return ids for so many more rows."""
+        first, self._next_row = self._next_row, self._next_row + count
+        return np.arange(first, first + count, dtype=np.int64)
+
+    # -- texts -----------------------------------------------------------------------------
+    @cached_property
+    def strings(self) -> Mapping[Any, Any]:
+        """Number → text."""
+        return self.database.mapping("StringIds", "id", "value")
+
+    def string(self, number: int) -> str | None:
+        """Return a text by its number."""
+        found = self.strings.get(number)
+        return found if isinstance(found, str) else None
+
+    def texts(self, numbers: Array, absent: str | None) -> Any:
+        """Return a text column from numbers into the strings."""
+        codes, distinct = arrow.coded(numbers)
+        return arrow.text_column(codes, [self.string(one) or absent for one in distinct])
+
+    @cached_property
+    def _facts(self) -> Mapping[Any, Any]:
+        """What the exporter says of itself; the table was renamed along the way."""
+        return {
+            **self.database.mapping("EXPORT_META_DATA", "name", "value"),
+            **self.database.mapping("META_DATA_EXPORT", "name", "value"),
+        }
+
+    @cached_property
+    def _system(self) -> Mapping[Any, Any]:
+        return self.database.mapping("TARGET_INFO_SYSTEM_ENV", "name", "value")
+
+    def versions(self) -> dict[str, str]:
+        """Return who wrote the file."""
+        found = {"nsys": self._facts.get(_PRODUCT), "nsys schema": self._facts.get(_SCHEMA)}
+        return {name: str(value)[:_LONGEST_FACT] for name, value in found.items() if value}
+
+    def version_note(self) -> str:
+        """Return the versions in words."""
+        found = self.versions()
+        return f" ({', '.join(f'{name} {value}' for name, value in found.items())})" * bool(found)
+
+    def driver(self) -> str | None:
+        """Return the driver's version."""
+        found = self._system.get("NvDriverVersion")
+        return str(found)[:_LONGEST_FACT] if found else None
+
+    def host_name(self) -> str | None:
+        """Return the name of the machine, where the file tells."""
+        found = self._system.get("Hostname") or self._facts.get("EXPORT_HOST")
+        return str(found)[:_LONGEST_FACT] if found else None
+
+    # -- processes and threads -------------------------------------------------------------
+    def thread_columns(self, global_tids: Array) -> dict[str, Any]:
+        """Return process and thread of each row."""
+        none = global_tids == NONE
+        return {
+            "process": arrow.nullable(global_tids >> 24 & _PID, none),
+            "thread": arrow.nullable(global_tids & _PID, none),
+        }
+
+    def process_names(self, spans: Any, *, keep_private: bool) -> dict[str, str]:
+        """Return the names of the processes that have rows: what else ran is nobody's business."""
+        wanted = _distinct(spans.column("process"))
+        return {
+            str(pid): _plain(name, keep_private=keep_private)
+            for pid, name in self.database.rows("PROCESSES", ("pid", "name"))
+            if pid in wanted and isinstance(name, str)
+        }
+
+    def thread_names(self, spans: Any, *, keep_private: bool) -> dict[str, str]:
+        """Return the names of the threads that have rows, the one of the highest priority."""
+        wanted = _distinct(spans.column("thread"))
+        found = self.database.integers("ThreadNames", ("nameId", "priority", "globalTid"))
+        names: dict[str, str] = {}
+        for at in np.argsort(found["priority"], kind="stable").tolist():
+            thread = int(found["globalTid"][at]) & _PID
+            name = self.string(int(found["nameId"][at]))
+            if thread in wanted and name:
+                names[str(thread)] = _plain(name, keep_private=keep_private)
+        return names
+
+    # -- devices, contexts, streams --------------------------------------------------------
+    @cached_property
+    def _gpus(self) -> dict[int, dict[str, Any]]:
+        """CUDA's index → what the file says of the GPU."""
+        columns = ("id", "name", "uuid", "smCount")
+        gpus = {
+            number: {"name": name, "uuid": uuid, "sm_count": count}
+            for number, name, uuid, count in self.database.rows("TARGET_INFO_GPU", columns)
+        }
+        if self.own is not None:
+            gpus = {one.get("index"): dict(one) for one in self.own.devices.values()}
+        known = self.database.rows("TARGET_INFO_CUDA_DEVICE", ("cudaId", "gpuId"))
+        if known:
+            gpus = {cuda: gpus.get(gpu, {}) for cuda, gpu in known}
+        return {
+            index: {
+                key: value if isinstance(value, int) else str(value)[:_LONGEST_FACT]
+                for key, value in facts.items()
+                if isinstance(value, int if key == "sm_count" else str)
+            }
+            for index, facts in gpus.items()
+            if isinstance(index, int)
+        }
+
+    def devices(self) -> dict[str, dict[str, Any]]:
+        """Return the devices as a trace's metadata has them."""
+        return {
+            f"cuda:{index}": {"index": index, "name": f"GPU {index}", **facts}
+            for index, facts in sorted(self._gpus.items())
+        }
+
+    def stream_numbers(self, table: dict[str, Array]) -> Array:
+        """Return the trace's number of each row's stream, or NONE."""
+        if self.own is not None:
+            return table["streamId"]
+        keys = ("globalPid", "deviceId", "contextId", "streamId")
+        codes, distinct = arrow.coded_rows(*(table[key] for key in keys))
+        return np.array([self._stream(key) for key in distinct] or [NONE], np.int64)[codes]
+
+    def places(self, table: dict[str, Array]) -> dict[str, Any]:
+        """Return device, context, green context, partition and stream of each row."""
+        device, context, green = table["deviceId"], table["contextId"], table["greenContextId"]
+        codes, indices = arrow.coded(device)
+        uuids = [self._gpus.get(int(one), {}).get("uuid") for one in indices]
+        homes, where = arrow.coded_rows(table["globalPid"], green)
+        names = [self._partition(pid, number) for pid, number in where]
+        numbers = self.stream_numbers(table)
+        for number, home in arrow.coded_rows(numbers, homes)[1]:
+            if names[home] is not None and str(number) in self.streams:
+                self.streams[str(number)]["partition"] = names[home]
+        return {
+            "device": arrow.nullable(device, device == NONE),
+            "device_uuid": arrow.text_column(codes, uuids),
+            "context": arrow.nullable(context, context == NONE),
+            "green_context": arrow.nullable(green, green <= 0),
+            "partition": arrow.text_column(homes, names),
+            "stream": arrow.nullable(numbers, numbers == NONE),
+        }
+
+    @cached_property
+    def _contexts(self) -> dict[tuple[Any, Any], Any]:
+        """Process and context → parent context."""
+        columns = ("processId", "contextId", "parentContextId")
+        found = self.database.rows("TARGET_INFO_CUDA_CONTEXT_INFO", columns)
+        return {(pid, context): parent for pid, context, parent in found}
+
+    def _partition(self, global_pid: int, green: int) -> str | None:
+        if green <= 0:
+            return None
+        pid = global_pid >> 24 & _PID
+        name = f"green context {green}"
+        owner = self.partitions.get(name)
+        if owner is not None and owner["process"] != pid:
+            name = f"{name} of process {pid}"
+        facts: dict[str, Any] = {"context": green, "process": pid}
+        parent = self._contexts.get((pid, green))
+        if isinstance(parent, int):
+            facts["parent_context"] = parent
+        self.partitions.setdefault(name, facts)
+        return name
+
+    @cached_property
+    def _stream_facts(self) -> dict[tuple[Any, Any], tuple[Any, Any]]:
+        """Process and stream → priority and kind."""
+        columns = ("processId", "streamId", "priority", "flag")
+        return {
+            (pid, stream): (priority, flag)
+            for pid, stream, priority, flag in self.database.rows(
+                "TARGET_INFO_CUDA_STREAM", columns
+            )
+        }
+
+    def _stream(self, key: tuple[int, ...]) -> int:
+        """Return the trace's number of a stream, which nsys numbers by process and context."""
+        global_pid, device, context, stream = key
+        if stream == NONE:
+            return NONE
+        if key in self._numbers:
+            return self._numbers[key]
+        number = stream
+        if str(number) in self.streams:
+            number = _FOREIGN + len(self._numbers)
+        self._numbers[key] = number
+        pid = global_pid >> 24 & _PID
+        priority, flag = self._stream_facts.get((pid, stream), (None, None))
+        facts: dict[str, Any] = {
+            "name": f"stream {stream}",
+            "partition": None,
+            "priority": _signed(priority) if isinstance(priority, int) else None,
+            "device": f"cuda:{device}",
+        }
+        if number != stream:
+            facts["name"] = f"stream {stream} of context {context} of process {pid}"
+        if flag == _NULL_STREAM:
+            facts["legacy_default"] = True
+        elif flag == _BLOCKING:
+            facts["blocking"] = True
+        self.streams[str(number)] = facts
+        return number
+
+    # -- enumerations ----------------------------------------------------------------------
+    def words(self, table: str, prefix: str, usual: tuple[str, ...]) -> dict[int, str]:
+        """Return number → word, as the file explains its numbers, else as ``usual`` has them."""
+        ours = {word.lower(): word for word in usual}
+        found = dict(enumerate(usual))
+        for number, name in self.database.rows(table, ("id", "name")):
+            if isinstance(name, str) and isinstance(number, int):
+                word = name.removeprefix(prefix).lower().replace("_", " ")[:_LONGEST_FACT]
+                found[number] = ours.get(word, word)
+        return found
+
+
+_BLOCKING, _NULL_STREAM = 1, 3
+
+
+def _signed(number: int) -> int:
+    """Return a priority, which is written as 32 bits without a sign."""
+    return number - (1 << 32) if number >= 1 << 31 else number
+
+
+def _distinct(column: Any) -> set[int]:
+    return set(column.unique().to_pylist())
+
+
+def _plain(name: str, *, keep_private: bool) -> str:
+    return (name if keep_private else without_paths(name))[:_LONGEST_FACT]

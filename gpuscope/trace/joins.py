@@ -1,0 +1,96 @@
+"""Joining rows of traces by number and by time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.trace.arrow import NONE, Array
+
+
+def match(wanted: Array, keys: Array) -> Array:
+    """Return for each of ``wanted`` the position of its last occurrence in ``keys``, or NONE."""
+    if not len(keys):
+        return np.full(len(wanted), NONE, np.int64)
+    ascending = bool((keys[1:] >= keys[:-1]).all())
+    order = None if ascending else np.argsort(keys, kind="stable")
+    ordered = keys if order is None else keys[order]
+    at = np.searchsorted(ordered, wanted, "right") - 1
+    good = (at >= 0) & (ordered[np.maximum(at, 0)] == wanted)
+    position = at if order is None else order[np.maximum(at, 0)]
+    return np.where(good, position, NONE)
+
+
+def innermost(threads: Array, times: Array, owner: Array, starts: Array, ends: Array) -> Array:
+    """Return for each moment the latest-begun interval of its thread that holds it, or NONE.
+
+    Parameters
+    ----------
+    threads, times
+        The moments.
+    owner, starts, ends
+        Thread, first and last ns of the intervals; on one thread they nest, no deeper than
+        :data:`DEEPEST` between a moment and what holds it.
+    """
+    found = np.full(len(times), NONE, np.int64)
+    if not len(owner) or not len(times):
+        return found
+    threads, times, owner, starts, ends = (
+        values.astype(np.int64) for values in (threads, times, owner, starts, ends)
+    )
+    order = np.lexsort((-ends, starts, owner))
+    owner, first, last = owner[order], starts[order], ends[order]
+    thread, rank = (
+        np.unique(np.r_[mine, theirs], return_inverse=True)[1]
+        for mine, theirs in ((owner, threads), (first, times))
+    )
+    key = thread * (int(rank.max()) + 1) + rank
+    at = np.searchsorted(key[: len(owner)], key[len(owner) :], "right") - 1
+    at = np.where((at >= 0) & (owner[at] == threads), at, NONE)
+    above = parents(owner, first, last)
+    missing = np.flatnonzero(at >= 0)
+    for _ in range(DEEPEST):
+        missing = missing[last[at[missing]] < times[missing]]
+        if not len(missing):
+            break
+        at[missing] = above[at[missing]]
+        missing = missing[at[missing] >= 0]
+    at[missing] = NONE
+    found[at >= 0] = order[at[at >= 0]]
+    return found
+
+
+DEEPEST = 1000
+"""Levels that :func:`innermost` climbs: a bound on its time, whatever a file holds."""
+
+
+def enclosing(owner: Array, starts: Array, ends: Array) -> Array:
+    """Return for each interval the innermost one of its owner that holds it whole, or NONE.
+
+    An interval is open at its end: one that begins where another ends is not in it.
+    """
+    order = np.lexsort((-ends, starts, owner))
+    first, last = starts[order], ends[order]
+    above = parents(owner[order], first, np.maximum(first, last - 1))
+    held = (above >= 0) & (last <= last[above]) if len(order) else above >= 0
+    found = np.full(len(starts), NONE, np.int64)
+    found[order[held]] = order[above[held]]
+    return found
+
+
+def parents(owner: Array, starts: Array, ends: Array) -> Array:
+    """Return the enclosing interval of each; they are sorted by owner, then by start."""
+    nests = (owner[1:] == owner[:-1]) & (starts[1:] <= ends[:-1])
+    if not nests.any():
+        return np.full(len(starts), NONE, np.int64)
+    above: list[int] = []
+    stack: list[int] = []
+    finish = ends.tolist()
+    on = None
+    for number, (start, thread) in enumerate(zip(starts.tolist(), owner.tolist(), strict=True)):
+        if thread != on:
+            stack, on = [], thread
+        while stack and finish[stack[-1]] < start:
+            stack.pop()
+        above.append(stack[-1] if stack else NONE)
+        stack.append(number)
+    return np.array(above, np.int64)

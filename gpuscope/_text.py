@@ -38,3 +38,21 @@ def _is_unsafe(char: str) -> bool:
 def safe(text: object, limit: int | None = None) -> str:
     """Return foreign text for HTML: clean, and no markup."""
     return html.escape(clean(text, limit))
+
+
+def shown(text: object, limit: int | None = None) -> str:
+    """Return foreign text for HTML in a notebook, which typesets TeX: between tags only.
+
+    A dollar or a backslash in an element of its own begins no formula, links in which could
+    run scripts.
+    """
+    return _untypeset(safe(text, limit))
+
+
+def shown_lines(text: str) -> str:
+    """Return text of several lines for HTML in a notebook, for a ``<pre>``."""
+    return _untypeset("\n".join(safe(line) for line in text.splitlines()))
+
+
+def _untypeset(found: str) -> str:
+    return found.replace("\\", "<span>\\</span>").replace("$", "<span>$</span>")

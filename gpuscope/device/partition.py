@@ -212,10 +212,10 @@ class Partitions(Mapping[str, Partition]):
         return f"Partitions({inside}{', closed' if self._closed else ''})"
 
     def _repr_html_(self) -> str:
-        from gpuscope._text import safe  # noqa: PLC0415 - only notebooks pay for it
+        from gpuscope._text import shown  # noqa: PLC0415 - only notebooks pay for it
 
         rows = "".join(
-            f"<tr><td>{safe(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
+            f"<tr><td>{shown(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
             f"<td>{sm_ranges(part.sm_ids)}</td></tr>"
             for name, part in self.items()
         )

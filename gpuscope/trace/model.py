@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._optional import require
-from gpuscope._text import safe
+from gpuscope._text import shown
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import schema
 from gpuscope.trace.explain import Explanation, explain
@@ -376,11 +376,11 @@ class Trace:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{safe(kind)}</td><td>{count}</td></tr>"
+            f"<tr><td>{shown(kind)}</td><td>{count}</td></tr>"
             for kind, count in self.kind_counts().items()
         )
         return (
-            f"<p><b>Trace</b>: {len(self)} spans. {safe(self.provenance)}</p>"
+            f"<p><b>Trace</b>: {len(self)} spans. {shown(self.provenance)}</p>"
             f"<table><thead><tr><th>kind</th><th>rows</th></tr></thead><tbody>{rows}</tbody></table>"
         )
 
@@ -433,9 +433,9 @@ class Run(Mapping[str, Trace]):
 
     def _repr_html_(self) -> str:
         names = self.comparison.column_names
-        head = "".join(f"<th>{safe(name)}</th>" for name in names)
+        head = "".join(f"<th>{shown(name)}</th>" for name in names)
         body = "".join(
-            "<tr>" + "".join(f"<td>{safe(_show(row[name]))}</td>" for name in names) + "</tr>"
+            "<tr>" + "".join(f"<td>{shown(_show(row[name]))}</td>" for name in names) + "</tr>"
             for row in self.comparison.to_pylist()
         )
         state = (

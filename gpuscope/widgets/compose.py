@@ -15,7 +15,8 @@ from gpuscope.widgets.overlays import ink, links, on_axis, outlines, ruler
 from gpuscope.widgets.shot import Drawn, Shot
 from gpuscope.widgets.theme import STRIPE
 
-_NOTES, _LEGEND_ROWS = 2, 2
+_NOTES = 2
+_LEGEND_PX, _LEGEND_ROWS = 20, (2, 5)
 _LEFT, _LABEL = 210, 32
 """Px for the labels of tracks, and characters that fit: Plotly's own margin costs a second pass."""
 
@@ -70,15 +71,18 @@ def first_layout(shot: Shot, height: float) -> dict[str, Any]:
     title, *notes = shot.heading
     notes = (notes + [""] * _NOTES)[:_NOTES]
     # To find out which labels overlap takes Plotly half of a frame's time.
+    least, most = _LEGEND_ROWS
+    rows = min(max(-(-len(shot.tracks.classes) // 3), least), most)
     axis = style.x_axis("", tickformat=None, fixedrange=False, ticklabeloverflow="allow")
     layout = style.base_layout(
-        title, notes, height, legend_rows=_LEGEND_ROWS, xaxis=axis,
+        title, notes, height, legend_rows=rows, xaxis=axis,
         yaxis=y_axis(
             [shot.places], shot.height, automargin=False, ticklabeloverflow="allow"
         ),
         barmode="overlay", dragmode="pan", uniformtext={"minsize": 10, "mode": "hide"},
     )  # fmt: skip
     layout["margin"]["l"] = _LEFT
+    layout["legend"]["maxheight"] = _LEGEND_PX * rows + 14
     layout["autosize"] = True
     layout["modebar"]["remove"] += ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"]
     return layout

@@ -18,6 +18,8 @@ from gpuscope.widgets.theme import Theme
 
 SM_HEIGHT = 200
 """Of the SMs below the tracks in px, or half of the plot where that is less."""
+LARGEST = 1.6
+"""How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
 Array = np.ndarray[Any, Any]
 
@@ -49,8 +51,8 @@ class Shot:
 
     @property
     def height(self) -> float:
-        """What the vertical axis of the tracks reaches to; more than it has px if they are many."""
-        return max(self.plot_px - self.sms_px, self.places.bottom)
+        """What the vertical axis of the tracks reaches to: few are drawn larger, many smaller."""
+        return max((self.plot_px - self.sms_px) / LARGEST, self.places.bottom + 2)
 
     def is_like(self, other: Shot) -> bool:
         """Whether the frame would be the same."""

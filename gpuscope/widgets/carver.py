@@ -34,7 +34,8 @@ class PartitionCarver(Control):
     Parameters
     ----------
     device
-        An open device or a name for :func:`~gpuscope.open_device`; ``"auto"`` if not given.
+        An open device or a name for :func:`~gpuscope.open_device`; ``"auto"`` if not given. A
+        simulated GPU that is named is another one each time: give the one that you use.
     sizes
         Name → SM count, or ``"rest"`` for one of them, or a list of these, to start from; 16
         SMs and the rest if not given, ``{}`` for a GPU that is whole.

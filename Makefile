@@ -48,8 +48,9 @@ test:
 	.venv/bin/mypy --python-version $$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 	@test '$(UI)' = no || scripts/chromium.sh
 	@test '$(READERS)' = no || scripts/readers.sh
-	$(PY) -m pytest -m "not gpu$$(test '$(UI)' != no || echo ' and not ui')" \
+	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist loadfile \
 		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
+	@test '$(UI)' = no || $(PY) -m pytest -m ui
 
 lab:
 	@$(SETUP) run

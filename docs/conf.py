@@ -56,7 +56,12 @@ def _bring_notebooks(_app: Any) -> None:
 
 
 def _leave_out_foreign(
-    _app: Any, what: str, name: str, item: Any, skip: bool, _options: Any  # noqa: FBT001
+    _app: Any,
+    what: str,
+    name: str,
+    item: Any,
+    skip: bool,  # noqa: FBT001 - Sphinx's signature
+    _options: Any,
 ) -> bool:
     """Leave out what a class inherits from libraries."""
     home = inspect.getmodule(item)

@@ -244,6 +244,7 @@ WorkloadSpec = Annotated[
     Discriminator(_kind_of),
 ]
 Size = PositiveInt | Literal["rest"]
+Color = Annotated[str, Field(pattern=r"^#[0-9A-Fa-f]{6}$")]
 
 
 class Setting(_Model):
@@ -273,7 +274,7 @@ class ResolvedSetting(_Model):
     workloads: dict[str, WorkloadSpec]
 
 
-class Experiment(_Model):
+class Experiment(_Extended):
     """What to carve, which streams to make, what to launch on them, and in which settings.
 
     Attributes
@@ -291,6 +292,8 @@ class Experiment(_Model):
         What to do with a count that the GPU cannot give.
     seed
         Of operands and arrivals.
+    colors
+        Partition → its colour in pictures, as ``"#RRGGBB"``; the others have one by their place.
 
     Examples
     --------
@@ -302,6 +305,8 @@ class Experiment(_Model):
     'one'
     """
 
+    _later = ("colors",)
+
     name: str
     seed: NonNegativeInt = 0
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -311,6 +316,7 @@ class Experiment(_Model):
     streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
     workloads: Annotated[dict[str, WorkloadSpec], Field(min_length=1)]
     settings: dict[str, Setting] = Field(default_factory=dict)
+    colors: dict[str, Color] = Field(default_factory=dict)
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -321,6 +327,10 @@ class Experiment(_Model):
         _check_texts(self)
         for setting in self.resolve():
             _check_names(self, setting)
+        carved = {name for setting in self.resolve() for name in setting.partitions}
+        for name in self.colors:
+            if name not in carved:
+                _refuse(("colors", name), f"no setting carves a partition {name!r}")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
@@ -378,8 +388,11 @@ class Experiment(_Model):
                 "UTF-8"
             ) from error
         try:
+            _check_size(source.name, text)
             data = json.loads(text) if source.suffix == ".json" else tomllib.loads(text)
-        except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, InvalidExperiment):
+                raise
             form = "JSON" if source.suffix == ".json" else "TOML"
             raise InvalidExperiment(f"{source.name!r} is not {form}: {error}") from error
         if not isinstance(data, dict):
@@ -420,6 +433,20 @@ class Experiment(_Model):
 
 def _refuse(place: tuple[str, ...], words: str) -> NoReturn:
     raise InvalidExperiment(f"{'.'.join(place)}: {words}", {place: words})
+
+
+_LONGEST = 1 << 20
+_MOST_DOTS = 1000
+
+
+def _check_size(name: str, text: str) -> None:
+    """Refuse what takes a parser minutes: tomllib looks at a key's parts over and over."""
+    dots = max((line.count(".") for line in text.splitlines()), default=0)
+    if len(text) > _LONGEST or dots > _MOST_DOTS:
+        raise InvalidExperiment(
+            f"{name!r} is no experiment: {len(text):,} characters, and {dots:,} dots on one line, "
+            f"where {_LONGEST:,} and {_MOST_DOTS:,} are more than enough"
+        )
 
 
 def _check_texts(experiment: Experiment) -> None:
@@ -535,7 +562,8 @@ _NEEDS = {
     "dict_type": _TABLE, "model_type": _TABLE, "model_attributes_type": _TABLE,
     "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
     "bool_type": _BOOL, "bool_parsing": _BOOL,
-    "string_type": "should be a text", "list_type": "should be a list of names",
+    "string_type": "should be a text", "string_pattern_mismatch": "should be '#RRGGBB'",
+    "list_type": "should be a list of names",
     "arg_type": "should be a text, a finite number, true or false",
 }  # fmt: skip
 _WITHOUT_INPUT = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid",

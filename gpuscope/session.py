@@ -384,6 +384,9 @@ class _Session:
                 if setting.partitions
                 else None
             )
+            for name, color in self.experiment.colors.items():
+                if partitions is not None and name in partitions:
+                    partitions[name].color = color
             streams = {}
             for name, spec in setting.streams.items():
                 if spec.partition is not None and partitions is not None:

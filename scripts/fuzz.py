@@ -1,20 +1,23 @@
 """Run the property tests on many more examples than a usual test run tries.
 
-    python scripts/fuzz.py [EXAMPLES]
+    python scripts/fuzz.py [EXAMPLES [MUTATIONS]]
 
-Tests that fix their own number of examples keep it. What fails is kept in .hypothesis/
-and tried first by the next ordinary test run.
+EXAMPLES (2,000) are those of each property, MUTATIONS (100,000) the damaged files of each format
+that the importers read. Tests that fix their own number of examples keep it. What fails is kept
+in .hypothesis/ and tried first by the next ordinary test run.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 
-def main(examples: int) -> int:
+def main(examples: int, mutations: int) -> int:
+    os.environ["GPUSCOPE_MUTATIONS"] = str(mutations)
     settings.register_profile(
         "fuzz",
         max_examples=examples,
@@ -29,4 +32,5 @@ def main(examples: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000))
+    given = [int(one) for one in sys.argv[1:3]]
+    sys.exit(main(*given, *(2_000, 100_000)[len(given) :]))

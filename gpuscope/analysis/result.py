@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
+
+from gpuscope._text import shown
 
 
 def format_value(value: Any) -> str:
@@ -29,12 +30,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = self.rows()
-        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        note = f"<p>{shown(self.note)}</p>" if self.note else ""
         if not rows:
             return f"{note}<p>no rows</p>"
-        head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+        head = "".join(f"<th>{shown(name)}</th>" for name in rows[0])
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(format_value(v))}</td>" for v in row.values()) + "</tr>"
+            "<tr>" + "".join(f"<td>{shown(format_value(v))}</td>" for v in row.values()) + "</tr>"
             for row in rows
         )
         return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -44,6 +44,8 @@ class Partition:
         Names of partitions that were live when it was made and have SMs in common with it.
     context
         Number of its green context.
+    color
+        For pictures, as ``"#RRGGBB"``; empty where pictures choose.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Partition:
         self.parts = planned.parts
         self.context = granted.context
         self.raw = granted.raw
+        self.color = ""
         self._streams: list[Stream] = []
         self._owned: list[Closable] = []
         self._closed = False
@@ -209,10 +212,10 @@ class Partitions(Mapping[str, Partition]):
         return f"Partitions({inside}{', closed' if self._closed else ''})"
 
     def _repr_html_(self) -> str:
-        from html import escape  # noqa: PLC0415 - only notebooks pay for it
+        from gpuscope._text import shown  # noqa: PLC0415 - only notebooks pay for it
 
         rows = "".join(
-            f"<tr><td>{escape(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
+            f"<tr><td>{shown(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
             f"<td>{sm_ranges(part.sm_ids)}</td></tr>"
             for name, part in self.items()
         )

@@ -68,15 +68,16 @@ _SPELT = {"category_": "category", "memsetValue": "value"}
 
 _ALL = (
     "id parent partition intended_partition channel "
-    "external_correlation graph queued_ns submitted_ns flop_count status"
+    "external_correlation graph queued_ns submitted_ns flop_count status "
+    "source start_uncertainty_ns end_uncertainty_ns process thread device"
 )
 _WORK = f"{_ALL} category"
 EXTRA = {
-    KERNEL: _WORK.split(),
+    KERNEL: f"{_WORK} nbytes".split(),
     MEMCPY: f"{_WORK} name".split(),
     MEMSET: f"{_WORK} name".split(),
-    RUNTIME: f"{_ALL} kind device context green_context stream category".split(),
-    NVTX: f"{_ALL} correlation device stream".split(),
+    RUNTIME: f"{_ALL} kind nbytes context green_context stream category".split(),
+    NVTX: f"{_ALL} correlation stream".split(),
 }
 """Table → columns of ours that Nsight's do not tell, there where some row has a value."""
 

@@ -143,7 +143,7 @@ class _Tables:
                     found[table].append(name)
         if self.ids.shortened:
             for names in found.values():
-                names += ["process", "thread", "end_thread"]
+                names += ["end_thread"]
         return {
             **{table: [one for one in names if one in given] for table, names in found.items()},
             nsys.REST: given or [*schema.REQUIRED],

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from gpuscope import _text
 from gpuscope.trace.model import Trace
 
-_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+clean = _text.clean
 LINE_CHARACTERS = 120
 """Characters that fit on a line under a title in a figure 900 px wide."""
-
-
-def clean(text: object, limit: int | None = None) -> str:
-    """Return foreign text on one line, without characters that reorder or break it.
-
-    Bidirectional controls, control characters and lone surrogates become U+FFFD, so that
-    it shows that something stood there.
-
-    Parameters
-    ----------
-    limit
-        Longer text loses its middle, visibly.
-    """
-    found = str(text)
-    if limit is not None and len(found) > limit:  # before it is looked at: it may be very long
-        head = limit // 2
-        found = f"{found[:head]}…{found[len(found) - (limit - head - 1) :]}"
-    if found.isprintable():
-        return found
-    return "".join(
-        " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in found
-    )
-
-
-def _is_unsafe(char: str) -> bool:
-    return char in _BIDI or unicodedata.category(char) in _UNSAFE_CATEGORIES
 
 
 def escape(text: object, limit: int | None = None) -> str:

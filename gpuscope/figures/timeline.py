@@ -75,6 +75,11 @@ def timeline(
     return _draw([band], title or "Timeline", {"": trace}, blocks)
 
 
+def of_view(view: View, trace: Trace) -> go.Figure:
+    """Draw a view of a trace that is indexed already, as :func:`timeline` does."""
+    return _draw([_Band(view, trace, None)], "Timeline", {"": trace})
+
+
 def timelines(
     traces: Mapping[str, Trace],
     *,

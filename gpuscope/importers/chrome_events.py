@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -206,7 +207,7 @@ def pairs(
 
 
 _MOST_NAMES = 200
-"""Names of arguments that are counted each for itself."""
+"""Names of arguments that get a column of their own to be counted in."""
 
 
 class Arguments:
@@ -228,48 +229,66 @@ class Arguments:
 
     def read(self, raws: list[msgspec.Raw]) -> dict[str, list[Any]]:
         """Return name → values."""
-        decode, nothing = self._decoder()
+        strict, lax, nothing = self._decoders()
         rows: list[tuple[Any, ...]] = []
         add, as_tuple = rows.append, msgspec.structs.astuple
-        while len(rows) < len(raws):
+        for raw in raws:
+            if raw is ABSENT:
+                add(nothing)
+                continue
             try:
-                for raw in raws[len(rows) :]:
-                    add(as_tuple(decode(raw)) if raw is not ABSENT else nothing)
-            except msgspec.ValidationError:  # a name that is new
-                if self._learn(raws[len(rows)]):
-                    decode, nothing = self._decoder()
-                else:
-                    add(nothing)
+                add(as_tuple(strict(raw)))
+            except msgspec.ValidationError:  # a name that is new, or no object at all
+                if self._learn(raw):
+                    strict, lax, nothing = self._decoders()
+                add(as_tuple(lax(raw)) if bytes(raw)[:1] == b"{" else nothing)
         # Those that were read before a name was learnt are shorter.
         columns = itertools.zip_longest(*rows, fillvalue=ABSENT)
         found = dict(zip((*self._wanted, *self._others), columns, strict=False))
-        for name in self._others[:_MOST_NAMES]:
-            self.left[name] = len(rows) - found[name].count(ABSENT)
+        for name in self._others if rows else ():
+            self.left[name] += len(rows) - found[name].count(ABSENT)
         return {name: list(found.get(name, ())) for name in self._wanted}
 
     def _learn(self, raw: msgspec.Raw) -> bool:
-        """Take the names of one event into account; whether that helps to read it."""
+        """Take the names of one event into account; whether there is a new one to read by."""
         try:
             names = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         except msgspec.ValidationError:
             self.left["that are no object"] += 1
             return False
-        new = [one for one in names if one not in {*self._wanted, *self._others}]
+        known = {*self._wanted, *self._others}
+        new: list[str] = []
+        for name in names:
+            if name in known:
+                continue
+            if len(self._others) + len(new) < _MOST_NAMES and _NAMEABLE.fullmatch(name):
+                new.append(name)
+            else:
+                self.left[name] += 1
         self._others += new
         return bool(new)
 
-    def _decoder(self) -> tuple[Callable[[Any], Any], tuple[Any, ...]]:
-        """Return what decodes the arguments with the names that are known so far."""
-        names = [*self._wanted, *self._others[:_MOST_NAMES]]
+    def _decoders(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any], tuple[Any, ...]]:
+        """Return what decodes arguments with known names, with any, and what stands for none."""
+        names = [*self._wanted, *self._others]
         raw = {*self._as_written, *self._others}
-        made = msgspec.defstruct(
-            "Arguments",
-            [
-                (f"_{number}", *((msgspec.Raw, ABSENT) if name in raw else (Any, None)))
-                for number, name in enumerate(names)
-            ],
-            rename={f"_{number}": name for number, name in enumerate(names)},
-            forbid_unknown_fields=len(self._others) <= _MOST_NAMES,
-            gc=False,
+        fields = [
+            (f"_{number}", *((msgspec.Raw, ABSENT) if name in raw else (Any, None)))
+            for number, name in enumerate(names)
+        ]
+        rename = {f"_{number}": name for number, name in enumerate(names)}
+        strict, lax = (
+            msgspec.defstruct(
+                "Arguments", fields, rename=rename, forbid_unknown_fields=known_only, gc=False
+            )
+            for known_only in (True, False)
         )
-        return msgspec.json.Decoder(made).decode, msgspec.structs.astuple(made())
+        return (
+            msgspec.json.Decoder(strict).decode,
+            msgspec.json.Decoder(lax).decode,
+            msgspec.structs.astuple(lax()),
+        )
+
+
+_NAMEABLE = re.compile(r"[^\\\"\x00-\x1f]{1,80}")
+"""Names by which msgspec can look for a field."""

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ def opened(path: Path, limits: Limits) -> Iterator[Database]:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
         for pragma in ("trusted_schema=OFF", "query_only=ON", "mmap_size=0", "temp_store=MEMORY"):
             connection.execute(f"PRAGMA {pragma}")
-        connection.set_authorizer(_authorize)
-        yield Database(connection, path.stat().st_size, limits)
+        plain = {"sqlite_master"}
+        connection.set_authorizer(partial(_authorize, plain))
+        yield Database(connection, path.stat().st_size, limits, plain)
     finally:
         connection.close()
 
@@ -59,11 +61,12 @@ def _text(raw: bytes) -> str:
 
 
 def _authorize(
-    action: int, first: str | None, second: str | None, _database: str | None, inner: str | None
+    plain: set[str], action: int, first: str | None, second: str | None, *_: str | None
 ) -> int:
+    """Let plain tables be read and their columns be listed, and nothing else."""
     allowed = (
         action == sqlite3.SQLITE_SELECT
-        or (action == sqlite3.SQLITE_READ and inner is None)
+        or (action == sqlite3.SQLITE_READ and first in plain)
         or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
         or (action == sqlite3.SQLITE_PRAGMA and first == "table_xinfo")
     )
@@ -84,7 +87,9 @@ class Database:
         Name → columns that were asked for.
     """
 
-    def __init__(self, connection: sqlite3.Connection, nbytes: int, limits: Limits) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, nbytes: int, limits: Limits, plain: set[str]
+    ) -> None:
         self._connection = connection
         self._limits = limits
         self._seconds = 3 + 2 * nbytes / 1e6
@@ -100,6 +105,7 @@ class Database:
                 continue
             if not sql.upper().startswith("CREATE VIRTUAL"):
                 self.tables[name] = self._columns(name)
+                plain.add(name)
             if len(self.tables) > _MOST_TABLES:
                 raise TraceFormatError(f"more than {_MOST_TABLES:,} tables: that is no report")
 

@@ -87,15 +87,12 @@ def load_trace(
 
 def _head(source: Path, limits: Limits) -> bytes:
     """Return the beginning of a file that can be read: never of a pipe, which might never end."""
+    head = b""
     try:
         found = source.stat()
-        if stat.S_ISDIR(found.st_mode):
-            raise GpuscopeError(f"{source.name!r} is a folder: name a file in it")
-        if not stat.S_ISREG(found.st_mode):
-            raise GpuscopeError(f"{source.name!r} is no regular file: save the trace to one")
-        limits.check("file_bytes", f"bytes of {source.name!r}", found.st_size)
-        with source.open("rb") as file:
-            return file.read(_LONGEST_HEAD)
+        if stat.S_ISREG(found.st_mode):
+            with source.open("rb") as file:
+                head = file.read(_LONGEST_HEAD)
     except FileNotFoundError as error:
         raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error
     except (OSError, ValueError) as error:
@@ -103,6 +100,12 @@ def _head(source: Path, limits: Limits) -> bytes:
         raise GpuscopeError(
             f"{source.name!r} cannot be read: {told}. Get access, or name another file"
         ) from error
+    if stat.S_ISDIR(found.st_mode):
+        raise GpuscopeError(f"{source.name!r} is a folder: name a file in it")
+    if not stat.S_ISREG(found.st_mode):
+        raise GpuscopeError(f"{source.name!r} is no regular file: save the trace to one")
+    limits.check("file_bytes", f"bytes of {source.name!r}", found.st_size)
+    return head
 
 
 def _text(source: Path, limits: Limits, *, packed: bool) -> bytes:

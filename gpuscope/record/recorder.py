@@ -586,6 +586,7 @@ def _partition_facts(partition: Partition) -> dict[str, Any]:
         "sm_count_target": partition.sm_count_target,
         "context": partition.context,
         "shares_with": list(partition.shares_with),
+        **({"color": partition.color} if partition.color else {}),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import plotly.io as pio
 from plotly.offline import get_plotlyjs
 
 from gpuscope._files import replacing
+from gpuscope._text import safe
 from gpuscope.errors import GpuscopeError
-from gpuscope.figures.text import clean, uncertainty
+from gpuscope.figures.text import uncertainty
 from gpuscope.trace.model import Trace
 
 _POLICY = (
@@ -60,11 +60,6 @@ th.text, td.text { text-align: left; white-space: normal; overflow-wrap: break-w
 .terms dt { font-weight: 600; margin-top: 8px; }
 .terms dd { margin: 0; max-width: 95ch; }
 """
-
-
-def safe(text: object, limit: int | None = None) -> str:
-    """Return foreign text for HTML."""
-    return escape(clean(text, limit))
 
 
 def paragraph(text: str, css: str = "") -> str:

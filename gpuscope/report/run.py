@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope import analysis, figures
+from gpuscope._text import safe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.report import page, parts
@@ -65,7 +66,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     background, foreground = _workloads(run, rows)
     count = len(run.traces)
     sections = [
-        f"<h1>{page.safe(heading)}</h1>",
+        f"<h1>{safe(heading)}</h1>",
         page.paragraph(
             f"{count} setting{'' if count == 1 else 's'} compared: {', '.join(run.traces)}", "muted"
         ),

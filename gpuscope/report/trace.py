@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope import analysis, figures
+from gpuscope._text import safe
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
@@ -38,7 +39,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     traces = {heading: trace}
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
-        f"<h1>{page.safe(heading)}</h1>",
+        f"<h1>{safe(heading)}</h1>",
         page.paragraph(f"{len(trace):,} spans: {counts or 'none'}", "muted"),
         page.simulated_banner(traces),
         "<h2>Partitions and streams</h2>",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._text import shown
 from gpuscope.errors import MissingEvidence
 
 if TYPE_CHECKING:
@@ -106,15 +106,15 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{escape(one.kind)}</td><td>{escape(one.text)}</td>"
+            f"<tr><td>{shown(one.kind)}</td><td>{shown(one.text)}</td>"
             f"<td>{self._time(one.until_ns)}</td>"
             f"<td>{(one.until_ns - one.since_ns) / 1e3:,.1f} µs</td>"
             f"<td>{'–' if one.span is None else one.span}</td></tr>"
             for one in self.reasons
         )
-        notes = "".join(f"<p>{escape(text)}</p>" for text in (*self.doubts, self.provenance))
+        notes = "".join(f"<p>{shown(text)}</p>" for text in (*self.doubts, self.provenance))
         return (
-            f"<p>{escape(str(self).splitlines()[0])}</p><table><thead><tr><th>why</th>"
+            f"<p>{shown(str(self).splitlines()[0])}</p><table><thead><tr><th>why</th>"
             "<th>waited for</th><th>until</th><th>for</th><th>span</th></tr></thead>"
             f"<tbody>{rows}</tbody></table>{notes}"
         )

@@ -10,6 +10,8 @@ from typing import Any
 import anywidget
 import traitlets
 
+from gpuscope.widgets.comms import hear_beside_cells
+
 _STATIC = Path(__file__).parent / "static"
 
 
@@ -41,6 +43,7 @@ class Control(anywidget.AnyWidget):
     def __init__(self, *, lock: threading.RLock | None = None, **traits: Any) -> None:
         self.lock = threading.RLock() if lock is None else lock
         super().__init__(**traits)
+        hear_beside_cells(self)
         self.on_msg(self._take)
 
     def _take(self, _widget: Any, content: Any, _buffers: Any) -> None:

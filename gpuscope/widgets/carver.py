@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -164,10 +165,17 @@ class PartitionCarver(Control):
         """Former → new name of the partitions that the last Apply renamed."""
         return dict(self._renamed)
 
-    def set_sizes(self, sizes: Sizes) -> None:
+    def set_sizes(self, sizes: Sizes, *, colors: Mapping[str, str] | None = None) -> None:
         """Start anew from ``sizes``, as if they had been applied; the device is not touched.
 
         Counts that cannot be had show as such.
+
+        Parameters
+        ----------
+        sizes
+            As the class takes them.
+        colors
+            Name → ``"#RRGGBB"``; the others have one by their place.
 
         Raises
         ------
@@ -178,7 +186,7 @@ class PartitionCarver(Control):
         with self.lock:
             rows = [self._row(name, size) for name, size in named.items()]
             for row, color in zip(rows, itertools.cycle(OKABE_ITO), strict=False):
-                row["color"] = color
+                row["color"] = (colors or {}).get(row["name"], color)
             self._applied = {row["id"]: row["name"] for row in rows}
             self._renamed = {}
             self.sizes = named
@@ -229,11 +237,8 @@ class PartitionCarver(Control):
 
     def revert(self) -> None:
         """Go back to what was applied."""
-        colors = self.colors
         with self.lock:
-            self.set_sizes(self.sizes)
-            rows = [{**row, "color": colors.get(row["name"], row["color"])} for row in self.rows]
-            self.rows = rows
+            self.set_sizes(self.sizes, colors=self.colors)
 
     def apply(self) -> None:
         """Make the proposal the carving: the partitions of the last one are closed first.
@@ -318,6 +323,8 @@ class PartitionCarver(Control):
         self._plan(rows, active=[])
 
     def _do_color(self, id: int, color: str) -> None:  # noqa: A002 - the page's word
+        if not re.fullmatch("#[0-9A-Fa-f]{6}", str(color)):
+            return
         self.rows = [{**row, "color": color} if row["id"] == id else row for row in self.rows]
 
     def _do_add(self) -> None:

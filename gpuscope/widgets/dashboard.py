@@ -12,23 +12,29 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from gpuscope import session
+from gpuscope import figures, nsight, session
 from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, GpuscopeError
 from gpuscope.experiment import Experiment
+from gpuscope.record.recorder import Recording
 from gpuscope.session import Progress
-from gpuscope.trace.model import Run
+from gpuscope.trace.model import Run, Trace
 from gpuscope.widgets import html, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
 from gpuscope.widgets.devices import DevicePicker, find_devices
 from gpuscope.widgets.estimate import Estimate, in_words
 from gpuscope.widgets.form import TEMPLATE, Form
-from gpuscope.widgets.picture import Picture
-from gpuscope.widgets.run_bar import RunBar
+from gpuscope.widgets.runbar import RunBar
 from gpuscope.widgets.throttle import LatestWins
+from gpuscope.widgets.timeline import Timeline
 
-PERIOD_S = 0.5
-"""The picture is drawn at most this often while a run goes on."""
+PERIOD_S = 0.2
+"""How far a run is, is told at most this often."""
+PLOT_PX = 340
+FOLLOWED_NS = 40_000_000
+"""What of a run is in view while it goes on: little enough to tell kernels apart."""
+CLOSE_UP_NS = 3_000_000
+"""What of a run is in view when it has ended: its end, close enough to tell kernels apart."""
 _GPUSCOPE = "gpuscope"
 
 
@@ -55,14 +61,12 @@ class Dashboard:
     ----------
     widget
         The ipywidgets box, to put it into a layout of one's own.
-    figure
-        The one Plotly FigureWidget, which is updated and never replaced.
+    timeline
+        The one :class:`~gpuscope.Timeline`, which is updated and never replaced.
     devices, form, bar
         The controls.
     run
         The last :class:`~gpuscope.Run`, also one that was stopped; ``None`` before.
-    live_draws
-        How often the picture was drawn while the last run went on.
 
     Raises
     ------
@@ -73,9 +77,8 @@ class Dashboard:
 
     Notes
     -----
-    While it runs, drawing takes turns with the host code that is measured: at most twice
-    a second, and not at all with Live switched off. For figures to quote use
-    :func:`~gpuscope.run`.
+    While it runs, drawing takes turns with the host code that is measured: not with Live
+    switched off. For figures to quote use :func:`~gpuscope.run`.
 
     Examples
     --------
@@ -98,14 +101,13 @@ class Dashboard:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._closed = False
-        self._partitions: tuple[str, ...] = ()
+        self._watched: Recording | None = None
+        self._picture = ""
         self._last: results.Summary | None = None
         self._saved: Any = None
         self._saved_html = ""
         self.run: Run | None = None
-        self.live_draws = 0
-        self._picture = Picture()
-        self.figure = self._picture.figure
+        self.timeline = Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS)
         self.verdicts, self.results = ipw.HTML(), ipw.HTML()
         self.devices = DevicePicker(find_devices(device), lock=self._lock)
         self.bar = RunBar(
@@ -124,7 +126,7 @@ class Dashboard:
                 *self.form.controls,
                 self.bar,
                 self.verdicts,
-                self.figure,
+                self.timeline,
                 self.results,
             ]
         )
@@ -210,8 +212,6 @@ class Dashboard:
                 self.bar.warn(str(error))
                 return
             self._stop = threading.Event()
-            self._partitions = tuple(experiment.partitions)
-            self.live_draws = 0
             self._begin(self._work, experiment, self._stop)
             self.bar.say("Preparing: carving, warming up …")
 
@@ -235,19 +235,20 @@ class Dashboard:
     def open_in_nsight(self) -> None:
         """Run what the controls describe under Nsight Systems; returns at once.
 
-        Why that is not possible, and what it wrote, is shown in the dashboard.
+        Why that is not possible, and what it wrote into the working folder, is shown in the
+        dashboard. Stop ends it, and leaves nothing.
         """
         with self._lock:
             if self._thread is not None or self._closed:
                 return
             try:
                 experiment = self.form.experiment()
-                profile = _nsight_for(self.devices.opened())
+                _require_gpu(self.devices.opened())
             except GpuscopeError as error:
                 self.bar.warn(str(error))
                 return
             self._stop = threading.Event()
-            self._begin(self._profile, profile, experiment)
+            self._begin(self._profile, experiment, self.devices.device, self._stop)
             self.bar.say("Running under Nsight Systems …")
 
     def close(self) -> None:
@@ -256,7 +257,8 @@ class Dashboard:
             self._closed = True
         self.stop()
         self.wait()
-        _close(self.widget)
+        for one in (*self.widget.children, self.widget):
+            one.close()
 
     # -- the run's own thread ---------------------------------------------------------
     def _begin(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -273,7 +275,7 @@ class Dashboard:
         self._estimate = Estimate(experiment, self._clock)
         try:
             live = LatestWins(
-                self._draw_live, failed=self._draw_failed, period_s=PERIOD_S, clock=self._clock
+                self._tell_live, failed=self._live_failed, period_s=PERIOD_S, clock=self._clock
             )
             with live:
                 done = session.run(experiment, self.devices.opened(), viewer=live.offer, stop=stop)
@@ -283,7 +285,7 @@ class Dashboard:
             said = f"{type(error).__name__}: {error}"
         self._finish(done, said)
 
-    def _draw_live(self, progress: Progress) -> None:
+    def _tell_live(self, progress: Progress) -> None:
         share, left_s = self._estimate.at(progress)
         words = f"Running: {progress.done:,} of {progress.total:,} timed calls."
         if progress.phase != "together":
@@ -292,22 +294,35 @@ class Dashboard:
             if not self._stop.is_set():
                 self.bar.progress, self.bar.left = share, in_words(left_s)
                 self.bar.say(words)
-        if progress.recording is not None and self.bar.live:
-            seen = progress.recording.snapshot()
-            self._picture.show_end(seen, live=True, partitions=self._partitions)
-            self.live_draws += 1
+        if progress.recording is not None:
+            self._follow(progress.recording, together=progress.phase == "together")
 
-    def _draw_failed(self, error: Exception) -> None:
+    def _follow(self, recording: Recording, *, together: bool) -> None:
+        """Let the timeline follow what runs together, as long as that is wanted."""
+        if self.bar.live:
+            if together and recording is not self._watched:
+                self._watched = recording
+                self.timeline.watch(recording)
+            return
+        if self._watched is not None:
+            self._watched = None
+            self.timeline.finish()
+        recording.batches()  # what is turned into columns now need not be at Stop
+
+    def _live_failed(self, error: Exception) -> None:
         self.bar.warn(f"The live picture failed, the run goes on: {error}")
 
     def _finish(self, done: Run | None, said: str) -> None:
+        self._watched = None
+        self.run = done if done is not None else self.run
+        try:
+            if done is not None:
+                self._show(done)
+            else:
+                self.timeline.finish()
+        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
+            said = f"The results cannot be shown: {type(error).__name__}: {error}"
         with self._lock:
-            self.run = done if done is not None else self.run
-            try:
-                if done is not None:
-                    self._show(done)
-            except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-                said = f"The results cannot be shown: {type(error).__name__}: {error}"
             if said:
                 self.bar.warn(said)
             self._end()
@@ -320,12 +335,21 @@ class Dashboard:
     def _show(self, run: Run) -> None:
         trace = list(run.traces.values())[-1]
         summary = results.summarise(run)
-        timed = next((name for name in self.form.workloads.names
-                      if name not in summary.background), None)  # fmt: skip
-        self._picture.show_end(trace, live=False, of=timed, partitions=self._partitions)
-        self.verdicts.value = results.verdicts(summary, self.form.carver.colors)
-        self.results.value = results.numbers(summary, self._last)
-        self._last = summary
+        window = _close_up(trace, summary)
+        self.timeline.show(trace)  # it waits for the frame: nobody else waits for us meanwhile
+        if window is not None:
+            self.timeline.sms = "block" in trace.kind_counts()
+            self.timeline.window_ns = window
+        picture = html.picture(figures.timeline(trace, window_ns=window)) if window else ""
+        with self._lock:
+            self._picture = picture
+            self.verdicts.value = results.verdicts(summary, self.form.carver.colors)
+            self.results.value = results.numbers(summary, self._last)
+            self._last = summary
+            self._say_end(run, summary)
+            self._keep()
+
+    def _say_end(self, run: Run, summary: results.Summary) -> None:
         calls = sum(row["latency_n"] or 0 for row in summary.rows
                     if row["workload"] not in summary.background)  # fmt: skip
         if run.stopped:
@@ -333,11 +357,12 @@ class Dashboard:
         else:
             self.bar.progress = 1.0
             self.bar.say(f"Done: {calls:,} timed calls.")
-        self._keep()
 
-    def _profile(self, profile: Callable[[Experiment], Any], experiment: Experiment) -> None:
+    def _profile(self, experiment: Experiment, key: str, stop: threading.Event) -> None:
         try:
-            wrote = profile(experiment)
+            found = nsight.profile(experiment, device=key, cancel=stop)
+            if found.trace is not None:
+                self.timeline.show(found.trace)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
             said = error if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"
             with self._lock:
@@ -345,7 +370,9 @@ class Dashboard:
                 self._end()
             return
         with self._lock:
-            self.bar.say(f"Nsight Systems wrote {wrote}.")
+            self.bar.say(
+                f"Nsight Systems wrote {found.report}: open it with nsys-ui. The timeline shows it."
+            )
             self._end()
 
     # -- what the controls tell -------------------------------------------------------
@@ -391,7 +418,8 @@ class Dashboard:
             experiment = Experiment.from_dict(self.form._data()).to_toml()
         except GpuscopeError as error:
             experiment = f"# {error}"
-        shown = self.verdicts.value + self.results.value or html.note("Nothing was run.")
+        shown = self.verdicts.value + self._picture + self.results.value
+        shown = shown or html.note("Nothing was run.")
         return html.saved(
             self.bar.uid, experiment, self.devices.words, shown, simulated=self.devices.simulated
         )
@@ -406,27 +434,25 @@ class Dashboard:
             self._saved.update(importlib.import_module("IPython.display").HTML(now))
 
 
-def _nsight_for(device: Device) -> Callable[[Experiment], Any]:
-    """Return what profiles an experiment under Nsight Systems on a device.
-
-    Raises
-    ------
-    CapabilityError
-        It cannot; says why.
-    """
+def _require_gpu(device: Device) -> None:
+    """Refuse what Nsight Systems cannot see."""
     if device.info.kind != "cuda":
         raise CapabilityError(
             f"Nsight Systems records what a GPU does, and {device.info.key} is none: choose a "
             "CUDA device"
         )
-    profile: Callable[[Experiment], Any] = importlib.import_module("gpuscope.nsight").profile
-    return profile
 
 
-def _close(widget: Any) -> None:
-    for child in getattr(widget, "children", ()):
-        _close(child)
-    widget.close()
+def _close_up(trace: Trace, summary: results.Summary) -> tuple[int, int] | None:
+    """Return the end of a trace, up to the last kernel of a timed workload; or nothing."""
+    kernels = trace.where(kind="kernel")
+    queued = set(summary.background)
+    timed = [one for one in set(kernels.texts("category")) if one not in queued]
+    ends = (kernels.where(category=tuple(timed)) if timed else kernels).array("end_ns", fill=0)
+    if not len(ends):
+        return None
+    end = int(ends.max())
+    return max(end - CLOSE_UP_NS, int(kernels.array("start_ns").min())), end
 
 
 def _experiment(given: Experiment | Mapping[str, Any] | str | Path | None) -> Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,24 @@ class Details(anywidget.AnyWidget):
 
     facts = traitlets.Dict(None, allow_none=True, read_only=True).tag(sync=True)
     """What :func:`describe` says of the selected span; ``None`` shows nothing."""
+
+    def show(self, trace: Trace, row: int) -> None:
+        """Show a row; why it started when it did follows, as that may take a while."""
+        facts = describe(trace, row)
+        self.set_trait("facts", facts)
+        span = int(trace.spans.column("id")[row].as_py())
+        threading.Thread(
+            target=self._explain, args=(trace, span, facts), name="gpuscope-explain", daemon=True
+        ).start()
+
+    def _explain(self, trace: Trace, span: int, facts: dict[str, Any]) -> None:
+        told = why(trace, span)
+        if self.facts is facts:  # else another is shown by now
+            self.set_trait("facts", {**facts, "why": told})
+
+    def clear(self) -> None:
+        """Show nothing."""
+        self.set_trait("facts", None)
 
 
 def describe(trace: Trace, row: int) -> dict[str, Any]:
@@ -85,6 +104,13 @@ def neighbours(trace: Trace, span: int) -> list[tuple[int, int, str]]:
     return [(one["from"], one["to"], one["kind"]) for one in found]
 
 
+def links(trace: Trace, span: int) -> list[tuple[int, int]]:
+    """Return which rows had to come before which, of a span and those next to it."""
+    edges = neighbours(trace, span)
+    rows = rows_of_ids(trace, [one for pair in edges for one in pair[:2]])
+    return [(rows[a], rows[b]) for a, b, _ in edges if a in rows and b in rows]
+
+
 def rows_of_ids(trace: Trace, ids: list[int]) -> dict[int, int]:
     """Return id → position in the trace, of those that are there."""
     rows = np.flatnonzero(
@@ -110,8 +136,8 @@ def _related(trace: Trace, span: dict[str, Any]) -> list[list[str]]:
     """Return relation, label and id of the spans that this one is linked to."""
     found: list[tuple[str, int]] = []
     around = span["parent"]
-    links = neighbours(trace, span["id"])
-    for before, after, kind in links:
+    edges = neighbours(trace, span["id"])
+    for before, after, kind in edges:
         if kind == "launch":
             found.append(("launched by", before) if after == span["id"] else ("launched", after))
         elif after == span["id"]:
@@ -119,7 +145,7 @@ def _related(trace: Trace, span: dict[str, Any]) -> list[list[str]]:
         else:
             found.append((f"comes before ({kind})", after))
     known = _columns_of(trace, [one for _, one in found])
-    callers = [before for before, after, kind in links if kind == "launch" and after == span["id"]]
+    callers = [before for before, after, kind in edges if kind == "launch" and after == span["id"]]
     if around is None and callers and callers[0] in known:
         around = known[callers[0]]["parent"]
     for _ in range(_NESTED):

@@ -10,6 +10,7 @@ from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.experiment import Experiment
+from gpuscope.figures.style import OKABE_ITO
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.streams import StreamTable
 from gpuscope.widgets.workloads import WorkloadTable
@@ -109,12 +110,13 @@ class Form:
         settings = experiment.resolve()
         setting = next((one for one in settings if one.partitions), settings[-1])
         base = experiment.to_dict()
-        for part in ("partitions", "streams", "workloads", "settings"):
-            del base[part]
+        for part in ("partitions", "streams", "workloads", "settings", "colors"):
+            base.pop(part, None)
         with self._lock:
             self._loading = True
             self._base = base
-            self.carver.set_sizes(self._granted(setting.partitions, experiment))
+            sizes = self._granted(setting.partitions, experiment)
+            self.carver.set_sizes(sizes, colors=experiment.colors)
             self.streams.partitions = list(setting.partitions)
             self.streams.describe(setting.streams)
             self.workloads.streams = list(setting.streams)
@@ -174,6 +176,11 @@ class Form:
             "streams": self.streams.described,
             "workloads": self.workloads.described,
             "settings": {label or "no partition": {}},
+            "colors": {
+                name: color
+                for index, (name, color) in enumerate(self.carver.colors.items())
+                if color != OKABE_ITO[index % len(OKABE_ITO)]
+            },
         }
 
     # -- one thing follows another -------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from html import unescape
 from typing import Any
 
+from gpuscope._text import safe, shown, shown_lines
 from gpuscope.analysis.result import format_value
-from gpuscope.figures.text import clean
+from gpuscope.figures.raster import png
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
 _CELL = "padding:3px 14px 3px 0;text-align:"
@@ -25,8 +27,8 @@ _COLUMNS = {
 
 
 def text(value: object, limit: int | None = None) -> str:
-    """Return foreign text, harmless in HTML."""
-    return escape(clean(value, limit))
+    """Return foreign text, harmless in HTML between tags."""
+    return shown(value, limit)
 
 
 def problem(words: str) -> str:
@@ -112,6 +114,16 @@ def _row(row: Mapping[str, Any], *, queued: bool) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
+def picture(figure: Any) -> str:
+    """Return a timeline's figure as a picture, for a page that runs no script."""
+    title = re.sub("<[^>]*>", "", figure.layout.title.text or "")
+    data = base64.b64encode(png(figure)).decode()
+    return (
+        f'<img style="max-width:100%" alt="{safe(unescape(title))}" '
+        f'src="data:image/png;base64,{data}">'
+    )
+
+
 def saved(uid: str, experiment: str, device: str, results: str, *, simulated: bool) -> str:
     """Return what a notebook shows that is opened without its kernel.
 
@@ -132,7 +144,8 @@ def saved(uid: str, experiment: str, device: str, results: str, *, simulated: bo
         f"<style>{_HIDE_DEAD}</style>"
         '<div style="font-weight:600">gpuscope dashboard, as it was last</div>'
         f"<div>{mark}{text(device)}</div>{results}"
-        f"<details><summary>The experiment</summary><pre>{escape(experiment)}</pre></details></div>"
+        "<details><summary>The experiment</summary>"
+        f"<pre>{shown_lines(experiment)}</pre></details></div>"
     )
 
 

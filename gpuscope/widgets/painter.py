@@ -12,9 +12,10 @@ PATIENCE_S = 1.0
 class Painter:
     """Draws what was asked for last, in a thread that lives while there is something to draw.
 
-    A browser that cannot keep up must not get a backlog: the next frame is drawn when the one
-    before was painted, from the state of that moment. Where nobody ever says so, because no
-    browser shows the widget, frames do not wait.
+    A browser that cannot keep up must not get a backlog: it has one frame to paint and one
+    more on the way; the next is drawn when the first of them was painted, from the state of
+    that moment. Where nobody ever says so, because no browser shows the widget, frames do not
+    wait.
 
     Parameters
     ----------
@@ -23,6 +24,11 @@ class Painter:
         sent to the browser.
     failed
         Called with what ``draw`` raised; drawing goes on with the next frame.
+
+    Attributes
+    ----------
+    is_seen
+        Whether a browser paints the frames.
 
     Examples
     --------
@@ -38,13 +44,12 @@ class Painter:
     ) -> None:
         self._draw = draw
         self._failed = failed
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
         self._asked = False
         self._closed = False
-        self._is_seen = False
-        self._sent = 0
-        self._was_painted = threading.Event()
+        self.is_seen = False
+        self._sent = self._painted = 0
 
     def ask(self) -> None:
         """Have the current state drawn soon; returns at once."""
@@ -58,9 +63,9 @@ class Painter:
     def painted(self, frame: int) -> None:
         """Take note that a browser painted a frame."""
         with self._lock:
-            self._is_seen = True
-            if frame >= self._sent:
-                self._was_painted.set()
+            self.is_seen = True
+            self._painted = frame
+            self._lock.notify_all()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was asked for is drawn; returns whether it is."""
@@ -75,7 +80,7 @@ class Painter:
         """Draw no more; returns when the frame that is being drawn, if any, is done."""
         with self._lock:
             self._closed = True
-        self._was_painted.set()
+            self._lock.notify_all()
         self.wait()
 
     def _work(self) -> None:
@@ -95,13 +100,12 @@ class Painter:
             return False
 
     def _send(self) -> None:
-        self._was_painted.clear()
         frame = self._draw()
+        if frame is None:
+            return
         with self._lock:
-            if frame is None:
-                return
-            self._sent = frame
-            waits = self._is_seen and not self._closed
-        if waits and not self._was_painted.wait(PATIENCE_S):
-            with self._lock:
-                self._is_seen = False  # nobody looks any more
+            before, self._sent = self._sent, frame
+            if self.is_seen:
+                self.is_seen = self._lock.wait_for(
+                    lambda: self._painted >= before or self._closed, PATIENCE_S
+                )

@@ -18,6 +18,11 @@ WON = 1.2
 """A gain from here on is throughput won by running together."""
 _SAME = 0.02
 """Changes by less than this share are no news."""
+_NONE = 0.0005
+_NO_BLOCKS = (
+    "No SM map: no thread block said on which SM it ran. On a GPU those of the kinds traced gemm "
+    "and traced copy do."
+)
 _NAMED = 3
 _MEASURES = {
     "latency_p50_us": ("latency p50", "µs", -1),
@@ -40,6 +45,8 @@ class Summary:
         One a workload: columns of :data:`gpuscope.analysis.compare.COLUMNS`.
     confinement
         Or ``None``, and ``unconfined`` says why.
+    blocks
+        Whether thread blocks were seen, so that there is a map of the SMs.
     """
 
     experiment: Mapping[str, Any]
@@ -49,6 +56,7 @@ class Summary:
     provenance: str
     simulated: bool
     stopped: bool
+    blocks: bool
 
     @property
     def background(self) -> list[str]:
@@ -75,6 +83,7 @@ def summarise(run: Run) -> Summary:
         provenance=trace.provenance,
         simulated=trace.is_simulated,
         stopped=run.stopped,
+        blocks="block" in trace.kind_counts(),
     )
 
 
@@ -95,6 +104,7 @@ def numbers(now: Summary, before: Summary | None) -> str:
     parts = [
         html.workloads(now.rows, now.background),
         _differences(now, before) if before is not None else "",
+        "" if now.blocks else html.note(_NO_BLOCKS),
         html.note(now.provenance),
     ]
     return f'<div class="gpuscope-results" style="line-height:1.5">{"".join(parts)}</div>'
@@ -106,12 +116,13 @@ def _confined(now: Summary, colors: Mapping[str, str]) -> str:
         return html.card("Confinement", [html.text(now.unconfined)])
     lines = [_of_partition(one, colors.get(one.partition, "")) for one in result.partitions]
     lines += [f"<small>{html.text(note)}</small>" for note in result.notes]
-    if now.simulated:
-        lines.append(
-            "<small>The simulated GPU confines by construction: this shows what to look for, and "
-            "is no evidence about a GPU.</small>"
-        )
     escaped = any(one.escapes for one in result.partitions)
+    if now.simulated:
+        why = "" if escaped else "The simulated GPU confines by construction: t"
+        lines.append(
+            f"<small>{why or 'T'}his shows what to look for, and is no evidence about a "
+            "GPU.</small>"
+        )
     verdict = "ESCAPED" if escaped else "confined"
     return html.card(f"Confinement: {verdict}", lines, good=not escaped)
 
@@ -231,10 +242,17 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
                 inside = f"{path}.{key}" if path else str(key)
                 yield from _changes(before.get(key), now.get(key), inside)
     elif before != now:
-        yield f"{path}: {_told(before)} → {_told(now)}"
+        yield f"{path}: {_told(before, now)} → {_told(now, before)}"
 
 
-def _told(value: Any) -> str:
+def _told(value: Any, other: Any) -> str:
+    """Write a value; descriptions leave out some that say nothing, as a guard that is on."""
+    if value is None and isinstance(other, bool):
+        value = not other
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not value and isinstance(other, list):
+        return "none"
     return "–" if value is None or isinstance(value, Mapping) else str(value)
 
 
@@ -276,6 +294,8 @@ def _moved(now: Summary, before: Summary) -> Iterator[tuple[str, str, str, str, 
 def _judged(share: float | None, better: int) -> str:
     if share is None:
         return "–"
+    if abs(share) < _NONE:
+        return "the same"
     if abs(share) < _SAME:
         return f"{share:+.1%}"
     good = better and (share > 0) == (better > 0)

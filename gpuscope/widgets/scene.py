@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy as np
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.places import Places
+from gpuscope.figures.sm_blocks import Blocks, HeldIndex
 from gpuscope.figures.text import provenance_lines, provenance_of, title_suffix
 from gpuscope.figures.tracks import Tracks, busiest, default_window_ns
 from gpuscope.figures.view import LANES
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import OPEN_NS
 from gpuscope.widgets.camera import Window
-from gpuscope.widgets.shot import Shot
+from gpuscope.widgets.shot import SM_HEIGHT, Shot
 from gpuscope.widgets.theme import DARK, LIGHT, Theme
 
 SPANS, LIVE_SPANS = 800, 2000
@@ -48,21 +50,32 @@ class Scene:
         First start and last end.
     height
         Of the plotting area, px.
+    has_blocks
+        Whether there are thread blocks; a recording's come when it has ended.
     """
 
     def __init__(self, trace: Trace, height: int | None) -> None:
         self._pixels = 900
         self._theme: Theme = LIGHT
         self._hidden: tuple[str, ...] = ()
+        self._shows_sms = False
         self.show(trace)
-        needed = min(max(self._places.bottom + 6, HEIGHTS[0]), HEIGHTS[1])
+        below = SM_HEIGHT if self.has_blocks else 0
+        needed = min(max(self._places.bottom + 6 + below, HEIGHTS[0]), HEIGHTS[1])
         self.height = float(needed if height is None else height)
 
     def show(self, trace: Trace) -> None:
         """Show another trace."""
         self.tracks = Tracks.of(trace)
         self.extent_ns = self._whole(trace)
-        self._zero_ns = self.extent_ns[0]
+        windows = trace.metadata.windows_ns
+        began_ns = int(windows[0][0]) if windows else self.extent_ns[0]
+        self._zero_ns = min(began_ns, self.extent_ns[0])
+        self.has_blocks = "block" in self.tracks.elsewhere()
+        self._blocks_of = trace
+        self._held: HeldIndex | None = None
+        if self._shows_sms:
+            self.show_sms(shown=True)
         self._heading = (f"Timeline{title_suffix([trace])}", *provenance_lines({"": trace}))
         self.selected: int | None = None
         self._links: tuple[tuple[int, int], ...] = ()
@@ -95,6 +108,14 @@ class Scene:
         high = int(np.where(end == OPEN_NS, start, end).max())
         self.extent_ns = min(low, self.extent_ns[0]), max(high, self.extent_ns[1], low + 1)
         return low, high
+
+    # -- SMs --------------------------------------------------------------------------
+    def show_sms(self, *, shown: bool) -> None:
+        """Show the SMs below the tracks, or not; where there are no blocks, nothing changes."""
+        self._shows_sms = shown
+        if shown and self._held is None:
+            with suppress(MissingEvidence):  # none of the blocks has ended, or names its SM
+                self._held = HeldIndex(Blocks(self._blocks_of, None))
 
     # -- tracks -----------------------------------------------------------------------
     def hide(self, hidden: Sequence[str]) -> None:
@@ -219,13 +240,13 @@ class Scene:
             most=LIVE_SPANS if following else SPANS,
             pixels=self._pixels,
             zero_ns=self._zero_ns,
-            height=max(self.height, self._places.bottom),
             plot_px=self.height,
             theme=self._theme,
             selected=self.selected,
             links=self._links,
             marks=self.marks,
             heading=self._heading,
+            held=self._held if self._shows_sms else None,
         )
 
 

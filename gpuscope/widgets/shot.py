@@ -7,24 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.figures import style
-from gpuscope.figures.bars import look
-from gpuscope.figures.frame import frame
 from gpuscope.figures.labels import Class, Track
-from gpuscope.figures.places import Places, nothing, y_axis
-from gpuscope.figures.text import duration
+from gpuscope.figures.places import Places
+from gpuscope.figures.sm_blocks import HeldIndex
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets import camera
 from gpuscope.widgets.camera import Window
-from gpuscope.widgets.theme import STRIPE, Theme
+from gpuscope.widgets.theme import Theme
 
+SM_HEIGHT = 200
+"""Of the SMs below the tracks in px, or half of the plot where that is less."""
+LARGEST = 1.6
+"""How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
-_NOTES, _LEGEND_ROWS = 2, 2
-_LEFT, _LABEL = 210, 32
-"""Px for the labels of tracks, and characters that fit: Plotly's own margin costs a second pass."""
-
 Array = np.ndarray[Any, Any]
 
 
@@ -40,18 +36,28 @@ class Shot:
     most: int
     pixels: int
     zero_ns: int
-    height: float
     plot_px: float
     theme: Theme
     selected: int | None
     links: tuple[tuple[int, int], ...]
     marks: tuple[int, ...]
     heading: tuple[str, ...]
+    held: HeldIndex | None
+
+    @property
+    def sms_px(self) -> float:
+        """Px of the plot for the SMs."""
+        return min(SM_HEIGHT, self.plot_px / 2) if self.held is not None else 0
+
+    @property
+    def height(self) -> float:
+        """What the vertical axis of the tracks reaches to: few are drawn larger, many smaller."""
+        return max((self.plot_px - self.sms_px) / LARGEST, self.places.bottom + 2)
 
     def is_like(self, other: Shot) -> bool:
         """Whether the frame would be the same."""
         mine, others = vars(self), vars(other)
-        by_identity = ("tracks", "places", "theme")
+        by_identity = ("tracks", "places", "theme", "held")
         return all(
             value is others[name] if name in by_identity else value == others[name]
             for name, value in mine.items()
@@ -139,150 +145,3 @@ class Drawn:
         nearest = int(edges[np.abs(edges - time_ns).argmin()])
         is_near = abs(nearest - time_ns) * shot.pixels <= SNAP_PX * (high - low)
         return nearest if is_near else time_ns
-
-
-def compose(shot: Shot, before: Drawn | None) -> Drawn:
-    """Make a frame; of what seldom changes it has what is new since the frame ``before``."""
-    fetched = camera.widened(shot.window_ns, shot.margin)
-    # Shading in columns of two pixels: half the work, and nobody sees it.
-    pixels = max(1, round(shot.pixels * (1 + 2 * shot.margin) / 2))
-    view = View.among(shot.tracks, shot.places.tracks, fetched, max_spans=shot.most, pixels=pixels)
-    made = frame(view, shot.places, shot.colours, zero_ns=shot.zero_ns)
-    bars = {
-        one: (look(shot.tracks, one, shot.colours, "µs"), properties)
-        for one, properties in made.bars.items()
-    }
-    drawn = Drawn(shot, view, bars, {}, {})
-    waits = {name: made.arrows[name] for name in ("x", "y")}
-    drawn.overlays.update(
-        waits=waits, links=_links(drawn), selected=_outlines(drawn), measure=_ruler(shot)
-    )
-    for one in drawn.overlays.values():
-        _ink(one, shot.theme.ink)
-    ticks = camera.ticks(shot.window_ns, fetched, shot.zero_ns)
-    drawn.layout.update({f"xaxis.{name}": value for name, value in ticks.items()})
-    drawn.layout["xaxis.range"] = [_x(shot, edge) for edge in shot.window_ns]
-    drawn.layout["images"] = [made.image] if made.image is not None else []
-    if before is None or before.shot.places is not shot.places:
-        drawn.layout.update(_tracks(shot))
-    if before is None or before.shot.theme is not shot.theme:
-        drawn.layout.update(shot.theme.layout())
-    if before is None or before.shot.heading != shot.heading:
-        title, *notes = shot.heading
-        drawn.layout["title.text"] = f"<b>{title}</b>"
-        drawn.layout["title.subtitle.text"] = "<br>".join(notes)
-    return drawn
-
-
-def first_layout(shot: Shot, height: float) -> dict[str, Any]:
-    """Return the layout of the plot before anything is drawn.
-
-    Parameters
-    ----------
-    height
-        Of the plotting area, px, for ever.
-    """
-    title, *notes = shot.heading
-    notes = (notes + [""] * _NOTES)[:_NOTES]
-    # To find out which labels overlap takes Plotly half of a frame's time.
-    axis = style.x_axis("", tickformat=None, fixedrange=False, ticklabeloverflow="allow")
-    layout = style.base_layout(
-        title, notes, height, legend_rows=_LEGEND_ROWS, xaxis=axis,
-        yaxis=y_axis(
-            [shot.places], shot.height, automargin=False, ticklabeloverflow="allow"
-        ),
-        barmode="overlay", dragmode="pan", uniformtext={"minsize": 10, "mode": "hide"},
-    )  # fmt: skip
-    layout["margin"]["l"] = _LEFT
-    layout["autosize"] = True
-    layout["modebar"]["remove"] += ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"]
-    return layout
-
-
-def _tracks(shot: Shot) -> dict[str, Any]:
-    """Return what marks the tracks."""
-    centres, labels = shot.places.ticks()
-    px = min(shot.places.heights, default=26) * shot.plot_px / shot.height
-    shapes = [
-        {**one, "fillcolor": STRIPE} if one["type"] == "rect" else one for one in shot.places.shapes
-    ]
-    return {
-        "yaxis.range": [shot.height, 0],
-        "yaxis.tickvals": centres,
-        "yaxis.ticktext": [_short(label) for label in labels],
-        "yaxis.tickfont.size": min(12, max(6, 0.9 * px)),
-        "shapes": shapes,
-        "annotations": shot.places.annotations
-        if shot.places.tracks
-        else [nothing(shot.height / 2)],
-    }
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"
-
-
-def _ink(overlay: dict[str, Any], ink: str) -> None:
-    """Add an overlay's colours."""
-    # Whole properties only: one update with `marker` here and `marker.color` there loses some.
-    overlay["line"] = {"color": ink, "width": 2}
-    overlay["textfont"] = {"color": ink, "size": 14}
-    overlay["marker"] = {
-        "symbol": "arrow", "angleref": "previous", "color": ink,
-        "size": [0, 10, 0] * (len(overlay["x"]) // 3),
-    }  # fmt: skip
-
-
-def _x(shot: Shot, time_ns: float) -> float:
-    return (time_ns - shot.zero_ns) / 1e3
-
-
-def _span(drawn: Drawn, row: int) -> tuple[float, float]:
-    """Return where a span starts and ends on the axis, an open one at the edge of the frame."""
-    tracks, edge = drawn.shot.tracks, drawn.view.found.window_ns[1]
-    start, end = int(tracks.start_ns[row]), int(tracks.end_ns[row])
-    return _x(drawn.shot, start), _x(drawn.shot, max(edge, start) if end == OPEN_NS else end)
-
-
-def _links(drawn: Drawn) -> dict[str, Any]:
-    """Return arrows from spans to those that had to follow them."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for cause, effect in drawn.shot.links:
-        (_, end), (start, _) = _span(drawn, cause), _span(drawn, effect)
-        x += [min(end, start), start, None]
-        y += [drawn.place(cause)[0], drawn.place(effect)[0], None]
-    return {"x": x, "y": y}
-
-
-def _outlines(drawn: Drawn) -> dict[str, Any]:
-    """Return rectangles around the selected span and those that it is linked to."""
-    rows = dict.fromkeys(row for link in drawn.shot.links for row in link)
-    if drawn.shot.selected is not None:
-        rows[drawn.shot.selected] = None
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for row in rows:
-        (left, right), (centre, size) = _span(drawn, row), drawn.place(row)
-        top, bottom = centre - size / 2, centre + size / 2
-        x += [left, right, right, left, left, None]
-        y += [top, top, bottom, bottom, top, None]
-    return {"x": x, "y": y}
-
-
-def _ruler(shot: Shot) -> dict[str, Any]:
-    """Return a line at each point that is measured from and to, and the time between."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    text: list[str] = []
-    for mark in shot.marks:
-        x += [_x(shot, mark), _x(shot, mark), None]
-        y += [0, shot.height, None]
-        text += ["", "", ""]
-    if len(shot.marks) == 2:
-        first, last = sorted(shot.marks)
-        at = shot.height * 0.04
-        x += [_x(shot, first), _x(shot, (first + last) / 2), _x(shot, last)]
-        y += [at, at, at]
-        text += ["", f"<b>{duration(last - first)}</b>", ""]
-    return {"x": x, "y": y, "text": text}

@@ -5,14 +5,26 @@ from __future__ import annotations
 from IPython.display import display
 
 from gpuscope import session
+from gpuscope.record.recorder import Recording
 from gpuscope.widgets.timeline import Timeline
 
 
-def open_timeline() -> Timeline:
-    """Show a timeline that waits for a recording."""
-    timeline = Timeline()
-    display(timeline)  # type: ignore[no-untyped-call]
-    return timeline
+class ShownTimeline:
+    """A timeline where the cell's output is."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self._place = display(self.timeline, display_id=True)  # type: ignore[no-untyped-call]
+
+    def watch(self, recording: Recording) -> None:
+        """Show what there is of ``recording``, again and again; returns at once."""
+        self.timeline.watch(recording)
+
+    def finish(self) -> None:
+        """Show the whole recording, which has ended, and read it no more."""
+        self.timeline.finish()
+        if self._place is not None and not self.timeline.is_seen:
+            self._place.update(self.timeline)  # what is kept shows the end, not the beginning
 
 
-session.live_viewers.append(open_timeline)
+session.live_viewers.append(ShownTimeline)

@@ -96,7 +96,8 @@ class WorkloadTable(Table):
         with self.lock:
             if not self.is_valid:
                 raise InvalidExperiment(self.said)
-            return dict(Experiment.from_dict(self._alone()).workloads)
+            found = Experiment.from_dict(self._alone()).workloads
+            return {name: found[name] for name in self.names}
 
     def _values_of(self, fields: Any) -> dict[str, Any]:
         given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)

@@ -649,7 +649,7 @@ def test_workload_of_cupy_shows_as_work_of_its_name(source):
         assert [row["name"] for row in rows] == ["adds", "gemm_float32_256x256x256"]
     else:  # CUPTI sees the kernels that CuPy and cuBLAS launched
         assert [row["category"] for row in rows[:1]] == ["adds"]
-        assert {row["category"] for row in rows[1:]} == {"mixed"}
+        assert "mixed" in {row["category"] for row in rows[1:]}
         assert any("gemm" in row["name"] or "cublas" in row["name"] for row in rows)
     assert [row["flop_count"] for row in rows if row["category"] == "adds"] == [256 * 256]
     assert {row["stream"] for row in rows} == {stream.id}

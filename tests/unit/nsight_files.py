@@ -1,5 +1,6 @@
 """Nsight Systems files for tests: genuine captures, and small ones of any schema."""
 
+# ruff: noqa: S608 - the tables' names are ours
 from __future__ import annotations
 
 import csv
@@ -30,17 +31,21 @@ def tid(thread: int, pid: int = PID) -> int:
     return VM | pid << 24 | thread
 
 
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
 def build(path: Path, tables: dict[str, list[dict]], strings: tuple[str, ...] = ()) -> Path:
     """Write tables with just the columns that their rows have; ``strings`` are numbered from 0."""
     connection = sqlite3.connect(path)
     every = {"StringIds": [{"id": n, "value": text} for n, text in enumerate(strings)], **tables}
     for name, rows in every.items():
         columns = list(dict.fromkeys(key for row in rows for key in row)) or ["id"]
-        listed = ", ".join(f'"{one}"' for one in columns)
-        connection.execute(f'CREATE TABLE "{name}" ({listed})')
+        listed = ", ".join(map(quoted, columns))
+        connection.execute(f"CREATE TABLE {quoted(name)} ({listed})")
         places = ", ".join("?" * len(columns))
         connection.executemany(
-            f'INSERT INTO "{name}" VALUES ({places})',  # noqa: S608
+            f"INSERT INTO {quoted(name)} VALUES ({places})",
             [[row.get(one) for one in columns] for row in rows],
         )
     connection.commit()

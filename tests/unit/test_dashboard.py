@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import queue
-import sys
 import threading
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from front_end import pages  # noqa: F401 - a fixture
@@ -16,14 +15,22 @@ import gpuscope as gs
 from gpuscope import session
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.select import open_devices
-from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidExperiment
+from gpuscope.errors import (
+    Cancelled,
+    DeviceUnavailable,
+    GpuscopeError,
+    InvalidExperiment,
+    MissingDependency,
+)
 from gpuscope.experiment import Experiment
+from gpuscope.figures.style import OKABE_ITO
+from gpuscope.nsight import Profile
 from gpuscope.session import Progress
 from gpuscope.widgets import dashboard as module
-from gpuscope.widgets.dashboard import PERIOD_S, Dashboard
+from gpuscope.widgets.dashboard import CLOSE_UP_NS, Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.estimate import Estimate, in_words
-from gpuscope.widgets.run_bar import RunBar
+from gpuscope.widgets.runbar import RunBar
 from gpuscope.widgets.throttle import LatestWins
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -49,6 +56,11 @@ def dashboard(pages):  # noqa: F811 - the fixture
 
 def short(dashboard: Dashboard, repeats: int = 20) -> None:
     dashboard.form.workloads.edit("small", repeats=repeats)
+
+
+def short_data() -> dict[str, object]:
+    spin = {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 3}
+    return {"name": "short", "streams": {"s": {}}, "workloads": {"spin": spin}}
 
 
 def finish(dashboard: Dashboard) -> None:
@@ -242,7 +254,7 @@ def test_foreign_names_do_no_harm(dashboard):
     form.streams.edit("small", name=name)
     run(dashboard)
     for shown in (dashboard.verdicts.value, dashboard.results.value, dashboard._static()):
-        assert "<img" not in shown
+        assert "<img src=x" not in shown
         assert "&lt;img" in shown
 
 
@@ -288,31 +300,63 @@ def test_nsight_says_why_it_cannot(dashboard, pages):  # noqa: F811 - the fixtur
     assert not dashboard.is_running
 
 
-def test_nsight_runs_the_experiment_and_says_what_it_wrote(dashboard, monkeypatch):
-    seen = []
-    tool = ModuleType("gpuscope.nsight")
-    tool.profile = lambda experiment: seen.append(experiment) or "dashboard.nsys-rep"
-    monkeypatch.setitem(sys.modules, "gpuscope.nsight", tool)
+@pytest.fixture
+def on_a_gpu(dashboard, monkeypatch):
+    """The dashboard as if a CUDA device were chosen."""
     info = SimpleNamespace(kind="cuda", key="cuda:0")
     monkeypatch.setattr(dashboard.devices, "opened", lambda: SimpleNamespace(info=info))
-    dashboard.open_in_nsight()
-    finish(dashboard)
-    assert seen == [dashboard.form.experiment()]
-    assert "wrote dashboard.nsys-rep" in dashboard.bar.status
+    monkeypatch.setattr(dashboard.form, "experiment", lambda found=dashboard.experiment: found)
+    return dashboard
 
-    def fail(_experiment):
-        raise GpuscopeError("nsys is not on PATH")
 
-    tool.profile = fail
-    dashboard.open_in_nsight()
-    finish(dashboard)
-    assert "nsys is not on PATH" in dashboard.bar.alarm
-    assert not dashboard.is_running
+def test_nsight_runs_the_experiment_and_shows_what_it_wrote(on_a_gpu, monkeypatch):
+    seen = []
+    trace = gs.predict({**short_data(), "alone_repeats": 0})["default"]
+
+    def profile(experiment, *, device, cancel):
+        seen.append((experiment, device, cancel.is_set()))
+        return Profile(Path("dashboard.nsys-rep"), trace, ("nsys",))
+
+    monkeypatch.setattr(module.nsight, "profile", profile)
+    on_a_gpu.open_in_nsight()
+    finish(on_a_gpu)
+    assert seen == [(on_a_gpu.experiment, "sim:h200", False)]
+    assert "wrote dashboard.nsys-rep" in on_a_gpu.bar.status
+    assert len(on_a_gpu.timeline._whole()) == len(trace)
+
+
+def test_nsight_that_fails_or_is_stopped_says_so(on_a_gpu, monkeypatch):
+    def fail(_experiment, *, device, cancel):
+        raise MissingDependency("nsys is not on PATH")
+
+    monkeypatch.setattr(module.nsight, "profile", fail)
+    on_a_gpu.open_in_nsight()
+    finish(on_a_gpu)
+    assert "nsys is not on PATH" in on_a_gpu.bar.alarm
+
+    def hang(_experiment, *, device, cancel):
+        assert cancel.wait(PATIENCE_S)
+        raise Cancelled("stopped: nothing was kept")
+
+    monkeypatch.setattr(module.nsight, "profile", hang)
+    on_a_gpu.open_in_nsight()
+    assert on_a_gpu.bar.running
+    on_a_gpu.open_in_nsight()  # one at a time
+    on_a_gpu.stop()
+    finish(on_a_gpu)
+    assert "stopped: nothing was kept" in on_a_gpu.bar.alarm
+    assert not on_a_gpu.is_running
 
 
 # -- runs -------------------------------------------------------------------------------
-def test_a_run_ends_with_verdicts_in_the_same_figure(dashboard):
-    figure = dashboard.figure
+def bars(dashboard: Dashboard) -> dict[str, str]:
+    """Legend's name → colour of what is drawn."""
+    data = dashboard.timeline.figure.to_dict()["data"]
+    return {one["name"]: one["marker"]["color"] for one in data if one["type"] == "bar"}
+
+
+def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):
+    figure = dashboard.timeline.figure
     assert dashboard.run is None
     short(dashboard, 1000)
     dashboard.start()
@@ -328,10 +372,12 @@ def test_a_run_ends_with_verdicts_in_the_same_figure(dashboard):
     assert "Done: 1,000 timed calls" in dashboard.bar.status
     assert (dashboard.bar.progress, dashboard.bar.left) == (1.0, "")
     assert not dashboard.run.stopped
-    assert dashboard.figure is figure
-    assert figure in dashboard.widget.children
-    assert [one for one in figure.data if one.type == "bar"]
+    assert dashboard.timeline.figure is figure
+    assert dashboard.timeline in dashboard.widget.children
+    assert bars(dashboard)
     assert "SIMULATED" in figure.layout.title.text
+    low, high = dashboard.timeline.window_ns
+    assert high - low == CLOSE_UP_NS
     for words in ("Confinement: confined", "✓", "ran inside its 16 SMs", "Evidence: simulated",
                   "confines by construction", "Overlap <b>", "Gain <b>", "p50", "p90", "p99",
                   "n = 1,000", "TFLOP/s", "of its rate alone"):  # fmt: skip
@@ -362,7 +408,7 @@ def test_the_next_run_says_what_changed_and_what_that_did(dashboard):
     run(dashboard)
     said = dashboard.results.value
     assert "partitions.small: 16 → 64" in said
-    assert "workloads.small.guard: – → False" in said
+    assert "workloads.small.guard: true → false" in said
     assert "load" in said
     assert "worse" in said
     assert "confinement" in said
@@ -399,7 +445,7 @@ def test_stop_ends_it_early_and_keeps_what_was_recorded(dashboard):
     assert "Stopped early" in dashboard.bar.status
     assert not dashboard.bar.stopping
     assert "Overlap" in dashboard.verdicts.value
-    assert [one for one in dashboard.figure.data if one.type == "bar"]
+    assert bars(dashboard)
 
 
 def test_close_stops_the_run_and_leaves_nothing():
@@ -432,12 +478,17 @@ def test_closing_its_page_closes_it(dashboard, pages):  # noqa: F811 - the fixtu
 
 def test_partitions_have_the_colours_of_the_carver_in_every_picture(dashboard):
     short(dashboard)
+    carver = dashboard.form.carver
+    carver._do_color(carver.rows[0]["id"], "#123456")
+    carver._do_color(carver.rows[0]["id"], "red;}")  # is none
+    assert dashboard.experiment.colors == {"small": "#123456"}
     run(dashboard)
-    drawn = {one.name: one.marker.color for one in dashboard.figure.data}
-    colors = dashboard.form.carver.colors
-    assert drawn["small: kernel"] == colors["small"]
-    assert drawn["load: kernel"] == colors["load"]
-    assert f"background:{colors['small']}" in dashboard.verdicts.value
+    drawn = bars(dashboard)
+    assert drawn["small: kernel"] == "#123456"
+    assert drawn["load: kernel"] == carver.colors["load"] == OKABE_ITO[1]
+    assert "background:#123456" in dashboard.verdicts.value
+    dashboard.open(dashboard.experiment)
+    assert carver.colors["small"] == "#123456"
 
 
 def test_it_keeps_no_simulated_device_which_would_be_a_second_clock(dashboard):
@@ -471,14 +522,10 @@ def test_an_error_of_the_run_is_shown(dashboard, monkeypatch, error, said):
 
 
 def test_an_error_of_the_live_picture_is_shown_and_the_run_goes_on(dashboard, monkeypatch):
-    show_end = dashboard._picture.show_end
+    def fail(_recording):
+        raise ValueError("nothing to <draw>")
 
-    def fail(trace, *, live, **more):
-        if live:
-            raise ValueError("nothing to <draw>")
-        show_end(trace, live=live, **more)
-
-    monkeypatch.setattr(dashboard._picture, "show_end", fail)
+    monkeypatch.setattr(dashboard.timeline, "watch", fail)
     failed = until_status(dashboard, "The live picture failed, the run goes on")
     short(dashboard, 300)
     dashboard.start()
@@ -557,8 +604,10 @@ def test_a_notebook_keeps_what_was_there_last(dashboard, monkeypatch):
     dashboard.form.workloads.edit("small", repeats=23)
     assert "repeats = 23" in page.saved
     run(dashboard)
-    for words in ("Confinement: confined", "p50", "TFLOP/s", "Gain", "repeats = 23"):
+    for words in ("Confinement: confined", "p50", "TFLOP/s", "Gain", "repeats = 23",
+                  'alt="Timeline (SIMULATED)"', "data:image/png;base64,"):  # fmt: skip
         assert words in page.saved
+    assert len(page.saved) < 200_000
     dashboard.form.workloads.edit("small", repeats=0)
     assert "greater than 0" in page.saved
 
@@ -592,42 +641,49 @@ def test_progress_and_time_left_are_shown_while_it_runs(dashboard):
     assert seen[-1] == ""
 
 
-# -- how often it draws -----------------------------------------------------------------
-def test_nothing_is_drawn_while_it_runs_with_live_switched_off(dashboard, pages):  # noqa: F811
+# -- live ---------------------------------------------------------------------------------
+def test_the_timeline_follows_what_runs_together(dashboard, monkeypatch):
+    watched = []
+    watch = dashboard.timeline.watch
+    monkeypatch.setattr(
+        dashboard.timeline, "watch", lambda recording: (watched.append(recording), watch(recording))
+    )
+    grown = threading.Event()
+    dashboard.timeline.observe(lambda _change: grown.set(), names="window_ns")
+    short(dashboard, 1500)
+    dashboard.start()
+    assert grown.wait(PATIENCE_S)
+    finish(dashboard)
+    (recording,) = watched
+    assert recording.is_over
+    assert not dashboard.timeline.follow
+    shown = dashboard.run["small 16 | load rest"]
+    assert len(dashboard.timeline._whole()) == len(shown)
+
+
+def test_nothing_is_drawn_while_it_runs_with_live_switched_off(dashboard, pages, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(dashboard.timeline, "watch", lambda _recording: pytest.fail("drawn live"))
     pages(dashboard.bar).set(live=False)
     short(dashboard, 1000)
     run(dashboard)
-    assert dashboard.live_draws == 0
-    assert [one for one in dashboard.figure.data if one.type == "bar"]
+    assert bars(dashboard)
 
 
-def test_the_live_picture_is_drawn_at_most_twice_a_second(monkeypatch):
-    clock = Clock()
-    shown = Dashboard("sim:h200", clock=clock)
-    drawn: queue.Queue[tuple[float, int]] = queue.Queue()
-    monkeypatch.setattr(
-        shown._picture, "show_end", lambda trace, **_more: drawn.put((clock(), trace))
-    )
-    seen: list[tuple[float, int]] = []
-
-    def act(viewer, stop):
-        for number in range(160):  # 16 calls a second for 10 s
-            recording = SimpleNamespace(snapshot=lambda number=number: number)
-            viewer(Progress("default", 0, number, 160, recording))
-            if number % 8 == 0:  # half a second after the last
-                seen.append(drawn.get(timeout=PATIENCE_S))
-            clock.now_s += 1 / 16
-        raise GpuscopeError("enough")
-
-    fake_run(monkeypatch, act)
-    shown.start()
-    finish(shown)
-    assert PERIOD_S == 0.5
-    assert [time_s for time_s, _ in seen] == [100.0 + half / 2 for half in range(20)]
-    assert all(8 * half - number in (0, 1) for half, (_, number) in enumerate(seen))
-    assert drawn.empty()
-    assert shown.live_draws == 20
-    shown.close()
+def test_live_can_be_switched_off_and_on_while_it_runs(dashboard, monkeypatch):
+    seen: queue.Queue[str] = queue.Queue()
+    timeline = dashboard.timeline
+    watch, finish_ = timeline.watch, timeline.finish
+    monkeypatch.setattr(timeline, "watch", lambda recording: (watch(recording), seen.put("watch")))
+    monkeypatch.setattr(timeline, "finish", lambda: (finish_(), seen.put("finish")))
+    short(dashboard, 1_000_000)
+    dashboard.start()
+    for live, said in ((False, "watch"), (True, "finish"), (False, "watch")):
+        assert seen.get(timeout=PATIENCE_S) == said
+        dashboard.bar.live = live
+    assert seen.get(timeout=PATIENCE_S) == "finish"
+    dashboard.stop()
+    finish(dashboard)
+    assert dashboard.run.stopped
 
 
 def test_the_latest_wins_and_nothing_queues():

@@ -152,6 +152,7 @@ def test_fields_that_came_later_are_told_only_where_they_say_something():
     )
     experiment = Experiment.from_dict(later)
     described = experiment.to_dict()
+    assert "colors" not in described
     assert described["streams"]["load"]["blocking"] is True
     assert described["workloads"]["copy"]["guard"] is False
     assert described["workloads"]["copy"]["waits_on"] == ["spin"]
@@ -179,7 +180,8 @@ def test_what_is_written_as_toml_is_read_back(named, partitions, flag, rate):
             second: {"kind": "python:a.b:c", "args": {"x": second}, "stream": stream,
                      "waits_on": [first]},
         },
-        settings={second: {"partitions": {}, "streams": {stream: {}}}},
+        settings={first: {}, second: {"partitions": {}, "streams": {stream: {}}}},
+        colors={second: "#00fF00"},
     )  # fmt: skip
     assert Experiment.from_toml(experiment.to_toml()) == experiment
 
@@ -373,6 +375,8 @@ BAD = [
         "settings.first.sm_count_target: should be 'auto' or 'off' or greater than 0, but found 0",
     ),
     (("workloads/small/background", "maybe"), "background: should be true or false, but found"),
+    (("colors", {"small": "red"}), "colors.small: should be '#RRGGBB', but found 'red'"),
+    (("colors", {"gone": "#123456"}), "colors.gone: no setting carves a partition 'gone'"),
     # kinds
     (
         ("workloads/small/kind", "conv"),

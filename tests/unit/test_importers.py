@@ -601,6 +601,18 @@ def test_kineto_work_calls_and_ranges(tmp_path):
     assert analysis.overlap(trace).pairs == ()
 
 
+def test_arguments_of_any_name_are_counted(tmp_path):
+    odd = {'quoted "name"': 1, "back\\slash": 2, "new\nline": 3, "": 4, "x" * 90: 5, "plain": 6}
+    trace = load(tmp_path, kineto(*step(0, **odd), *step(1, **odd), *step(2)))
+    assert len(rows(trace, kind="kernel")) == 3
+    counts = trace.metadata.counts
+    for name in odd:
+        assert counts[f"arguments {name[:40]!r} of GPU work and API calls not taken"] == 2
+    no_object = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "args": [1]}
+    trace = load(tmp_path, kineto(no_object))
+    assert rows(trace, kind="kernel")[0]["stream"] == 7
+
+
 def test_streams_of_two_gpus_are_two(tmp_path):
     trace = load(tmp_path, kineto(*step(0), *step(1, device=1)))
     one, two = rows(trace, kind="kernel")
@@ -728,6 +740,7 @@ def test_gzip_a_list_and_a_list_without_its_end(tmp_path):
         (gzip.compress(b'{"traceEvents": []}')[:-9], "cut off inside its gzip stream"),
         (b"plain text, and more of it", "neither Parquet, SQLite, an Nsight Systems report"),
     ],
+    ids=["other", "cut", "numbers", "number", "gzip of text", "gzip cut", "text"],
 )
 def test_what_is_no_chrome_trace_says_why(tmp_path, content, said):
     with pytest.raises(TraceFormatError, match=said):

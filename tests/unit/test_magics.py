@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -9,6 +11,7 @@ from IPython.testing.globalipapp import get_ipython  # noqa: F401 - makes testin
 from IPython.utils.capture import capture_output
 
 import gpuscope as gs
+from gpuscope.device import select
 
 LAUNCH = """
 stream = gpu.create_stream(name="s")
@@ -20,12 +23,15 @@ for _ in range(3):
 
 @pytest.fixture(scope="module")
 def shell():
+    patch = pytest.MonkeyPatch()
+    patch.setattr(select, "_open", weakref.WeakSet())  # devices that other tests left open
     made = InteractiveShell.instance()
     made.run_line_magic("load_ext", "gpuscope")
     made.user_ns["gs"] = gs
     made.user_ns["gpu"] = gs.open_device("sim:h200", quiet=True)
     yield made
     InteractiveShell.clear_instance()
+    patch.undo()
 
 
 @pytest.fixture

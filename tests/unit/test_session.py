@@ -13,6 +13,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.device import select
+from gpuscope.figures.style import OKABE_ITO, partition_colours
 from gpuscope.record import recorder
 
 
@@ -730,6 +731,15 @@ def test_a_stream_may_block_and_the_trace_says_so(gpu):
     experiment["streams"]["l"] = {}
     trace = gs.run(experiment, gpu)["default"]
     assert gs.analysis.overlap(trace, by="workload").pairs[0].fraction > 0
+
+
+def test_partitions_have_the_colours_of_the_experiment(gpu):
+    trace = gs.run(carved(colors={"b": "#12AB34"}), gpu)["default"]
+    facts = trace.metadata.partitions
+    assert (facts["b"]["color"], "color" in facts["a"]) == ("#12AB34", False)
+    assert partition_colours([trace], []) == {"a": OKABE_ITO[0], "b": "#12AB34"}
+    foreign = trace.with_metadata(partitions={**facts, "a": {**facts["a"], "color": "red;x:y"}})
+    assert partition_colours([foreign], [])["a"] == OKABE_ITO[0]
 
 
 def test_interference_leaves_waits_out(gpu):

@@ -117,7 +117,7 @@ function toolbar(model, el) {
     previous.disabled = next.disabled = !state.matches;
     found.textContent = state.search ? `${state.match ? `${state.match} of ` : ""}${state.matches}` : "";
     if (document.activeElement !== search) search.value = state.search;
-    if (status.textContent !== state.status) status.textContent = state.status;
+    if (status.textContent !== state.status) status.textContent = status.title = state.status;
     status.classList.toggle("problem", state.problem);
     showTracks(state);
   };
@@ -184,6 +184,10 @@ function attend(model, el, search) {
     const range = dragged && !still ? plot()._fullLayout?.xaxis?.range : null;
     if (range) model.send({ do: "range", low: range[0], high: range[1] });
   }, true);
+  on(window, "pointercancel", () => {
+    if (down) model.send({ do: "hold", on: false });
+    down = null;
+  });
   on(root, "pointermove", (event) => (pointer = within(event)), true);
   on(root, "pointerleave", () => (pointer = null));
   on(root, "dblclick", (event) => within(event) && model.send({ do: "fit" }), true);

@@ -27,7 +27,7 @@ class RunBar(Control):
         Guards the state; several widgets may share one.
     """
 
-    _esm = script("run_bar.js")
+    _esm = script("runbar.js")
 
     running = traitlets.Bool(help="Whether a run is on.").tag(sync=True)
     stopping = traitlets.Bool(help="Whether it was told to stop.").tag(sync=True)

@@ -1,0 +1,58 @@
+"""Foreign text made harmless: names in traces may come from anywhere."""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+
+
+def clean(text: object, limit: int | None = None) -> str:
+    """Return foreign text on one line, without characters that reorder or break it.
+
+    Bidirectional controls, control characters and lone surrogates become U+FFFD, so that
+    it shows that something stood there.
+
+    Parameters
+    ----------
+    limit
+        Longer text loses its middle, visibly.
+    """
+    found = str(text)
+    if limit is not None and len(found) > limit:  # before it is looked at: it may be very long
+        head = limit // 2
+        found = f"{found[:head]}…{found[len(found) - (limit - head - 1) :]}"
+    if found.isprintable():
+        return found
+    return "".join(
+        " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in found
+    )
+
+
+def _is_unsafe(char: str) -> bool:
+    return char in _BIDI or unicodedata.category(char) in _UNSAFE_CATEGORIES
+
+
+def safe(text: object, limit: int | None = None) -> str:
+    """Return foreign text for HTML: clean, and no markup."""
+    return html.escape(clean(text, limit))
+
+
+def shown(text: object, limit: int | None = None) -> str:
+    """Return foreign text for HTML in a notebook, which typesets TeX: between tags only.
+
+    A dollar or a backslash in an element of its own begins no formula, links in which could
+    run scripts.
+    """
+    return _untypeset(safe(text, limit))
+
+
+def shown_lines(text: str) -> str:
+    """Return text of several lines for HTML in a notebook, for a ``<pre>``."""
+    return _untypeset("\n".join(safe(line) for line in text.splitlines()))
+
+
+def _untypeset(found: str) -> str:
+    return found.replace("\\", "<span>\\</span>").replace("$", "<span>$</span>")

@@ -1,0 +1,614 @@
+"""Files that mean harm: limits, nothing run, nothing written, only errors of ours, no hang.
+
+``make fuzz`` tries 10⁵ mutated inputs of each format instead of 500.
+"""
+
+# ruff: noqa: S608 - the tables' names are ours
+from __future__ import annotations
+
+import ast
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import resource
+import sqlite3
+import struct
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import nsight_files as nsight
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import gpuscope as gs
+from gpuscope import analysis
+from gpuscope.errors import GpuscopeError, InvalidExperiment, MissingEvidence, TraceFormatError
+from gpuscope.importers.database import opened
+from gpuscope.trace.model import TraceMetadata
+
+MUTATIONS = int(os.environ.get("GPUSCOPE_MUTATIONS", "500"))
+SECONDS = 5
+MEGABYTES = 512
+KERNEL, API, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+MISTAKES = (KeyError, IndexError, AttributeError, NameError, ZeroDivisionError, AssertionError,
+            MemoryError)  # fmt: skip
+"""What a reader that thought of everything does not stumble over."""
+
+PATIENT = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large,
+           HealthCheck.large_base_example)  # fmt: skip
+mutated = settings(max_examples=MUTATIONS, deadline=None, suppress_health_check=PATIENT)
+composed = settings(mutated, max_examples=max(500, MUTATIONS // 5))
+"""Inputs that take longer to make than to read."""
+
+
+# -- the seeds ---------------------------------------------------------------------------------
+def small_report(path):
+    """Write some rows of every table of a genuine capture, with its own schema."""
+    source = nsight.capture("graph_nodes", path.parent)
+    with closing(sqlite3.connect(source)) as file, closing(sqlite3.connect(path)) as target:
+        target.execute("PRAGMA page_size = 512")
+        for name, sql in file.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
+            target.execute(sql)
+            most = 400 if name == "StringIds" else 8
+            found = file.execute(f'SELECT * FROM "{name}" ORDER BY rowid DESC LIMIT {most}')
+            places = ", ".join("?" * len(found.description))
+            target.executemany(f'INSERT INTO "{name}" VALUES ({places})', found.fetchall())
+        target.commit()
+        target.execute("VACUUM")
+    return path.read_bytes()
+
+
+def small_json():
+    call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 4, "tid": 5,
+            "ts": 10.5, "dur": 2, "args": {"correlation": 3, "External id": 1}}  # fmt: skip
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 14.25, "dur": 3,
+              "args": {"device": 0, "stream": 7, "correlation": 3, "grid": [1, 2, 3],
+                       "block": [4, 5, 6], "registers per thread": 8, "shared memory": 9,
+                       "graph id": 2, "graph node id": 8589934592}}  # fmt: skip
+    rest = [
+        {"ph": "M", "name": "process_name", "pid": 4, "args": {"name": "python"}},
+        {"ph": "B", "name": "b", "pid": 4, "tid": 5, "ts": 1},
+        {"ph": "E", "pid": 4, "tid": 5, "ts": 20},
+        {"ph": "b", "cat": "a", "id": 1, "name": "n", "pid": 4, "tid": 5, "ts": 2},
+        {"ph": "e", "cat": "a", "id": 1, "pid": 4, "tid": 5, "ts": 3},
+        {"ph": "i", "name": "m", "pid": 4, "tid": 5, "ts": 4, "args": {"x": [1]}},
+        {"ph": "C", "name": "c", "pid": 4, "ts": 5, "args": {"value": 2.5}},
+        {"ph": "s", "cat": "event wait", "id": 9, "pid": 4, "tid": 5, "ts": 2},
+        {"ph": "f", "cat": "event wait", "id": 9, "pid": 0, "tid": 7, "ts": 15, "bp": "e"},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "pid": 0,
+         "tid": 7, "ts": 30, "dur": 1, "args": {"bytes": 5, "stream": 7}},
+    ]  # fmt: skip
+    return {
+        "baseTimeNanoseconds": 1_795_257_927_753_519_961,
+        "deviceProperties": [{"id": 0, "name": "GPU", "numSms": 132}],
+        "traceEvents": [call, kernel, *rest],
+    }
+
+
+def own_json():
+    """Return a trace as gpuscope writes it."""
+    facts = json.loads(TraceMetadata(notes=("n",)).to_json())
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 4, "tid": 0, "args": {"name": "python"}},
+        {"ph": "X", "cat": "cuda_runtime", "pid": 4, "tid": 5, "name": "launch", "ts": 1.001,
+         "dur": 2.0, "args": {"id": 1, "target_stream": 7, "source": "host"}},
+        {"ph": "s", "cat": "ac2g", "name": "launch", "pid": 4, "tid": 5, "ts": 1.001, "id": 0,
+         "args": {"from": 1, "to": 2}},
+        {"ph": "X", "cat": "kernel", "pid": 1, "tid": 7, "name": "k", "ts": 4.0, "dur": 1.5,
+         "args": {"id": 2, "stream": 7, "device": 0, "queued_ns": 5, "bytes": 3,
+                  "launch_config": {"grid": [1, 1, 1]}, "payload": [1]}},
+        {"ph": "C", "cat": "counter", "pid": 1, "tid": 1, "name": "c", "ts": 2, "args":
+         {"value": 1.5}},
+        {"ph": "i", "s": "t", "cat": "mark", "pid": 4, "tid": 5, "name": "m", "ts": 3, "args":
+         {"id": 4}},
+    ]  # fmt: skip
+    other = {"writer": "gpuscope 0.1.0", "schema_version": 1, "metadata": facts}
+    return {"baseTimeNanoseconds": 1000, "otherData": other, "traceEvents": events}
+
+
+def small_parquet(path):
+    trace = gs.Trace.from_columns(
+        {"id": [1, 2, 3], "kind": ["kernel", "api", "range"], "name": ["k", "c", "r"],
+         "start_ns": [1, 2, 3], "end_ns": [5, 6, None], "source": ["cupti"] * 3,
+         "stream": [7, None, None], "partition": ["p", None, None]},
+        {"from": [2], "to": [1], "kind": ["launch"]},
+        TraceMetadata(partitions={"p": {"sm_ids": [0, 1]}}, streams={"7": {"name": "s"}}),
+    )  # fmt: skip
+    gs.save_trace(trace, path)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    """Format → whole files."""
+    folder = tmp_path_factory.mktemp("seeds")
+    return {
+        "sqlite": [small_report(folder / "small.sqlite")],
+        "json": [json.dumps(one, indent=1).encode() for one in (small_json(), own_json())],
+        "gzip": [gzip.compress(json.dumps(small_json()).encode())],
+        "parquet": [small_parquet(folder / "t.parquet")],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("mutated")
+
+
+# -- mutated inputs ----------------------------------------------------------------------------
+INTERESTING = (b"\x00", b"\xff", b"\x7f\xff\xff\xff", b"\xff" * 8, b"{", b"[" * 50, b'"', b"-1",
+               b"1e999", b"null", b"9" * 40, b"\\u0000", b"\xc3\x28", b",", b"NaN")  # fmt: skip
+edits = st.lists(
+    st.tuples(
+        st.integers(0, (1 << 20) - 1),
+        st.sampled_from(["set", "insert", "drop", "copy", "cut"]),
+        st.one_of(st.sampled_from(INTERESTING), st.binary(min_size=1, max_size=8)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def changed(content, wanted):
+    """Apply edits at places that are fractions of the whole."""
+    found = bytearray(content)
+    for place, how, some in wanted:
+        at = place * max(len(found), 1) >> 20
+        if how == "set":
+            found[at : at + len(some)] = some
+        elif how == "insert":
+            found[at:at] = some
+        elif how == "drop":
+            del found[at : at + some[0]]
+        elif how == "copy":
+            found[at:at] = found[at // 2 : at // 2 + 4 * some[0]]
+        else:
+            del found[at:]
+    return bytes(found)
+
+
+def harmless(path):
+    """Load a file: a trace that can be looked at or an error of ours, soon, in little memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.monotonic()
+    trace, refused = None, None
+    try:
+        trace = gs.load_trace(path)
+    except GpuscopeError as error:
+        refused = error
+    if trace is None:
+        assert str(refused)
+        assert not isinstance(refused.__cause__, MISTAKES), repr(refused.__cause__)
+        assert str(path.parent) not in str(refused)
+    else:
+        repr(trace)
+        trace.metadata.to_json()
+        for judge in (analysis.overlap, analysis.gaps, analysis.summary):
+            with contextlib.suppress(MissingEvidence):
+                repr(judge(trace).rows())
+    assert time.monotonic() - started < SECONDS
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < MEGABYTES * 1024, f"{grown / 1024:.0f} MB more"
+    return trace
+
+
+@pytest.mark.parametrize("form", ["sqlite", "json", "gzip", "parquet"])
+@mutated
+@given(st.data())
+def test_mutated_files_give_a_trace_or_an_error_of_ours(form, seeds, folder, monkeypatch, data):
+    monkeypatch.setenv("PATH", "")  # no nsys
+    content = data.draw(st.sampled_from(seeds[form])) if len(seeds[form]) > 1 else seeds[form][0]
+    path = folder / f"file.{form}"
+    path.write_bytes(changed(content, data.draw(edits)))
+    harmless(path)
+
+
+CELLS = st.one_of(
+    st.sampled_from([None, 0, 1, -1, 1 << 31, 1 << 32, (1 << 63) - 1, -(1 << 63), 1.5, 1e300,
+                     float("inf"), "", "x", "9" * 30, "\0", b"\xff\xfe", b"", 7, 458]),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.text(max_size=5),
+)  # fmt: skip
+
+
+@composed
+@given(st.data())
+def test_reports_with_any_value_anywhere(seeds, folder, data):
+    path = folder / "cells.sqlite"
+    path.write_bytes(seeds["sqlite"][0])
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA journal_mode = OFF")
+        file.execute("PRAGMA synchronous = OFF")
+        file.execute("PRAGMA ignore_check_constraints = ON")
+        tables = sorted(
+            name
+            for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            if not name.startswith("ENUM_NSYS")
+        )
+        for _ in range(data.draw(st.integers(1, 4))):
+            table = data.draw(st.sampled_from(tables))
+            columns = [row[1] for row in file.execute(f'PRAGMA table_info("{table}")')]
+            column = data.draw(st.sampled_from(columns))
+            value = data.draw(CELLS)
+            try:
+                file.execute(f'UPDATE OR REPLACE "{table}" SET "{column}" = ?', (value,))
+            except sqlite3.IntegrityError:
+                file.execute(f'DELETE FROM "{table}"')
+        file.commit()
+    harmless(path)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False,
+              allow_infinity=False), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6),
+                                                                        inner, max_size=3)),
+    max_leaves=6,
+)  # fmt: skip
+KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "id2", "args", "bp", "s", "cname")
+ARGUMENTS = ("device", "stream", "correlation", "grid", "block", "bytes", "graph id", "name",
+             "registers per thread", "shared memory", "External id", "from", "to", "id",
+             "launch_config", "payload", "value", "queued_ns", "target_stream")  # fmt: skip
+
+
+@composed
+@given(st.data())
+def test_chrome_traces_with_any_value_anywhere(folder, data):
+    content = small_json() if data.draw(st.booleans()) else own_json()
+    for _ in range(data.draw(st.integers(1, 4))):
+        where = data.draw(st.sampled_from(["event", "arguments", "top", "more", "metadata"]))
+        event = data.draw(st.sampled_from(content["traceEvents"]))
+        if where == "event":
+            event[data.draw(st.sampled_from(KEYS))] = data.draw(JSON)
+        elif where == "arguments" and isinstance(event.get("args"), dict):
+            event["args"][data.draw(st.sampled_from(ARGUMENTS))] = data.draw(JSON)
+        elif where == "top":
+            key = data.draw(st.sampled_from(["baseTimeNanoseconds", "deviceProperties", "other"]))
+            content[key] = data.draw(JSON)
+        elif where == "more":
+            content["traceEvents"].append(
+                data.draw(st.fixed_dictionaries({"ph": st.sampled_from("XBEbenistfCMNO")},
+                          optional=dict.fromkeys(KEYS[1:], JSON)))
+            )  # fmt: skip
+        elif "otherData" in content:
+            name = data.draw(st.sampled_from(["streams", "partitions", "devices", "counts",
+                                              "windows_ns", "notes", "clocks"]))  # fmt: skip
+            content["otherData"]["metadata"][name] = data.draw(JSON)
+    path = folder / "values.json"
+    path.write_text(json.dumps(content))
+    harmless(path)
+
+
+# -- SQLite ------------------------------------------------------------------------------------
+def written(path, *statements):
+    with closing(sqlite3.connect(path)) as file:
+        for statement in statements:
+            file.execute(statement)
+        file.commit()
+    return path
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
+
+
+def test_a_view_is_never_read(tmp_path):
+    path = written(tmp_path / "t.sqlite", f"CREATE VIEW {KERNEL} (start) AS {ENDLESS}",
+                   f"CREATE VIEW {NVTX} AS SELECT load_extension('evil') AS start")  # fmt: skip
+    started = time.monotonic()
+    with pytest.raises(TraceFormatError, match="no export of Nsight Systems"):
+        gs.load_trace(path)
+    assert time.monotonic() - started < SECONDS
+
+
+def test_a_column_that_is_computed_is_never_read(tmp_path):
+    path = written(
+        tmp_path / "t.sqlite",
+        f"CREATE TABLE {KERNEL} (start INTEGER, end INTEGER, "
+        "streamId AS (length(zeroblob(1000000000))) VIRTUAL, deviceId AS (abs(start)) STORED)",
+        f"INSERT INTO {KERNEL} (start, end) VALUES (1, 2)",
+    )
+    (row,) = gs.load_trace(path).spans.to_pylist()
+    assert (row["start_ns"], row["end_ns"], row["stream"]) == (1, 2, None)
+
+
+def test_a_virtual_table_is_never_read(tmp_path):
+    path = written(
+        tmp_path / "t.sqlite", f"CREATE VIRTUAL TABLE {KERNEL} USING fts5(start, end)",
+        f"CREATE TABLE {API} (start, end)",
+    )  # fmt: skip
+    assert len(gs.load_trace(path)) == 0
+
+
+def test_the_database_can_do_nothing_but_read_plain_tables(tmp_path):
+    path = written(tmp_path / "t.sqlite", f"CREATE TABLE {KERNEL} (start, end)",
+                   "CREATE VIEW v AS SELECT 1")  # fmt: skip
+    other = written(tmp_path / "other.sqlite", "CREATE TABLE secret (x)")
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    with opened(path, gs.Limits()) as database:
+        for statement in (
+            f"ATTACH '{other}' AS other", "SELECT load_extension('evil')", "SELECT * FROM v",
+            f"INSERT INTO {KERNEL} VALUES (1, 2)", f"DROP TABLE {KERNEL}", ENDLESS,
+            "PRAGMA writable_schema = ON", "PRAGMA journal_mode = WAL", "VACUUM",
+            f"VACUUM INTO '{tmp_path}/copy'", "CREATE TEMP TABLE t (x)", "SELECT randomblob(9)",
+            "SELECT * FROM pragma_table_info('v')", "SELECT readfile('/etc/passwd')",
+        ):  # fmt: skip
+            with pytest.raises(sqlite3.Error):
+                database._execute(statement).fetchall()
+        assert database.integers(KERNEL, ("start",))["start"].tolist() == []
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+    assert {one.name for one in tmp_path.iterdir()} == {"t.sqlite", "other.sqlite"}
+
+
+def test_a_path_that_looks_like_a_uri_is_a_path(tmp_path):
+    path = tmp_path / "t.sqlite?mode=rw&x=%20#y"
+    written(tmp_path / "plain.sqlite", f"CREATE TABLE {KERNEL} (start, end)")
+    (tmp_path / "plain.sqlite").rename(path)
+    assert len(gs.load_trace(path)) == 0
+
+
+def test_pages_that_are_used_over_and_over_are_noticed(tmp_path):
+    """Of a tree of three levels, let every branch lead to the same leaf: rows without end."""
+    path = written(
+        tmp_path / "t.sqlite", "PRAGMA page_size = 512",
+        f"CREATE TABLE {KERNEL} (start INTEGER, end INTEGER)",
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 40000) "
+        f"INSERT INTO {KERNEL} SELECT x, x FROM n",
+    )  # fmt: skip
+    with closing(sqlite3.connect(path)) as file:
+        (root,) = file.execute("SELECT rootpage FROM sqlite_master").fetchone()
+    content = bytearray(path.read_bytes())
+    pages = [content[at : at + 512] for at in range(0, len(content), 512)]
+    interior = [n for n, page in enumerate(pages, 1) if page[0] == 5 and n != root]
+    leaf = next(n for n, page in enumerate(pages, 1) if page[0] == 13 and n > root)
+
+    def lead(number, child):
+        page = pages[number - 1]
+        cells = struct.unpack(">H", page[3:5])[0]
+        page[8:12] = struct.pack(">I", child)
+        for cell in range(cells):
+            (at,) = struct.unpack(">H", page[12 + 2 * cell : 14 + 2 * cell])
+            page[at : at + 4] = struct.pack(">I", child)
+        return cells + 1
+
+    branches = lead(root, interior[0]) * lead(interior[0], leaf)
+    kept = max(root, interior[0], leaf)
+    pages[0][28:32] = struct.pack(">I", kept)
+    path.write_bytes(b"".join(pages[:kept]))
+    assert branches * 20 > path.stat().st_size / 4  # rows, more than such a file can hold
+    with pytest.raises(TraceFormatError, match="more rows than a file of this size can hold"):
+        gs.load_trace(path)
+
+
+def test_a_query_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
+    path = written(
+        tmp_path / "t.sqlite", f"CREATE TABLE {KERNEL} (start INTEGER, end INTEGER)",
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 100000) "
+        f"INSERT INTO {KERNEL} SELECT x, x FROM n",
+    )  # fmt: skip
+    clock = iter(range(0, 1_000_000, 1000))
+    monkeypatch.setattr("gpuscope.importers.database.time.monotonic", lambda: float(next(clock)))
+    with pytest.raises(TraceFormatError, match="interrupted"):
+        gs.load_trace(path)
+
+
+def test_texts_that_are_used_over_and_over_have_a_limit(tmp_path):
+    path = nsight.build(tmp_path / "t.sqlite", {NVTX: [
+        {"start": 1, "end": 2, "eventType": 59, "text": "x" * 900_000, "globalTid": nsight.tid(1)}
+    ]})  # fmt: skip
+    assert len(gs.load_trace(path)) == 1
+    long = nsight.build(tmp_path / "l.sqlite", {NVTX: [
+        {"start": 1, "end": 2, "eventType": 59, "text": "x" * 1_100_000, "globalTid": 1}
+    ]})  # fmt: skip
+    with pytest.raises(TraceFormatError, match="too big"):
+        gs.load_trace(long)
+
+
+def test_deeply_nested_ranges_take_no_time(tmp_path):
+    path = tmp_path / "t.sqlite"
+    many = 30_000
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("CREATE TABLE StringIds (id, value)")
+        file.execute(f"CREATE TABLE {NVTX} (start, end, eventType, text, globalTid)")
+        file.execute(f"CREATE TABLE {API} (start, end, globalTid)")
+        file.executemany(f"INSERT INTO {NVTX} VALUES (?, ?, 59, 'r', 1)",
+                         [(n, 10 * many - n) for n in range(many)])  # fmt: skip
+        file.executemany(f"INSERT INTO {API} VALUES (?, ?, 1)",
+                         [(10 * many - n, 10 * many) for n in range(many)])  # fmt: skip
+        file.commit()
+    started = time.monotonic()
+    assert len(gs.load_trace(path)) == 2 * many
+    assert time.monotonic() - started < SECONDS
+
+
+# -- limits ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("form", ["sqlite", "json", "gzip", "parquet"])
+def test_limits_hold_for_every_format(form, seeds, tmp_path):
+    path = tmp_path / "t"
+    path.write_bytes(seeds[form][0])
+    assert len(gs.load_trace(path))
+    with pytest.raises(TraceFormatError, match=r"1 is the limit.*Limits\(rows=…\)"):
+        gs.load_trace(path, limits=gs.Limits(rows=1))
+    with pytest.raises(TraceFormatError, match=r"bytes of 't'.*Limits\(file_bytes=…\)"):
+        gs.load_trace(path, limits=gs.Limits(file_bytes=100))
+    if form in ("json", "gzip"):
+        with pytest.raises(TraceFormatError, match=r"Limits\(text_bytes=…\)"):
+            gs.load_trace(path, limits=gs.Limits(text_bytes=100))
+
+
+def test_limits_are_positive():
+    with pytest.raises(ValueError, match="rows is at least 1, not 0"):
+        gs.Limits(rows=0)
+
+
+def test_a_gzip_bomb_is_stopped(tmp_path):
+    path = tmp_path / "t.json.gz"
+    with gzip.open(path, "wb", 6) as file:
+        file.write(b'{"traceEvents": [')
+        for _ in range(200):
+            file.write(b" " * (1 << 20))
+        file.write(b"]}")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TraceFormatError, match="unpacks to more than 200 times its size"):
+        gs.load_trace(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "args": ' + b"[" * 200_000,
+        b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "args": ' + b'{"a":' * 200_000,
+        b"[" * 200_000,
+        b'{"otherData": ' + b"[" * 200_000 + b"]" * 200_000 + b', "traceEvents": []}',
+        b'{"traceEvents": [{"ph": "X", "name": ' + b'["a",' * 200_000,
+        b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "args": {"grid": '
+        + b"[" * 200_000 + b"]" * 200_000 + b"}}]}",
+    ],
+)  # fmt: skip
+def test_nesting_has_a_limit(text, tmp_path):
+    path = tmp_path / "t.json"
+    path.write_bytes(text)
+    with pytest.raises(TraceFormatError):
+        gs.load_trace(path)
+    assert harmless(path) is None
+
+
+@pytest.mark.parametrize(
+    "number", [b"1e999999999", b"-1e99999", b"9" * 100_000, b"1e-99999", b'"1e999999999"', b"NaN",
+               b"Infinity", b"0x10", b'"nan"', b"true", b"[1]"],
+)  # fmt: skip
+def test_numbers_of_any_size(number, tmp_path):
+    path = tmp_path / "t.json"
+    path.write_bytes(
+        b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": %s, "dur": %s, "args": '
+        b'{"stream": %s, "correlation": %s, "bytes": %s}}, {"ph": "C", "name": "c", "ts": 1, '
+        b'"args": {"value": %s}}]}' % ((number,) * 6)
+    )
+    harmless(path)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path / ("x" * 300), "\0"):
+        with pytest.raises(GpuscopeError):
+            gs.load_trace(path)
+
+
+# -- Parquet -----------------------------------------------------------------------------------
+def rewritten(path, change):
+    """Write a trace of ours with other metadata."""
+    small_parquet(path)
+    table = pq.read_table(path)
+    facts = dict(table.schema.metadata)
+    facts[b"gpuscope.metadata"] = change(facts[b"gpuscope.metadata"])
+    pq.write_table(table.replace_schema_metadata(facts), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("streams", {"7": "no facts"}), ("partitions", {"p": {"sm_ids": "many"}}),
+        ("partitions", [1]), ("windows_ns", [[1, "x"]]), ("windows_ns", [[1]]),
+        ("devices", {"cuda:0": {"index": "zero"}}), ("counts", {"a": "b"}), ("notes", "text"),
+        ("time_base", "sundial"), ("simulated", "no"), ("unknown", 1), ("process_names", {"1": 2}),
+        ("clocks", {"c": {"residual_ns": "x"}}),
+    ],
+)  # fmt: skip
+def test_metadata_of_other_types_is_refused(name, value, tmp_path):
+    path = rewritten(
+        tmp_path / "t.parquet", lambda text: json.dumps({**json.loads(text), name: value}).encode()
+    )
+    with pytest.raises(TraceFormatError, match="metadata"):
+        gs.load_trace(path)
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, b'{"a":' * 100_000, b"5", b"null", b"\xff"])
+def test_metadata_that_is_no_object_is_refused(text, tmp_path):
+    with pytest.raises(TraceFormatError):
+        gs.load_trace(rewritten(tmp_path / "t.parquet", lambda _: text))
+
+
+def test_a_column_that_unpacks_without_end_is_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    small_parquet(path)
+    facts = pq.read_schema(path).metadata
+    zeros = pa.array(np.zeros(30_000_000, np.int64))
+    table = pa.table({"id": zeros}).replace_schema_metadata(facts)
+    pq.write_table(table, path, compression="zstd", use_dictionary=False)
+    with pytest.raises(TraceFormatError, match=r"30,000,000 rows, where 10,000,000 is the limit"):
+        gs.load_trace(path)
+    with pytest.raises(TraceFormatError, match="unpacks to far more than its size"):
+        gs.load_trace(path, limits=gs.Limits(rows=1 << 40))
+
+
+# -- nothing is run ----------------------------------------------------------------------------
+def test_no_reader_of_files_can_run_what_it_reads():
+    package = Path(gs.__file__).parent
+    readers = [*package.glob("importers/*.py"), *package.glob("trace/*.py"),
+               package / "experiment.py"]  # fmt: skip
+    assert len(readers) > 10
+    dangerous = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "runpy", "importlib",
+                 "ctypes", "joblib", "yaml"}  # fmt: skip
+    for source in readers:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [getattr(node, "module", None) or "", *(one.name for one in node.names)]
+                assert not {name.partition(".")[0] for name in names} & dangerous, source
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"eval", "exec", "compile", "__import__"}, source
+
+
+def test_an_experiment_imports_nothing_by_being_opened(tmp_path, monkeypatch):
+    (tmp_path / "evil_workload.py").write_text(
+        f"open({str(tmp_path / 'was_here')!r}, 'w').close()\ndef work(context): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    workload = {"kind": "python:evil_workload:work", "stream": "s"}
+    content = {"name": "e", "streams": {"s": {}}, "workloads": {"w": workload}}
+    path = tmp_path / "e.json"
+    path.write_text(json.dumps(content))
+    found = gs.Experiment.from_file(path)
+    repr(found)
+    found.resolve()
+    gs.Experiment.from_dict(found.to_dict())
+    assert not (tmp_path / "was_here").exists()
+    assert "evil_workload" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("e.json", '{"a":' * 100_000), ("e.json", "[" * 100_000), ("e.toml", "a=" + "[" * 100_000),
+        ("e.toml", "a" + ".a" * 100_000 + "=1"), ("e.json", '{"name": ' + "9" * 100_000 + "}"),
+        ("e.toml", "a=" + "9" * 100_000), ("e.toml", "a=" + "{b=" * 50_000),
+        ("e.toml", "# " + "x" * 2_000_000),
+    ],
+)  # fmt: skip
+def test_an_experiment_that_means_harm_is_refused_soon(name, text, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    started = time.monotonic()
+    with pytest.raises(InvalidExperiment):
+        gs.Experiment.from_file(path)
+    assert time.monotonic() - started < SECONDS
+
+
+@example(text='{"name": "e"}')
+@composed
+@given(text=st.one_of(st.text(max_size=60), JSON.map(json.dumps)))
+def test_any_text_is_an_experiment_or_an_error_of_ours(folder, text):
+    for name in ("e.json", "e.toml"):
+        path = folder / name
+        path.write_text(text, "utf-8", errors="replace")
+        with contextlib.suppress(InvalidExperiment):
+            gs.Experiment.from_file(path)

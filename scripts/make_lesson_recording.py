@@ -22,13 +22,15 @@ FUNCTIONS = {"cupy": "cupy_code", "torch": "torch_code", "partition": "partition
 def main() -> None:
     gpu = gs.open_device("cuda:0")
     names: dict[str, object] = {"gs": gs}
+    sources = {}
     for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]:
         if "recorded" in cell["metadata"].get("tags", ()):
-            exec("".join(cell["source"]), names)  # noqa: S102 - our own notebook
+            sources[cell["id"]] = "".join(cell["source"])
+            exec(sources[cell["id"]], names)  # noqa: S102 - our own notebook
     RECORDINGS.mkdir(exist_ok=True)
     for name, function in FUNCTIONS.items():
         trace = observe(gpu, name, names[function])
-        note = note_of(trace, time.strftime("%Y-%m-%d"))
+        note = note_of(trace, time.strftime("%Y-%m-%d"), sources[f"{name}-code"])
         trace = trace.with_metadata(notes=(*trace.metadata.notes, note))
         path = gs.export(trace, RECORDINGS / f"{name}.parquet")
         print(f"{name}: {trace!r}, {path.stat().st_size / 1024:.0f} KiB")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-import threading
+import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gpuscope.device.caller import CallerStreamGuard, get_caller_stream
@@ -84,6 +85,12 @@ class _Spins:
         return self._kept[-1]
 
 
+def _case(story: str, trace: Trace, cause: str, culprit: str) -> Case:
+    """Leave out the rows of handles: the calls in them say more."""
+    rows = trace.where([kind != "handle" for kind in trace.texts("kind")])
+    return Case(textwrap.fill(story, 88), rows, cause, culprit)
+
+
 def _without_a_wait(device: Device, spin: _Spins) -> Case:
     """Load and compute in rounds, and wait in all of them but one."""
     load, compute = (device.create_stream(name=name) for name in ("load", "compute"))
@@ -93,7 +100,7 @@ def _without_a_wait(device: Device, spin: _Spins) -> Case:
             if number != 4:
                 compute.wait(load.record())
             spin(f"compute {number}", 200).execute(stream=compute)
-    return Case(
+    return _case(
         "Six rounds. In each, a kernel in the stream load fetches data, and a kernel in the stream "
         "compute works on it. Now and then the result is wrong, and nobody knows why.",
         recording.trace, _MISSING, "compute 4",
@@ -103,23 +110,27 @@ def _without_a_wait(device: Device, spin: _Spins) -> Case:
 def _legacy_between(device: Device, spin: _Spins) -> Case:
     """Let two threads use their default streams, and a library the legacy one."""
     legacy = device.wrap_stream(_DEFAULT, name="statistics library")
+    threads = {number: ThreadPoolExecutor(1, f"thread {number}") for number in (1, 2)}
+    streams = {
+        number: thread.submit(
+            device.wrap_stream, _PER_THREAD, name=f"default of thread {number}"
+        ).result()
+        for number, thread in threads.items()
+    }
 
-    def in_a_thread(name: str, about_us: int) -> None:
-        def work() -> None:
-            stream = device.wrap_stream(_PER_THREAD, name=f"default of thread {name[-1]}")
-            spin(name, about_us).execute(stream=stream)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+    def in_a_thread(number: int) -> None:
+        model = spin(f"model {number}", 250)
+        threads[number].submit(model.execute, stream=streams[number]).result()
 
     with profile(device) as recording:
         for _ in range(5):
-            in_a_thread("model 1", 250)
+            in_a_thread(1)
             spin("statistics", 30).execute(stream=legacy)
-            in_a_thread("model 2", 250)
+            in_a_thread(2)
             spin("statistics", 30).execute(stream=legacy)
-    return Case(
+    for thread in threads.values():
+        thread.shutdown()
+    return _case(
         "Two threads, each with a model of its own in its own default stream; they have nothing to "
         "do with each other. A library counts something between the launches. The GPU is nearly "
         "empty, and yet the two models never run at the same time.",
@@ -137,7 +148,7 @@ def _waiting(device: Device, spin: _Spins) -> Case:
             for layer in layers:
                 layer.execute(stream=decode)
                 decode.synchronize()
-    return Case(
+    return _case(
         "A model of five layers answers five questions, layer by layer, in the stream decode. The "
         "layers are short, nobody is in their way, and still decode is idle for nearly half of "
         "the time.",
@@ -158,7 +169,7 @@ def _escaping(device: Device, spin: _Spins) -> Case:
                 with CallerStreamGuard(mine):
                     get_caller_stream().launch(attention, spin.ns(90), grid=16, block=32)
                     private.launch(norm, spin.ns(90), grid=16, block=32)
-    return Case(
+    return _case(
         "The GPU is carved: decode has 16 SMs, prefill the rest. All that decode does is called "
         "under a guard for its stream. Still, prefill says that somebody is on its SMs.",
         recording.trace, _ESCAPE, "norm",

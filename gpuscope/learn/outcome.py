@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -95,7 +96,8 @@ class Outcome:
             )
         lines = [text]
         if self.explanation is not None:
-            lines.append(f"Why: {escape(str(self.explanation)).replace(chr(10), '<br>')}")
+            why = escape(_without_templates(str(self.explanation)))
+            lines.append(f"Why: {why.replace(chr(10), '<br>')}")
         if self.rule:
             lines.append(f"The rule: {escape(self.rule)}")
         return _box(lines, {"right": "#009e73", "wrong": "#d55e00"}.get(result.verdict, "#57606a"))
@@ -219,6 +221,14 @@ def _window(trace: Trace, guessed_ns: tuple[int, int] | None) -> tuple[int, int]
         low, high = min(low, guessed_ns[0]), max(high, guessed_ns[1])
     margin = math.ceil(_MARGIN * (high - low)) + 1
     return low - margin, high + margin
+
+
+def _without_templates(text: str) -> str:
+    """Return a text with the names of C++ functions in short: they can be hundreds of letters."""
+    while (shorter := re.sub(r"<[^<>]*>", "", text)) != text:
+        text = shorter
+    text = re.sub(r"(?<=\w)\([^()]*\)", "", text)
+    return re.sub(r"\b(?:void )?(?:\w+::)+", "", text)
 
 
 def _label(text: str) -> dict[str, Any]:

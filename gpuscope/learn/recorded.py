@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,8 @@ def _origin(trace: Trace) -> str:
     return next((note for note in trace.metadata.notes if note.startswith(_RECORDED)), "")
 
 
-def note_of(trace: Trace, when: str) -> str:
-    """Return the note that marks a trace as a shipped recording."""
+def note_of(trace: Trace, day: str, source: str) -> str:
+    """Return the note that marks a trace as a shipped recording of this source code."""
     names = ", ".join(str(facts.get("name")) for facts in trace.metadata.devices.values())
-    return f"{_RECORDED}{names}, {when}"
+    digest = hashlib.sha256(source.strip().encode()).hexdigest()[:12]
+    return f"{_RECORDED}{names}, {day}, code {digest}"

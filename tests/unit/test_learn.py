@@ -7,9 +7,11 @@ import doctest
 import importlib
 
 import pytest
+from lessons import cells
 
 import gpuscope as gs
 from gpuscope.learn import Choice, Interval, Order, Value
+from gpuscope.learn.recorded import note_of
 from gpuscope.workloads.spin import Spin
 
 OPTIONS = ["at once", "later"]
@@ -210,7 +212,7 @@ def test_outcomes_show_themselves_as_text_and_picture(lesson, trace, monkeypatch
     lesson.predict("n", "How many?", Value())
     lesson.reveal("n", 1, trace=trace)._ipython_display_()
     lesson.reveal("n", 1)._ipython_display_()
-    assert [type(one).__name__ for one in shown] == ["HTML", "Figure", "HTML"]
+    assert [hasattr(one, "to_plotly_json") for one in shown] == [False, True, False]
 
 
 def test_foreign_text_is_escaped(lesson):
@@ -221,6 +223,17 @@ def test_foreign_text_is_escaped(lesson):
         assert "<i>" not in text
         assert "<u>" not in text
     assert "&lt;b&gt;so&lt;/b&gt;" in outcome.html()
+
+
+def test_kernels_of_libraries_are_explained_in_words_that_fit():
+    trace = gs.learn.recording_of("cupy")
+    lesson = gs.learn.Lesson(1, "x", gs.open_device("cpu", quiet=True))
+    lesson.predict("n", "How many?", Value())
+    outcome = lesson.reveal("n", 1, trace=trace, why=gs.learn.find(trace, None, -1, kind="kernel"))
+    said = outcome.html()
+    assert "kernel DeviceReduceSingleTileKernel, stream 7 of context 1: launched at" in said
+    assert "before it in stream 7 of context 1 until" in said
+    assert len(said) < 1500
 
 
 def test_rows_are_found_by_name_and_number(trace):
@@ -311,6 +324,40 @@ def test_a_lesson_shows_its_results(lesson):
     assert "1 not predicted" in repr(lesson)
     assert "A &lt;lesson&gt;" in lesson._repr_html_()
     assert "NVIDIA H200 (simulated)" in lesson._repr_html_()
+
+
+# -- code that needs a GPU -----------------------------------------------------------------
+
+
+def test_without_a_gpu_a_recording_is_replayed_and_says_so(gpu, capsys):
+    called = []
+    trace = gs.learn.observe(gpu, "cupy", called.append)
+    assert called == []
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "Not run: there is no GPU here. What follows was recorded on NVIDIA H200"
+    )
+    assert not trace.is_simulated
+    assert gs.learn.label(trace) == " (recorded on NVIDIA H200)"
+    with pytest.raises(LookupError, match="no recording 'x'; there are \\['cupy', 'partition'"):
+        gs.learn.observe(gpu, "x", called.append)
+
+
+def test_what_was_recorded_or_simulated_here_has_no_label(trace):
+    assert gs.learn.label(trace) == ""
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch", "partition"])
+def test_a_recording_is_of_the_code_in_the_lesson_and_names_nobody(name):
+    (source,) = [
+        cell["source"] for cell in cells("10_your_own_code.ipynb") if cell["id"] == f"{name}-code"
+    ]
+    trace = gs.learn.recording_of(name)
+    note = next(note for note in trace.metadata.notes if note.startswith("recorded on"))
+    day = note.split(", ")[1]
+    assert note == note_of(trace, day, source), "run scripts/make_lesson_recording.py on a GPU"
+    assert set(trace.texts("host")) == {None}
+    assert set(trace.metadata.process_names.values()) <= {"python"}
 
 
 # -- what lessons are made of -------------------------------------------------------------

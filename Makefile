@@ -2,6 +2,7 @@
 #
 #   make run CUDA_EXTRA=none     leave the driver alone (auto, none, cuda12, cuda13)
 #   make test UI=no              without the tests that drive a browser
+#   make test READERS=no         without the tests that open exports with other tools
 #   make test-gpu OFFLINE=1      on a machine without a network, after `make gpu-wheels` elsewhere
 #   make fuzz EXAMPLES=20000     how many examples each property is tried on
 
@@ -9,6 +10,7 @@ SHELL = /bin/sh
 
 CUDA_EXTRA ?= auto
 UI ?= yes
+READERS ?= yes
 OFFLINE ?=
 EXAMPLES ?= 2000
 
@@ -29,7 +31,7 @@ help:
 	@echo 'make bench       benchmarks that need no GPU'
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
 	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/h200.json (OFFLINE=1 too)'
-	@echo 'make docs        pages made from results, and the notebooks, executed, in site/'
+	@echo 'make docs        the documentation, its notebooks executed, in site/'
 	@echo 'make fuzz        property tests on many more examples (EXAMPLES=2000)'
 	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
 	@echo 'make clean       remove outputs and caches; distclean: .venv and .wheels too'
@@ -45,7 +47,10 @@ test:
 	.venv/bin/lint-imports
 	.venv/bin/mypy --python-version $$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 	@test '$(UI)' = no || scripts/chromium.sh
-	$(PY) -m pytest -m "not gpu$$(test '$(UI)' != no || echo ' and not ui')"
+	@test '$(READERS)' = no || scripts/readers.sh
+	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist loadfile \
+		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
+	@test '$(UI)' = no || $(PY) -m pytest -m ui
 
 lab:
 	@$(SETUP) run
@@ -54,6 +59,10 @@ lab:
 bench:
 	@$(SETUP) test
 	$(PY) benchmarks/cpu.py
+	$(PY) benchmarks/timeline.py
+	$(PY) benchmarks/browser.py
+	$(PY) benchmarks/exporting.py
+	$(PY) benchmarks/importing.py
 
 test-gpu:
 	@$(GPU_SETUP)
@@ -66,7 +75,7 @@ bench-gpu:
 docs:
 	@$(SETUP) docs
 	$(PY) scripts/docs_pages.py
-	PLOTLY_RENDERER=notebook .venv/bin/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
+	$(PY) -m sphinx -W --keep-going -b html docs site
 
 fuzz:
 	@$(SETUP) test
@@ -76,7 +85,7 @@ gpu-wheels:
 	@scripts/gpu_wheels.sh
 
 clean:
-	rm -rf out site build dist test-results .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf out site docs/lessons docs/reference/api build dist test-results .pytest_cache .mypy_cache .ruff_cache \
 		.import_linter_cache .hypothesis .cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 

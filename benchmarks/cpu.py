@@ -19,6 +19,9 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import pairs  # beside this file
+import shapes
+
 import gpuscope as gs
 from gpuscope.device.sim.profile import Profile
 from gpuscope.session import run
@@ -141,6 +144,7 @@ def main() -> None:
     rows = []
     benchmarks = (
         import_time, simulated_launches, simulated_memory, simulated_growth, quickstart, cost_model,
+        shapes.forecast, pairs.pair_figures,
     )  # fmt: skip
     for benchmark in benchmarks:
         rows.append(benchmark())

@@ -9,6 +9,7 @@ and heat meet them alike. Needs a CUDA GPU and PyTorch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import importlib.metadata
 import json
@@ -24,12 +25,15 @@ import cupy
 import ml_dtypes
 import numpy as np
 import recording
+import shapes
 import torch
 
 import gpuscope as gs
 from gpuscope.session import run
 
 ROUNDS = 15
+BESIDE = "(beside it)"
+"""Goal of a row that is there for comparison."""
 PACKAGES = ("gpuscope", "numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings",
             "nvmath-python", "cupti-python", "nvidia-cuda-cupti", "nvtx", "torch")  # fmt: skip
 
@@ -241,6 +245,42 @@ def quickstart(gpu: Any) -> list[dict]:
     ]  # fmt: skip
 
 
+def latency(gpu: Any, count: int = 500) -> list[dict]:
+    """Latency of a small GEMM on 16 SMs, alone: bare and recorded, and on the simulated GPU."""
+
+    def quantiles(device: Any, *, told: bool, record: bool) -> dict[str, float]:
+        with device.carve({"part": 16}) as parts:
+            stream = parts["part"].create_stream()
+            target = "auto" if told else None
+            handle = gs.Gemm(device, m=512, n=512, k=512, sm_count_target=target)
+            times = []
+            with gs.profile(device) if record else contextlib.nullcontext():
+                for _ in range(count + 50):
+                    before = clock(device)
+                    handle.execute(stream=stream)
+                    handle.wait()
+                    times.append((clock(device) - before) / 1e3)
+            handle.close()
+        p50, p90, p99 = np.quantile(times[50:], [0.5, 0.9, 0.99]).tolist()
+        return {"p50": p50, "p90": p90, "p99": p99}
+
+    def clock(device: Any) -> int:
+        return device.now_ns() if device.is_simulated else time.perf_counter_ns()
+
+    simulated = gs.open_device("sim:h200", quiet=True)
+    rows = []
+    for told in (True, False):
+        forecast = quantiles(simulated, told=told, record=False)
+        for record in (False, True):
+            found = quantiles(gpu, told=told, record=record)
+            rows.append(row(
+                f"512³ float16 alone on 16 SMs, {'' if told else 'not '}told, "
+                f"{'recorded' if record else 'bare'}: launch to completion seen, p50",
+                BESIDE, found["p50"], "µs", met=True, latency_us=found, simulated_us=forecast,
+            ))  # fmt: skip
+    return rows
+
+
 def contract_figures(gpu: Any) -> list[dict]:
     guard = contracts.guard_cost(gpu)
     unbound, bound = guard["unbound"]["median"], guard["bound to CuPy"]["median"]
@@ -285,6 +325,8 @@ BENCHMARKS = {
     "quickstart": quickstart,
     "contracts": contract_figures,
     "recording": lambda gpu: recording.recording_figures(gpu, row),
+    "latency": latency,
+    "shapes": lambda gpu: shapes.shape_figures(gpu, row),
 }
 
 

@@ -14,12 +14,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gpuscope import analysis as analysis
     from gpuscope import figures as figures
+    from gpuscope import learn as learn
+    from gpuscope import nsight as nsight
+    from gpuscope.calibration.calibrate import calibrate as calibrate
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.select import open_device as open_device
+    from gpuscope.errors import Cancelled as Cancelled
     from gpuscope.errors import CapabilityError as CapabilityError
     from gpuscope.errors import ClosedError as ClosedError
     from gpuscope.errors import DeviceUnavailable as DeviceUnavailable
+    from gpuscope.errors import ExportError as ExportError
     from gpuscope.errors import GpuscopeError as GpuscopeError
     from gpuscope.errors import InvalidExperiment as InvalidExperiment
     from gpuscope.errors import InvalidOperand as InvalidOperand
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from gpuscope.errors import StreamError as StreamError
     from gpuscope.errors import TraceFormatError as TraceFormatError
     from gpuscope.experiment import Experiment as Experiment
+    from gpuscope.exporters import export as export
     from gpuscope.importers.limits import Limits as Limits
     from gpuscope.importers.load import load_trace as load_trace
     from gpuscope.interference import measure_interference as measure_interference
@@ -43,18 +49,25 @@ if TYPE_CHECKING:
     from gpuscope.trace.model import Run as Run
     from gpuscope.trace.model import Trace as Trace
     from gpuscope.trace.store import save_trace as save_trace
+    from gpuscope.widgets.carver import PartitionCarver as PartitionCarver
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
+    from gpuscope.widgets.streams import StreamTable as StreamTable
+    from gpuscope.widgets.timeline import Timeline as Timeline
+    from gpuscope.widgets.workloads import WorkloadTable as WorkloadTable
     from gpuscope.workloads.function import workload as workload
     from gpuscope.workloads.gemm import Gemm as Gemm
     from gpuscope.workloads.gemm import mm_out as mm_out
 
 _HOMES = {
+    "calibrate": "gpuscope.calibration.calibrate",
     "CallerStreamGuard": "gpuscope.device.caller",
     "get_caller_stream": "gpuscope.device.caller",
     "open_device": "gpuscope.device.select",
+    "Cancelled": "gpuscope.errors",
     "CapabilityError": "gpuscope.errors",
     "ClosedError": "gpuscope.errors",
     "DeviceUnavailable": "gpuscope.errors",
+    "ExportError": "gpuscope.errors",
     "GpuscopeError": "gpuscope.errors",
     "InvalidExperiment": "gpuscope.errors",
     "InvalidOperand": "gpuscope.errors",
@@ -67,6 +80,7 @@ _HOMES = {
     "StreamError": "gpuscope.errors",
     "TraceFormatError": "gpuscope.errors",
     "Experiment": "gpuscope.experiment",
+    "export": "gpuscope.exporters",
     "Limits": "gpuscope.importers.limits",
     "load_trace": "gpuscope.importers.load",
     "measure_interference": "gpuscope.interference",
@@ -78,12 +92,16 @@ _HOMES = {
     "Run": "gpuscope.trace.model",
     "Trace": "gpuscope.trace.model",
     "save_trace": "gpuscope.trace.store",
+    "PartitionCarver": "gpuscope.widgets.carver",
     "Dashboard": "gpuscope.widgets.dashboard",
+    "StreamTable": "gpuscope.widgets.streams",
+    "WorkloadTable": "gpuscope.widgets.workloads",
+    "Timeline": "gpuscope.widgets.timeline",
     "workload": "gpuscope.workloads.function",
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",
 }
-_MODULES = ("analysis", "figures")
+_MODULES = ("analysis", "figures", "learn", "nsight")
 
 __all__ = [*_HOMES, *_MODULES]  # noqa: PLE0604 - every key is a string
 
@@ -101,3 +119,8 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def load_ipython_extension(shell: object) -> None:
+    """``%load_ext gpuscope``: the magics."""
+    importlib.import_module("gpuscope.magics").load(shell)

@@ -7,8 +7,10 @@ from types import ModuleType
 
 from gpuscope.errors import MissingDependency
 
+_EXTRAS = "pip install 'gpuscope[cuda13]' (with a driver older than 580: 'gpuscope[cuda12]')"
 
-def require(module: str, *, package: str, feature: str) -> ModuleType:
+
+def require(module: str, *, package: str, feature: str, install: str | None = None) -> ModuleType:
     """Import ``module`` or say which feature, package and extra are missing.
 
     Parameters
@@ -19,6 +21,8 @@ def require(module: str, *, package: str, feature: str) -> ModuleType:
         The distribution that holds it; the CUDA extras install it.
     feature
         What the caller was about to do, in words.
+    install
+        The command that brings it; without it, that of the CUDA extras.
 
     Raises
     ------
@@ -30,5 +34,5 @@ def require(module: str, *, package: str, feature: str) -> ModuleType:
     except ImportError as error:
         raise MissingDependency(
             f"{feature} needs the package {package}, which cannot be imported ({error}). "
-            "Run: pip install 'gpuscope[cuda13]' (with a driver older than 580: 'gpuscope[cuda12]')"
+            f"Run: {install or _EXTRAS}"
         ) from error

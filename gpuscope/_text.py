@@ -24,6 +24,8 @@ def clean(text: object, limit: int | None = None) -> str:
     if limit is not None and len(found) > limit:  # before it is looked at: it may be very long
         head = limit // 2
         found = f"{found[:head]}…{found[len(found) - (limit - head - 1) :]}"
+    if found.isprintable():
+        return found
     return "".join(
         " " if char in "\t\n\r" else "\ufffd" if _is_unsafe(char) else char for char in found
     )
@@ -44,5 +46,13 @@ def shown(text: object, limit: int | None = None) -> str:
     A dollar or a backslash in an element of its own begins no formula, links in which could
     run scripts.
     """
-    found = safe(text, limit)
+    return _untypeset(safe(text, limit))
+
+
+def shown_lines(text: str) -> str:
+    """Return text of several lines for HTML in a notebook, for a ``<pre>``."""
+    return _untypeset("\n".join(safe(line) for line in text.splitlines()))
+
+
+def _untypeset(found: str) -> str:
     return found.replace("\\", "<span>\\</span>").replace("$", "<span>$</span>")

@@ -6,6 +6,8 @@ class is turned into an exit code in one place only, :mod:`gpuscope.cli`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class GpuscopeError(Exception):
     """Base of every error raised by gpuscope."""
@@ -36,7 +38,20 @@ class InvalidProfile(GpuscopeError, ValueError):
 
 
 class InvalidExperiment(GpuscopeError, ValueError):
-    """An experiment description that does not validate; names the field's path."""
+    """An experiment description that does not validate; names the field's path.
+
+    Attributes
+    ----------
+    problems
+        Path of each field that is wrong, as a tuple of names → what is wrong with it; empty
+        where that is not known field by field.
+    """
+
+    def __init__(
+        self, message: str = "", problems: Mapping[tuple[str, ...], str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.problems = dict(problems or {})
 
 
 class ClosedError(GpuscopeError, RuntimeError):
@@ -61,3 +76,11 @@ class RecorderBusy(GpuscopeError, RuntimeError):
 
 class NothingRecorded(GpuscopeError):
     """A run, a sweep or a measurement was stopped before anything was recorded."""
+
+
+class Cancelled(GpuscopeError):
+    """Work was cancelled by the caller; nothing half done was left behind."""
+
+
+class ExportError(GpuscopeError):
+    """What was written does not hold what the trace does, or cannot be written in that form."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import (
     BaseModel,
@@ -16,12 +16,14 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     StrictBool,
     StrictInt,
     StrictStr,
     Tag,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -33,7 +35,26 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class StreamSpec(_Model):
+class _Extended(_Model):
+    """Has fields that came later: where they say nothing, descriptions are as they were before.
+
+    So what was recorded with an older version can be compared, and resumed, with this one.
+    """
+
+    _later: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        described: dict[str, Any] = handler(self)
+        for name in self._later:
+            if getattr(self, name) == type(self).model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                described.pop(name, None)
+        return described
+
+
+class StreamSpec(_Extended):
     """A stream to make.
 
     Attributes
@@ -42,13 +63,32 @@ class StreamSpec(_Model):
         The partition it is made in; ``None`` for the whole GPU.
     priority
         CUDA's: lower runs first.
+    blocking
+        Whether it knows the barrier of the legacy default stream; streams of partitions
+        cannot.
     """
+
+    _later = ("blocking",)
 
     partition: str | None = None
     priority: Annotated[int, Field(ge=-5, le=0)] = 0
+    blocking: bool = False
+
+    @model_validator(mode="after")
+    def _blocking_is_of_the_whole_gpu(self) -> Self:
+        if self.blocking and self.partition is not None:
+            raise ValueError(
+                "a partition's stream never blocks: leave out blocking, or partition for a "
+                "stream of the whole GPU"
+            )
+        return self
 
 
-class _Workload(_Model):
+class Workload(_Extended):
+    """What workloads of every kind have; :class:`GemmSpec` says what it means."""
+
+    _later = ("guard", "waits_on")
+
     stream: str
     repeats: PositiveInt = 100
     warmup: NonNegativeInt = 3
@@ -56,6 +96,8 @@ class _Workload(_Model):
     max_queued: Annotated[int, Field(ge=1, le=64)] = 1
     rate_hz: PositiveFloat | None = None
     arrival: Literal["back_to_back", "fixed", "poisson"] = "back_to_back"
+    waits_on: list[str] = Field(default_factory=list)
+    guard: bool = True
 
     @model_validator(mode="after")
     def _arrival_has_rate(self) -> Self:
@@ -68,7 +110,7 @@ class _Workload(_Model):
         return self
 
 
-class GemmSpec(_Workload):
+class GemmSpec(Workload):
     """A matrix product ``out[m, n] = a[m, k] @ b[k, n]``, launched again and again.
 
     Attributes
@@ -85,6 +127,13 @@ class GemmSpec(_Workload):
         GPU busy.
     arrival, rate_hz
         ``"back_to_back"``; or ``"fixed"`` or ``"poisson"`` at ``rate_hz`` a second.
+    waits_on
+        Workloads: before each call, its stream waits for the call of each of them that was
+        launched last.
+    guard
+        False leaves out what makes the work go to its stream: as with a library that was
+        never told, it goes to CUDA's legacy default stream, which is in no partition. It
+        still counts as given to its stream, so confinement shows the escape.
     """
 
     kind: Literal["gemm"]
@@ -95,14 +144,14 @@ class GemmSpec(_Workload):
     sm_count_target: Literal["auto", "off"] | PositiveInt = "auto"
 
 
-class CopySpec(_Workload):
+class CopySpec(Workload):
     """An element-wise copy kernel over ``nbytes``, read and written."""
 
     kind: Literal["copy"]
     nbytes: PositiveInt
 
 
-class TracedGemmSpec(_Workload):
+class TracedGemmSpec(Workload):
     """A float16 product by a kernel that tells when and where its thread blocks ran."""
 
     kind: Literal["traced_gemm"]
@@ -111,14 +160,14 @@ class TracedGemmSpec(_Workload):
     k: PositiveInt
 
 
-class TracedCopySpec(_Workload):
+class TracedCopySpec(Workload):
     """A copy of ``nbytes`` by a kernel that tells when and where its thread blocks ran."""
 
     kind: Literal["traced_copy"]
     nbytes: PositiveInt
 
 
-class SpinSpec(_Workload):
+class SpinSpec(Workload):
     """A kernel of ``blocks`` thread blocks that spin for ``duration_us``."""
 
     kind: Literal["spin"]
@@ -126,7 +175,7 @@ class SpinSpec(_Workload):
     blocks: PositiveInt = 1
 
 
-class PythonSpec(_Workload):
+class PythonSpec(Workload):
     """A function of the user's, made a workload with ``@gpuscope.workload``.
 
     Attributes
@@ -195,6 +244,7 @@ WorkloadSpec = Annotated[
     Discriminator(_kind_of),
 ]
 Size = PositiveInt | Literal["rest"]
+Color = Annotated[str, Field(pattern=r"^#[0-9A-Fa-f]{6}$")]
 
 
 class Setting(_Model):
@@ -224,7 +274,7 @@ class ResolvedSetting(_Model):
     workloads: dict[str, WorkloadSpec]
 
 
-class Experiment(_Model):
+class Experiment(_Extended):
     """What to carve, which streams to make, what to launch on them, and in which settings.
 
     Attributes
@@ -242,6 +292,8 @@ class Experiment(_Model):
         What to do with a count that the GPU cannot give.
     seed
         Of operands and arrivals.
+    colors
+        Partition → its colour in pictures, as ``"#RRGGBB"``; the others have one by their place.
 
     Examples
     --------
@@ -253,24 +305,32 @@ class Experiment(_Model):
     'one'
     """
 
+    _later = ("colors",)
+
     name: str
     seed: NonNegativeInt = 0
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     alone_repeats: NonNegativeInt = 20
-    rounding: Literal["exact", "up", "down"] = "exact"
+    rounding: Literal["exact", "up", "down", "nearest"] = "exact"
     partitions: dict[str, Size] = Field(default_factory=dict)
     streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
     workloads: Annotated[dict[str, WorkloadSpec], Field(min_length=1)]
     settings: dict[str, Setting] = Field(default_factory=dict)
+    colors: dict[str, Color] = Field(default_factory=dict)
 
     def __init__(self, **fields: Any) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise InvalidExperiment(_explain(error)) from error
+            problems = _problems(error)
+            raise InvalidExperiment(_explain(problems), problems) from error
         _check_texts(self)
         for setting in self.resolve():
             _check_names(self, setting)
+        carved = {name for setting in self.resolve() for name in setting.partitions}
+        for name in self.colors:
+            if name not in carved:
+                _refuse(("colors", name), f"no setting carves a partition {name!r}")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
@@ -290,6 +350,20 @@ class Experiment(_Model):
         if unknown:
             raise InvalidExperiment(f"{unknown[0]!r}: unknown key; allowed: {_keys(cls)}")
         return cls(**data)
+
+    @classmethod
+    def from_toml(cls, text: str) -> Experiment:
+        """Read a TOML text.
+
+        Raises
+        ------
+        InvalidExperiment
+            It is not TOML, or does not validate.
+        """
+        try:
+            return cls.from_dict(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidExperiment(f"this is not TOML: {error}") from error
 
     @classmethod
     def from_file(cls, path: str | Path) -> Experiment:
@@ -329,6 +403,12 @@ class Experiment(_Model):
         """Return a description that :meth:`from_dict` takes back."""
         return self.model_dump(mode="json")
 
+    def to_toml(self) -> str:
+        """Return a TOML text that :meth:`from_toml` takes back, without fields at their default."""
+        import tomli_w  # noqa: PLC0415 - only saving needs it
+
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_defaults=True))
+
     def resolve(self) -> list[ResolvedSetting]:
         """Return every setting, complete."""
         resolved = []
@@ -351,6 +431,10 @@ class Experiment(_Model):
         return resolved
 
 
+def _refuse(place: tuple[str, ...], words: str) -> NoReturn:
+    raise InvalidExperiment(f"{'.'.join(place)}: {words}", {place: words})
+
+
 _LONGEST = 1 << 20
 _MOST_DOTS = 1000
 
@@ -367,57 +451,70 @@ def _check_size(name: str, text: str) -> None:
 
 def _check_texts(experiment: Experiment) -> None:
     """Check that every name can be written to a file."""
-    for path, names in {
-        "name": [experiment.name],
-        "partitions": experiment.partitions,
-        "streams": experiment.streams,
-        "workloads": experiment.workloads,
-        "settings": experiment.settings,
-        **{f"settings.{key}.partitions": one.partitions or () for key, one in
+    named: dict[tuple[str, ...], Iterable[str]] = {
+        ("name",): [experiment.name],
+        ("partitions",): experiment.partitions,
+        ("streams",): experiment.streams,
+        ("workloads",): experiment.workloads,
+        ("settings",): experiment.settings,
+        **{("settings", key, "partitions"): one.partitions or () for key, one in
            experiment.settings.items()},
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for place, names in named.items():
         for name in names:
             if not name or name != name.encode("utf-8", "replace").decode():
-                raise InvalidExperiment(
-                    f"{path}: {name!r} is no name: it takes at least one character, and all of "
-                    "them valid Unicode"
+                _refuse(
+                    place,
+                    f"{name!r} is no name: it takes at least one character, and all of them valid "
+                    "Unicode",
                 )
 
 
 def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
-    """Check that streams name partitions and workloads name streams that are there."""
+    """Check that streams name partitions, and workloads streams and workloads, that are there."""
     named = experiment.settings.get(setting.name)
     for name, stream in setting.streams.items():
         if stream.partition is not None and stream.partition not in setting.partitions:
-            here = f"settings.{setting.name}." if named and name in named.streams else ""
+            here = ("settings", setting.name) if named and name in named.streams else ()
             allowed = (
                 ", ".join(map(repr, setting.partitions)) or "none (this setting carves nothing)"
             )
-            raise InvalidExperiment(
-                f"{here}streams.{name}.partition: {stream.partition!r} is no partition of setting "
-                f"{setting.name!r}; allowed: {allowed}"
+            _refuse(
+                (*here, "streams", name, "partition"),
+                f"{stream.partition!r} is no partition of setting {setting.name!r}; allowed: "
+                f"{allowed}",
             )
     if named is not None:
         for name in named.streams:
             if name not in experiment.streams:
-                raise InvalidExperiment(
-                    f"settings.{setting.name}.streams.{name}: no such stream; allowed: "
-                    + ", ".join(map(repr, experiment.streams))
+                _refuse(
+                    ("settings", setting.name, "streams", name),
+                    "no such stream; allowed: " + ", ".join(map(repr, experiment.streams)),
                 )
     for name, workload in setting.workloads.items():
         if workload.stream not in setting.streams:
-            raise InvalidExperiment(
-                f"workloads.{name}.stream: {workload.stream!r} is no stream; allowed: "
-                + ", ".join(map(repr, setting.streams))
+            _refuse(
+                ("workloads", name, "stream"),
+                f"{workload.stream!r} is no stream; allowed: "
+                + ", ".join(map(repr, setting.streams)),
             )
+        others = [other for other in setting.workloads if other != name]
+        for other in workload.waits_on:
+            if other not in others:
+                _refuse(
+                    ("workloads", name, "waits_on"),
+                    f"{other!r} is no other workload; allowed: "
+                    + (", ".join(map(repr, others)) or "none"),
+                )
     if all(workload.background for workload in setting.workloads.values()):
-        raise InvalidExperiment(
-            "workloads: every one is in the background, so nothing would end the run; set "
-            "background = false for at least one"
+        _refuse(
+            ("workloads",),
+            "every one is in the background, so nothing would end the run; set background = false "
+            "for at least one",
         )
 
 
-_KINDS: dict[str, type[BaseModel]] = {
+KINDS: dict[str, type[Workload]] = {
     "gemm": GemmSpec,
     "copy": CopySpec,
     "spin": SpinSpec,
@@ -427,30 +524,36 @@ _KINDS: dict[str, type[BaseModel]] = {
 }
 
 
-_ALL_KINDS = ", ".join(repr(_PYTHON if kind == "python" else kind) for kind in _KINDS)
+_ALL_KINDS = ", ".join(repr(_PYTHON if kind == "python" else kind) for kind in KINDS)
 
 
 def _keys(model: type[BaseModel]) -> str:
     return ", ".join(map(repr, model.model_fields))
 
 
-def _explain(error: ValidationError) -> str:
-    """Write a line for each field that is wrong: its path, what is allowed, what was found."""
-    lines: dict[str, list[str]] = {}
-    found: dict[str, str] = {}
+def _problems(error: ValidationError) -> dict[tuple[str, ...], str]:
+    """Say of each field that is wrong what is allowed, and what was found."""
+    texts: dict[tuple[str, ...], list[str]] = {}
+    found: dict[tuple[str, ...], str] = {}
     for one in error.errors():
         value = one.get("input")
         if one["type"].startswith("union_tag") and not isinstance(value, Mapping):
             one["type"] = "model_type"  # no table at all, rather than one of no kind
-        path, allowed = _problem(one)
-        texts = lines.setdefault(path, [])
-        if allowed not in texts:
-            texts.append(allowed)
+        place, allowed = _problem(one)
+        said = texts.setdefault(place, [])
+        if allowed not in said:
+            said.append(allowed)
         simple = one["type"] not in _WITHOUT_INPUT and not isinstance(value, Mapping | list | tuple)
-        found[path] = f", but found {value!r}" if simple else ""
+        found[place] = f", but found {value!r}" if simple else ""
+    return {
+        place: " or ".join(said).replace(" or should be ", " or ") + found[place]
+        for place, said in texts.items()
+    }
+
+
+def _explain(problems: Mapping[tuple[str, ...], str]) -> str:
     return "the experiment does not validate:\n" + "\n".join(
-        f"  {path}: {' or '.join(texts).replace(' or should be ', ' or ')}{found[path]}"
-        for path, texts in lines.items()
+        f"  {'.'.join(place)}: {words}" for place, words in problems.items()
     )
 
 
@@ -459,18 +562,21 @@ _NEEDS = {
     "dict_type": _TABLE, "model_type": _TABLE, "model_attributes_type": _TABLE,
     "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
     "bool_type": _BOOL, "bool_parsing": _BOOL,
-    "string_type": "should be a text",
+    "string_type": "should be a text", "string_pattern_mismatch": "should be '#RRGGBB'",
+    "list_type": "should be a list of names",
     "arg_type": "should be a text, a finite number, true or false",
 }  # fmt: skip
 _WITHOUT_INPUT = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid",
                   "value_error", "too_short")  # fmt: skip
 
 
-def _problem(error: ErrorDetails) -> tuple[str, str]:
+def _problem(error: ErrorDetails) -> tuple[tuple[str, ...], str]:
     """Return the path of the field that is wrong, and what it should be."""
     place = [str(part) for part in error["loc"]]
     # pydantic puts into the path which kind of workload, or which of several types, it tried
-    model = _KINDS.get(place.pop(2)) if place[0] == "workloads" and len(place) > 2 else None
+    model: type[BaseModel] | None = (
+        KINDS.get(place.pop(2)) if place[0] == "workloads" and len(place) > 2 else None
+    )
     kind = error["type"]
     if place[0] == "partitions":
         del place[2:]
@@ -485,8 +591,8 @@ def _problem(error: ErrorDetails) -> tuple[str, str]:
         place.append("kind")
         tag = error.get("ctx", {}).get("tag")
         lacks = "missing" if tag is None else f"{tag!r} is no kind of workload"
-        return ".".join(place), f"{lacks}; allowed: {_ALL_KINDS}"
-    path = ".".join(place)
+        return tuple(place), f"{lacks}; allowed: {_ALL_KINDS}"
+    path = tuple(place)
     if kind == "extra_forbidden":
         if len(place) == 1:
             model = Experiment

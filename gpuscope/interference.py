@@ -14,8 +14,8 @@ from gpuscope.device.carve import Sizes, named_sizes
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidExperiment, NothingRecorded
 from gpuscope.experiment import Experiment, WorkloadSpec
+from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
-from gpuscope.figures.tracks import partition_label
 from gpuscope.series import Series, opened
 from gpuscope.session import Viewer
 from gpuscope.trace.model import Trace
@@ -53,7 +53,7 @@ def measure_interference(
         Name → fields as in an experiment file, with ``partition`` = the name of one of the
         partitions. Each workload has a stream of its own there, also where two share a
         partition; a ``stream`` names the partition only where no ``partition`` does, as in a
-        spec taken from an experiment. ``background`` and ``repeats`` are not used.
+        spec taken from an experiment. ``background``, ``repeats`` and ``waits_on`` are not used.
     repeats
         Calls of the measured workload in each round, alone and in each pair.
     rounds
@@ -158,7 +158,9 @@ def _plan(
             )
         fields.pop("partition", None)
         streams[name] = {"partition": home}
-        described[name] = {**fields, "stream": name, "background": False, "repeats": repeats}
+        described[name] = {
+            **fields, "stream": name, "background": False, "repeats": repeats, "waits_on": [],
+        }  # fmt: skip
     return Experiment.from_dict(
         {
             "name": "interference",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import inspect
 import random
 import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -44,7 +45,13 @@ from gpuscope.workloads.spin import Spin
 from gpuscope.workloads.traced import TracedCopy, TracedGemm
 
 QUEUED_NS = 100_000_000
-"""Estimated work kept queued at most: CUDA cannot cancel it, so Stop means this soon."""
+"""Estimated work kept queued at most, by all workloads together: CUDA cannot cancel it, so Stop
+means this soon."""
+
+LOOK_NS = 50_000_000
+"""How long the host waits at most without looking whether to stop, or telling how far it is."""
+
+_LEGACY_STREAM = 1  # cudaStreamLegacy
 
 NAP_NS = 20_000
 """How long the host looks away when nothing is due but a background is to be kept busy."""
@@ -59,6 +66,7 @@ def profile(
     launch_ids: bool | Literal["runtime"] = True,
     memory_limit: int = MEMORY_LIMIT,
     wait: bool = True,
+    live: bool = False,
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
@@ -84,6 +92,9 @@ def profile(
         dropped and counted.
     wait
         Wait at the end for what was launched; else what still runs stays open.
+    live
+        Show a timeline that grows while the block runs and stays when it ended. Reading the
+        records meanwhile takes turns with the host code that is recorded.
 
     Yields
     ------
@@ -99,6 +110,11 @@ def profile(
         this process.
     MissingDependency, CapabilityError
         CUPTI was asked for and is not there.
+
+    Notes
+    -----
+    ``live=True`` calls every viewer in :data:`live_viewers`; without one, that of
+    ``gpuscope.widgets``, a :class:`~gpuscope.Timeline`.
 
     Examples
     --------
@@ -116,12 +132,41 @@ def profile(
         launch_ids=launch_ids,
         memory_limit=memory_limit,
     )
+    views = _open_views() if live else []
     recording.start()
     try:
+        for view in views:
+            view.watch(recording)
         yield recording
     finally:
         if not sys.is_finalizing():  # one that was never ended ends with the interpreter
-            recording.stop(wait=wait)
+            try:
+                recording.stop(wait=wait)
+            finally:
+                for view in views:
+                    view.finish()
+
+
+class LiveView(Protocol):
+    """What shows a recording while it goes on."""
+
+    def watch(self, recording: Recording) -> None:
+        """Show what there is of ``recording``, again and again; returns at once."""
+
+    def finish(self) -> None:
+        """Show the whole recording, which has ended, and read it no more."""
+
+
+live_viewers: list[Callable[[], LiveView]] = []
+"""Called by ``profile(live=True)`` before the recording begins; each shows a view."""
+_ROOM_OF_VIEWERS = "gpuscope.widgets.viewer"
+"""Imported when a view is wanted and nobody subscribed: importing it subscribes."""
+
+
+def _open_views() -> list[LiveView]:
+    if not live_viewers:
+        importlib.import_module(_ROOM_OF_VIEWERS)
+    return [viewer() for viewer in live_viewers]
 
 
 def _one_clock() -> tuple[Device, ...]:
@@ -193,12 +238,8 @@ def run(
     InvalidExperiment, InvalidPartition, GpuscopeError
         Before anything is launched where that can be told.
     """
-    if isinstance(experiment, str | Path):
-        experiment = Experiment.from_file(experiment)
-    elif not isinstance(experiment, Experiment):
-        experiment = Experiment.from_dict(experiment)
-    target = device if isinstance(device, Device) else open_device(device or "auto")
-    return _Session(experiment, target, viewer, stop or threading.Event()).run()
+    described, target = _prepared(experiment, device)
+    return _Session(described, target, viewer, stop or threading.Event()).run()
 
 
 def predict(
@@ -267,8 +308,29 @@ class _Session:
         self.stream_ids: dict[tuple[str, str], int] = {}
         self.recording: Recording | None = None
         self.round = 0
+        self._legacy: Stream | None = None
 
     def run(self) -> Run:
+        stopped = self.perform()
+        if stopped:
+            warnings.warn(
+                "the run was interrupted: it returns what was recorded until then", stacklevel=3
+            )
+        traces = {
+            name: Trace.concat(parts).with_metadata(
+                solo=self._solo(name), experiment=self.experiment.to_dict(), setting=name
+            )
+            for name, parts in self.traces.items()
+            if parts
+        }
+        if not traces:
+            raise NothingRecorded("the run was stopped before anything was recorded: run it again")
+        return Run(
+            traces, compare(traces), self.experiment.to_dict(), stopped or self.stop.is_set()
+        )
+
+    def perform(self) -> bool:
+        """Do every round of every setting; returns whether that was interrupted."""
         for setting in self.settings:
             if setting.partitions:
                 try:
@@ -287,23 +349,9 @@ class _Session:
                     self._round(setting, number)
         except KeyboardInterrupt:
             stopped = True
-            warnings.warn(
-                "the run was interrupted: it returns what was recorded until then", stacklevel=3
-            )
         finally:
             close_all(list(self.handles.values()))
-        traces = {
-            name: Trace.concat(parts).with_metadata(
-                solo=self._solo(name), experiment=self.experiment.to_dict(), setting=name
-            )
-            for name, parts in self.traces.items()
-            if parts
-        }
-        if not traces:
-            raise NothingRecorded("the run was stopped before anything was recorded: run it again")
-        return Run(
-            traces, compare(traces), self.experiment.to_dict(), stopped or self.stop.is_set()
-        )
+        return stopped
 
     # -- one round of one setting -----------------------------------------------------
     def _round(self, setting: ResolvedSetting, number: int) -> None:
@@ -315,7 +363,9 @@ class _Session:
         with self._streams(setting) as streams:
             workers = self._workers(setting, streams, repeats, number)
             for worker in workers:
-                worker.warm_up()
+                worker.warm_up(self.device.now_ns, self.stop)
+            if self.stop.is_set():
+                return
             began_ns = self.device.now_ns()
             recorded = self._recorded(self.traces[setting.name])
             with recorded, annotate(f"round {number}"), _no_collection():
@@ -334,12 +384,18 @@ class _Session:
                 if setting.partitions
                 else None
             )
+            for name, color in self.experiment.colors.items():
+                if partitions is not None and name in partitions:
+                    partitions[name].color = color
             streams = {}
             for name, spec in setting.streams.items():
-                home: Any = self.device
                 if spec.partition is not None and partitions is not None:
                     home = partitions[spec.partition]
-                stream = home.create_stream(name=name, priority=spec.priority)
+                    stream = home.create_stream(name=name, priority=spec.priority)
+                else:
+                    stream = self.device.create_stream(
+                        name=name, priority=spec.priority, blocking=spec.blocking
+                    )
                 # The same stream in every round, as far as the trace is concerned.
                 stream.id = self.stream_ids.setdefault((setting.name, name), stream.id)
                 streams[name] = stack.enter_context(stream)
@@ -352,16 +408,26 @@ class _Session:
         repeats: Mapping[str, int],
         number: int,
     ) -> list[_Worker]:
+        handles = {name: self._handle(name, spec) for name, spec in setting.workloads.items()}
         return [
             _Worker(
-                self._handle(name, spec),
+                handles[name],
                 streams[spec.stream],
                 spec,
                 repeats[name],
                 random.Random(f"{self.experiment.seed} {name} {number}"),  # noqa: S311 - arrivals
+                queued_ns=QUEUED_NS // len(handles),
+                waits_on=[handles[other] for other in spec.waits_on],
+                unguarded=None if spec.guard else self._legacy_stream(),
             )
             for name, spec in setting.workloads.items()
         ]
+
+    def _legacy_stream(self) -> Stream:
+        """Return CUDA's legacy default stream, where work goes that nobody guards."""
+        if self._legacy is None:
+            self._legacy = self.device.wrap_stream(_LEGACY_STREAM, name="legacy default")
+        return self._legacy
 
     def _handle(self, name: str, spec: WorkloadSpec) -> AnyHandle:
         target = spec.sm_count_target if isinstance(spec, GemmSpec) else None
@@ -418,7 +484,7 @@ class _Session:
                 break
             if not waiting:
                 due_ns = min(worker.due_ns for worker in foreground if worker.left)
-                nap_ns = clock() + NAP_NS if background else due_ns
+                nap_ns = clock() + (NAP_NS if background else LOOK_NS)
                 self.device.backend.wait_until_ns(min(due_ns, nap_ns))
         for worker in workers:
             worker.finish()
@@ -440,7 +506,7 @@ class _Session:
             for name, spec in self.experiment.workloads.items():
                 rng = random.Random(number)  # noqa: S311 - arrivals, not secrets
                 worker = _Worker(self._handle(name, spec), stream, spec, 0, rng)
-                worker.warm_up()
+                worker.warm_up(self.device.now_ns, self.stop)
                 self._alone("", worker, took_ns)
 
     def _alone(self, setting: str, worker: _Worker, took_ns: int) -> None:
@@ -449,8 +515,12 @@ class _Session:
         A GPU under a power cap slows down when it is busy for long: a burst would be a
         flattering reference.
         """
-        self._tell(setting, self.round, f"{worker.handle.name} alone")
-        until_ns = self.device.now_ns() + (took_ns if worker.background else 0)
+        if self.stop.is_set():
+            return
+        told_ns = self.device.now_ns()
+        until_ns = told_ns + (took_ns if worker.background else 0)
+        phase = f"{worker.handle.name} alone"
+        self._tell(setting, self.round, phase)
         done = 0
         with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):
             while done < self.experiment.alone_repeats or self.device.now_ns() < until_ns:
@@ -459,6 +529,10 @@ class _Session:
                 worker.top_up()
                 worker.wait_one()
                 done += 1
+                now_ns = self.device.now_ns()
+                if now_ns - told_ns > LOOK_NS:
+                    told_ns = now_ns
+                    self._tell(setting, self.round, phase)
             worker.finish()
 
     def _solo(self, setting: str) -> dict[str, dict[str, Any]]:
@@ -480,6 +554,57 @@ class _Session:
                 "whole_gpu_tflop_per_s": None if paced else _tflop_per_s(whole),
             }
         return solo
+
+
+class _Performance(_Session):
+    """A run that a tool outside records: nothing is recorded here, and nothing is run alone."""
+
+    def _round(self, setting: ResolvedSetting, number: int) -> None:
+        with annotate(setting.name):
+            super()._round(setting, number)
+
+    @contextlib.contextmanager
+    def _recorded(self, kept: list[Trace]) -> Iterator[None]:
+        del kept
+        yield
+
+    def _measure_alone(self, *_: Any) -> None:
+        pass
+
+
+def perform(
+    experiment: Experiment | Mapping[str, Any] | str | Path,
+    device: Device | str | None = None,
+    *,
+    stop: threading.Event | None = None,
+) -> None:
+    """Do an experiment's work and record nothing: for a tool that records from outside.
+
+    Ranges name settings and rounds; workloads are not run alone.
+
+    Parameters
+    ----------
+    experiment, device, stop
+        As in :func:`run`.
+
+    Raises
+    ------
+    InvalidExperiment, InvalidPartition, GpuscopeError
+        As in :func:`run`.
+    """
+    described, target = _prepared(experiment, device)
+    if _Performance(described, target, None, stop or threading.Event()).perform():
+        raise KeyboardInterrupt
+
+
+def _prepared(
+    experiment: Experiment | Mapping[str, Any] | str | Path, device: Device | str | None
+) -> tuple[Experiment, Device]:
+    if isinstance(experiment, str | Path):
+        experiment = Experiment.from_file(experiment)
+    elif not isinstance(experiment, Experiment):
+        experiment = Experiment.from_dict(experiment)
+    return experiment, device if isinstance(device, Device) else open_device(device or "auto")
 
 
 def make_handle(device: Device, name: str, spec: WorkloadSpec, *, seed: int) -> AnyHandle:
@@ -529,16 +654,23 @@ class _Worker:
         spec: WorkloadSpec,
         repeats: int,
         rng: random.Random,
+        *,
+        queued_ns: int = QUEUED_NS,
+        waits_on: Sequence[AnyHandle] = (),
+        unguarded: Stream | None = None,
     ) -> None:
         self.handle = handle
         self.stream = stream
         self.background = spec.background
-        self.limit = spec.max_queued
+        self.limit = 1  # until it is known how long a call takes
         self.left = repeats
         self.finished = 0
         self.due_ns = 0
         self._spec = spec
         self._rng = rng
+        self._queued_ns = queued_ns
+        self._waits_on = waits_on
+        self._unguarded = unguarded
         self._queue: deque[Completion] = deque()
         self._last_done_ns = 0
         self._pace_ns = 0
@@ -554,15 +686,35 @@ class _Worker:
     def begin(self, now_ns: int) -> None:
         self.due_ns = self._last_done_ns = now_ns
 
-    def warm_up(self) -> None:
+    def warm_up(self, clock: Callable[[], int], stop: threading.Event) -> None:
+        """Run it, one call at a time so that Stop means soon, and learn how long a call takes."""
         for _ in range(self._spec.warmup):
-            with CallerStreamGuard(self.stream):
-                self.handle.execute()
-        self.handle.wait()
+            if stop.is_set():
+                return
+            began_ns = clock()
+            self._launch()
+            self.handle.wait()
+            self._learn(clock() - began_ns)
 
-    def issue(self) -> None:
+    def _learn(self, pace_ns: int) -> None:
+        """Queue as many calls as may be, for calls that take so long."""
+        self._pace_ns = pace_ns
+        self.limit = max(1, min(self._spec.max_queued, self._queued_ns // max(1, pace_ns)))
+
+    def _launch(self) -> None:
+        stream = self._unguarded or self.stream
+        for other in self._waits_on:
+            if (completion := other.completion) is not None:
+                stream.wait(completion.event)
+        if self._unguarded is not None:
+            with self.handle.device.meant_for(self.stream):
+                self.handle.execute(stream=self._unguarded)
+            return
         with CallerStreamGuard(self.stream):
             self.handle.execute()
+
+    def issue(self) -> None:
+        self._launch()
         completion = self.handle.completion
         assert completion is not None  # noqa: S101 - execute() made one
         self._queue.append(completion)
@@ -591,10 +743,8 @@ class _Worker:
             self.finished += 1
         if self.finished > before:
             now_ns = clock()
-            self._pace_ns = (now_ns - self._last_done_ns) // (self.finished - before)
+            self._learn((now_ns - self._last_done_ns) // (self.finished - before))
             self._last_done_ns = now_ns
-            if self._pace_ns * self.limit > QUEUED_NS:
-                self.limit = max(1, QUEUED_NS // self._pace_ns)
 
     def wait_one(self) -> None:
         self._queue.popleft().wait()

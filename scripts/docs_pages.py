@@ -1,5 +1,6 @@
-"""Write the pages of docs/ that follow from other files: docs/h200.md and the tables in
-docs/simulator.md from benchmark results, docs/gpu_profile.md from the profile's schema.
+"""Write the pages of docs/ that follow from other files: docs/h200.md, the tables and the
+differences from hardware in docs/simulator.md from benchmark results, docs/gpu_profile.md from
+the profile's schema.
 
     python scripts/docs_pages.py [--check]
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,6 @@ from gpuscope.device.sim import schema
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- error table: begin -->", "<!-- error table: end -->"
-QUICK_BEGIN = "<!-- quickstart table: begin -->"
-QUICK_END = "<!-- quickstart table: end -->"
-
-
 NOTE = """Kernel times: {source}. Timed by events, without a partition the small kernel's median
 and the overlap would be mostly waiting for SMs; `overlap_tight` takes every span as short as
 its stated uncertainty allows, and is empty where none is stated. A share of alone above 1 is
@@ -33,6 +30,42 @@ noise: the reference is measured after, on a hotter GPU."""
 BESIDE = "(beside it)"
 """Goal of a row that is there for comparison."""
 
+CALIBRATION = """## Your own GPU
+
+    gpuscope calibrate --out gpu.json
+    gpuscope predict examples/quickstart.toml --gpu-profile gpu.json
+
+or `gpuscope.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`. It takes less than
+3 minutes, needs CUPTI (`gpuscope doctor` says what brings it), and wants the GPU for itself, in a
+process that has not recorded yet: with CUPTI on, calls cost more. It prints the median and 90th
+percentile of the errors of predicted GEMM times, in the fit and, by a fit to the others, on a
+fifth of the shapes. The file is written at the end, whole or not at all.
+
+- **Host costs**: 100 calls at a time through gpuscope, Python and all, median of seven; a
+  partition with the probe of its SMs. The times from a launch call's end to its kernel, from a
+  kernel's end to the host's return from a wait, and between two queued GEMMs: from recorded
+  kernels, medians.
+- **Copies**: 64 MiB up and down, one rate for both ways together; 512 MiB on the device; the
+  element-wise copy kernel over 64 and 512 MiB on every SM count that is measured.
+- **GEMMs**: up to 320 shapes, a few chosen and the others random (sides from 16 to 8192, half
+  not multiples of 64), in four dtypes, on up to eight SM counts, each call alone; not told the
+  SM count, which is what is fitted to, and told it, which is only judged. What one call would take
+  longer than 60 ms for is left out and counted; a slow GPU measures fewer shapes, at least 40.
+- **Kernels**: a kernel's name tells its tile, for cuBLAS's and CUTLASS's names from Volta to
+  Blackwell; a name that tells none is inferred from its grids, if some tile explains at least two
+  of them. What stays unknown is in no fit of constants, and is named.
+
+Where the driver has no green contexts (before CUDA 12.4) everything is measured on all SMs: the
+simulated GPU cannot be carved either, and what a partition costs is an H200's. A GPU without
+bfloat16 gets float16's times for it. `measured.source` says so in the file. How many blocks an SM
+holds is estimated with the registers and shared memory of Hopper's; a fit makes up for a constant
+factor there.
+
+Only on an H200 has any of this run (2026-11-21): 47 s of measuring and 20 s of fitting; GEMM times
+in the fit median 6.1 %, p90 25.5 %; of the shapes left out 6.8 % and 28.9 %; of 60 shapes drawn
+and measured afterwards, not told the SM count 6.1 % and 24.3 %, told it 6.4 % and 23.6 %.
+""".splitlines()
+
 GROUPS = {
     "carving": "Carving",
     "host cost": "Host cost",
@@ -40,6 +73,8 @@ GROUPS = {
     "quickstart": "The quickstart",
     "contracts": "The stream contracts",
     "recording": "Recording",
+    "latency": "Latency of a small GEMM, alone",
+    "shapes": "The simulator's times of fresh shapes",
 }
 
 
@@ -155,30 +190,175 @@ def details(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def error_table(facts: dict[str, Any]) -> str:
-    (row,) = [one for one in facts["rows"] if "error" in one]
-    lines = [
-        BEGIN,
-        f"By `{facts['command']}` on {facts['date']}: {row['shapes']} shapes in {row['folds']}",
-        "folds, each predicted by a fit to the others. A shape is in one fold, with all its dtypes",
-        "and SM counts.",
+def percent(value: float, *, signed: bool = False) -> str:
+    return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
+
+
+def prose(*parts: str, indent: str = "") -> list[str]:
+    """A paragraph, or with an indent a point of a list, in lines."""
+    return textwrap.wrap(
+        " ".join(parts), 99, subsequent_indent=indent, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
+
+
+def row_with(facts: dict[str, Any], key: str) -> dict[str, Any]:
+    """The one row of benchmark results that has a key."""
+    (row,) = [one for one in facts["rows"] if key in one]
+    return row
+
+
+def error_table(facts: dict[str, Any]) -> list[str]:
+    row = row_with(facts, "in_fit")
+    inside, told = row["in_fit"]["all"], row["told"]
+    return [
+        *prose(
+            f"By `{facts['command']}` on {facts['date']}: {row['shapes']} shapes in {row['folds']}",
+            "folds, each predicted by a fit to the others. A shape is in one fold, with all its",
+            "dtypes and SM counts.",
+        ),
         "",
+        *errors_by_dtype(row["error"]),
+        "",
+        *prose(
+            f"In the fit itself: median {percent(inside['median'])}, p90",
+            f"{percent(inside['p90'])}. Told an SM count ({told['rows']} float16 squares from",
+            f"2048³, measured apart and in no fit): median {percent(told['median'])}, at most",
+            f"{percent(told['max'])}.",
+        ),
+    ]
+
+
+def errors_by_dtype(errors: dict[str, Any]) -> list[str]:
+    lines = [
         "| dtype | rows | median error | p90 | whole-GPU rate × SM share: median | p90 |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for dtype, found in row["error"].items():
-        cells = (f"{100 * found[key]:.1f} %" for key in
-                 ("median", "p90", "share_median", "share_p90"))  # fmt: skip
+    for dtype, found in errors.items():
+        cells = (percent(found[key]) for key in ("median", "p90", "share_median", "share_p90"))
         lines.append(f"| {dtype} | {found['rows']} | " + " | ".join(cells) + " |")
-    inside, told = row["in_fit"]["all"], row["told"]
-    median, p90 = (f"{100 * inside[name]:.1f} %" for name in ("median", "p90"))
-    lines += [
+    return lines
+
+
+def fresh_table(facts: dict[str, Any]) -> list[str]:
+    """Errors on shapes drawn with a seed that the fit never saw."""
+    row = row_with(facts, "fresh")
+    again, measured = row["reproduced"], row["facts"]
+    return [
+        *prose(
+            f"Measured by `make bench-gpu` on an {measured['device']} on {measured['date']} (seed",
+            f"{measured['seed']}), the library not told the SM count:",
+        ),
         "",
-        f"In the fit itself: median {median}, p90 {p90}.",
-        f"Told an SM count ({told['rows']} float16 squares, measured apart and in no fit): median",
-        f"{100 * told['median']:.1f} %, at most {100 * told['max']:.1f} %.",
+        *errors_by_dtype(row["fresh"]),
+        "",
+        *prose(
+            f"{percent(row['off_by_half'])} of these rows are off by more than 1.5×,",
+            f"{percent(row['off_by_two'])} by more than 2×. 16-bit products whose rows are not",
+            "aligned to 16 bytes, these and shapes of the fit measured again: median",
+            f"{percent(row['unaligned']['median'])}, p90 {percent(row['unaligned']['p90'])}.",
+            f"How well measurements agree with each other ({again['rows']} rows of the fit",
+            f"measured again): median {percent(again['median'])}, p90 {percent(again['p90'])}.",
+        ),
+        "",
+        *prose(
+            "The same shapes, the library told how many SMs there are; no time in the fit is of a",
+            "GEMM that was told:",
+        ),
+        "",
+        *errors_by_dtype(row["fresh_told"]),
+        "",
+        "Small float16 squares in µs, measured and simulated:",
+        "",
+        "| product | SMs | not told | simulated | told | simulated |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {one['n']}³ | {one['sms']} | "
+            + " | ".join(f"{one[key]:.1f}" for key in
+                         ("us", "simulated_us", "told_us", "simulated_told_us"))
+            + " |"
+            for one in row["squares"]
+        ),
+    ]  # fmt: skip
+
+
+def pairs_table(facts: dict[str, Any]) -> list[str]:
+    """Makespans of concurrent workloads."""
+    row = row_with(facts, "pairs")
+    lines = [
+        *prose(
+            f"Median error {percent(row['median'])}, at worst {percent(row['worst'])}. *Slowest*",
+            "is a workload's longest kernel beside the other, over its median alone: a, b.",
+        ),
+        "",
+        "| a | b | SMs | measured ms | simulated ms | error | slowest, measured | simulated |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    return "\n".join([*lines, END])
+    for one in row["pairs"]:
+        sms = " \\| ".join(map(str, one["sms"])) if one["sms"] else "not partitioned"
+        slowest, measured = (
+            ", ".join(f"{one[key][name]:.2f}" for name in "ab")
+            for key in ("slowest", "measured_slowest")
+        )
+        cells = (one["a"], one["b"], sms, f"{one['measured_us'] / 1e3:.2f}",
+                 f"{one['simulated_us'] / 1e3:.2f}", percent(one["error"], signed=True),
+                 measured, slowest)  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+    """What the results show to be different on hardware."""
+    beside = [one for one in row_with(cpu, "pairs")["pairs"] if one["sms"]]
+
+    def most(key: str, *names: str) -> float:
+        return max(
+            one[key][name] for one in beside for name in "ab"
+            if {one["a"].split()[-1], one["b"].split()[-1]} == set(names)
+            and one[name].endswith(names[0])
+        )  # fmt: skip
+
+    def both(*names: str) -> str:
+        measured, seen = (most(key, *names) for key in ("measured_slowest", "slowest"))
+        return f"{measured:.2f}× as long (simulated {seen:.2f}×)"
+
+    latency = {("not told" in one["what"], "recorded" in one["what"]): one
+               for one in gpu["rows"] if one["group"] == "latency"}  # fmt: skip
+    bare, recorded = latency[False, False], latency[False, True]
+    settings = {(one["setting"], one["workload"]): one
+                for row in gpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
+    simulated = {(one["setting"], one["workload"]): one
+                 for row in cpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
+    shared = "no partition", "small"
+    points = [
+        (
+            "- **Kernels beside each other share memory bandwidth only**, and of that a GEMM asks",
+            "for its operands once. On hardware they share caches and power too, and a GEMM reads",
+            "its operands again and again. The slowest kernel beside another, against its median",
+            f"alone: gemm4096 beside gemm4096 took {both('gemm4096')}, sgemm2048 beside gemm4096",
+            f"{both('sgemm2048', 'gemm4096')}, gemm8192 beside gemv",
+            f"{both('gemm8192', 'gemv')}, small512 beside gemm8192",
+            f"{both('small512', 'gemm8192')}. So makespans come out short rather than long.",
+        ),
+        (
+            "- **Only CUDA's calls take host time**, neither recording nor an experiment's own",
+            "loop. A 512³ float16 product alone on 16 SMs, from the launch until the host sees it",
+            f"done: simulated {bare['simulated_us']['p50']:.0f} µs, on an H200",
+            f"{bare['latency_us']['p50']:.0f} µs bare and {recorded['latency_us']['p50']:.0f} µs",
+            "while gpuscope records, in Python, each call of a handle. Experiments always record,",
+            "so their latencies are simulated too short by about that much.",
+        ),
+        (
+            "- **One kernel's blocks are all equally long.** On hardware a persistent kernel's",
+            "blocks end at different times, and the next kernel's blocks trickle in: in the",
+            "quickstart without a partition the small kernel takes",
+            f"{settings[shared]['kernel_median_us']:.0f} µs from its first block's start",
+            f"(simulated {simulated[shared]['kernel_median_us']:.0f} µs), so that it overlaps with",
+            f"the load for {percent(settings[shared]['overlap'])} of its time (simulated",
+            f"{percent(simulated[shared]['overlap'])}).",
+        ),
+    ]
+    return [line for point in points for line in prose(*point, indent="  ")]
 
 
 def profile_page() -> str:
@@ -193,9 +373,11 @@ def profile_page() -> str:
         '`open_device("sim:PATH.json")` opens one of your own. Every field is required, no other',
         "is allowed, numbers are finite. `InvalidProfile` names each field that is wrong by its",
         "path, such as `gemm.float16.0.times.load_us`. No figure comes from a datasheet:",
-        "`python scripts/fit_profile.py MEASUREMENTS --out PROFILE.json` fits the constants to",
-        "measured kernel durations and prints how far off they are on shapes left out of the fit.",
+        "`gpuscope calibrate` measures the GPU at hand; `python scripts/fit_profile.py` fits",
+        "`sim:h200` again, from the measurements in `benchmarks/data/`, by the same code.",
         "[How the times follow from the constants](simulator.md#how-a-gemm-is-timed).",
+        "",
+        *CALIBRATION,
         "",
     ]
     parts: list[tuple[str, type[BaseModel]]] = [
@@ -235,12 +417,11 @@ def allowed(found: dict[str, Any]) -> str:
     return " ".join([kind, ", ".join(words)]).strip()
 
 
-def quickstart_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
+def quickstart_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     """The quickstart simulated and measured, side by side."""
     simulated = {(one["setting"], one["workload"]): one
                  for row in cpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
     lines = [
-        QUICK_BEGIN,
         "| setting | workload | what | simulated | measured |",
         "| --- | --- | --- | --- | --- |",
     ]
@@ -255,13 +436,17 @@ def quickstart_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
                 cells = (one["setting"].replace("|", "\\|"), one["workload"], name,
                          number(other[name]), number(one[name]))  # fmt: skip
                 lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, QUICK_END])
+    return lines
 
 
-def between(text: str, begin: str, end: str, inside: str) -> str:
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    return before + inside + after
+def between(text: str, name: str, inside: list[str]) -> str:
+    """Put lines between the two marks of a name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise ValueError(f"no {begin} … {end}")
+    return "\n".join([before + begin, *inside, end + after])
 
 
 def pages() -> dict[Path, str]:
@@ -273,8 +458,16 @@ def pages() -> dict[Path, str]:
     text = simulator.read_text("utf-8")
     cpu = json.loads((RESULTS / "cpu.json").read_text("utf-8"))
     gpu = json.loads(results.read_text("utf-8"))
-    text = between(text, BEGIN, END, error_table(cpu))
-    found[simulator] = between(text, QUICK_BEGIN, QUICK_END, quickstart_table(cpu, gpu))
+    parts = {
+        "error table": error_table(cpu),
+        "fresh table": fresh_table(cpu),
+        "pairs table": pairs_table(cpu),
+        "quickstart table": quickstart_table(cpu, gpu),
+        "differences": differences(cpu, gpu),
+    }
+    for name, inside in parts.items():
+        text = between(text, name, inside)
+    found[simulator] = text
     return found
 
 

@@ -1,25 +1,18 @@
-"""Random stream programs: what they are, what order CUDA's rules require, how they are run.
+"""Random stream programs: what they are, what order CUDA's rules require.
 
 A :class:`Program` is plain data and knows no device. :func:`required_order` derives from the
-rules alone, not from any engine, which work must end before which other work may start.
-:class:`Runner` runs one through gpuscope's public interface and collects when work ran; on
-the simulated GPU, which tells that itself. On a GPU another source of spans is needed.
+rules alone, not from any engine, which work must end before which other work may start, and
+:func:`determined` which values follow from that. ``program_runner`` runs programs.
 """
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
-from gpuscope.device.api import Activity, Call, KernelCost, KernelModel
-
 BUFFERS = 4
-BUFFER_ITEMS = 64
-PRIME = 65_521
 
 Label = tuple[int, ...]
 """A piece of work: the number of its step, and in a launched graph its node."""
@@ -32,8 +25,8 @@ class Place:
     Attributes
     ----------
     kind
-        ``"created"``, ``"default"`` (the thread's), ``"legacy"``, or ``"blocking"``, which
-        stands for a stream of somebody else's.
+        ``"created"``, ``"default"`` (the thread's), ``"legacy"``, or ``"blocking"``, created
+        to know that one's barrier.
     partition
         Number of the partition of a created one, or ``None``.
     """
@@ -56,7 +49,8 @@ class Step:
     number
         Of the event or the graph.
     reads, writes
-        Buffers.
+        Buffers. A copy between host and device goes between device buffer ``reads[0]`` and
+        host buffer ``writes``, whichever way.
     steps
         What is captured, beginning on ``stream``.
     """
@@ -100,6 +94,13 @@ class Order:
 
     work: dict[Label, Step] = field(default_factory=dict)
     pairs: set[tuple[Label, Label]] = field(default_factory=set)
+
+    def before(self) -> dict[Label, set[Label]]:
+        """Work → all that must end before it starts, whatever lies between."""
+        found: dict[Label, set[Label]] = {label: set() for label in self.work}
+        for first, second in sorted(self.pairs):  # all that leads to ``first`` came already
+            found[second] |= {first} | found[first]
+        return found
 
 
 def required_order(program: Program) -> Order:
@@ -177,37 +178,101 @@ def captured(step: Step) -> tuple[list[tuple[Step, frozenset[int]]], frozenset[i
     return nodes, tails[step.stream]
 
 
+# -- what the order leaves open -----------------------------------------------------------
+def touched(step: Step) -> tuple[set[int], set[int]]:
+    """Return which arrays work reads and which it writes, by their numbers.
+
+    Device buffers come first, then as many pinned host buffers, then the pageable ones.
+    """
+    on_host = step.writes + BUFFERS * (1 if step.pinned else 2)
+    if step.kind == "up":
+        return {on_host}, {step.reads[0]}
+    if step.kind == "down":
+        return {step.reads[0]}, {on_host}
+    return (set(), set()) if step.kind == "host" else (set(step.reads), {step.writes})
+
+
+def determined(order: Order) -> set[int]:
+    """Return the arrays that are written and whose last values no race decides.
+
+    Such a value comes from a write that all other writes to the array come before, and
+    everything that this write read is just as certain: the work that read it did not run
+    beside a write to it.
+    """
+    before = order.before()
+    sources = {label: touched(step)[0] for label, step in order.work.items()}
+    writers: dict[int, list[Label]] = {}
+    for label, step in order.work.items():
+        for place in touched(step)[1]:
+            writers.setdefault(place, []).append(label)
+
+    def certain(place: int, reader: Label | None) -> bool:
+        """Whether what ``reader``, or who comes after everything, finds there is."""
+        others = [one for one in writers.get(place, []) if one != reader]
+        if reader is not None:
+            if any(one not in before[reader] and reader not in before[one] for one in others):
+                return False
+            others = [one for one in others if one in before[reader]]
+        if not others:
+            return True
+        last = others[-1]  # no other can be: none that was queued before it follows it
+        return before[last].issuperset(others[:-1]) and all(
+            certain(source, last) for source in sources[last]
+        )
+
+    return {place for place in writers if certain(place, None)}
+
+
+def missing_wait(*, waits: bool) -> Program:
+    """Return a program in which one stream reads what another writes, and waits or does not.
+
+    Buffer 0 holds 0 until a slow kernel without inputs writes it; buffer 1 gets what the
+    other stream makes of it.
+    """
+    steps = [Step("kernel", 0, block_ns=60_000, writes=0), Step("record", 0)]
+    steps += [Step("wait", 1)] if waits else []
+    steps += [Step("kernel", 1, block_ns=1_000, reads=(0,), writes=1)]
+    return Program((), (Place(), Place()), tuple(steps))
+
+
 # -- drawing ------------------------------------------------------------------------------
 @st.composite
-def programs(draw: Any, most: int = 14) -> Program:
-    """Draw a program that CUDA accepts and that ends."""
+def programs(draw: Any, least: int = 1, most: int = 14) -> Program:
+    """Draw a program that CUDA accepts and that ends, of ``least`` to ``most`` pieces."""
     partitions = draw(st.sampled_from([(), (16, 24), (8, 8, 116)]))
     places = [Place("created", None, draw(st.integers(-1, 0)))]
-    for _ in range(draw(st.integers(0, 3))):
+    for _ in range(draw(st.integers(1, 3))):
         kind = draw(st.sampled_from(["created", "created", "created", "blocking"]))
         where = st.none() if kind != "created" or not partitions else _partition(partitions)
-        places.append(Place(kind, draw(where), draw(st.integers(-1, 1))))
+        places.append(Place(kind, draw(where), draw(st.integers(-2, 0))))
     places += [Place(kind) for kind in ("default", "legacy") if draw(st.booleans())]
     steps: list[Step] = []
     recorded: set[int] = set()
     graphs: set[int] = set()
-    kinds = [*WORK, "kernel", "kernel", "record", "wait", "query", "capture", "graph"]
+    kinds = [*WORK, *2 * ["kernel"], "record", "wait", *4 * ["hand over"], "query", "capture"]
     kinds += ["sync stream", "sync event", "sync device"]
-    for _ in range(draw(st.integers(1, most))):
-        kind = draw(st.sampled_from(kinds))
+    for _ in range(draw(st.integers(least, most))):
+        kind = draw(st.sampled_from(kinds + 3 * ["graph"] if graphs else kinds))
         stream = draw(st.integers(0, len(places) - 1))
         if kind in WORK:
             steps.append(_work(draw, kind, stream))
-        elif kind in ("record", "wait", "sync event"):
+        elif kind == "record":
             steps.append(Step(kind, stream, draw(st.integers(0, 2))))
             recorded.add(steps[-1].number)
+        elif kind == "hand over":  # what one stream did, to another
+            other = (stream + draw(st.integers(1, len(places) - 1))) % len(places)
+            number = draw(st.integers(0, 2))
+            steps += [Step("record", stream, number), Step("wait", other, number)]
+            steps.append(_work(draw, draw(st.sampled_from(WORK)), other))
+            recorded.add(number)
+        elif kind in ("wait", "sync event"):  # of none that is recorded it is a no-op
+            steps.append(Step(kind, stream, draw(st.sampled_from(sorted(recorded) or [0]))))
         elif kind == "capture":
             created = [one for one, place in enumerate(places) if place.kind == "created"]
             steps.append(_capture(draw, created, draw(st.integers(0, 1))))
             graphs.add(steps[-1].number)
         elif kind == "graph":
-            if graphs:
-                steps.append(Step(kind, stream, draw(st.sampled_from(sorted(graphs)))))
+            steps.append(Step(kind, stream, draw(st.sampled_from(sorted(graphs)))))
         else:
             steps.append(Step(kind, stream))
     return Program(partitions, tuple(places), tuple(steps))
@@ -255,163 +320,3 @@ def _capture(draw: Any, created: list[int], graph: int) -> Step:
 
 def _captured_work(draw: Any, stream: int) -> Step:
     return _work(draw, draw(st.sampled_from(["kernel", "kernel", "device", "host"])), stream)
-
-
-# -- running ------------------------------------------------------------------------------
-class Runner:
-    """Runs a program on a device.
-
-    Attributes
-    ----------
-    spans
-        Work → when it ran, by the device's clock.
-    host_ns
-        The host's clock before each call and after the last.
-    values
-        Of all buffers when everything is over.
-    """
-
-    def __init__(self, device: Any, program: Program) -> None:
-        self.device = device
-        self.program = program
-        self.spans: dict[Label, tuple[int, int]] = {}
-        self.host_ns: list[int] = []
-        self.activities: list[Activity] = []
-        self.values: list[list[float]] = []
-        self.told: list[int] = []
-        self._step = 0
-        self._of: dict[int, int] = {}
-        self._kernels = [
-            device.compile("", f"after {count}", model=_model(count)) for count in range(3)
-        ]
-
-    def run(self) -> Runner:
-        """Run it to its end."""
-        device, program = self.device, self.program
-        self._buffers = [
-            device.asarray(np.full(BUFFER_ITEMS, float(one))) for one in range(BUFFERS)
-        ]
-        self._pinned = [device.empty_pinned(BUFFER_ITEMS, "float64") for _ in range(BUFFERS)]
-        self._pageable = [np.zeros(BUFFER_ITEMS) for _ in range(BUFFERS)]
-        for one, array in enumerate([*self._pinned, *self._pageable]):
-            array[...] = 100 + one
-        self._events: dict[int, Any] = {}
-        self._graphs: dict[int, Any] = {}
-        self._captured: list[Any] = []
-        with contextlib.ExitStack() as stack:
-            parts = ()
-            if program.partitions:
-                parts = stack.enter_context(device.carve(list(program.partitions)))
-            self._streams = [self._stream(place, parts) for place in program.places]
-            device.observe(self)
-            stack.callback(device.unobserve, self)
-            for index, step in enumerate(program.steps):
-                self._step = index
-                self.host_ns.append(device.now_ns())
-                self._do(step)
-            device.synchronize()
-            self.host_ns.append(device.now_ns())
-            for graph in self._captured:
-                graph.close()
-            for stream in self._streams:
-                stream.close()
-        arrays = [device.to_host(buffer) for buffer in self._buffers]
-        self.values = [array.tolist() for array in (*arrays, *self._pinned, *self._pageable)]
-        return self
-
-    def _stream(self, place: Place, parts: Any) -> Any:
-        device = self.device
-        if place.kind == "default":
-            return device.default_stream()
-        if place.kind == "legacy":
-            return device.wrap_stream(0)
-        if place.kind == "blocking":
-            return device.wrap_stream(device.backend.make_blocking_stream(place.priority)[1])
-        owner = device if place.partition is None else parts[place.partition]
-        return owner.create_stream(priority=place.priority)
-
-    def _event(self, number: int) -> Any:
-        if number not in self._events:
-            self._events[number] = self.device.create_event()
-        return self._events[number]
-
-    def _do(self, step: Step) -> None:
-        stream = self._streams[step.stream]
-        if step.kind == "kernel":
-            reads = [self._buffers[one] for one in step.reads]
-            stream.launch(
-                self._kernels[len(reads)], step, self._buffers[step.writes], *reads,
-                grid=step.blocks, block=32,
-            )  # fmt: skip
-        elif step.kind == "host":
-            stream.host_call(lambda: self.told.append(step.writes))
-        elif step.kind in WORK:
-            self._copy(stream, step)
-        elif step.kind == "record":
-            self._event(step.number).record(stream)
-        elif step.kind == "wait":
-            stream.wait(self._event(step.number))
-        elif step.kind == "sync stream":
-            stream.synchronize()
-        elif step.kind == "sync event":
-            self._event(step.number).synchronize()
-        elif step.kind == "sync device":
-            self.device.synchronize()
-        elif step.kind == "query":
-            stream.is_done  # noqa: B018 - asking is the point
-        elif step.kind == "capture":
-            with stream.capture() as graph:
-                for inner in step.steps:
-                    self._do(inner)
-            self._graphs[step.number] = graph
-            self._captured.append(graph)  # closing one waits for the device: not before the end
-        elif step.kind == "graph":
-            self._graphs[step.number].launch(stream=stream)
-
-    def _copy(self, stream: Any, step: Step) -> None:
-        host = (self._pinned if step.pinned else self._pageable)[step.writes]
-        buffer = self._buffers[step.reads[0]]
-        if step.kind == "up":
-            stream.copy(buffer, host)
-        elif step.kind == "down":
-            stream.copy(host, buffer)
-        else:
-            stream.copy(self._buffers[step.writes], buffer)
-
-    def call_begins(self, call: Call) -> None:
-        """Note which step a call is."""
-        self._of[call.correlation] = self._step
-
-    def call_ends(self, call: Call) -> None:
-        """Nothing: its begin told all."""
-
-    def activity(self, activity: Activity) -> None:
-        """Note when a step's work ran."""
-        self.activities.append(activity)
-        if activity.kind not in ("kernel", "memcpy", "host"):
-            return
-        step = self._of.get(activity.correlation)
-        if step is None:
-            return
-        label = (step,) if activity.node is None else (step, activity.node)
-        assert label not in self.spans, "it ran twice"
-        self.spans[label] = (activity.start_ns, activity.end_ns)
-
-
-def _model(reads: int) -> KernelModel:
-    """A kernel that mixes what it reads, so that every order gives another value."""
-
-    def mixed(*values: Any) -> Any:
-        found = 17.0
-        for value in values:
-            found = (found * 31 + value) % PRIME
-        return np.broadcast_to(found, BUFFER_ITEMS)
-
-    return KernelModel(
-        cost=lambda _profile, _grid, args, _sms: KernelCost(
-            args[0].blocks, args[0].block_ns, args[0].nbytes
-        ),
-        reads=lambda args: list(args[2:]),
-        writes=lambda args: args[1],
-        compute=mixed,
-    )

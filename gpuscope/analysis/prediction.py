@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 MAKESPAN = "makespan"
 """What a row is about that is about no workload."""
 
-_FREE = ("name", "alone_repeats")
+_FREE = ("name", "alone_repeats", "colors")
 """Fields of an experiment that may differ: they change nothing that is compared."""
 
 

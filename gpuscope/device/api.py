@@ -336,8 +336,13 @@ class Backend(Protocol):
         0 where there is no driver.
         """
 
-    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
-        """Make a non-blocking stream; returns it and its integer handle."""
+    def make_stream(
+        self, partition: Any, priority: int, *, blocking: bool = False
+    ) -> tuple[Any, int]:
+        """Make a stream; returns it and its integer handle.
+
+        A ``blocking`` one, which no partition has, knows the legacy default stream's barrier.
+        """
 
     def borrow_stream(self, handle: int) -> Any:
         """Wrap a stream that somebody else owns."""
@@ -418,8 +423,10 @@ class Backend(Protocol):
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy between arrays of one size, on the device or from or to host memory."""
 
-    def host_call(self, stream: Any, function: Callable[[], None], correlation: int) -> None:
-        """Queue a host function on a stream."""
+    def host_call(
+        self, stream: Any, function: Callable[[], None], correlation: int, graph: Graph | None
+    ) -> None:
+        """Queue a host function on a stream, or in the graph that it is captured into."""
 
     def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
         """Compile CUDA C++ source, or take its model."""

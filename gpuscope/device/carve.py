@@ -8,13 +8,13 @@ remainder of 12, hence 8, 12, 16, 20, 24, …, 132.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from gpuscope.errors import InvalidPartition
 
-Rounding = Literal["exact", "up", "down"]
+Rounding = Literal["exact", "up", "down", "nearest"]
 REMAINDER = -1
 """Index that stands for the remainder in lists of quanta."""
 
@@ -150,6 +150,7 @@ def plan_carve(
     rounding: Rounding = "exact",
     held: Mapping[str, tuple[int, ...]] | None = None,
     allow_shared: bool = False,
+    keep: Collection[str] = (),
 ) -> CarvePlan:
     """Decide which quanta each partition gets.
 
@@ -161,11 +162,15 @@ def plan_carve(
         Name → SM count or ``"rest"`` (at most one), or a list of these.
     rounding
         ``"exact"`` refuses a count that the GPU cannot give; ``"up"`` and ``"down"``
-        take the nearest one in that direction.
+        take the nearest one in that direction. ``"nearest"`` takes the counts that can be had
+        together and differ least from those asked for, in sum; too many SMs become as many
+        as there are.
     held
         Name → parts of the partitions that are live already.
     allow_shared
         Whether parts held by live partitions may be given out a second time.
+    keep
+        Partitions whose counts ``"nearest"`` leaves as they are, where that is possible.
 
     Raises
     ------
@@ -173,8 +178,10 @@ def plan_carve(
         With the nearest counts below and above, or with what holds the SMs.
     """
     named = named_sizes(sizes)
-    if rounding not in ("exact", "up", "down"):
-        raise InvalidPartition(f"rounding is 'exact', 'up' or 'down', not {rounding!r}")
+    if rounding not in get_args(Rounding):
+        raise InvalidPartition(
+            f"rounding is {', '.join(map(repr, get_args(Rounding)))}, not {rounding!r}"
+        )
     held = held or {}
     taken = {part for parts in held.values() for part in parts}
     every = set(range(layout.quanta)) | ({REMAINDER} if layout.remainder_sm_count else set())
@@ -185,18 +192,13 @@ def plan_carve(
     counts = {name: size for name, size in named.items() if isinstance(size, int)}
     available = layout.sm_count_of(pool)
     need = sum(counts.values())
-    wanted = counts
-    if rounding == "down":  # below more than there is comes the whole GPU
-        wanted = {name: min(count, layout.sm_count) for name, count in counts.items()}
-    if rounding == "exact":
-        for name, count in counts.items():
-            if count not in layout.grantable():
-                raise InvalidPartition(_nearest(layout, name, count))
-    split = _assign(layout, wanted, len(quanta), REMAINDER in pool, rounding)
+    takes_rest = len(counts) < len(named)
+    split = _split(layout, counts, pool, rounding, takes_rest=takes_rest, keep=keep)
     if split is None and need > available:
         raise InvalidPartition(_too_many(layout, counts, need, available, held))
     if split is None:
-        raise InvalidPartition(_no_set(layout, counts, pool, held, rounding))
+        together = _assign_nearest(layout, counts, pool, takes_rest=takes_rest)
+        raise InvalidPartition(_no_set(layout, counts, pool, held, rounding, together))
     parts: dict[str, tuple[int, ...]] = {}
     for name, (with_remainder, quanta_count) in split.items():
         mine = [quanta.pop(0) for _ in range(quanta_count)]
@@ -225,6 +227,28 @@ def plan_carve(
         for name, size in named.items()
     )
     return CarvePlan(layout, partitions, layout.sm_count_of(left), left)
+
+
+def _split(
+    layout: SmLayout,
+    counts: Mapping[str, int],
+    pool: Sequence[int],
+    rounding: Rounding,
+    *,
+    takes_rest: bool,
+    keep: Collection[str],
+) -> dict[str, tuple[bool, int]] | None:
+    """As :func:`_assign`, for every rounding; refuses a count that is not exact singly."""
+    if rounding == "nearest":
+        return _assign_nearest(layout, counts, pool, takes_rest=takes_rest, keep=keep)
+    if rounding == "exact":
+        for name, count in counts.items():
+            if count not in layout.grantable():
+                raise InvalidPartition(_nearest(layout, name, count))
+    if rounding == "down":  # below more than there is comes the whole GPU
+        counts = {name: min(count, layout.sm_count) for name, count in counts.items()}
+    remainder = REMAINDER in pool
+    return _assign(layout, counts, len(pool) - remainder, remainder, rounding)
 
 
 def _assign(
@@ -264,6 +288,78 @@ def _assign(
             if fits and (best is None or distance < best[0]):
                 best = (distance, chosen)
     return None if best is None else best[1]
+
+
+def _assign_nearest(
+    layout: SmLayout,
+    counts: Mapping[str, int],
+    pool: Sequence[int],
+    *,
+    takes_rest: bool,
+    keep: Collection[str] = (),
+) -> dict[str, tuple[bool, int]] | None:
+    """As :func:`_assign`, with the counts that differ least in sum from those asked for.
+
+    Of equally near ones those with more SMs. Something is left for a partition that takes
+    the rest. Where what ``keep`` names cannot stay, it is not kept.
+    """
+    remainder = REMAINDER in pool
+    quanta = len(pool) - remainder
+    best: tuple[int, int, dict[str, tuple[bool, int]]] | None = None
+    for holder in [*(reversed(list(counts)) if remainder else ()), None]:
+        owed = takes_rest and (holder is not None or not remainder)
+        chosen = _quanta_for(layout, counts, holder, quanta - owed, keep)
+        if chosen is None:
+            continue
+        granted = {
+            name: number * layout.quantum_sm_count
+            + (layout.remainder_sm_count if name == holder else 0)
+            for name, number in chosen.items()
+        }
+        distance = sum(abs(granted[name] - count) for name, count in counts.items())
+        found = (distance, -sum(granted.values()))
+        if best is None or found < best[:2]:
+            best = (*found, {name: (name == holder, n) for name, n in chosen.items()})
+    if best is None:
+        if not keep:
+            return None
+        return _assign_nearest(layout, counts, pool, takes_rest=takes_rest)
+    return best[2]
+
+
+def _quanta_for(
+    layout: SmLayout,
+    counts: Mapping[str, int],
+    holder: str | None,
+    most: int,
+    keep: Collection[str],
+) -> dict[str, int] | None:
+    """Name → number of quanta, nearest to what is asked if ``holder`` has the remainder too.
+
+    The distance is convex in each number, so taking away one quantum after the other where it
+    costs least gives the best set of at most ``most`` quanta.
+    """
+    size = layout.quantum_sm_count
+    rests = {name: layout.remainder_sm_count if name == holder else 0 for name in counts}
+    least = {name: 0 if name == holder else 1 for name in counts}
+    numbers = {
+        name: max(least[name], min(most, (2 * (count - rests[name]) + size) // (2 * size)))
+        for name, count in counts.items()
+    }
+    for name in keep:
+        if name in counts and rests[name] + size * numbers[name] != counts[name]:
+            return None
+
+    def cost(name: str) -> int:
+        excess = rests[name] + size * numbers[name] - counts[name]
+        return abs(excess - size) - abs(excess)
+
+    while sum(numbers.values()) > most:
+        able = [name for name in counts if numbers[name] > least[name] and name not in keep]
+        if not able:
+            return None
+        numbers[min(reversed(able), key=cost)] -= 1
+    return numbers
 
 
 def _around(layout: SmLayout, count: int) -> str:
@@ -315,6 +411,7 @@ def _no_set(
     pool: Sequence[int],
     held: Mapping[str, tuple[int, ...]],
     rounding: Rounding,
+    together: Mapping[str, tuple[bool, int]] | None,
 ) -> str:
     asked = ", ".join(f"{name}: {count}" for name, count in counts.items())
     quanta = sum(part != REMAINDER for part in pool)
@@ -322,13 +419,17 @@ def _no_set(
     if REMAINDER in pool:
         free += f" and the remainder of {layout.remainder_sm_count}"
     holders = f" (live partitions {', '.join(map(repr, held))} hold the others)" if held else ""
-    hints = "; ".join(
-        f"for {name!r} the nearest are {_around(layout, count)}" for name, count in counts.items()
-    )
-    how = ". Change a count, or pass rounding='up' or 'down'" if rounding == "exact" else ""
+    hint = "it has fewer parts than partitions are asked for"
+    if together is not None:
+        nearest = ", ".join(
+            f"{name}: {number * layout.quantum_sm_count + with_rest * layout.remainder_sm_count}"
+            for name, (with_rest, number) in together.items()
+        )
+        hint = f"the nearest counts that go together are {nearest}"
+    how = ". Ask for these, or pass rounding='nearest'" if together and rounding == "exact" else ""
     if held:
         how += ". Closing live partitions frees their SMs; allow_shared=True shares them knowingly"
     return (
         f"no set of {free}{holders} gives {asked} at the same time: only one partition can hold "
-        f"the remainder. Taken singly, {hints}{how}"
+        f"the remainder; {hint}{how}"
     )

@@ -29,6 +29,7 @@ from gpuscope.device.api import (
     Shape,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError
 
@@ -139,9 +140,11 @@ class CpuBackend:
         """Do nothing."""
 
     # -- streams and events: all work, none does anything -------------------------------
-    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
+    def make_stream(
+        self, partition: Any, priority: int, *, blocking: bool = False
+    ) -> tuple[Any, int]:
         """Return handle 0."""
-        del partition, priority
+        del partition, priority, blocking
         return None, 0
 
     def borrow_stream(self, handle: int) -> Any:
@@ -265,9 +268,11 @@ class CpuBackend:
         destination[...] = source
         self._did("memcpy", "copy", correlation, start_ns)
 
-    def host_call(self, stream: Any, function: Callable[[], None], correlation: int) -> None:
+    def host_call(
+        self, stream: Any, function: Callable[[], None], correlation: int, graph: Graph | None
+    ) -> None:
         """Call it now."""
-        del stream, correlation
+        del stream, correlation, graph
         function()
 
     # -- kernels ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from gpuscope.device.api import (
     KernelModel,
     Observer,
 )
-from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes
+from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes, SmLayout
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.stream import Event, Stream, close_all
 from gpuscope.errors import InvalidOperand, InvalidPartition, StreamError
@@ -101,11 +101,16 @@ class Device:
             key=lambda stream: stream.id,
         ))  # fmt: skip
 
-    def held_parts(self) -> dict[str, tuple[int, ...]]:
-        """Name → parts of the live partitions."""
+    @property
+    def layout(self) -> SmLayout:
+        """The parts into which its driver splits its SMs."""
+        return self.backend.layout
+
+    def held_parts(self, *, without: Collection[Partition] = ()) -> dict[str, tuple[int, ...]]:
+        """Name → parts of the live partitions, but for those in ``without``."""
         held: dict[str, tuple[int, ...]] = {}
         for part in self._partitions:
-            if not part.closed:
+            if not part.closed and part not in without:
                 name = (
                     part.name if part.name not in held else f"{part.name} (context {part.context})"
                 )
@@ -113,9 +118,24 @@ class Device:
         return held
 
     def plan_carve(
-        self, sizes: Sizes, *, rounding: Rounding = "exact", allow_shared: bool = False
+        self,
+        sizes: Sizes,
+        *,
+        rounding: Rounding = "exact",
+        allow_shared: bool = False,
+        keep: Collection[str] = (),
+        instead_of: Collection[Partition] = (),
     ) -> CarvePlan:
         """Say what :meth:`carve` would grant; touches nothing.
+
+        Parameters
+        ----------
+        sizes, rounding, allow_shared
+            As :meth:`carve` takes them.
+        keep
+            Partitions whose counts ``rounding="nearest"`` leaves as they are, if it can.
+        instead_of
+            Live partitions that will be closed before: their SMs count as free.
 
         Raises
         ------
@@ -129,8 +149,9 @@ class Device:
             self.backend.layout,
             sizes,
             rounding=rounding,
-            held=self.held_parts(),
+            held=self.held_parts(without=instead_of),
             allow_shared=allow_shared,
+            keep=keep,
         )
         self.backend.check_plan(plan)
         return plan
@@ -146,7 +167,8 @@ class Device:
             Name → SM count, or a list of counts; at most one may be ``"rest"``.
         rounding
             ``"exact"``: a count that this GPU cannot give is an error with the nearest
-            counts; ``"up"`` and ``"down"`` take the nearest in that direction.
+            counts; ``"up"`` and ``"down"`` take the nearest in that direction; ``"nearest"``
+            the counts that can be had together and differ least from those asked for.
         allow_shared
             Whether SMs of live partitions may be given out again. Such partitions name
             each other in ``shares_with``.
@@ -187,16 +209,36 @@ class Device:
         self._partitions.discard(partition)
 
     # -- streams and events -----------------------------------------------------------
-    def create_stream(self, *, name: str | None = None, priority: int = 0) -> Stream:
-        """Make a non-blocking stream on the whole GPU; lower ``priority`` runs first."""
-        return self.make_stream(None, name=name, priority=priority)
+    def create_stream(
+        self, *, name: str | None = None, priority: int = 0, blocking: bool = False
+    ) -> Stream:
+        """Make a stream on the whole GPU.
+
+        Parameters
+        ----------
+        priority
+            CUDA's: lower runs first.
+        blocking
+            Whether it knows the legacy default stream's barrier: its work waits for what was
+            queued there, and what is queued there later waits for it.
+        """
+        return self.make_stream(None, name=name, priority=priority, blocking=blocking)
 
     def make_stream(
-        self, partition: Partition | None, *, name: str | None, priority: int
+        self,
+        partition: Partition | None,
+        *,
+        name: str | None,
+        priority: int,
+        blocking: bool = False,
     ) -> Stream:
         """Make a stream, in ``partition`` if one is given."""
-        raw, handle = self.backend.make_stream(partition.raw if partition else None, priority)
-        stream = Stream(self, raw, handle, name=name, partition=partition, priority=priority)
+        home = partition.raw if partition else None
+        raw, handle = self.backend.make_stream(home, priority, blocking=blocking)
+        stream = Stream(
+            self, raw, handle, name=name, partition=partition, priority=priority,
+            blocking=blocking,
+        )  # fmt: skip
         # Where every handle is 0 no stream is found by it, but each is still closed with us.
         self._streams[handle or -stream.id] = stream
         return stream
@@ -233,7 +275,7 @@ class Device:
         known = self._streams.get(handle)
         if known is not None:
             return known
-        stream = Stream(self, raw, handle, name="per-thread default", owned=False)
+        stream = Stream(self, raw, handle, name="per-thread default", owned=False, blocking=True)
         self._streams[handle] = stream
         self._default = stream
         return stream
@@ -414,6 +456,9 @@ class Device:
         )
         if stream is not None and stream.capturing:
             return call  # it becomes part of a graph: nothing happens now
+        meant: Stream | None = getattr(self._handle, "meant", None)
+        if meant is not None and intended is not None:
+            call.intended = meant
         handle: Call | None = getattr(self._handle, "call", None)
         if handle is not None and kind != "setup":
             call.parent, call.workload = handle.correlation, handle.name
@@ -430,6 +475,15 @@ class Device:
         before: Call | None = getattr(self._handle, "call", None)
         self._handle.call = call
         return before
+
+    @contextlib.contextmanager
+    def meant_for(self, stream: Stream) -> Iterator[None]:
+        """Let this thread's calls count as given to ``stream``, whatever stream they name."""
+        self._handle.meant = stream
+        try:
+            yield
+        finally:
+            self._handle.meant = None
 
     def launch_around(self, call: Call | None) -> Call | None:
         """Let a launch of this thread supersede ``call``; returns the one before."""

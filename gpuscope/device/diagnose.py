@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from gpuscope._libcupti import HOW_TO_INSTALL, library_path
 from gpuscope.errors import GpuscopeError
 
+NEEDED_BYTES = 2 << 30
+"""GPU memory of the quickstart with room to spare: operands, contexts, library kernels."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -63,10 +66,23 @@ def check_gpu() -> list[Check]:
             )
             found += f"quanta of {device.backend.layout.quantum_sm_count}"
             checks.append(Check("cuda:0", ok=True, found=found))
+            with device.backend.current():
+                free, total = cupy.cuda.runtime.memGetInfo()
+            checks.append(_check_memory(free, total))
         except GpuscopeError as error:
             found, todo = _parts(error)
             checks.append(Check("cuda:0", ok=False, found=found, todo=todo))
     return checks
+
+
+def _check_memory(free: int, total: int) -> Check:
+    """Check that the GPU has room, in bytes, for the quickstart and the libraries it loads."""
+    found = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB"
+    todo = "" if free >= NEEDED_BYTES else (
+        f"end what else uses the GPU (nvidia-smi lists it): the quickstart wants "
+        f"{NEEDED_BYTES / 2**30:.0f} GiB"
+    )  # fmt: skip
+    return Check("free memory", ok=not todo, found=found, todo=todo)
 
 
 def check_cupti() -> Check:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +18,30 @@ if TYPE_CHECKING:
 _ids = itertools.count(1)
 
 
+class _Thread(threading.local):
+    """What a thread captures, and the graphs that nobody holds any more meanwhile."""
+
+    def __init__(self) -> None:
+        self.captures = 0
+        self.left: list[Graph] = []
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Close no graph on this thread by itself: that waits, which would spoil a capture."""
+    _thread.captures += 1
+    try:
+        yield
+    finally:
+        _thread.captures -= 1
+        while _thread.left and not _thread.captures:
+            with contextlib.suppress(GpuscopeError):  # as in a destructor
+                _thread.left.pop().close()
+
+
 class Graph:
     """What was queued on a stream while it was captured; made by :meth:`Stream.capture`.
 
@@ -23,7 +50,7 @@ class Graph:
     Attributes
     ----------
     id
-        Number in traces.
+        Number in traces; those that CUPTI recorded have CUDA's number instead.
     partition
         The partition its work runs in, or ``None`` for the whole GPU. Work of a stream that
         joined the capture keeps that stream's.
@@ -37,6 +64,8 @@ class Graph:
         self.raw: Any = None
         self.streams: list[Stream] = []
         """The streams that are being captured into it."""
+        self.functions: list[Any] = []
+        """What calls its host functions, which CUDA does not keep."""
         self._closed = False
         self._kept: list[Closable] = []
         if self.partition is not None:
@@ -60,6 +89,8 @@ class Graph:
         ------
         ClosedError
             The graph is closed, or its capture did not end well.
+        GpuscopeError
+            The stream is being captured: CUDA lets no graph become part of another this way.
         """
         if self._closed or self.raw is None:
             raise ClosedError(
@@ -90,6 +121,7 @@ class Graph:
                 self.device.backend.close_graph(self.raw)
                 self.raw = None
         finally:
+            self.functions.clear()
             while self._kept:
                 self._kept.pop().close()
 
@@ -106,6 +138,9 @@ class Graph:
 
     def __del__(self) -> None:
         if getattr(self, "_closed", True):
+            return
+        if _thread.captures:
+            _thread.left.append(self)
             return
         try:
             self.close()

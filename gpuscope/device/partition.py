@@ -44,6 +44,8 @@ class Partition:
         Names of partitions that were live when it was made and have SMs in common with it.
     context
         Number of its green context.
+    color
+        For pictures, as ``"#RRGGBB"``; empty where pictures choose.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Partition:
         self.parts = planned.parts
         self.context = granted.context
         self.raw = granted.raw
+        self.color = ""
         self._streams: list[Stream] = []
         self._owned: list[Closable] = []
         self._closed = False
@@ -213,7 +216,7 @@ class Partitions(Mapping[str, Partition]):
 
         rows = "".join(
             f"<tr><td>{shown(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
-            f"<td>{_ranges(part.sm_ids)}</td></tr>"
+            f"<td>{sm_ranges(part.sm_ids)}</td></tr>"
             for name, part in self.items()
         )
         return (
@@ -222,7 +225,7 @@ class Partitions(Mapping[str, Partition]):
         )
 
 
-def _ranges(ids: tuple[int, ...]) -> str:
+def sm_ranges(ids: tuple[int, ...]) -> str:
     """Write sorted ids as ranges: 0–7, 12."""
     words: list[str] = []
     start = previous = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuscope.device import caller
 from gpuscope.device.api import Kernel
-from gpuscope.device.graph import Graph
+from gpuscope.device.graph import Graph, capturing
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ class Stream:
         The partition it was made in, or ``None``.
     priority
         CUDA's: lower runs first; 0 is the default.
+    blocking
+        Whether it is known to stand in the legacy default stream's barrier.
     id
         Number in traces.
     """
@@ -146,11 +148,13 @@ class Stream:
         partition: Partition | None = None,
         priority: int = 0,
         owned: bool = True,
+        blocking: bool = False,
     ) -> None:
         self.device = device
         self.raw = raw
         self.partition = partition
         self.priority = priority
+        self.blocking = blocking
         self.id = device.next_stream_id()
         self.name = name if name is not None else f"stream {self.id}"
         self._handle = handle
@@ -338,13 +342,13 @@ class Stream:
     def host_call(self, function: Callable[[], None]) -> None:
         """Queue ``function`` to run on the host when the work before it is done.
 
-        It must not call CUDA.
+        It must not call CUDA. Captured, it runs at each launch of the graph.
         """
         raw = self._usable()
         name = getattr(function, "__name__", "host function")
         call = self.device.begin_call("host_call", name, self, self)
         try:
-            self._backend.host_call(raw, function, call.correlation)
+            self._backend.host_call(raw, function, call.correlation, self.graph)
         finally:
             self.device.end_call(call)
 
@@ -374,22 +378,23 @@ class Stream:
         if self.capturing:
             raise StreamError(f"stream {self.name!r} is being captured already: end that first")
         graph = Graph(self, name)
-        self._backend.begin_capture(self)
-        self._join(graph)
-        try:
-            yield graph
-        except BaseException:
-            with contextlib.suppress(GpuscopeError):  # the block's own error is the one to tell
-                self._backend.close_graph(self._backend.end_capture(self))
-            graph.close()
-            raise
-        else:
-            graph.raw = self._backend.end_capture(self)
-        finally:
-            for stream in graph.streams:
-                stream.capturing = False
-                stream.graph = None
-            graph.streams.clear()
+        with capturing():
+            self._backend.begin_capture(self)
+            self._join(graph)
+            try:
+                yield graph
+            except BaseException:
+                with contextlib.suppress(GpuscopeError):  # the block's own error is the one to tell
+                    self._backend.close_graph(self._backend.end_capture(self))
+                graph.close()
+                raise
+            else:
+                graph.raw = self._backend.end_capture(self)
+            finally:
+                for stream in graph.streams:
+                    stream.capturing = False
+                    stream.graph = None
+                graph.streams.clear()
 
     def _join(self, graph: Graph) -> None:
         """Become part of a capture."""

@@ -2,58 +2,101 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-import pyarrow as pa
-
 from gpuscope.figures import style
+from gpuscope.figures.labels import Class, partition_label
 from gpuscope.figures.text import duration, escape
-from gpuscope.figures.tracks import View, partition_label
+from gpuscope.figures.tracks import Tracks
+from gpuscope.figures.view import View
 
-_COLUMNS = (
-    "kind", "name", "partition", "intended_partition", "stream", "source", "status",
-    "start_uncertainty_ns", "end_uncertainty_ns",
-)  # fmt: skip
+_CHARACTERS = 44_000
+"""What the names in a frame may take; with many spans each is cut shorter."""
+_SHORTEST, _LONGEST = 32, 120
+
+_escaped = lru_cache(maxsize=65_536)(escape)
 
 
-def hovers(view: View, rows: pa.Table, unit: str, unit_ns: float) -> list[str]:
-    """Return one text a drawn span; ``rows`` are those of ``view.drawn``."""
-    trace = view.trace
-    low = view.window_ns[0]
-    texts: dict[str, list[Any]] = {name: rows.column(name).to_pylist() for name in _COLUMNS}
-    streams = texts["stream"]
-    early, late = texts["start_uncertainty_ns"], texts["end_uncertainty_ns"]
+def template(tracks: Tracks, one: Class, unit: str) -> str:
+    """Return what Plotly puts around the texts of a class."""
+    kind, partition, _ = one
+    lines = [style.KIND_STYLES[kind].label]
+    if partition is not None:
+        lines[0] += f", partition {escape(partition_label(tracks.names, partition or None))}"
+    sources = tracks.classes.get(one, ())
+    if len(sources) == 1:
+        lines.append(f"source: {escape(sources[0], 40)}")
+    # A percent sign would make Plotly look for a variable.
+    constant = "<br>".join(lines).replace("%", "&#37;")
+    return f"<b>%{{hovertext}}<br>from %{{base:,.3f}} {unit}<br>{constant}<extra></extra>"
+
+
+def hovers(view: View) -> list[str]:
+    """Return one text a drawn span, for the template of its class."""
+    tracks, rows = view.tracks, view.found.rows
+    limit = min(_LONGEST, max(_SHORTEST, _CHARACTERS // max(1, len(rows))))
+    coded = tracks.coded["name"]
+    names = [_short(coded.values[code], limit) for code in coded.codes[rows].tolist()]
+    tails = _tails(view)
+    early, late = (column.tolist() for column in tracks.uncertainties(rows))
+    times = zip(tracks.start_ns[rows].tolist(), tracks.end_ns[rows].tolist(), strict=True)
+    low, high = view.found.window_ns
     said = []
-    for place, row in enumerate(view.drawn.tolist()):
-        kind = texts["kind"][place]
-        start, end = int(view.start_ns[row]), int(view.end_ns[row])
-        lasts = duration(end - start)
-        if view.is_open[row]:
-            lasts = f"OPEN: its end was not seen; {lasts} until the window's end"
-        elif start == end:
-            lasts = "an instant"
-        lines = [
-            f"<b>{escape(texts['name'][place], 120)}</b>",
-            f"{style.KIND_STYLES[kind].label}, {lasts}",
-            f"starts at {(start - low) / unit_ns:,.3f} {unit}",
-        ]
-        doubts = []
+    for place, (start, end) in enumerate(times):
+        is_open = view.is_open[place]
+        if is_open:
+            lasts = f"OPEN: its end was not seen; {duration(high - start)} until the window's end"
+        else:
+            lasts = duration(end - start) if end > start else "an instant"
+            if end > high:
+                lasts += f", {duration(end - high)} of it after the window"
+        if start < low:
+            lasts += f", {duration(low - start)} of it before the window"
         if early[place]:
-            doubts.append(f"true start up to {duration(early[place])} later")
-        if late[place] and not view.is_open[row]:
-            doubts.append(f"true end up to {duration(late[place])} earlier")
-        if doubts:
-            lines.append(", ".join(doubts))
-        partition, intended = texts["partition"][place], texts["intended_partition"][place]
-        is_host = view.tracks[int(view.track[row])].is_host
-        if not is_host or partition is not None:
-            lines.append(f"partition {escape(partition_label(trace, partition))}")
-        if intended is not None and intended != partition:
-            lines.append(f"<b>intended for partition {escape(intended, 40)}</b>")
-        if streams[place] is not None or not is_host:
-            lines.append(f"stream {escape(trace.stream_name(streams[place]), 60)}")
-        if texts["status"][place] is not None:
-            lines.append(f"status {escape(texts['status'][place], 60)}")
-        lines.append(f"source: {escape(texts['source'][place], 40)}")
-        said.append("<br>".join(lines))
+            lasts += f"<br>true start up to {duration(early[place])} later"
+        if late[place] and not is_open:
+            lasts += f"<br>true end up to {duration(late[place])} earlier"
+        said.append(f"{names[place]}</b><br>{lasts}{tails[place]}")
     return said
+
+
+def _short(text: str, limit: int) -> str:
+    said = _escaped(text, limit)
+    # Letters outside ASCII and escapes take more than a byte each.
+    return said if 2 * len(said.encode()) <= 3 * limit else _escaped(text, limit // 3)
+
+
+def _tails(view: View) -> list[str]:
+    """Return what rows that differ in little else share: stream, intention, status."""
+    tracks, rows = view.tracks, view.found.rows
+    columns = ("partition", "intended_partition", "stream", "status", "source")
+    codes = zip(*(tracks.coded[name].codes[rows].tolist() for name in columns), strict=True)
+    made: dict[tuple[Any, ...], str] = {}
+    tails = []
+    for known in zip(view.classes, view.is_host, codes, strict=True):
+        if known not in made:
+            one, is_host, of_columns = known
+            values = [
+                tracks.coded[name].values[code]
+                for name, code in zip(columns, of_columns, strict=True)
+            ]
+            one_source = len(tracks.classes[one]) == 1
+            made[known] = _tail(tracks, values, is_host=is_host, one_source=one_source)
+        tails.append(made[known])
+    return tails
+
+
+def _tail(tracks: Tracks, values: list[Any], *, is_host: bool, one_source: bool) -> str:
+    partition, intended, stream, status, source = values
+    lines = []
+    if stream is not None or not is_host:
+        known = escape(tracks.names.stream_name(stream), 60)
+        lines.append(known if "stream" in known else f"stream {known}")
+    if intended is not None and intended != partition:
+        lines.append(f"<b>intended for partition {escape(intended, 40)}</b>")
+    if status is not None:
+        lines.append(f"status {escape(status, 60)}")
+    if not one_source:
+        lines.append(f"source: {escape(source, 40)}")
+    return "".join(f"<br>{line}" for line in lines)

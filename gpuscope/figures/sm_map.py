@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from gpuscope.analysis.columns import codes, is_open, rows_of
+from gpuscope.analysis.columns import codes
 from gpuscope.analysis.intervals import union
-from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
+from gpuscope.figures.labels import partition_label
+from gpuscope.figures.sm_blocks import Blocks
 from gpuscope.figures.text import (
     axis_unit,
     duration,
@@ -19,7 +20,6 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
-from gpuscope.figures.tracks import partition_label
 from gpuscope.trace.model import Trace
 
 Array = np.ndarray[Any, Any]
@@ -60,7 +60,7 @@ def sm_map(
     """
     if bins < 1:
         raise ValueError(f"bins is at least 1, not {bins}")
-    blocks = _Blocks(trace, device)
+    blocks = Blocks(trace, device)
     low, high = window_ns or (int(blocks.starts.min()), int(blocks.ends.max()))
     high = max(high, low + 1) if window_ns is None else high
     if low >= high:
@@ -121,55 +121,7 @@ def sm_map(
     return go.Figure(data=[*strip, *cells], layout=layout)
 
 
-class _Blocks:
-    """The finished blocks of one device whose SM is known.
-
-    Attributes
-    ----------
-    rows
-        Positions in the trace; ``sm``, ``partition``, ``starts`` and ``ends`` are parallel.
-    partitions
-        Name of each number in ``partition``; ``None`` is the whole GPU.
-    height
-        SMs of the device.
-    left_out
-        What is not drawn, in words → how many blocks.
-    """
-
-    def __init__(self, trace: Trace, device: int | None) -> None:
-        every = rows_of(trace, "block")
-        sm = trace.array("sm", fill=-1)
-        usable = (sm[every] >= 0) & ~is_open(trace)[every]
-        rows = every[usable]
-        there, devices = codes(trace.spans.column("device"))
-        if device is None and len(rows):
-            device = devices[int(np.bincount(there[rows]).argmax())]
-        here = there[rows] == (devices.index(device) if device in devices else -1)
-        if not here.any():
-            where = "" if device is None else f" on device {device}"
-            raise MissingEvidence(
-                f"none of {len(every):,} thread blocks{where} is finished and has its SM: record "
-                "a workload that tells its blocks, such as TracedGemm, on a CUDA device"
-            )
-        self.left_out = {
-            "without an end or an SM": len(every) - len(rows),
-            "on other devices": len(rows) - int(here.sum()),
-        }
-        self.rows = rows = rows[here]
-        self.sm = sm[rows].astype(np.int64)
-        self.starts, self.ends = trace.array("start_ns")[rows], trace.array("end_ns", fill=0)[rows]
-        partition, names = codes(trace.spans.column("partition"))
-        used, self.partition = np.unique(partition[rows], return_inverse=True)
-        self.partitions: list[str | None] = [names[one] for one in used]
-        known = [
-            int(facts["sm_count"])
-            for facts in trace.metadata.devices.values()
-            if facts.get("index") == device and facts.get("sm_count")
-        ]
-        self.height = max(int(self.sm.max()) + 1, *known, 1)
-
-
-def _held_ns(group: Array, groups: int, blocks: _Blocks, edges: Array) -> Array:
+def _held_ns(group: Array, groups: int, blocks: Blocks, edges: Array) -> Array:
     """Return how long blocks of each group held their SM in each bin, ns."""
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(groups + 1))
@@ -185,7 +137,7 @@ def _held_ns(group: Array, groups: int, blocks: _Blocks, edges: Array) -> Array:
 
 
 def _cells(
-    trace: Trace, blocks: _Blocks, index: int, share: Array, colours: dict[str, str]
+    trace: Trace, blocks: Blocks, index: int, share: Array, colours: dict[str, str]
 ) -> go.Heatmap:
     """Return the cells of one partition; SMs between those that it held are one empty row."""
     partition = blocks.partitions[index]
@@ -208,7 +160,7 @@ def _cells(
     )
 
 
-def _workloads(trace: Trace, blocks: _Blocks, index: int) -> str:
+def _workloads(trace: Trace, blocks: Blocks, index: int) -> str:
     """Name what kept a partition busy, the longest first."""
     mine = blocks.partition == index
     found: dict[str, float] = {}
@@ -257,7 +209,7 @@ def _strip(trace: Trace, height: int, colours: dict[str, str]) -> list[go.Heatma
     ]
 
 
-def _statement(blocks: _Blocks, edges: Array, low: int, high: int) -> str:
+def _statement(blocks: Blocks, edges: Array, low: int, high: int) -> str:
     """Say in plain text what is drawn and how to read it."""
     inside = int(np.count_nonzero((blocks.ends > low) & (blocks.starts < high)))
     bins = len(edges) - 1

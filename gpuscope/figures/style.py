@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,10 +46,19 @@ KIND_STYLES = {
 
 
 def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dict[str, str]:
-    """Give each partition a colour: those that the traces describe first, in their order."""
-    known = [name for trace in traces for name in trace.metadata.partitions]
+    """Give each partition a colour: those that the traces describe first, in their order.
+
+    A trace may say which; text that is no colour says nothing.
+    """
+    known = {name: facts for trace in traces for name, facts in trace.metadata.partitions.items()}
     names = list(dict.fromkeys([*known, *sorted(partitions)]))
-    return {name: OKABE_ITO[index % len(OKABE_ITO)] for index, name in enumerate(names)}
+    chosen = {name: str(facts.get("color", "")) for name, facts in known.items()}
+    return {
+        name: colour
+        if re.fullmatch("#[0-9A-Fa-f]{6}", colour := chosen.get(name, ""))
+        else OKABE_ITO[index % len(OKABE_ITO)]
+        for index, name in enumerate(names)
+    }
 
 
 def darker(colour: str) -> str:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope.figures import style
-from gpuscope.figures.bars import Band, arrows, bars, merged_bars
+from gpuscope.figures.bars import Properties, arrow_look, look
+from gpuscope.figures.frame import Frame, frame, statement
+from gpuscope.figures.labels import in_order
+from gpuscope.figures.places import Places, heading, nothing, stripe, y_axis
+from gpuscope.figures.raster import StaticFigure
+from gpuscope.figures.sm_blocks import Blocks, HeldIndex
+from gpuscope.figures.sm_picture import sm_picture
 from gpuscope.figures.text import (
     axis_unit,
-    clean,
     escape,
     provenance_lines,
     title_suffix,
     wrapped,
 )
-from gpuscope.figures.tracks import LANES, view
+from gpuscope.figures.tracks import Tracks, default_window_ns
+from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
 
-_HEADING = 34
+_HEADING_LINE, _HEADING_CHARACTERS = 18, 100
 _EMPTY_BAND = 70
+# Plotly draws the grid over images: light lines would look like gaps.
+_GRID = "rgba(27,31,36,0.1)"
 
 
 def timeline(
@@ -29,6 +40,7 @@ def timeline(
     window_ns: tuple[int, int] | None = None,
     max_spans: int = 2000,
     title: str | None = None,
+    sm: bool = False,
 ) -> go.Figure:
     """Draw a trace as a timeline: ranges and calls of the host, then one row a stream.
 
@@ -38,13 +50,18 @@ def timeline(
         Start and end on the trace's clock. Default: the first recording window where
         there are several, else the whole trace.
     max_spans
-        Spans drawn one by one, widest first; the figure says how many are left out, and
-        shows where they are as pale merged blocks.
+        Spans drawn one by one, widest first. The others are merged into a shading of their
+        track that says how full it is of them; the figure states how many they are.
     title
         Default ``"Timeline"``. That the trace is simulated is added.
+    sm
+        Whether to draw under it, on the same time axis, which SMs were held when, and by
+        whose thread blocks; :func:`sm_map` says more of them.
 
     Raises
     ------
+    MissingEvidence
+        The SMs are asked for, and no finished thread block has its SM.
     ValueError
         The window is empty or ``max_spans`` is below 1.
 
@@ -52,8 +69,15 @@ def timeline(
     --------
     >>> timeline(trace, window_ns=(0, 2_000_000)).show()  # doctest: +SKIP
     """
-    band = Band(view(trace, window_ns, max_spans), None)
-    return _draw([band], title or "Timeline", {"": trace})
+    window = default_window_ns(trace) if window_ns is None else window_ns
+    band = _Band(View.of(Tracks.of(trace), window, max_spans=max_spans), trace, None)
+    blocks = HeldIndex(Blocks(trace, None)) if sm else None
+    return _draw([band], title or "Timeline", {"": trace}, blocks)
+
+
+def of_view(view: View, trace: Trace) -> go.Figure:
+    """Draw a view of a trace that is indexed already, as :func:`timeline` does."""
+    return _draw([_Band(view, trace, None)], "Timeline", {"": trace})
 
 
 def timelines(
@@ -85,163 +109,151 @@ def timelines(
     if max_spans < 1:
         raise ValueError(f"max_spans is at least 1, not {max_spans}")
     share = max(1, max_spans // len(traces))
-    windows = windows_ns or {}
-    bands = [
-        Band(view(trace, windows.get(setting), share), setting)
-        for setting, trace in traces.items()
-    ]  # fmt: skip
+    bands = []
+    for setting, trace in traces.items():
+        window = (windows_ns or {}).get(setting) or default_window_ns(trace)
+        bands.append(_Band(View.of(Tracks.of(trace), window, max_spans=share), trace, setting))
     return _draw(bands, title or "Timelines by setting", traces)
 
 
-def _draw(bands: list[Band], title: str, traces: Mapping[str, Trace]) -> go.Figure:
-    length_ns = max(high - low for low, high in (band.view.window_ns for band in bands))
+@dataclass(frozen=True)
+class _Band:
+    """One setting's part of a figure."""
+
+    view: View
+    trace: Trace
+    setting: str | None
+
+    @property
+    def length_ns(self) -> int:
+        low, high = self.view.found.window_ns
+        return high - low
+
+
+def _draw(
+    bands: Sequence[_Band],
+    title: str,
+    traces: Mapping[str, Trace],
+    held: HeldIndex | None = None,
+) -> go.Figure:
+    length_ns = max(band.length_ns for band in bands)
     unit, unit_ns = axis_unit(length_ns)
-    height, annotations, shapes = _place(bands)
-    partitions = {
-        name for band in bands for name in band.view.trace.texts("partition") if name is not None
-    }
+    partitions = {name for band in bands for name in band.view.tracks.partitions()}
     colours = style.partition_colours(traces.values(), partitions)
+    places, height, annotations, shapes = _place(bands)
+    frames = [
+        frame(band.view, place, colours, zero_ns=band.view.found.window_ns[0], unit_ns=unit_ns)
+        for band, place in zip(bands, places, strict=True)
+    ]
     notes = provenance_lines(traces)
-    pointing, left_out = arrows(bands, unit_ns)
     if len(bands) == 1 and bands[0].setting is None:
-        notes += [escape(line) for line in wrapped(_statement(bands[0]))]
-    if left_out:
+        said = statement(bands[0].view, besides=() if held is None else ("block",))
+        notes += [escape(line) for line in wrapped(said)]
+    if left_out := sum(one.left_out for one in frames):
         notes.append(f"{left_out:,} further event waits have no arrow")
-    data = [*merged_bars(bands, colours, unit, unit_ns), *bars(bands, colours, unit, unit_ns)]
-    if pointing:
-        data.append(_arrow_key())
+    data = _bars(bands, frames, colours, unit) + _arrows(frames)
+    images = [one.image for one in frames if one.image is not None]
+    if images:
+        data.append(_shading_key())
+    axes: Properties = {"yaxis": y_axis(places, height)}
+    time_below = "y"
+    if held is not None:
+        low, high = bands[0].view.found.window_ns
+        below = sm_picture(held, (low, high), colours, height, zero_ns=low, unit_ns=unit_ns)
+        images.append(below.image)
+        data.append(below.trace)
+        notes.append(below.note)
+        axes = {"yaxis": {**axes["yaxis"], "domain": below.above}, "yaxis2": below.axis}
+        time_below, height = "y2", below.height
     length = length_ns / unit_ns
     layout = style.base_layout(
         escape(title, 90) + title_suffix(traces.values()),
         notes,
         height,
-        legend_rows=-(-sum(one.showlegend is not False for one in data) // 3),
+        legend_rows=-(-len(data) // 3),
         barmode="overlay",
         uniformtext={"minsize": 10, "mode": "hide"},
-        annotations=annotations + pointing,
+        annotations=annotations,
         shapes=shapes,
+        images=images,
         xaxis=style.x_axis(
             f"time since the window's start ({unit})",
             range=[0, length],
             minallowed=0,
             maxallowed=length,
+            gridcolor=_GRID,
+            anchor=time_below,
         ),
-        yaxis=_y_axis(bands, height),
+        **axes,
     )
-    return go.Figure(data=data, layout=layout)
+    return StaticFigure(data=data, layout=layout)
 
 
-def _place(bands: list[Band]) -> tuple[float, list[dict[str, object]], list[dict[str, object]]]:
-    """Give every track its place, px from the top; return the height, headings and stripes."""
-    y = 4.0
-    annotations: list[dict[str, object]] = []
-    shapes: list[dict[str, object]] = []
+def _place(
+    bands: Sequence[_Band],
+) -> tuple[list[Places], float, list[Properties], list[Properties]]:
+    """Give every track its place; return these, the height, headings and stripes."""
+    y = 4
+    places: list[Places] = []
+    annotations: list[Properties] = []
+    shapes: list[Properties] = []
     for band in bands:
         if band.setting is not None:
-            text = f"<b>{escape(band.setting, 40)}</b>  {escape(_statement(band))}"
-            annotations.append(_heading(text, y + _HEADING / 2))
-            shapes.append(_stripe(y, y + _HEADING, "#E3E9EF"))
-            y += _HEADING
-        process, was_host = None, True
-        for index, track in enumerate(band.view.tracks):
-            if track.process is not None and track.process != process:
-                annotations.append(_heading(f"process {escape(track.process)}", y + 12))
-                y += 24
-            elif was_host and not track.is_host and index:
-                shapes.append(_line(y + 2))
-                y += 4
-            process, was_host = track.process, track.is_host
-            band.tops.append(y)
-            if index % 2 == 0:
-                shapes.append(_stripe(y, y + band.heights[index], style.STRIPE))
-            y += band.heights[index]
-        if not band.view.tracks:
-            annotations.append(_nothing(y + _EMPTY_BAND / 2))
+            said = textwrap.wrap(statement(band.view), _HEADING_CHARACTERS)
+            lines = [f"<b>{escape(band.setting, 40)}</b>", *(escape(line) for line in said)]
+            size = _HEADING_LINE * len(lines) + 8
+            annotations.append(heading("<br>".join(lines), y + size / 2))
+            shapes.append(stripe(y, y + size, "#E3E9EF"))
+            y += size
+        place = Places.of(band.view.shown, band.view.depth, y)
+        places.append(place)
+        annotations += place.annotations
+        shapes += place.shapes
+        y = place.bottom
+        if not place.tracks:
+            annotations.append(nothing(y + _EMPTY_BAND / 2))
             y += _EMPTY_BAND
         y += 6
-    return y, annotations, shapes
+    return places, y, annotations, shapes
 
 
-def _statement(band: Band) -> str:
-    """Say in plain text what is drawn and what is not."""
-    seen = band.view
-    total, drawn = len(seen.start_ns), len(seen.drawn)
-    if total > drawn:
-        which = "narrower ones" if not seen.hidden_tracks else "others"
-        where = " (pale: where they are)" if len(seen.omitted) else ""
-        left = f"{total - drawn:,} {which} omitted{where}"
-        said = [f"{drawn:,} of {total:,} spans drawn, widest first; {left}"]
-        if seen.hidden_tracks:
-            said.append(f"{seen.hidden_tracks:,} less busy tracks not shown")
-    elif total:
-        said = [f"all {total:,} spans of the window drawn"]
-    else:
-        said = ["no spans in the window"]
-    opened = int(seen.is_open.sum())
-    if opened:
-        said.append(f"{opened:,} open, drawn to the window's end")
-    if band.crowded:
-        names = ", ".join(clean(name, 30) for name in band.crowded[:3])
-        said.append(f"more than {LANES} at once share a line in {names}")
-    if seen.elsewhere:
-        kinds = ", ".join(f"{count:,} {clean(kind)}" for kind, count in seen.elsewhere.items())
-        said.append(f"rows of other kinds not shown: {kinds}")
-    return "; ".join(said)
+def _bars(
+    bands: Sequence[_Band], frames: Sequence[Frame], colours: dict[str, str], unit: str
+) -> list[Properties]:
+    """Return one bar trace a class, over all bands."""
+    data = []
+    for one in in_order((one for drawn in frames for one in drawn.bars), colours):
+        parts = [drawn.bars[one] for drawn in frames if one in drawn.bars]
+        tracks = next(
+            band.view.tracks for band, drawn in zip(bands, frames, strict=True) if one in drawn.bars
+        )
+        data.append({**look(tracks, one, colours, unit), **_joined(parts)})
+    return data
 
 
-def _y_axis(bands: list[Band], height: float) -> dict[str, object]:
-    places, labels = [], []
-    for band in bands:
-        for index, track in enumerate(band.view.tracks):
-            places.append(band.tops[index] + band.heights[index] / 2)
-            labels.append(escape(track.label))
+def _arrows(frames: Sequence[Frame]) -> list[Properties]:
+    waits = _joined([one.arrows for one in frames])
+    if not waits["x"]:
+        return []
+    return [{**arrow_look(), **waits}]
+
+
+def _joined(parts: Sequence[Properties]) -> Properties:
+    """Join arrays and lists of the same names."""
     return {
-        "range": [height, 0],
-        "tickmode": "array",
-        "tickvals": places,
-        "ticktext": labels,
-        "tickfont": {"size": 12},
-        "showgrid": False,
-        "zeroline": False,
-        "ticklabelstandoff": 6,
-        "automargin": True,
-        "fixedrange": True,
+        name: np.concatenate([part[name] for part in parts]) if isinstance(first, np.ndarray)
+        else [value for part in parts for value in part[name]]
+        for name, first in parts[0].items()
+    }  # fmt: skip
+
+
+def _shading_key() -> Properties:
+    return {
+        "type": "scatter",
+        "x": [None],
+        "y": [None],
+        "mode": "markers",
+        "marker": {"symbol": "square", "size": 12, "color": style.tinted(style.INK, 0.3)},
+        "name": "spans merged: the darker, the fuller",
+        "hoverinfo": "skip",
     }
-
-
-def _heading(text: str, y: float) -> dict[str, object]:
-    return {
-        "text": text, "x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "y",
-        "yanchor": "middle", "showarrow": False, "font": {"size": 13}, "align": "left",
-    }  # fmt: skip
-
-
-def _nothing(y: float) -> dict[str, object]:
-    return {
-        "text": "no spans to draw here", "x": 0.5, "xref": "paper", "y": y, "yref": "y",
-        "showarrow": False, "font": {"size": 15, "color": style.MUTED},
-    }  # fmt: skip
-
-
-def _stripe(top: float, bottom: float, colour: str) -> dict[str, object]:
-    return {
-        "type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": top, "y1": bottom,
-        "fillcolor": colour, "line": {"width": 0}, "layer": "below",
-    }  # fmt: skip
-
-
-def _line(y: float) -> dict[str, object]:
-    return {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": y, "y1": y,
-        "line": {"width": 1, "color": style.HOST_COLOUR}, "layer": "below",
-    }  # fmt: skip
-
-
-def _arrow_key() -> go.Scatter:
-    return go.Scatter(
-        x=[None],
-        y=[None],
-        mode="markers",
-        marker={"symbol": "arrow-right", "size": 10, "color": style.INK},
-        name="event wait",
-    )

@@ -1,101 +1,205 @@
-"""Which spans of a trace a timeline draws, and on which track."""
+"""The tracks of a trace: which rows a timeline shows, and on which track each is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from gpuscope.analysis.columns import codes
+from gpuscope.analysis.columns import combined
+from gpuscope.figures.labels import (
+    CALLS,
+    GROUPS,
+    HANDLES,
+    KEYS,
+    STREAM,
+    Class,
+    Key,
+    Track,
+    in_order,
+    labelled,
+)
+from gpuscope.figures.rows import Coded, Grown
 from gpuscope.figures.style import KIND_STYLES
-from gpuscope.figures.text import clean
-from gpuscope.trace.model import Trace
+from gpuscope.figures.waits import Waits
+from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.query import OPEN_NS, Index
 
 MAX_TRACKS = 100
 """Tracks that a page can show legibly; the busiest stay."""
-LANES = 8
-"""Rows inside a track for spans that overlap or nest; what is deeper shares the last."""
 
-_RANGES, _HANDLES, _CALLS, _SYNC, _STREAM = range(5)
-_GROUPS = {
-    "range": _RANGES, "mark": _RANGES, "handle": _HANDLES, "api": _CALLS, "sync": _SYNC,
-    "kernel": _STREAM, "memcpy": _STREAM, "memset": _STREAM, "host function": _STREAM,
-    "event": _STREAM, "graph": _STREAM,
-}  # fmt: skip
-_HOST_LABELS = {_RANGES: "ranges", _CALLS: "API calls", _SYNC: "synchronisation"}
 _INSTANTS = ("mark", "event")
+_CODED = (
+    "kind", "name", "partition", "intended_partition", "stream", "status", "source", "process",
+    "thread", "device", "category",
+)  # fmt: skip
+_UNDECIDED = object()
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Track:
-    """One row of a timeline.
+class Tracks:
+    """What a timeline can show of a trace, ready to be asked for any window; immutable.
+
+    Make one by ``Tracks.of(trace)``; :meth:`extended` adds the rows of a batch.
 
     Attributes
     ----------
-    label
-        Plain text, not escaped.
-    process
-        The process's name, or ``None`` where the trace has only one.
-    """
-
-    label: str
-    group: int
-    partition: str | None
-    process: str | None
-
-    @property
-    def is_host(self) -> bool:
-        """Whether it shows what the host did."""
-        return self.group != _STREAM
-
-    @property
-    def has_texts(self) -> bool:
-        """Whether its bars bear their names."""
-        return self.group == _RANGES
-
-
-@dataclass(frozen=True)
-class View:
-    """The spans of one trace in one window, by track.
-
-    Attributes
-    ----------
-    trace
-        The rows in the window, of the kinds that a timeline draws.
+    names
+        A trace without rows: the metadata, and what it calls things.
+    tracks
+        In the order in which they are drawn.
+    index
+        The spans by track number; rows of kinds that a timeline does not draw are left out.
     start_ns, end_ns
-        One per row; an open span ends at the window's end, a mark where it starts.
-    is_open
-        Rows whose end is unknown.
+        Row → times; an open span ends at ``OPEN_NS``, a mark where it starts.
     track
-        Row → position in ``tracks``; −1 where its track is not drawn.
-    drawn
-        Rows to draw, widest first.
-    hidden_tracks
-        Tracks beyond what a page shows.
-    elsewhere
-        Kind → rows in the trace that a timeline does not draw (blocks, counters).
+        Row → number of its track, −1 for kinds that a timeline does not draw.
+    coded
+        Column → its values, by number.
+    classes
+        What bars there can be, in the order of the legend → the sources that told of them.
+    busy_ns
+        Track number → sum of its spans' widths, open ones left out.
+    waits
+        Event waits between rows.
     """
 
-    trace: Trace
-    window_ns: tuple[int, int]
+    names: Trace
     tracks: tuple[Track, ...]
-    start_ns: Array
-    end_ns: Array
-    is_open: Array
-    track: Array
-    drawn: Array
-    hidden_tracks: int
-    elsewhere: dict[str, int]
+    index: Index
+    classes: dict[Class, tuple[str, ...]]
+    busy_ns: Array
+    coded: dict[str, Coded]
+    waits: Waits
+    _columns: dict[str, Grown]
+    _keys: dict[Key, int]
+    _sole_process: Any
+
+    @classmethod
+    def of(cls, trace: Trace) -> Tracks:
+        """Sort the rows of a trace."""
+        nothing = np.zeros(0, np.int64)
+        columns = {
+            name: Grown(nothing.astype(np.int32 if name == "track" else np.int64))
+            for name in ("start", "end", "id", "early", "late", "track")
+        }
+        empty = cls(
+            Trace.from_columns({}, metadata=trace.metadata), (), Index(nothing, nothing, nothing),
+            {}, nothing, {name: Coded.empty() for name in _CODED}, Waits.none(), columns, {},
+            _UNDECIDED,
+        )  # fmt: skip
+        return empty.extended(trace.spans, trace.edges, trace.metadata)
+
+    def __len__(self) -> int:
+        """Rows, also those that are not drawn."""
+        return len(self.start_ns)
 
     @property
-    def omitted(self) -> Array:
-        """Rows with a track that are not drawn one by one."""
-        rest = self.track >= 0
-        rest[self.drawn] = False
-        return np.flatnonzero(rest)
+    def start_ns(self) -> Array:
+        """Row → start."""
+        return self._columns["start"].values
+
+    @property
+    def end_ns(self) -> Array:
+        """Row → end."""
+        return self._columns["end"].values
+
+    @property
+    def track(self) -> Array:
+        """Row → track number."""
+        return self._columns["track"].values
+
+    @property
+    def ids(self) -> Array:
+        """Row → the span's id."""
+        return self._columns["id"].values
+
+    def uncertainties(self, rows: Array) -> tuple[Array, Array]:
+        """Return how much later spans may have started and how much earlier ended, ns."""
+        return self._columns["early"].values[rows], self._columns["late"].values[rows]
+
+    def partitions(self) -> set[str]:
+        """Return the partitions in which something ran."""
+        return {name for name in self.coded["partition"].values if name is not None}
+
+    def elsewhere(self) -> dict[str, int]:
+        """Kind → rows that a timeline does not draw (blocks, counters)."""
+        kinds = self.coded["kind"]
+        counts = np.bincount(kinds.codes, minlength=len(kinds.values)).tolist()
+        return {
+            str(kind): count
+            for kind, count in zip(kinds.values, counts, strict=True)
+            if count and kind not in KIND_STYLES
+        }
+
+    def extended(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> Tracks:
+        """Return it with more rows behind, as a recording's batches bring them.
+
+        Of one object only the newest descendant may be extended, as they share memory.
+        """
+        count = len(self)
+        coded = {name: column.extended(spans.column(name)) for name, column in self.coded.items()}
+        fresh = {name: column.codes[count:] for name, column in coded.items()}
+        kinds = coded["kind"].values
+        group = np.array([GROUPS.get(kind, -1) for kind in kinds])[fresh["kind"]]
+        # An event that a thread recorded is a call.
+        is_event = np.array([kind == "event" for kind in kinds])[fresh["kind"]]
+        group = np.where(is_event & (fresh["thread"] > 0), CALLS, group)
+        start, end, is_open = _times(spans, kinds, fresh["kind"])
+        sole = self._sole_of(coded["process"])
+        keys = dict(self._keys)
+        track = _tracks(group, fresh, coded, keys, sole)
+        more = {
+            "start": start, "end": end, "track": track, "id": _integers(spans, "id"),
+            "early": _integers(spans, "start_uncertainty_ns"),
+            "late": _integers(spans, "end_uncertainty_ns"),
+        }  # fmt: skip
+        shown = track >= 0
+        busy = np.bincount(
+            track[shown], np.where(is_open, 0, end - start)[shown], len(keys)
+        ).astype(np.int64)
+        busy[: len(self.busy_ns)] += self.busy_ns
+        columns = {name: self._columns[name].extended(more[name]) for name in more}
+        names = Trace.from_columns({}, metadata=metadata)
+        return replace(
+            self,
+            names=names,
+            tracks=labelled(names, keys, sole),
+            index=self.index.extended(start, end, track),
+            classes=_classes(metadata, self.classes, coded, fresh, group, is_open),
+            busy_ns=busy,
+            coded=coded,
+            waits=self.waits.extended(columns["id"].values, edges),
+            _columns=columns,
+            _keys=keys,
+            _sole_process=sole,
+        )
+
+    def _sole_of(self, process: Coded) -> Any:
+        """Return the only process, whose rows need not name it; ``None`` if there are several."""
+        if self._sole_process is not _UNDECIDED:
+            return self._sole_process
+        known = process.values[1:]
+        return _UNDECIDED if not known else known[0] if len(known) == 1 else None
+
+
+def busiest(tracks: Iterable[Track], busy_ns: Array) -> tuple[list[Track], int]:
+    """Return as many of the tracks as a page can show, and how many are left out.
+
+    Parameters
+    ----------
+    busy_ns
+        Track number → how busy it is.
+    """
+    held = list(tracks)
+    kept = sorted(held, key=lambda track: -busy_ns[track.number])[:MAX_TRACKS]
+    numbers = {track.number for track in kept}
+    return [track for track in held if track.number in numbers], len(held) - len(kept)
 
 
 def default_window_ns(trace: Trace) -> tuple[int, int]:
@@ -108,152 +212,83 @@ def default_window_ns(trace: Trace) -> tuple[int, int]:
     starts = trace.array("start_ns")
     ends = trace.array("end_ns", fill=np.iinfo(np.int64).min)
     closing = [int(pair[1]) for pair in windows] if trace.spans.column("end_ns").null_count else []
-    low, high = int(starts.min()), max(int(starts.max()), int(ends.max()), *closing, 0)
-    return low, max(high, low + 1)
+    # An instant at the very end is in the window, too.
+    return int(starts.min()), max(int(starts.max()) + 1, int(ends.max()), *closing)
 
 
-def view(trace: Trace, window_ns: tuple[int, int] | None, max_spans: int) -> View:
-    """Choose the spans and tracks of a timeline.
+def _times(spans: pa.Table, kinds: list[Any], kind: Array) -> tuple[Array, Array, Array]:
+    """Return start, end and whether it is open of each row."""
+    start = _integers(spans, "start_ns")
+    unknown = np.asarray(spans.column("end_ns").is_null(), dtype=bool)
+    instant = np.array([name in _INSTANTS for name in kinds])[kind] & unknown
+    end = np.where(unknown, OPEN_NS, _integers(spans, "end_ns"))
+    return start, np.where(instant, start, end), unknown & ~instant
 
-    Raises
-    ------
-    ValueError
-        The window is empty, or no span may be drawn.
-    """
-    if max_spans < 1:
-        raise ValueError(f"max_spans is at least 1, not {max_spans}")
-    low, high = default_window_ns(trace) if window_ns is None else window_ns
-    if low >= high:
-        raise ValueError(f"the window ends at {high} ns, not after its start at {low} ns")
-    elsewhere = {
-        kind: count for kind, count in trace.kind_counts().items() if kind not in KIND_STYLES
+
+def _integers(spans: pa.Table, name: str) -> Array:
+    column = spans.column(name)
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.int64)
+    filled = column.fill_null(0) if column.null_count else column
+    return np.asarray(filled.to_numpy(), np.int64)
+
+
+def _tracks(
+    group: Array,
+    code: dict[str, Array],
+    coded: dict[str, Coded],
+    keys: dict[Key, int],
+    sole_process: Any,
+) -> Array:
+    """Return each row's track number; new keys get the next."""
+    track = np.full(len(group), -1, np.int32)
+    rows = np.flatnonzero(group >= 0)
+    group = group[rows]
+    on_stream = group == STREAM
+    is_handle = group == HANDLES
+    process = code["process"][rows]
+    alone = [sole_process is _UNDECIDED or one == sole_process for one in coded["process"].values]
+    category = np.where(is_handle, code["category"][rows], 0)
+    parts = {
+        "process": np.where(np.array(alone)[process], 0, process),
+        "thread": np.where(on_stream, 0, code["thread"][rows]),
+        "device": np.where(on_stream, code["device"][rows], 0),
+        "partition": np.where(on_stream, code["partition"][rows], 0),
+        "stream": np.where(on_stream, code["stream"][rows], 0),
+        "category": category,
+        "name": np.where(is_handle & (category == 0), code["name"][rows], 0),
     }
-    rows = trace.where(kind=tuple(KIND_STYLES))
-    starts, ends, is_open = _times(rows, high)
-    inside = ((ends > low) & (starts < high)) | (
-        (starts == ends) & (starts >= low) & (starts <= high)
-    )
-    rows = rows.where(inside)
-    starts, ends, is_open = starts[inside], ends[inside], is_open[inside]
-    tracks, track = _tracks(rows)
-    shown, hidden = _busiest(track, len(tracks), ends - starts)
-    position = np.full(len(tracks) + 1, -1)
-    position[shown] = np.arange(len(shown))
-    track = position[track]
-    width = np.minimum(ends, high) - np.maximum(starts, low)
-    order = np.lexsort((starts, -width))
-    drawn = order[track[order] >= 0][:max_spans]
-    return View(
-        rows, (low, high), tuple(tracks[index] for index in shown), starts, ends, is_open, track,
-        drawn, hidden, elsewhere,
-    )  # fmt: skip
-
-
-def _times(rows: Trace, high: int) -> tuple[Array, Array, Array]:
-    starts = rows.array("start_ns")
-    unknown = np.asarray(rows.spans.column("end_ns").is_null(), dtype=bool)
-    kinds, names = codes(rows.spans.column("kind"))
-    instant = np.array([name in _INSTANTS for name in names])[kinds] & unknown
-    ends = np.where(unknown, np.maximum(starts, high), rows.array("end_ns", fill=0))
-    return starts, np.where(instant, starts, ends), unknown & ~instant
-
-
-def _busiest(track: Array, count: int, width: Array) -> tuple[Array, int]:
-    if count <= MAX_TRACKS:
-        return np.arange(count), 0
-    busy = np.bincount(track, weights=width, minlength=count)
-    shown = np.sort(np.argsort(-busy, kind="stable")[:MAX_TRACKS])
-    return shown, count - MAX_TRACKS
-
-
-def _tracks(rows: Trace) -> tuple[list[Track], Array]:
-    """Return the tracks in the order in which they are drawn, and each row's position."""
-    kinds, kind_names = codes(rows.spans.column("kind"))
-    group = np.array([_GROUPS.get(kind, _STREAM) for kind in kind_names])[kinds]
-    is_event = np.array([kind == "event" for kind in kind_names])[kinds]
-    seen_by_host = is_event & (codes(rows.spans.column("thread"))[0] > 0)
-    group = np.where(seen_by_host, _CALLS, group)
-    on_stream = group == _STREAM
-    is_handle = group == _HANDLES
-    columns = {name: codes(rows.spans.column(name)) for name in _KEYS}
-    parts: list[Array] = [group]
-    for name, applies in (
-        ("process", np.True_), ("thread", ~on_stream), ("device", on_stream),
-        ("partition", on_stream), ("stream", on_stream), ("category", is_handle),
-    ):  # fmt: skip
-        parts.append(np.where(applies, columns[name][0], 0))
-    nameless = is_handle & (parts[-1] == 0)
-    parts.append(np.where(nameless, columns["name"][0], 0))
-    processes = set(np.unique(parts[1])) - {0}
-    if len(processes) == 1:
-        parts[1] = np.full(len(rows), processes.pop())
-    code = np.zeros(len(rows), np.int64)
-    for part in parts:
-        _, dense = np.unique(part, return_inverse=True)
-        _, code = np.unique(code * (int(dense.max(initial=0)) + 1) + dense, return_inverse=True)
-    _, first, code = np.unique(code, return_index=True, return_inverse=True)
-    keys = [
-        (int(group[row]), *(columns[name][1][part[row]] for name, part in zip(
-            _KEYS, parts[1:], strict=True)))
+    first, combination = combined(group, *parts.values())
+    numbers = [
+        keys.setdefault(
+            (int(group[row]), *(coded[name].values[parts[name][row]] for name in KEYS)), len(keys)
+        )
         for row in first
-    ]  # fmt: skip
-    order = sorted(range(len(keys)), key=lambda index: _sort_key(rows, keys[index]))
-    position = np.empty(len(keys), np.int64)
-    position[order] = np.arange(len(keys))
-    return _labelled(rows, [keys[index] for index in order]), position[code]
+    ]
+    track[rows] = np.array(numbers, np.int32)[combination]
+    return track
 
 
-_KEYS = ("process", "thread", "device", "partition", "stream", "category", "name")
-
-
-def _sort_key(rows: Trace, key: tuple[Any, ...]) -> tuple[Any, ...]:
-    group, process, thread, device, partition, stream, category, name = key
-    known = list(rows.metadata.partitions)
-    place = known.index(partition) if partition in known else len(known)
-    number = [-1 if value is None else value for value in (process, thread, device, stream)]
-    block = 0 if group == _RANGES else 2 if group == _STREAM else 1
-    return (
-        number[0], block, number[1], group, category or name or "",
-        number[2], partition is not None, place, partition or "", number[3],
-    )  # fmt: skip
-
-
-def _labelled(rows: Trace, keys: list[tuple[Any, ...]]) -> list[Track]:
-    processes = {key[1] for key in keys}
-    threads = {key[2] for key in keys if key[0] != _STREAM}
-    devices = {key[3] for key in keys if key[0] == _STREAM}
-    tracks: list[Track] = []
-    seen: set[tuple[str | None, str]] = set()
-    for group, process, thread, device, partition, stream, category, name in keys:
-        owner = None
-        if len(processes) > 1:
-            owner = _named(rows.metadata.process_names, process, "process")
-        if group == _STREAM:
-            label = f"{partition_label(rows, partition)} · {clean(rows.stream_name(stream), 18)}"
-            if len(devices) > 1:
-                label = f"GPU {'?' if device is None else device} · {label}"
-            if (owner, label) in seen:
-                label = f"{label} #{stream}"
-        else:
-            what = _HOST_LABELS.get(group) or f"handle {clean(category or name, 18)}"
-            where = _named(rows.metadata.thread_names, thread, "thread")
-            label = f"{what} · {where}" if len(threads) > 1 else what
-        seen.add((owner, label))
-        tracks.append(Track(label, group, partition, owner))
-    return tracks
-
-
-def _named(names: Any, number: int | None, what: str) -> str:
-    if number is None:
-        return f"unknown {what}"
-    return clean(names.get(str(number), f"{what} {number}"), 22)
-
-
-def partition_label(trace: Trace, partition: str | None) -> str:
-    """Return a partition's name and its SM count, where known, in plain text."""
-    if partition is None:
-        return "whole GPU"
-    facts = trace.metadata.partitions.get(partition, {})
-    count = facts.get("granted", facts.get("sm_count"))
-    name = clean(partition, 18)
-    return name if count is None else f"{name} ({clean(count, 8)} SMs)"
+def _classes(
+    metadata: TraceMetadata,
+    known: dict[Class, tuple[str, ...]],
+    coded: dict[str, Coded],
+    code: dict[str, Array],
+    group: Array,
+    is_open: Array,
+) -> dict[Class, tuple[str, ...]]:
+    """Return the classes and their sources with those of new rows."""
+    shown = np.flatnonzero(group >= 0)
+    on_stream = group[shown] == STREAM
+    columns = [code[name][shown] for name in ("kind", "partition", "source")]
+    first, _ = combined(*columns, on_stream, is_open[shown])
+    found = {one: set(sources) for one, sources in known.items()}
+    for row in first.tolist():
+        kind, partition, source = (
+            coded[name].values[column[row]]
+            for name, column in zip(("kind", "partition", "source"), columns, strict=True)
+        )
+        if partition is None and on_stream[row]:
+            partition = ""
+        found.setdefault((kind, partition, bool(is_open[shown[row]])), set()).add(source)
+    return {one: tuple(sorted(found[one])) for one in in_order(found, metadata.partitions)}

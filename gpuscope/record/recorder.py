@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope.device.api import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.stream import Event
+from gpuscope.device.stream import Event, Stream
 from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
 from gpuscope.record.activity import ActivitySource
 from gpuscope.record.blocks import BlockSource, globaltimer_fit
@@ -44,7 +45,7 @@ _TIMED = ("launch", "copy", "setup")
 """Calls whose work every source times; a simulated device tells of host functions, too."""
 
 _LEGACY, _PER_THREAD = (0, 1), 2
-"""CUDA's handles of the default streams; gpuscope's own streams are all non-blocking."""
+"""CUDA's handles of the default streams."""
 
 _Front = dict[tuple[str, int], int]
 """Device and stream → the row of its last work: what a moment in some stream comes after."""
@@ -111,15 +112,16 @@ class Recording:
         self._rows = Rows()
         self._batches: list[Batch] = []
         self._open: dict[int, tuple[Call, int | None]] = {}
+        self._ended: deque[Call] = deque()
         self._range_numbers = itertools.count(1)
         self._ranges = threading.local()
         self._open_ranges: dict[int, dict[str, Any]] = {}
         self._last_work: _Front = {}
         self._at_event: weakref.WeakKeyDictionary[Event, _Front] = weakref.WeakKeyDictionary()
         self._waits: dict[tuple[str, int], _Front] = {}
-        self._streams: dict[str, dict[str, Any]] = {}
+        self._streams: dict[int, dict[str, Any]] = {}
         self._partitions: dict[str, dict[str, Any]] = {}
-        self._thread_names: dict[str, str] = {}
+        self._thread_names: dict[int, str] = {}
         self._window: list[int] = []
         self._trace: Trace | None = None
         self._received = 0
@@ -258,6 +260,15 @@ class Recording:
                 edges = schema.concat([edges.filter(launches), waits], schema.EDGE_TYPES)
         return Trace(spans, edges, self._metadata(clocks))
 
+    def known(self) -> TraceMetadata:
+        """Return what is known by now of devices, streams and partitions, at little cost."""
+        return self._metadata({}, health=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the recording has ended, so that there is a ``trace``."""
+        return self._trace is not None
+
     @property
     def trace(self) -> Trace:
         """The trace.
@@ -289,6 +300,7 @@ class Recording:
                 if not isinstance(source, CuptiSource):
                     source.drain(rows)
             with self._lock:
+                self._add_ended()
                 fresh, self._rows = self._rows, Rows()
                 open_since = [
                     call.start_ns for call, _ in self._open.values() if call.kind in _TIMED
@@ -308,31 +320,42 @@ class Recording:
             return list(self._batches)
 
     # -- what devices say -------------------------------------------------------------
+    # What is launched waits for these two, so they only take note: rows are made when read.
     def call_begins(self, call: Call) -> None:
         """Note a call that is about to reach the device."""
         if call.kind == "setup" and self._cupti is None:
             return  # only CUPTI sees what it does
         parent = call_row(call.parent) if call.parent is not None else self._current_range()
-        with self._lock:
-            self._received += 1
-            self._note_thread(call.thread)
-            self._open[call.correlation] = (call, parent)
+        if call.thread not in self._thread_names:
+            self._thread_names[call.thread] = threading.current_thread().name
+        self._open[call.correlation] = (call, parent)
         if self._is_timed(call):
             self._sources[call.device_key].before(call)
 
     def call_ends(self, call: Call) -> None:
-        """Turn a call that returned into rows."""
+        """Note a call that returned."""
         if call.kind == "setup" and self._cupti is None:
             return
         if self._is_timed(call):
             self._sources[call.device_key].after(call)
             if call.blocks is not None:
                 self._blocks.take(call)
-        with self._lock:
+        for stream in (call.stream, call.intended):
+            if stream is not None and stream.id not in self._streams:
+                with self._lock:
+                    self._note_stream(stream)
+        self._ended.append(call)
+
+    def _add_ended(self) -> None:
+        """Turn the calls that returned into rows, in the order in which they did."""
+        while self._ended:
+            call = self._ended.popleft()  # others append meanwhile
             entry = self._open.pop(call.correlation, None)
-            if entry is None or call.superseded:  # it began before this recording did; or
-                return  # launches inside it tell of its work better
-            self._add_call(call, entry[1])
+            # Else it began before this recording did; or launches inside it tell better.
+            if entry is not None:
+                self._received += 1
+                if not call.superseded:
+                    self._add_call(call, entry[1])
 
     def _is_timed(self, call: Call) -> bool:
         if call.kind == "host_call":
@@ -345,17 +368,10 @@ class Recording:
             if isinstance(source, ActivitySource):
                 source.activity(activity)
 
-    def _note_thread(self, thread: int) -> None:
-        name = str(thread)
-        if name not in self._thread_names:
-            self._thread_names[name] = threading.current_thread().name
-
     def _add_call(self, call: Call, parent: int | None) -> None:
         stream = call.stream
         key = (call.device_key, stream.id) if stream is not None else None
         row = call_row(call.correlation)
-        if stream is not None and key is not None:
-            self._note_stream(call)
         if self._is_timed(call) and key is not None:
             work = work_row(call.correlation)
             for first in self._waits.pop(key, {}).values():
@@ -426,21 +442,18 @@ class Recording:
             "source": "simulated" if device.is_simulated else "host",
         }
 
-    def _note_stream(self, call: Call) -> None:
-        for stream in (call.stream, call.intended):
-            if stream is None or str(stream.id) in self._streams:
-                continue
-            partition = stream.partition
-            self._streams[str(stream.id)] = {
-                "name": stream.name,
-                "priority": stream.priority,
-                "partition": partition.name if partition is not None else None,
-                "device": stream.device.info.key,
-                **({"legacy_default": True} if stream._handle in _LEGACY else {}),
-                **({"blocking": True} if stream._handle == _PER_THREAD else {}),
-            }
-            if partition is not None:
-                self._partitions[partition.name] = _partition_facts(partition)
+    def _note_stream(self, stream: Stream) -> None:
+        partition = stream.partition
+        self._streams[stream.id] = {
+            "name": stream.name,
+            "priority": stream.priority,
+            "partition": partition.name if partition is not None else None,
+            "device": stream.device.info.key,
+            **({"legacy_default": True} if stream._handle in _LEGACY else {}),
+            **({"blocking": True} if stream.blocking or stream._handle == _PER_THREAD else {}),
+        }
+        if partition is not None:
+            self._partitions[partition.name] = _partition_facts(partition)
 
     def _process(self) -> int:
         return self.devices[0].backend.process_and_thread()[0] if self.devices else os.getpid()
@@ -480,7 +493,7 @@ class Recording:
         }
         stack.append(number)
         with self._lock:
-            self._note_thread(thread)
+            self._thread_names.setdefault(thread, threading.current_thread().name)
             self._open_ranges[number] = columns
         return number
 
@@ -498,6 +511,7 @@ class Recording:
 
     def _close_open_rows(self) -> None:
         """Keep what is still open as open rows: nothing that was seen vanishes."""
+        self._add_ended()
         for columns in self._open_ranges.values():
             self._rows.spans.append(columns)
         self._open_ranges.clear()
@@ -506,15 +520,19 @@ class Recording:
                 {**self._call_columns(call, parent, call_row(call.correlation)), "end_ns": None,
                  "status": "completion not seen" if call.kind == "handle" else "not returned"}
             )  # fmt: skip
+        self._received += len(self._open)
         self._open.clear()
 
     # -- metadata ---------------------------------------------------------------------
-    def _metadata(self, clocks: Mapping[str, Mapping[str, float]]) -> TraceMetadata:
+    def _metadata(
+        self, clocks: Mapping[str, Mapping[str, float]], *, health: bool = True
+    ) -> TraceMetadata:
         simulated = any(device.is_simulated for device in self.devices)
         process = str(self._process())
         cupti = self._cupti
-        streams, partitions = dict(self._streams), dict(self._partitions)
-        counts = {"received": self._received, "dropped": 0, "unmatched": 0}
+        streams = {str(key): facts for key, facts in self._streams.items()}
+        partitions = dict(self._partitions)
+        counts = {"received": self._received + len(self._open), "dropped": 0, "unmatched": 0}
         notes = list(self._notes)
         if cupti is not None:
             streams = {**{str(key): facts for key, facts in cupti.streams.items()}, **streams}
@@ -536,7 +554,7 @@ class Recording:
                     "name": device.info.name,
                     "sm_count": device.info.sm_count,
                     "driver": device.info.driver,
-                    **device.backend.health(),
+                    **(device.backend.health() if health else {}),
                 }
                 for device in self.devices
             },
@@ -557,7 +575,7 @@ class Recording:
     def _threads(self, *, simulated: bool) -> dict[str, str]:
         """Return the names of threads: those that called us, and Python's that are alive."""
         alive = {} if simulated else {str(t.native_id): t.name for t in threading.enumerate()}
-        return {**alive, **self._thread_names}
+        return {**alive, **{str(key): name for key, name in self._thread_names.items()}}
 
 
 def _partition_facts(partition: Partition) -> dict[str, Any]:
@@ -568,6 +586,7 @@ def _partition_facts(partition: Partition) -> dict[str, Any]:
         "sm_count_target": partition.sm_count_target,
         "context": partition.context,
         "shares_with": list(partition.shares_with),
+        **({"color": partition.color} if partition.color else {}),
     }
 
 

@@ -39,10 +39,13 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
         is_edge = name in _EDGE_COLUMNS
         here, there = (edges, spans) if is_edge else (spans, edges)
         column = here.column(name.removeprefix("edge_") if is_edge else name)
-        own = column.cast(kind).combine_chunks()
-        other = pa.nulls(there.num_rows, type=kind)
-        chunks = [other, own] if is_edge else [own, other]
-        columns[name] = pa.chunked_array(chunks, type=kind).unify_dictionaries()
+        if pa.types.is_null(column.type):
+            columns[name] = pa.nulls(len(column) + there.num_rows)
+            continue
+        own = column.cast(kind).chunks
+        other = [pa.nulls(there.num_rows, type=kind)]
+        whole = pa.chunked_array([*other, *own] if is_edge else [*own, *other], type=kind)
+        columns[name] = whole.unify_dictionaries()
     table = pa.table(columns).replace_schema_metadata(
         {
             _VERSION: str(schema.SCHEMA_VERSION).encode(),
@@ -50,8 +53,21 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
             _SPANS: str(spans.num_rows).encode(),
         }
     )
+    types = dict(zip(table.schema.names, table.schema.types, strict=True))
     with replacing(target) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=[name for name, kind in types.items() if pa.types.is_dictionary(kind)],
+            column_encoding={
+                name: "DELTA_BINARY_PACKED"  # small and quick for numbers that mostly grow
+                for name, kind in types.items()
+                if pa.types.is_integer(kind)
+            },
+            write_statistics=False,
+            write_page_checksum=True,
+        )
     return target
 
 

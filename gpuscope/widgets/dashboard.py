@@ -1,7 +1,9 @@
-"""Dashboard: carve, choose, run, watch and judge, by hand."""
+"""Dashboard: carve, assign, launch, watch and judge, by hand."""
 
 from __future__ import annotations
 
+import importlib
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,26 +12,37 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from gpuscope import session
+from gpuscope import figures, nsight, session
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import CapabilityError, GpuscopeError
 from gpuscope.experiment import Experiment
+from gpuscope.record.recorder import Recording
 from gpuscope.session import Progress
-from gpuscope.trace.model import Run
-from gpuscope.widgets import html
-from gpuscope.widgets.devices import find_devices, open_anew
-from gpuscope.widgets.form import TEMPLATE, Form, row
-from gpuscope.widgets.picture import Picture
+from gpuscope.trace.model import Run, Trace
+from gpuscope.widgets import html, results
+from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
+from gpuscope.widgets.devices import DevicePicker, find_devices
+from gpuscope.widgets.estimate import Estimate, in_words
+from gpuscope.widgets.form import TEMPLATE, Form
+from gpuscope.widgets.runbar import RunBar
 from gpuscope.widgets.throttle import LatestWins
+from gpuscope.widgets.timeline import Timeline
 
-PERIOD_S = 0.5
-"""The picture is drawn at most this often while a run goes on."""
+PERIOD_S = 0.2
+"""How far a run is, is told at most this often."""
+PLOT_PX = 340
+FOLLOWED_NS = 40_000_000
+"""What of a run is in view while it goes on: little enough to tell kernels apart."""
+CLOSE_UP_NS = 3_000_000
+"""What of a run is in view when it has ended: its end, close enough to tell kernels apart."""
+_GPUSCOPE = "gpuscope"
 
 
 class Dashboard:
-    """A small GEMM beside a large one: carve the SMs, run both, see what it cost.
+    """Carve a GPU's SMs, say what runs where, run it, watch it, and see what it cost.
 
-    Display it as the last line of a notebook cell.
+    Display it as the last line of a notebook cell. What it showed last stays in the notebook
+    when its kernel is gone.
 
     Parameters
     ----------
@@ -39,9 +52,8 @@ class Dashboard:
         opened anew for every run, paced in real time, so that live views and Stop mean
         something.
     experiment
-        What the controls start from, as :func:`~gpuscope.run` takes it: one GEMM in the
-        foreground and one in the background, each with m = n = k. Of several settings,
-        the last.
+        What the controls start from, as :func:`~gpuscope.run` takes it; a small GEMM beside
+        a large one if not given. Of several settings, the first that carves, else the last.
     clock
         Monotonic, in seconds; for tests.
 
@@ -49,26 +61,24 @@ class Dashboard:
     ----------
     widget
         The ipywidgets box, to put it into a layout of one's own.
-    figure
-        The one Plotly FigureWidget, which is updated and never replaced.
-    form
+    timeline
+        The one :class:`~gpuscope.Timeline`, which is updated and never replaced.
+    devices, form, bar
         The controls.
     run
         The last :class:`~gpuscope.Run`, also one that was stopped; ``None`` before.
-    live_draws
-        How often the picture was drawn while the last run went on.
 
     Raises
     ------
     DeviceUnavailable
         The device asked for is not here.
     InvalidExperiment
-        ``experiment`` does not validate, or is not of that form.
+        ``experiment`` does not validate.
 
     Notes
     -----
-    While it runs, drawing takes turns with the host code that is measured: at most twice
-    a second, but for figures to quote use :func:`~gpuscope.run`.
+    While it runs, drawing takes turns with the host code that is measured: not with Live
+    switched off. For figures to quote use :func:`~gpuscope.run`.
 
     Examples
     --------
@@ -91,50 +101,47 @@ class Dashboard:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._closed = False
-        self._partitions: tuple[str, ...] = ()
+        self._watched: Recording | None = None
+        self._picture = ""
+        self._last: results.Summary | None = None
+        self._saved: Any = None
+        self._saved_html = ""
         self.run: Run | None = None
-        self.live_draws = 0
-        self._picture = Picture()
-        self.figure = self._picture.figure
-        self._devices = find_devices(device)
-        self.device = ipw.Dropdown(
-            options=self._devices.keys, value=self._devices.first, description="Device",
-            style={"description_width": "initial"}, layout=ipw.Layout(width="230px"),
+        self.timeline = Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS)
+        self.verdicts, self.results = ipw.HTML(), ipw.HTML()
+        self.devices = DevicePicker(find_devices(device), lock=self._lock)
+        self.bar = RunBar(
+            {
+                "run": self.start, "stop": self.stop, "code": self._show_code,
+                "save": self._save_file, "open": self._open_file, "nsight": self.open_in_nsight,
+            },
+            [_GPUSCOPE, *CARVINGS],
+            lock=self._lock,
         )  # fmt: skip
-        self._about = ipw.HTML()
-        self.run_button = ipw.Button(
-            description="Run", icon="play", button_style="primary", tooltip="Run both GEMMs"
-        )
-        self.stop_button = ipw.Button(
-            description="Stop", icon="stop", disabled=True, tooltip="End early, keep what is there"
-        )
-        self.progress = ipw.FloatProgress(
-            value=0.0, min=0.0, max=1.0, description="Progress", layout=ipw.Layout(width="260px")
-        )
-        self.status = ipw.HTML()
-        self.status.add_class("gpuscope-status")
-        self.results = ipw.HTML()
-        self.form = Form(_experiment(experiment), self._planner, self._enable, self._lock)
-        self._describe_device()
-        self.device.observe(self._device_changed, names="value")
-        self.run_button.on_click(lambda _button: self.start())
-        self.stop_button.on_click(lambda _button: self.stop())
+        self.form = Form(_experiment(experiment), self.devices.opened, self._changed, self._lock)
+        self.devices.observe(lambda _change: self.form.refresh(), names="device")
         self.widget = ipw.VBox(
             [
-                ipw.HBox([self.device, self._about], layout=row()),
-                self.form.box,
-                ipw.HBox(
-                    [self.form.repeats, self.run_button, self.stop_button, self.progress],
-                    layout=row(),
-                ),
-                self.status,
-                self.figure,
+                self.devices,
+                *self.form.controls,
+                self.bar,
+                self.verdicts,
+                self.timeline,
                 self.results,
             ]
         )
         self.widget.add_class("gpuscope-dashboard")
-        self._say(html.note("Ready."))
-        self.form.check()
+        if self.widget.comm is not None:  # the page may close it
+            self.widget.comm.on_close(lambda _message: self.close())
+        self.bar.heading = "4 Run and watch"
+        self.bar.say("Ready.")
+        self._changed()
+
+    def _ipython_display_(self) -> None:
+        page: Any = importlib.import_module("IPython.display")  # only notebooks have it
+        page.display(self.widget)
+        name = f"gpuscope-{self.bar.uid}"
+        self._saved = page.display(page.HTML(self._static()), display_id=name)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.widget._repr_mimebundle_(**options)
@@ -157,6 +164,40 @@ class Dashboard:
         with self._lock:
             return self._thread is not None
 
+    def open(self, experiment: Experiment | Mapping[str, Any] | str | Path) -> None:
+        """Show another experiment: an object, a dict, or a TOML or JSON file.
+
+        Raises
+        ------
+        InvalidExperiment, GpuscopeError
+            It does not validate, or cannot be read. Nothing is changed then.
+        """
+        found = _experiment(experiment)
+        with self._lock:
+            self.form.load(found)
+            self.bar.say(f"Opened {found.name}.")
+
+    def code(self, kind: str = _GPUSCOPE) -> str:
+        """Return what the controls describe as code.
+
+        Parameters
+        ----------
+        kind
+            ``"gpuscope"``: Python that runs it. ``"cuda.core"`` and ``"C++"``: its partitions
+            and streams by CUDA's own calls.
+
+        Raises
+        ------
+        InvalidPartition, InvalidExperiment
+            They describe nothing that can be run.
+        """
+        with self._lock:
+            experiment = self.form.experiment()
+            if kind == _GPUSCOPE:
+                return gpuscope_code(experiment, self.devices.device)
+            index = self.devices.opened().info.index
+            return CARVINGS[kind](experiment, self.form.plan(), index)
+
     def start(self) -> None:
         """Run what the controls describe, as the Run button does; returns at once.
 
@@ -168,29 +209,19 @@ class Dashboard:
             try:
                 experiment = self.form.experiment()
             except GpuscopeError as error:
-                self._say(html.problem(str(error)))
+                self.bar.warn(str(error))
                 return
             self._stop = threading.Event()
-            self._partitions = tuple(experiment.partitions)
-            self.live_draws = 0
-            self._thread = threading.Thread(
-                target=self._work, args=(experiment, self.device.value, self._stop),
-                name="gpuscope-dashboard", daemon=True,
-            )  # fmt: skip
-            self._enable()
-            self.progress.bar_style = ""
-            self.progress.value = 0.0
-            self.results.value = ""
-            self._say(html.note("Preparing: carving, warming up …"))
-            self._thread.start()
+            self._begin(self._work, experiment, self._stop)
+            self.bar.say("Preparing: carving, warming up …")
 
     def stop(self) -> None:
         """End the run early, as the Stop button does; what was recorded is kept and shown."""
         with self._lock:
             if self._thread is not None:
                 self._stop.set()
-                self.stop_button.disabled = True
-                self._say(html.note("Stopping: waiting for what is queued on the GPU …"))
+                self.bar.stopping = True
+                self.bar.say("Stopping: waiting for what is queued on the GPU …")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no run is on; returns whether that is so."""
@@ -201,105 +232,227 @@ class Dashboard:
             return not thread.is_alive()
         return True
 
+    def open_in_nsight(self) -> None:
+        """Run what the controls describe under Nsight Systems; returns at once.
+
+        Why that is not possible, and what it wrote into the working folder, is shown in the
+        dashboard. Stop ends it, and leaves nothing.
+        """
+        with self._lock:
+            if self._thread is not None or self._closed:
+                return
+            try:
+                experiment = self.form.experiment()
+                _require_gpu(self.devices.opened())
+            except GpuscopeError as error:
+                self.bar.warn(str(error))
+                return
+            self._stop = threading.Event()
+            self._begin(self._profile, experiment, self.devices.device, self._stop)
+            self.bar.say("Running under Nsight Systems …")
+
     def close(self) -> None:
         """Stop the run, wait for its end, and take the widgets away."""
         with self._lock:
             self._closed = True
         self.stop()
         self.wait()
-        _close(self.widget)
+        for one in (*self.widget.children, self.widget):
+            one.close()
 
     # -- the run's own thread ---------------------------------------------------------
-    def _work(self, experiment: Experiment, key: str, stop: threading.Event) -> None:
+    def _begin(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._thread = threading.Thread(
+            target=work, args=arguments, name="gpuscope-dashboard", daemon=True
+        )
+        self.bar.stopping = False
+        self.bar.progress, self.bar.left = 0.0, ""
+        self._enable()
+        self._thread.start()
+
+    def _work(self, experiment: Experiment, stop: threading.Event) -> None:
         said, done = "", None
+        self._estimate = Estimate(experiment, self._clock)
         try:
             live = LatestWins(
-                self._draw_live, failed=self._draw_failed, period_s=PERIOD_S, clock=self._clock
+                self._tell_live, failed=self._live_failed, period_s=PERIOD_S, clock=self._clock
             )
             with live:
-                done = session.run(experiment, open_anew(key), viewer=live.offer, stop=stop)
+                done = session.run(experiment, self.devices.opened(), viewer=live.offer, stop=stop)
         except GpuscopeError as error:
             said = str(error)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
             said = f"{type(error).__name__}: {error}"
         self._finish(done, said)
 
-    def _draw_live(self, progress: Progress) -> None:
-        self.progress.value = progress.done / progress.total
+    def _tell_live(self, progress: Progress) -> None:
+        share, left_s = self._estimate.at(progress)
         words = f"Running: {progress.done:,} of {progress.total:,} timed calls."
-        if progress.done == progress.total:
-            words = "Timing each GEMM alone, for comparison …"
+        if progress.phase != "together":
+            words = f"Timing {progress.phase}, for comparison …"
         with self._lock:
             if not self._stop.is_set():
-                self._say(html.note(words))
+                self.bar.progress, self.bar.left = share, in_words(left_s)
+                self.bar.say(words)
         if progress.recording is not None:
-            seen = progress.recording.snapshot()
-            self._picture.show_end(seen, live=True, partitions=self._partitions)
-            self.live_draws += 1
+            self._follow(progress.recording, together=progress.phase == "together")
 
-    def _draw_failed(self, error: Exception) -> None:
-        self._say(html.problem(f"the live picture failed, the run goes on: {error}"))
+    def _follow(self, recording: Recording, *, together: bool) -> None:
+        """Let the timeline follow what runs together, as long as that is wanted."""
+        if self.bar.live:
+            if together and recording is not self._watched:
+                self._watched = recording
+                self.timeline.watch(recording)
+            return
+        if self._watched is not None:
+            self._watched = None
+            self.timeline.finish()
+        recording.batches()  # what is turned into columns now need not be at Stop
+
+    def _live_failed(self, error: Exception) -> None:
+        self.bar.warn(f"The live picture failed, the run goes on: {error}")
 
     def _finish(self, done: Run | None, said: str) -> None:
+        self._watched = None
+        self.run = done if done is not None else self.run
+        try:
+            if done is not None:
+                self._show(done)
+            else:
+                self.timeline.finish()
+        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
+            said = f"The results cannot be shown: {type(error).__name__}: {error}"
         with self._lock:
-            self.run = done if done is not None else self.run
-            try:
-                if done is not None:
-                    self._show(done)
-            except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-                said = f"the results cannot be shown: {type(error).__name__}: {error}"
             if said:
-                self.progress.bar_style = "danger"
-                self._say(html.problem(said))
-            self._thread = None
-            self._enable()
+                self.bar.warn(said)
+            self._end()
+
+    def _end(self) -> None:
+        self._thread = None
+        self.bar.stopping, self.bar.left = False, ""
+        self._enable()
 
     def _show(self, run: Run) -> None:
         trace = list(run.traces.values())[-1]
-        timed = self.form.small.name
-        self._picture.show_end(trace, live=False, of=timed, partitions=self._partitions)
-        self.results.value = html.results(run, [self.form.load.name])
-        calls = sum(row["latency_n"] or 0 for row in run.comparison.to_pylist()
-                    if row["workload"] == timed)  # fmt: skip
+        summary = results.summarise(run)
+        window = _close_up(trace, summary)
+        self.timeline.show(trace)  # it waits for the frame: nobody else waits for us meanwhile
+        if window is not None:
+            self.timeline.sms = "block" in trace.kind_counts()
+            self.timeline.window_ns = window
+        picture = html.picture(figures.timeline(trace, window_ns=window)) if window else ""
+        with self._lock:
+            self._picture = picture
+            self.verdicts.value = results.verdicts(summary, self.form.carver.colors)
+            self.results.value = results.numbers(summary, self._last)
+            self._last = summary
+            self._say_end(run, summary)
+            self._keep()
+
+    def _say_end(self, run: Run, summary: results.Summary) -> None:
+        calls = sum(row["latency_n"] or 0 for row in summary.rows
+                    if row["workload"] not in summary.background)  # fmt: skip
         if run.stopped:
-            self.progress.bar_style = "warning"
-            self._say(
-                html.note(f"Stopped early: {calls:,} timed calls were recorded and are kept.")
-            )
+            self.bar.say(f"Stopped early: {calls:,} timed calls were recorded and are kept.")
         else:
-            self.progress.value = 1.0
-            self.progress.bar_style = "success"
-            self._say(html.note(f"Done: {calls:,} timed calls."))
+            self.bar.progress = 1.0
+            self.bar.say(f"Done: {calls:,} timed calls.")
+
+    def _profile(self, experiment: Experiment, key: str, stop: threading.Event) -> None:
+        try:
+            found = nsight.profile(experiment, device=key, cancel=stop)
+            if found.trace is not None:
+                self.timeline.show(found.trace)
+        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
+            said = error if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"
+            with self._lock:
+                self.bar.warn(str(said))
+                self._end()
+            return
+        with self._lock:
+            self.bar.say(
+                f"Nsight Systems wrote {found.report}: open it with nsys-ui. The timeline shows it."
+            )
+            self._end()
 
     # -- what the controls tell -------------------------------------------------------
-    def _planner(self) -> Device:
-        return open_anew(self.device.value)
-
-    def _device_changed(self, _change: object) -> None:
-        self._describe_device()
-        self.form.check()
-
-    def _describe_device(self) -> None:
-        try:
-            self._about.value = html.device(self._planner().info, self._devices.why_no_gpu)
-        except GpuscopeError as error:
-            self._about.value = html.problem(str(error))
+    def _changed(self) -> None:
+        with self._lock:
+            if hasattr(self, "form"):  # it tells while it is made, too
+                self._enable()
+                self._keep()
 
     def _enable(self) -> None:
         running = self._thread is not None
-        self.run_button.disabled = running or not self.form.is_valid
-        self.stop_button.disabled = not running
-        for control in (self.device, *self.form.inputs):
-            control.disabled = running
+        with self.bar.hold_sync():
+            self.bar.running = running
+            self.bar.ready = self.form.is_valid
+            self.bar.alarm = self.form.problem or self.bar.alarm
+        self.devices.disabled = running
+        self.form.disable(disabled=running)
 
-    def _say(self, words: str) -> None:
-        self.status.value = words
+    def _show_code(self, kind: str) -> None:
+        try:
+            self.bar.code = {"kind": kind, "text": self.code(kind)}
+        except GpuscopeError as error:
+            self.bar.warn(str(error))
+
+    def _save_file(self) -> None:
+        try:
+            experiment = self.experiment
+        except GpuscopeError as error:
+            self.bar.warn(str(error))
+            return
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", experiment.name).strip("-") or "experiment"
+        self.bar.offer_file(f"{slug[:60]}.toml", experiment.to_toml())
+
+    def _open_file(self, name: str, text: str) -> None:
+        try:
+            self.open(Experiment.from_toml(text))
+        except GpuscopeError as error:
+            self.bar.warn(f"{name}: {error}")
+
+    # -- what stays in the notebook ------------------------------------------------------
+    def _static(self) -> str:
+        try:
+            experiment = Experiment.from_dict(self.form._data()).to_toml()
+        except GpuscopeError as error:
+            experiment = f"# {error}"
+        shown = self.verdicts.value + self._picture + self.results.value
+        shown = shown or html.note("Nothing was run.")
+        return html.saved(
+            self.bar.uid, experiment, self.devices.words, shown, simulated=self.devices.simulated
+        )
+
+    def _keep(self) -> None:
+        """Update what the notebook shows without a kernel, where it is displayed."""
+        if self._saved is None or self._closed:
+            return
+        now = self._static()
+        if now != self._saved_html:
+            self._saved_html = now
+            self._saved.update(importlib.import_module("IPython.display").HTML(now))
 
 
-def _close(widget: Any) -> None:
-    for child in getattr(widget, "children", ()):
-        _close(child)
-    widget.close()
+def _require_gpu(device: Device) -> None:
+    """Refuse what Nsight Systems cannot see."""
+    if device.info.kind != "cuda":
+        raise CapabilityError(
+            f"Nsight Systems records what a GPU does, and {device.info.key} is none: choose a "
+            "CUDA device"
+        )
+
+
+def _close_up(trace: Trace, summary: results.Summary) -> tuple[int, int] | None:
+    """Return the end of a trace, up to the last kernel of a timed workload; or nothing."""
+    kernels = trace.where(kind="kernel")
+    queued = set(summary.background)
+    timed = [one for one in set(kernels.texts("category")) if one not in queued]
+    ends = (kernels.where(category=tuple(timed)) if timed else kernels).array("end_ns", fill=0)
+    if not len(ends):
+        return None
+    end = int(ends.max())
+    return max(end - CLOSE_UP_NS, int(kernels.array("start_ns").min())), end
 
 
 def _experiment(given: Experiment | Mapping[str, Any] | str | Path | None) -> Experiment:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import ipywidgets as ipw
-
-from gpuscope._text import shown
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
-from gpuscope.experiment import Experiment, GemmSpec, WorkloadSpec
-from gpuscope.figures.text import clean
-from gpuscope.widgets import html
+from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.experiment import Experiment
+from gpuscope.figures.style import OKABE_ITO
+from gpuscope.widgets.carver import PartitionCarver
+from gpuscope.widgets.streams import StreamTable
+from gpuscope.widgets.workloads import WorkloadTable
 
-WHOLE_GPU = "whole GPU"
 TEMPLATE: dict[str, Any] = {
     "name": "dashboard",
     "seed": 1,
@@ -36,97 +34,18 @@ TEMPLATE: dict[str, Any] = {
 """What the controls start from: ``examples/quickstart.toml`` in one setting."""
 
 
-def parse_partitions(words: str) -> dict[str, int | str]:
-    """Read ``"small: 16, load: rest"``; ``"none"`` or nothing leaves the GPU whole.
+class _Planner(PartitionCarver):
+    """A carver for a run that carves by itself: Apply touches no device."""
 
-    Raises
-    ------
-    InvalidPartition
-        An entry is not ``name: count``, or a name comes twice.
-    """
-    sizes: dict[str, int | str] = {}
-    if words.strip().lower() in ("", "none"):
-        return sizes
-    for entry in words.split(","):
-        name, colon, size = (part.strip() for part in entry.rpartition(":"))
-        if not colon or not name or not size:
-            raise InvalidPartition(
-                f"{entry.strip()!r} is not 'name: count': write them like 'small: 16, load: rest', "
-                "or 'none' to leave the GPU whole"
-            )
-        if name in sizes:
-            raise InvalidPartition(f"two partitions are called {name!r}: give each its own name")
-        if name == WHOLE_GPU:
-            raise InvalidPartition(f"{name!r} means no partition: choose another name")
-        try:
-            sizes[name] = size if size == "rest" else int(size)
-        except ValueError:
-            raise InvalidPartition(
-                f"partition {name!r}: an SM count is a whole number or 'rest', not "
-                f"{clean(size, 40)!r}"
-            ) from None
-    return sizes
+    def __init__(self, target: Callable[[], Device], lock: threading.RLock) -> None:
+        self._target_of = target
+        super().__init__(sizes={}, lock=lock)
 
+    def _target(self) -> Device:
+        return self._target_of()
 
-class WorkloadControls:
-    """Size, data type and place of one GEMM.
-
-    Attributes
-    ----------
-    box
-        The widgets in a row.
-    """
-
-    def __init__(self, name: str, title: str, spec: GemmSpec, partition: str | None) -> None:
-        self.name = name
-        self.stream = spec.stream
-        self._first_choice = partition
-        self.size = ipw.BoundedIntText(
-            spec.m,
-            min=1,
-            max=32768,
-            description="Size m = n = k",
-            style=_wide(),
-            layout=_width(210),
-        )
-        self.dtype = ipw.Dropdown(
-            options=get_args(GemmSpec.model_fields["dtype"].annotation), value=spec.dtype,
-            description="Data type", style=_wide(), layout=_width(190),
-        )  # fmt: skip
-        self.place = ipw.Dropdown(
-            options=[WHOLE_GPU], description="Stream in", style=_wide(), layout=_width(240)
-        )
-        label = ipw.HTML(f"<b>{shown(title, 40)}</b>", layout=_width(140))
-        self.box = ipw.HBox([label, self.size, self.dtype, self.place], layout=row())
-
-    @property
-    def inputs(self) -> list[Any]:
-        """What a person can change."""
-        return [self.size, self.dtype, self.place]
-
-    def offer_places(self, plan: CarvePlan | None, position: int) -> None:
-        """Offer the partitions of a plan; keep the choice if it is still there.
-
-        Where it is not, or where there was nothing to choose from, the partition at
-        ``position`` is taken.
-        """
-        granted = plan.granted() if plan is not None else {}
-        options = [(f"{name} ({count} SMs)", name) for name, count in granted.items()]
-        options.append((WHOLE_GPU, WHOLE_GPU))
-        names = [name for _, name in options]
-        had_choice = len(self.place.options) > 1
-        choice = self.place.value if had_choice else self._first_choice
-        self._first_choice = None
-        if choice not in names:
-            choice = names[position if granted else 0]
-        if tuple(options) != tuple(self.place.options):
-            self.place.options = options
-        self.place.value = choice
-
-    def describe(self) -> dict[str, Any]:
-        """Return the fields of the workload that the controls decide."""
-        size = self.size.value
-        return {"m": size, "n": size, "k": size, "dtype": self.dtype.value}
+    def _adopt(self, sizes: Mapping[str, int | str]) -> None:
+        del sizes
 
 
 class Form:
@@ -136,104 +55,99 @@ class Form:
     ----------
     experiment
         What they start from; fields without a control stay as they are there.
-    planner
+    target
         Returns the device on which a carving is planned.
     changed
-        Called by :meth:`check` when it has its answer.
+        Called when something was changed and checked.
     lock
         Guards the controls: callbacks may run beside the main thread.
 
     Attributes
     ----------
-    partitions, rounding, repeats, small, load
+    carver, streams, workloads
         The controls.
-    plan
-        What the partitions would be granted, or what is wrong with them, in HTML.
-    is_valid
-        Whether they can be granted.
+    problem
+        What is wrong and shown by none of them; or empty.
     """
 
     def __init__(
         self,
         experiment: Experiment,
-        planner: Callable[[], Device],
+        target: Callable[[], Device],
         changed: Callable[[], None],
         lock: threading.RLock,
     ) -> None:
-        self._planner = planner
+        self._target = target
         self._changed = changed
         self._lock = lock
-        self.is_valid = False
-        settings = experiment.resolve()  # the first that carves has the most to show
-        setting = next((one for one in settings if one.partitions), settings[-1])
-        small, load = _pair(experiment)
-        specs = {name: _gemm(setting.workloads[name]) for name in (small, load)}
-        self._base = experiment.to_dict()
-        self._base["workloads"] = {
-            name: spec.model_dump(mode="json") for name, spec in specs.items()
-        }
-        self._base["streams"] = {
-            name: spec.model_dump(mode="json") for name, spec in setting.streams.items()
-        }
-        sizes = ", ".join(f"{name}: {size}" for name, size in setting.partitions.items())
-        self.partitions = ipw.Text(
-            sizes or "none", description="Partitions", placeholder="small: 16, load: rest, or none",
-            continuous_update=True, style=_wide(), layout=_width(400),
-        )  # fmt: skip
-        self.rounding = ipw.Dropdown(
-            options=["exact", "up", "down"], value=experiment.rounding,
-            description="Rounding", style=_wide(), layout=_width(160),
-        )  # fmt: skip
-        self.plan = ipw.HTML(layout=ipw.Layout(min_height="44px"))
-        controls = []
-        for (name, spec), what in zip(specs.items(), ("timed", "background"), strict=True):
-            place = setting.streams[spec.stream].partition or (WHOLE_GPU if sizes else None)
-            controls.append(WorkloadControls(name, f"{name}, {what}", spec, place))
-        self.small, self.load = controls
-        self.repeats = ipw.BoundedIntText(
-            specs[small].repeats, min=1, max=1_000_000, description="Repeats", style=_wide(),
-            layout=_width(160),
-        )  # fmt: skip
-        self.box = ipw.VBox(
-            [
-                ipw.HBox([self.partitions, self.rounding], layout=row()),
-                self.plan,
-                self.small.box,
-                self.load.box,
-            ]
-        )
-        for control in (self.partitions, self.rounding):
-            control.observe(self.check, names="value")
+        self._loading = True
+        self._base: dict[str, Any] = {}
+        self.problem = ""
+        self.carver = _Planner(target, lock)
+        self.streams = StreamTable({}, lock=lock)
+        self.workloads = WorkloadTable({}, (), lock=lock)
+        self.streams.follow(self._streams_changed)
+        self.workloads.follow(lambda _renamed: self._check())
+        self.carver.heading = "1 Carve the SMs"
+        self.streams.heading = "2 Streams: where work is queued"
+        self.workloads.heading = "3 Workloads: what is launched"
+        self.carver.observe(self._carved, names="sizes")
+        self.carver.observe(lambda _change: self._tell(), names=["rows", "error", "pending"])
+        self.load(experiment)
 
     @property
-    def inputs(self) -> list[Any]:
-        """What a person can change."""
-        return [
-            self.partitions, self.rounding, self.repeats, *self.small.inputs, *self.load.inputs
-        ]  # fmt: skip
+    def controls(self) -> list[Any]:
+        """The widgets, in the order in which a person needs them."""
+        return [self.carver, self.streams, self.workloads]
 
-    def check(self, _change: object = None) -> None:
-        """Ask the device what it would grant, touching nothing, and show the answer."""
+    @property
+    def is_valid(self) -> bool:
+        """Whether they describe something that can be run."""
+        return not self.problem and all(one.is_valid for one in self.controls)
+
+    def load(self, experiment: Experiment) -> None:
+        """Show another experiment; of several settings the first that carves, else the last."""
+        settings = experiment.resolve()
+        setting = next((one for one in settings if one.partitions), settings[-1])
+        base = experiment.to_dict()
+        for part in ("partitions", "streams", "workloads", "settings", "colors"):
+            base.pop(part, None)
         with self._lock:
-            try:
-                sizes = parse_partitions(self.partitions.value)
-                plan = None
-                if sizes:
-                    plan = self._planner().plan_carve(sizes, rounding=self.rounding.value)
-            except GpuscopeError as error:
-                self.plan.value = html.problem(str(error))
-                self.is_valid = False
-                self._changed()
-                return
-            for position, workload in ((0, self.small), (-2, self.load)):
-                workload.offer_places(plan, position)
-            words = "No partitions: both streams share the whole GPU."
-            self.plan.value = html.plan(plan) if plan is not None else html.note(words)
-            self.is_valid = True
-            self._changed()
+            self._loading = True
+            self._base = base
+            sizes = self._granted(setting.partitions, experiment)
+            self.carver.set_sizes(sizes, colors=experiment.colors)
+            self.streams.partitions = list(setting.partitions)
+            self.streams.describe(setting.streams)
+            self.workloads.streams = list(setting.streams)
+            self.workloads.describe(setting.workloads)
+            self._loading = False
+            self._check()
+
+    def _granted(
+        self, sizes: Mapping[str, int | str], experiment: Experiment
+    ) -> Mapping[str, int | str]:
+        """Return counts rounded as the experiment says; those that cannot be had as they are."""
+        if not sizes or experiment.rounding == "exact":
+            return sizes
+        try:
+            plan = self._target().plan_carve(sizes, rounding=experiment.rounding)
+        except GpuscopeError:
+            return sizes
+        granted = plan.granted()
+        return {name: "rest" if size == "rest" else granted[name] for name, size in sizes.items()}
+
+    def refresh(self) -> None:
+        """Plan anew: another device was chosen."""
+        self.carver.refresh()
+
+    def disable(self, *, disabled: bool) -> None:
+        """Let nothing be changed, or everything again."""
+        for control in self.controls:
+            control.disabled = disabled
 
     def experiment(self) -> Experiment:
-        """Return what the controls describe.
+        """Return what the controls describe; a carving that was not applied is, first.
 
         Raises
         ------
@@ -241,53 +155,67 @@ class Form:
             They describe nothing that can be run; says why.
         """
         with self._lock:
-            sizes = parse_partitions(self.partitions.value)
-            data = {**self._base, "partitions": sizes, "rounding": self.rounding.value}
-            data["workloads"] = {name: dict(spec) for name, spec in data["workloads"].items()}
-            data["streams"] = {name: dict(spec) for name, spec in data["streams"].items()}
-            for workload in (self.small, self.load):
-                place = workload.place.value
-                data["workloads"][workload.name].update(workload.describe())
-                data["streams"][workload.stream]["partition"] = (
-                    None if place == WHOLE_GPU else place
-                )
-            data["workloads"][self.small.name]["repeats"] = self.repeats.value
-            label = " | ".join(f"{name} {size}" for name, size in sizes.items())
-            data["settings"] = {label or "no partition": {}}
-        return Experiment.from_dict(data)
+            if self.carver.pending or not self.carver.is_valid:
+                self.carver.apply()
+            said = [self.problem, self.streams.said, self.workloads.said]
+            if any(said):
+                raise InvalidExperiment("\n".join(filter(None, said)))
+            return Experiment.from_dict(self._data())
 
+    def plan(self) -> CarvePlan | None:
+        """Return the plan of what was applied; ``None`` where nothing is carved."""
+        sizes = self.carver.sizes
+        return self._target().plan_carve(sizes) if sizes else None
 
-def _pair(experiment: Experiment) -> tuple[str, str]:
-    """Return the names of the timed and of the background workload."""
-    gemms = {
-        name: spec
-        for name, spec in experiment.workloads.items()
-        if isinstance(spec, GemmSpec) and spec.m == spec.n == spec.k
-    }
-    timed = [name for name, spec in gemms.items() if not spec.background]
-    queued = [name for name, spec in gemms.items() if spec.background]
-    if len(experiment.workloads) != 2 or len(timed) != 1 or len(queued) != 1:
-        raise InvalidExperiment(
-            f"the dashboard drives one GEMM in the foreground and one in the background, each with "
-            f"m = n = k, but experiment {experiment.name!r} has other workloads "
-            f"({', '.join(map(repr, experiment.workloads))}): run it with gpuscope.run()"
-        )
-    return timed[0], queued[0]
+    def _data(self) -> dict[str, Any]:
+        sizes = dict(self.carver.sizes)
+        label = " | ".join(f"{name} {size}" for name, size in sizes.items())
+        return {
+            **self._base,
+            "partitions": sizes,
+            "streams": self.streams.described,
+            "workloads": self.workloads.described,
+            "settings": {label or "no partition": {}},
+            "colors": {
+                name: color
+                for index, (name, color) in enumerate(self.carver.colors.items())
+                if color != OKABE_ITO[index % len(OKABE_ITO)]
+            },
+        }
 
+    # -- one thing follows another -------------------------------------------------------
+    def _carved(self, _change: object) -> None:
+        if self._loading:
+            return
+        with self._lock:
+            self.streams.rename("partition", self.carver.renamed)
+            self.streams.partitions = list(self.carver.sizes)
 
-def _gemm(spec: WorkloadSpec) -> GemmSpec:
-    assert isinstance(spec, GemmSpec)  # noqa: S101 - _pair() chose among these only
-    return spec
+    def _streams_changed(self, renamed: dict[str, str]) -> None:
+        if self._loading:
+            return
+        with self._lock:
+            self.workloads.rename("stream", renamed)
+            self.workloads.streams = self.streams.names
 
+    def _check(self) -> None:
+        """Judge everything as an experiment would, and say what is wrong where it is."""
+        if self._loading:
+            return
+        with self._lock:
+            problems: Mapping[tuple[str, ...], str] = {}
+            self.problem = ""
+            try:
+                Experiment.from_dict(self._data())
+            except InvalidExperiment as error:
+                problems = error.problems
+                shown = ("streams", "workloads")
+                elsewhere = [words for path, words in problems.items() if path[0] not in shown]
+                self.problem = "\n".join(elsewhere) or ("" if problems else str(error))
+            self.streams.show(problems)
+            self.workloads.show(problems)
+            self._tell()
 
-def _wide() -> dict[str, str]:
-    return {"description_width": "initial"}
-
-
-def _width(px: int) -> Any:
-    return ipw.Layout(width=f"{px}px")
-
-
-def row() -> Any:
-    """Return the layout of controls side by side, on as many lines as they need."""
-    return ipw.Layout(flex_flow="row wrap", align_items="center", grid_gap="2px 14px")
+    def _tell(self) -> None:
+        if not self._loading:
+            self._changed()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping, Sequence
+from html import unescape
 from typing import Any
 
-from gpuscope._text import shown
+from gpuscope._text import safe, shown, shown_lines
 from gpuscope.analysis.result import format_value
-from gpuscope.device.api import DeviceInfo
-from gpuscope.device.carve import CarvePlan
-from gpuscope.figures.style import HOST_COLOUR, OKABE_ITO
-from gpuscope.trace.model import Run, Trace
+from gpuscope.figures.raster import png
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
 _CELL = "padding:3px 14px 3px 0;text-align:"
@@ -26,9 +26,14 @@ _COLUMNS = {
 }
 
 
+def text(value: object, limit: int | None = None) -> str:
+    """Return foreign text, harmless in HTML between tags."""
+    return shown(value, limit)
+
+
 def problem(words: str) -> str:
     """Return an error for the place where it arose; screen readers announce it."""
-    lines = "<br>".join(shown(line) for line in words.splitlines())
+    lines = "<br>".join(text(line) for line in words.splitlines())
     return (
         '<div role="alert" class="gpuscope-error" style="line-height:1.4;padding:4px 10px;'
         'border-left:4px solid #c62828;color:var(--jp-error-color1,#c62828)">'
@@ -38,85 +43,114 @@ def problem(words: str) -> str:
 
 def note(words: str) -> str:
     """Return a quiet remark."""
-    return f'<div style="line-height:1.4;{_MUTED}">{shown(words)}</div>'
+    return f'<div style="line-height:1.4;{_MUTED}">{text(words)}</div>'
 
 
-def device(info: DeviceInfo, why_no_gpu: str) -> str:
-    """Say what the device is, and whether anything seen on it is real."""
-    if info.kind != "sim":
-        return note(f"{info.name}, {info.sm_count} SMs ({info.driver})")
-    words = f"{info.name}, {info.sm_count} SMs: no GPU is used, all times come from a model."
-    if why_no_gpu:
-        words += f" Why: {why_no_gpu}"
-    return f'<div style="line-height:1.4"><b>SIMULATED, not measured</b> on {shown(words)}</div>'
-
-
-def plan(granted: CarvePlan) -> str:
-    """Show what was asked, what would be granted, and how the SMs are shared out."""
-    total = granted.layout.sm_count
-    bar, said = "", []
-    for index, part in enumerate(granted.partitions):
-        width = 100 * part.sm_count / total
-        colour = OKABE_ITO[index % len(OKABE_ITO)]
-        bar += f'<div style="width:{width:.2f}%;background:{colour}"></div>'
-        said.append(f"<b>{shown(part.name, 40)}</b>: {part.asked} asked, {part.sm_count} granted")
-    if granted.remainder_sm_count:
-        said.append(f"{granted.remainder_sm_count} in no partition")
+def card(title: str, lines: Sequence[str], *, good: bool | None = None) -> str:
+    """Return a box with a title; ``lines`` are HTML. Good and bad have a colour, too."""
+    edge = {None: "var(--jp-border-color1,#bdbdbd)", True: "#2e7d32", False: "#c62828"}[good]
     return (
-        '<div class="gpuscope-plan" style="line-height:1.4"><div style="display:flex;height:8px;'
-        f'margin:4px 0;max-width:640px;background:{HOST_COLOUR}">{bar}</div>'
-        f"of {total} SMs – {' · '.join(said)}</div>"
-    )  # fmt: skip
-
-
-def results(run: Run, background: Sequence[str]) -> str:
-    """Return overlap, gain, and a row a workload; queued workloads state no latency."""
-    return "".join(
-        _setting(name, trace, run, background) for name, trace in run.traces.items()
-    )  # fmt: skip
-
-
-def _setting(name: str, trace: Trace, run: Run, background: Sequence[str]) -> str:
-    rows = [row for row in run.comparison.to_pylist() if row["setting"] == name]
-    if not rows:
-        return note(f"{name}: no kernel was recorded.")
-    rows.sort(key=lambda row: row["workload"] in background)
-    head = "".join(
-        f'<th style="{_CELL}{side}">{title}</th>'
-        for title, side in (("workload", "left"), *_COLUMNS.values())
+        f'<div style="flex:1 1 200px;min-width:200px;padding:6px 12px;border:1px solid '
+        f'var(--jp-border-color1,#bdbdbd);border-left:5px solid {edge};border-radius:3px">'
+        f'<div style="font-weight:600">{text(title)}</div>'
+        f"{''.join(f'<div>{line}</div>' for line in lines)}</div>"
     )
-    body = "".join(_row(row, queued=row["workload"] in background) for row in rows)
-    facts = rows[0]
-    timed = [row for row in rows if row["workload"] not in background and row["latency_n"]]
-    few = any(row["latency_p99_us"] is None for row in timed)
-    more = " No p99: it needs 1,000 samples, so raise Repeats." if few else ""
-    tight = ""
-    if facts["overlap_tight"] is not None:
-        tight = f" (tight <b>{format_value(facts['overlap_tight'])}</b>)"
-        more += " Tight: with every kernel shortened by what the events around it do not know."
+
+
+def side_by_side(cards: Sequence[str]) -> str:
+    """Return cards in a row, as many as have room."""
     return (
-        f'<div class="gpuscope-results" style="line-height:1.5"><b>{shown(name, 60)}</b>: '
-        f"overlap <b>{format_value(facts['overlap'])}</b>{tight}, "
-        f"gain <b>{format_value(facts['gain'])}</b>"
+        '<div class="gpuscope-verdicts" style="display:flex;flex-wrap:wrap;gap:10px;'
+        'line-height:1.4;padding:4px">'
+        f"{''.join(cards)}</div>"
+    )
+
+
+def swatch(color: str) -> str:
+    """Return a small square of a partition's colour; nothing where it has none."""
+    if not re.fullmatch("#[0-9a-fA-F]{6}", color):
+        return ""
+    return (
+        '<span aria-hidden="true" style="display:inline-block;width:10px;height:10px;'
+        f'margin-right:4px;background:{color}"></span>'
+    )
+
+
+def cell(words: str, side: str, *, tag: str = "td") -> str:
+    """Return a table's cell; ``words`` are HTML."""
+    return f'<{tag} style="{_CELL}{side}">{words}</{tag}>'
+
+
+def table(head: str, rows: Sequence[str]) -> str:
+    """Return a table of cells."""
+    return (
         f'<table style="margin:6px 0;border-collapse:collapse"><thead><tr>{head}</tr></thead>'
-        f'<tbody>{body}</tbody></table><div style="{_MUTED}">'
-        "Overlap: the part of the shorter busy time in which both ran. Gain: what the kernels "
-        "take alone, in their places, over what they took together. Latency: from execute() to "
-        f"completion seen.{more}<br>{shown(trace.provenance)}</div></div>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+def workloads(rows: Sequence[Mapping[str, Any]], background: Sequence[str]) -> str:
+    """Return a row a workload, those that are timed first; queued ones state no latency."""
+    head = "".join(
+        cell(title, side, tag="th") for title, side in (("workload", "left"), *_COLUMNS.values())
+    )
+    ordered = sorted(rows, key=lambda row: row["workload"] in background)
+    return table(head, [_row(row, queued=row["workload"] in background) for row in ordered])
 
 
 def _row(row: Mapping[str, Any], *, queued: bool) -> str:
-    cells = [f'<td style="{_CELL}left">{shown(row["workload"], 40)}</td>']
+    cells = [cell(text(row["workload"], 40), "left")]
     for column, (_, side) in _COLUMNS.items():
         value = row[column]
         if column == "partition":
-            said = shown(value if value is not None else "whole GPU", 40)
+            shown = text(value if value is not None else "whole GPU", 40)
         elif queued and column.startswith("latency"):
-            said = "–"
+            shown = "–"
         elif column.endswith("share_of_alone_on_whole_gpu") and value is not None:
-            said = f"{100 * value:.1f} %"
+            shown = f"{100 * value:.1f} %"
         else:
-            said = format_value(value)
-        cells.append(f'<td style="{_CELL}{side}">{said}</td>')
+            shown = format_value(value)
+        cells.append(cell(shown, side))
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def picture(figure: Any) -> str:
+    """Return a timeline's figure as a picture, for a page that runs no script."""
+    title = re.sub("<[^>]*>", "", figure.layout.title.text or "")
+    data = base64.b64encode(png(figure)).decode()
+    return (
+        f'<img style="max-width:100%" alt="{safe(unescape(title))}" '
+        f'src="data:image/png;base64,{data}">'
+    )
+
+
+def saved(uid: str, experiment: str, device: str, results: str, *, simulated: bool) -> str:
+    """Return what a notebook shows that is opened without its kernel.
+
+    It hides the place of a widget that cannot be shown, right before it.
+
+    Parameters
+    ----------
+    uid
+        By which the living widget hides it.
+    experiment
+        As TOML.
+    results
+        HTML.
+    """
+    mark = "<b>SIMULATED, not measured:</b> " if simulated else ""
+    return (
+        f'<div class="gpuscope-saved gpuscope-saved-{uid}">'
+        f"<style>{_HIDE_DEAD}</style>"
+        '<div style="font-weight:600">gpuscope dashboard, as it was last</div>'
+        f"<div>{mark}{text(device)}</div>{results}"
+        "<details><summary>The experiment</summary>"
+        f"<pre>{shown_lines(experiment)}</pre></details></div>"
+    )
+
+
+_HIDE_DEAD = (
+    ".jp-OutputArea-child:has(+ .jp-OutputArea-child .gpuscope-saved) "
+    ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}"
+)
+"""JupyterLab writes an error in the place of a widget whose kernel is gone."""

@@ -11,7 +11,7 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.handle import Handle
 
-_SOURCE = r"""
+SOURCE = r"""
 extern "C" __global__ void spin_kernel(long long duration_ns) {
   unsigned long long start, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
@@ -20,6 +20,7 @@ extern "C" __global__ void spin_kernel(long long duration_ns) {
   } while ((long long)(now - start) < duration_ns);
 }
 """
+MODEL = KernelModel(lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[0])))
 _LONGEST_NS = 10_000_000_000
 
 
@@ -59,13 +60,7 @@ class Spin(Handle):
         super().__init__(owner, name=name or f"spin {duration_ns} ns", max_in_flight=max_in_flight)
         self.duration_ns = duration_ns
         self.blocks = blocks
-        self._kernel = self.device.compile(
-            _SOURCE,
-            "spin_kernel",
-            model=KernelModel(
-                lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[0]))
-            ),
-        )
+        self._kernel = self.device.compile(SOURCE, "spin_kernel", model=MODEL)
 
     def execute(self, *, stream: Any = None) -> None:
         """Queue one spin."""

@@ -92,6 +92,22 @@ def test_streams_of_ours_know_no_barrier(gpu):
     spin.close()
 
 
+def test_a_blocking_stream_of_ours_knows_the_barrier(gpu):
+    spin = Spin(gpu, duration_ns=3_000_000, max_in_flight=4)
+    spin.execute()
+    legacy = gpu.wrap_stream(1)
+    with gpu.create_stream(blocking=True) as stream:
+        assert stream.blocking
+        before = stream.record()
+        spin.execute(stream=stream)
+        spin.execute(stream=legacy)
+        spin.execute(stream=stream)
+        after = stream.record()
+        gpu.synchronize()
+        assert after.elapsed_ns(since=before) >= 9_000_000
+    spin.close()
+
+
 def test_on_the_cpu_pinned_memory_is_memory():
     cpu = gs.open_device("cpu", quiet=True)
     array = cpu.empty_pinned((2, 3))

@@ -143,6 +143,24 @@ def test_a_guard_says_what_was_intended_whatever_stream_is_used(gpu):
     assert recording.trace.stream_name(kernel["stream"]) == "private"
 
 
+def test_an_experiment_without_a_guard_shows_the_escape(gpu):
+    experiment = {
+        "name": "escape",
+        "alone_repeats": 0,
+        "partitions": {"mine": 16, "other": "rest"},
+        "streams": {"s": {"partition": "mine"}},
+        "workloads": {
+            "spin": {"kind": "spin", "duration_us": 50, "stream": "s", "guard": False},
+            "tame": {"kind": "spin", "duration_us": 50, "stream": "s", "waits_on": ["spin"]},
+        },
+    }
+    trace = gs.run(experiment, gpu)["default"]
+    for row in rows(trace, "kernel"):
+        assert row["intended_partition"] == "mine"
+        assert row["partition"] == ("mine" if row["category"] == "tame" else None)
+    assert gs.analysis.confinement(trace)["mine"].fraction == pytest.approx(0.5, abs=0.1)
+
+
 def test_batches_never_change_and_make_up_the_trace(gpu):
     handle = gs.Gemm(gpu, m=64, n=64, k=64)
     with gpu.create_stream() as stream, gs.profile(gpu) as recording:

@@ -622,7 +622,8 @@ def test_workload_on_the_simulated_gpu_shows_only_what_was_launched():
 
 
 @pytest.mark.gpu
-def test_workload_of_cupy_shows_as_one_kernel_row_named_after_it():
+@pytest.mark.parametrize("source", ["events", "cupti"])
+def test_workload_of_cupy_shows_as_work_of_its_name(source):
     gpu = gs.open_device("cuda:0", quiet=True)
 
     @gs.workload
@@ -640,13 +641,18 @@ def test_workload_of_cupy_shows_as_one_kernel_row_named_after_it():
         for handle in handles:
             handle.execute(a, stream=stream)
         stream.synchronize()
-        with gs.profile(gpu) as recording:
+        with gs.profile(gpu, source=source) as recording:
             for handle in handles:
                 handle.execute(a, stream=stream)
     rows = kernels(recording.trace)
-    assert [row["name"] for row in rows] == ["adds", "gemm_float32_256x256x256"]
-    assert rows[0]["flop_count"] == 256 * 256
-    assert rows[0]["stream"] == stream.id
+    if source == "events":
+        assert [row["name"] for row in rows] == ["adds", "gemm_float32_256x256x256"]
+    else:  # CUPTI sees the kernels that CuPy and cuBLAS launched
+        assert [row["category"] for row in rows[:1]] == ["adds"]
+        assert "mixed" in {row["category"] for row in rows[1:]}
+        assert any("gemm" in row["name"] or "cublas" in row["name"] for row in rows)
+    assert [row["flop_count"] for row in rows if row["category"] == "adds"] == [256 * 256]
+    assert {row["stream"] for row in rows} == {stream.id}
     assert len(recording.trace.where(kind="memcpy").spans) == 1
     for handle in handles:
         handle.close()

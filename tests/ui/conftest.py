@@ -2,114 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from jupyter_lab import Lab, open_browser, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage",
-)  # fmt: skip
-SETTINGS = {
-    "apputils-extension/notification": {"fetchNews": "false"},  # no pop-up
-    "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
-}
-START_S = 40
-
-
-@dataclass(frozen=True)
-class Lab:
-    """A running JupyterLab."""
-
-    url: str
-    token: str
-    folder: Path
-
-    def page(self, notebook: str) -> str:
-        workspace = secrets.token_hex(4)
-        return f"{self.url}/lab/workspaces/{workspace}/tree/{notebook}?token={self.token}"
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    """JupyterLab on a free port of this machine, with none of the user's own settings."""
+    """JupyterLab with a copy of our notebooks."""
     notebooks = tmp_path / "notebooks"
     shutil.copytree(ROOT / "notebooks", notebooks, ignore=shutil.ignore_patterns(".*"))
-    for plugin, values in SETTINGS.items():
-        file = tmp_path / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(values))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    token = secrets.token_hex(16)
-    own = {
-        name: str(tmp_path / name.lower())
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    }
-    command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-        "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-        f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={notebooks}",
-        f"--LabApp.user_settings_dir={tmp_path / 'settings'}",
-        f"--LabApp.workspaces_dir={tmp_path / 'workspaces'}",
-        "--LabApp.expose_app_in_browser=True",
-        # Without a language server or a look for updates, nothing reaches out.
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-    ]  # fmt: skip
-    log = tmp_path / "lab.log"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, cwd=notebooks, env={**os.environ, **own}
-        )
-    found = Lab(f"http://127.0.0.1:{port}", token, notebooks)
-    try:
-        _wait_until_up(found, process, log)
-        yield found
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
-
-
-def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
-    until_s = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < until_s:
-        try:
-            with urllib.request.urlopen(f"{lab.url}/api?token={lab.token}", timeout=2):  # noqa: S310
-                return
-        except OSError:
-            time.sleep(0.05)
-    pytest.fail(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+    with running_lab(tmp_path, notebooks) as running:
+        yield running
 
 
 @pytest.fixture
 def browser_page() -> Iterator[object]:
     """A page of Chromium or Chrome, 1280 px wide."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.fail("the browser tests need Chromium or Chrome on PATH: scripts/chromium.sh")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=executable, args=list(FLAGS))
-        context = browser.new_context(viewport={"width": 1280, "height": 1000})
+    pytest.importorskip("playwright.sync_api")
+    with open_browser() as context:
         yield context.new_page()
-        context.close()
-        browser.close()

@@ -1,33 +1,45 @@
-"""The quickstart notebook and its dashboard, driven in JupyterLab by a real browser."""
+"""The dashboard in JupyterLab, Jupyter Notebook and HTML, driven by a real browser."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from jupyter_lab import running_lab
+
+from gpuscope.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "test-results"
-IMAGE = ROOT / "docs" / "images" / "dashboard.png"
-NOTEBOOK = "00_quickstart.ipynb"
+IMAGES = ROOT / "docs" / "images"
+NOTEBOOK = "dashboard.ipynb"
 DASHBOARD = ".jp-OutputArea-output .gpuscope-dashboard"
 PLOT = f"{DASHBOARD} .js-plotly-plot"
+CELLS = [
+    "import gpuscope as gs\n\ndashboard = gs.Dashboard('sim:h200')\ndashboard",
+    "import pathlib\n\nwhile not pathlib.Path('enough').exists():  # busy until then\n    pass",
+]
 
-IDLE = """() => {
-    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
-    return kernel?.status === 'idle';
-}"""
+KERNEL = "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status"
+IDLE = f"() => {KERNEL} === 'idle'"
+# The kernel's status says nothing of it: a subshell, which hears the page, tells its own.
+CELL_RUNS = (
+    "[...document.querySelectorAll('.jp-InputPrompt')].some(one => /\\*/.test(one.innerText))"
+)
 RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
 # The outlines of the bars that are painted, once they differ from those before and the status
-# line from what it said before: [outlines, status].
+# line from what it said before: [outlines, status, whether a cell runs].
 PAINTED = f"""([bars, said]) => {{
     const now = [...document.querySelectorAll('{PLOT} .barlayer .point path')]
         .map(bar => bar.getAttribute('d')).join(' ');
     const says = document.querySelector('.gpuscope-status').innerText;
-    return now !== '' && now !== bars && says !== said && [now, says];
+    return now !== '' && now !== bars && says !== said && [now, says, {CELL_RUNS}];
 }}"""
 
 pytestmark = pytest.mark.ui
@@ -50,82 +62,385 @@ def shot(browser_page):
     browser_page.screenshot(path=RESULTS / "dashboard-last.png")
 
 
-def button(page, name: str, *, enabled: bool = True):
-    state = ":not([disabled])" if enabled else "[disabled]"
-    return page.locator(f".jupyter-button{state}", has_text=re.compile(f"{name}$"))
+def write_notebook(folder: Path, cells: list[str]) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, folder / NOTEBOOK)
 
 
-def open_and_run_all(page, lab) -> None:
+def errors(console: list[str]) -> list[str]:
+    return [line for line in console if line.startswith("error")]
+
+
+def command(page, name: str, **arguments) -> None:
+    page.evaluate(
+        "([name, arguments]) => { window.jupyterapp.commands.execute(name, arguments); }",
+        [name, arguments],
+    )
+
+
+def button(page, name: str):
+    return page.locator(DASHBOARD).get_by_role("button", name=name, exact=True)
+
+
+def row(page, table: str, name: str):
+    """The fields of one row of a table, by its legend."""
+    return page.get_by_role("group", name=f"{table} {name}", exact=True)
+
+
+def open_notebook(page, lab) -> None:
     page.goto(lab.page(NOTEBOOK))
     page.wait_for_function(IDLE, timeout=40_000)
-    page.evaluate(RUN_ALL)
+
+
+def run_first_cell(page) -> None:
+    command(page, "notebook:run-cell-and-select-next")
     button(page, "Run").wait_for(timeout=40_000)
     page.locator(PLOT).wait_for()
     page.wait_for_function(IDLE)
-    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
-    button(page, "Run").scroll_into_view_if_needed()
 
 
-def carve(page, shot) -> None:
-    """A count that the GPU cannot give is refused in place; another one is planned."""
-    partitions = page.get_by_label("Partitions")
-    partitions.fill("small: 17, load: rest")
-    error = page.locator(".gpuscope-error")
-    error.wait_for()
-    assert "16 below and 20 above" in error.inner_text()
-    button(page, "Run", enabled=False).wait_for()
+def handle(page):
+    return page.locator(".gpuscope-carver").get_by_role("slider").first
+
+
+def said_by(slider) -> str:
+    return slider.get_attribute("aria-valuetext")
+
+
+def until_said(page, words: str) -> None:
+    page.wait_for_function(
+        "words => document.querySelector('.gpuscope-carver [role=slider]')"
+        ".getAttribute('aria-valuetext').startsWith(words)",
+        arg=words,
+    )
+
+
+def carve_by_dragging(page, shot) -> None:
+    """The boundary follows the pointer, says asked and granted, and snaps when let go."""
+    slider, strip = handle(page), page.locator(".gs-cells").bounding_box()
+    box = slider.bounding_box()
+    y = box["y"] + box["height"] / 2
+    slider.hover()
+    page.mouse.down()
+    for count in range(16, 44, 3):
+        page.mouse.move(strip["x"] + strip["width"] * count / 132, y)
+    page.get_by_text("small: 43 asked, 44 granted").wait_for()
+    shot("dragging")
+    page.mouse.up()
+    until_said(page, "small 44 SMs, load 88 SMs")
+    page.get_by_text("44 asked, 44 granted").wait_for()
+    assert page.get_by_text("Not applied yet.").is_visible()
+    button(page, "Apply").click()
+    page.get_by_text("Applied.", exact=True).wait_for()
+
+
+def carve_by_keyboard(page) -> None:
+    slider = handle(page)
+    slider.focus()
+    for key, count in (("ArrowLeft", 36), ("ArrowUp", 44), ("Home", 8), ("ArrowRight", 16)):
+        page.keyboard.press(key)
+        until_said(page, f"small {count} SMs")
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "slider"
+    button(page, "Apply").focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("Applied.", exact=True).wait_for()
+
+
+def refuse_in_place(page, shot) -> None:
+    """What is no count is said beside it, and nothing can be applied or run."""
+    count = page.get_by_label("SMs", exact=True).first
+    count.fill("many")
+    page.keyboard.press("Tab")
+    page.get_by_text("a whole number or the rest, not 'many'").wait_for()
     shot("invalid")
-    partitions.fill("small: 24, load: rest")
-    page.locator(".gpuscope-plan").filter(has_text="24 granted").wait_for()
-    assert page.get_by_label("Stream in").first.input_value() == "small (24 SMs)"
+    assert button(page, "Apply").is_disabled()
+    assert button(page, "Run").is_disabled()
+    count.fill("17")
+    page.keyboard.press("Enter")
+    page.get_by_text("17 asked, 16 granted").wait_for()
+    count.fill("16")
+    page.keyboard.press("Enter")
+    page.get_by_text("16 asked, 16 granted").wait_for()
 
 
-def run_and_watch(page, shot) -> None:
-    """The timeline is painted, and painted anew, while the run goes on."""
-    button(page, "Run").hover()
+def assign(page) -> None:
+    """Streams go to partitions, workloads to streams, in any order and under any name."""
+    stream = row(page, "stream", "small")
+    stream.get_by_label("Stream", exact=True).fill("decode")
+    page.keyboard.press("Tab")
+    stream = row(page, "stream", "decode")
+    stream.get_by_label("Runs in").select_option(label="whole GPU")
+    stream.get_by_label("Blocking").wait_for()
+    stream.get_by_label("Runs in").select_option(label="small")
+    stream.get_by_label("Priority").select_option(label="-1")
+    workload = row(page, "workload", "small")
+    assert workload.get_by_label("Stream").locator("option:checked").inner_text() == "decode"
+    workload.get_by_label("m", exact=True).fill("0")
+    page.keyboard.press("Tab")
+    workload.get_by_text("should be greater than 0, but found 0").wait_for()
+    assert button(page, "Run").is_disabled()
+    workload.get_by_label("m", exact=True).fill("512")
+    page.keyboard.press("Tab")
+    workload.get_by_text("should be greater than 0").wait_for(state="hidden")
+
+
+def repeat(page, count: int) -> None:
+    row(page, "workload", "small").get_by_label("Repeats").fill(str(count))
+    page.keyboard.press("Tab")
+
+
+def run_beside_a_busy_cell(page, lab, shot) -> None:
+    """The timeline is painted, and painted anew, while a cell keeps the kernel busy."""
+    repeat(page, 1_000_000)
     button(page, "Run").click()
-    button(page, "Stop").wait_for()
-    first = page.wait_for_function(PAINTED, arg=["", ""]).json_value()
-    later = page.wait_for_function(PAINTED, arg=first).json_value()
+    page.get_by_text("Running:").wait_for()
+    page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1; }")
+    command(page, "notebook:run-cell")
+    page.wait_for_function(f"() => {CELL_RUNS}")
+    seen = ["", "", False]
+    for _ in range(3):
+        seen = page.wait_for_function(PAINTED, arg=seen[:2]).json_value()
+        assert seen[1].startswith("Running"), f"nothing was painted in the run, but at {seen[1]!r}"
+        assert seen[2], "the cell was over"
+    assert re.search(r"about \d+ min left", page.locator(".gs-left").inner_text())
     shot("running")
-    for _, said in (first, later):
-        assert said.startswith("Running"), f"nothing was painted during the run, but at {said!r}"
+    (lab.folder / "enough").touch()
+    page.wait_for_function(f"() => !{CELL_RUNS}")
+    button(page, "Stop").click()
+    page.get_by_text("Stopped early:").wait_for()
 
 
 def judge(page) -> None:
-    """Latency, overlap and gain are there, and say that they are simulated."""
-    results = page.locator(".gpuscope-results")
-    results.wait_for(timeout=40_000)
-    assert page.get_by_text("Done: 2,000 timed calls.").is_visible()
-    cells = results.locator("tbody tr").first.locator("td").all_inner_texts()
+    """Confinement, latency, overlap and gain are there, and say that they are simulated."""
+    repeat(page, 2000)
+    button(page, "Run").click()
+    page.get_by_text("Done: 2,000 timed calls.").wait_for(timeout=60_000)
+    said = page.locator(".gpuscope-verdicts").first.inner_text()
+    for words in ("Confinement: confined", "ran inside its 16 SMs", "Evidence: simulated",
+                  "Overlap", "Gain", "p99", "TFLOP/s"):  # fmt: skip
+        assert words in said, words
+    cells = page.locator(".gpuscope-results tbody tr").first.locator("td").all_inner_texts()
     assert cells[:4] == ["small", "small", "2000", "2000"]
     assert all(float(cell) > 0 for cell in cells[4:7]), f"p50, p90, p99 are {cells[4:7]}"
-    assert all(word in results.inner_text() for word in ("overlap", "gain", "SIMULATED"))
-    page.locator(f"{PLOT} .gtitle", has_text="SIMULATED").wait_for()
     painted = page.locator(f"{PLOT} .main-svg").first.bounding_box()
     around = page.locator(DASHBOARD).bounding_box()
     assert painted["width"] > 0.95 * around["width"], "the figure does not fill its place"
 
 
-@pytest.mark.timeout(150)
-def test_carve_run_watch_and_judge(lab, browser_page, console, shot):
-    page = browser_page
-    page.set_default_timeout(20_000)
-    open_and_run_all(page, lab)
-    assert page.get_by_text("SIMULATED, not measured").first.is_visible()
-    shot("ready")
-    carve(page, shot)
-    run_and_watch(page, shot)
-    judge(page)
+def explore(page) -> None:
+    """The timeline is zoomed, panned and searched, and a span says what it is."""
+    status = page.locator(f"{DASHBOARD} .gpuscope-timeline-bar .status")
 
-    page.set_viewport_size({"width": 1280, "height": 1400})  # the dashboard fits
-    page.locator(DASHBOARD).scroll_into_view_if_needed()
-    shot("done")
-    picture = RESULTS / "dashboard.png"
+    def after(act) -> str:
+        before = status.inner_text()
+        act()
+        page.wait_for_function(
+            f"before => document.querySelector('{DASHBOARD} .gpuscope-timeline-bar .status')"
+            ".innerText !== before", arg=before,
+        )  # fmt: skip
+        return status.inner_text()
+
+    def in_view(said: str) -> int:
+        return int(re.search(r"([\d,]+) spans in view", said).group(1).replace(",", ""))
+
+    whole = in_view(status.inner_text())
+    timeline = page.locator(f"{DASHBOARD} .gpuscope-timeline")
+    closer = in_view(after(timeline.get_by_role("button", name="Zoom in").click))
+    assert 0 < closer < whole
+    page.locator(PLOT).focus()
+    after(lambda: page.keyboard.press("a"))  # back in time
+    after(lambda: page.keyboard.press("f"))
+    assert in_view(status.inner_text()) > 100 * whole
+    page.keyboard.press("/")
+    page.keyboard.type("gemm_float16_512")
+    page.keyboard.press("Enter")
+    details = page.get_by_role("region", name="Details of the selected span")
+    details.get_by_text("gemm_float16_512x512x512").first.wait_for()
+    page.locator(f"{PLOT} .barlayer .point path").first.wait_for()
+    page.keyboard.press("Escape")
+    # The widest bar of the load, in the close-up around what was found.
+    area = page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
+    boxes = [
+        box
+        for bar in page.locator(f"{PLOT} .barlayer .point path").all()
+        if (box := bar.bounding_box()) and box["width"] > 20
+    ]
+    box = max(boxes, key=lambda one: (one["y"], one["width"]))  # its kernels are the lowest
+    x = min(max(box["x"] + box["width"] / 2, area["x"] + 5), area["x"] + area["width"] - 5)
+    page.mouse.move(x, box["y"] + box["height"] / 2)
+    page.mouse.click(x, box["y"] + box["height"] / 2)
+    details.get_by_text("gemm_float16_4096x4096x4096").first.wait_for()
+    details.get_by_role("button", name="Close the details").click()
+    details.wait_for(state="hidden")
+
+
+def escape_and_stop(page) -> None:
+    """Without its guard the work escapes; a run that is stopped keeps what it has."""
+    row(page, "workload", "small").get_by_label("Guard").select_option(label="off: it escapes")
+    button(page, "Run").click()
+    page.get_by_text("Running:").wait_for()
+    page.wait_for_timeout(600)  # a person does not stop at once
+    button(page, "Stop").click()
+    page.get_by_text("Stopped early:").wait_for()
+    page.get_by_text("Confinement: ESCAPED").first.wait_for()
+    assert "outside any partition" in page.locator(".gpuscope-verdicts").first.inner_text()
+    said = page.locator(".gpuscope-differences").first.inner_text()
+    assert "workloads.small.guard: true → false" in said
+    assert "confinement" in said
+
+
+def take_away(page, tmp_path) -> None:
+    """TOML goes out and comes in; code is copied."""
+    from playwright.sync_api import expect
+
+    with page.expect_download() as waited:
+        button(page, "Save as TOML").click()
+    saved = tmp_path / waited.value.suggested_filename
+    waited.value.save_as(saved)
+    assert saved.name == "dashboard.toml"
+    experiment = Experiment.from_file(saved)
+    assert experiment.partitions == {"small": 16, "load": "rest"}
+    assert not experiment.workloads["small"].guard
+    assert experiment.streams["decode"].priority == -1
+    saved.write_text(saved.read_text().replace("guard = false\n", "").replace("2000", "300"))
+    with page.expect_file_chooser() as chosen:
+        page.get_by_text("Open TOML").click()
+    chosen.value.set_files(saved)
+    page.get_by_text("Opened dashboard.").wait_for()
+    expect(row(page, "workload", "small").get_by_label("Repeats")).to_have_value("300")
+    for kind, words in (("gpuscope", "gs.run("), ("C++", "cuGreenCtxStreamCreate")):
+        button(page, kind).click()
+        page.get_by_text("Copied.", exact=True).wait_for()
+        page.wait_for_function(
+            "words => document.querySelector('.gs-code textarea').value.includes(words)", arg=words
+        )
+        assert words in page.evaluate("navigator.clipboard.readText()")
+    page.locator(".gs-code").get_by_role("button", name="Close").click()
+
+
+def check_accessibility(page) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, context=DASHBOARD).response["violations"]
+    bad = [
+        f"{one['id']} ({one['impact']}): {one['help']}: {node['html'][:200]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def photograph(page, theme: str) -> None:
+    """Take a picture of the dashboard, and put it into the docs where that is asked for."""
+    page.set_viewport_size({"width": 1280, "height": 2500})
+    command(page, "apputils:change-theme", theme=f"JupyterLab {theme.capitalize()}")
+    page.wait_for_function(
+        f"() => document.body.dataset.jpThemeLight === '{str(theme == 'light').lower()}'"
+    )
+    page.wait_for_timeout(300)  # until its colours have faded in
+    picture = RESULTS / f"dashboard-{theme}.png"
     page.locator(DASHBOARD).screenshot(path=picture)
     if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
-        IMAGE.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, IMAGE)
+        IMAGES.mkdir(parents=True, exist_ok=True)
+        name = "dashboard.png" if theme == "light" else f"dashboard-{theme}.png"
+        shutil.copyfile(picture, IMAGES / name)
 
-    errors = [line for line in console if line.startswith("error")]
-    assert not errors, "\n".join(errors)
+
+def restart_and_reopen(page, lab, console, shot) -> None:
+    """Without its kernel, the notebook shows what was there last; run again, it lives."""
+    command(page, "docmanager:save")
+    page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+    )
+    page.wait_for_function(IDLE)
+    assert not errors(console), "\n".join(errors(console))
+    open_notebook(page, lab)
+    saved = page.locator(".gpuscope-saved")
+    saved.get_by_text("Confinement: ESCAPED").wait_for()
+    assert "SIMULATED, not measured" in saved.inner_text()
+    page.get_by_text("widget model not found").wait_for(state="hidden")
+    page.wait_for_timeout(2500)  # JupyterLab looks 2 s for a widget's model
+    shot("reopened")
+    assert not page.get_by_text("model not found").is_visible()
+    # JupyterLab logs that a widget has no kernel; nothing else may be wrong.
+    other = [line for line in errors(console) if "widget model not found" not in line]
+    assert not other, "\n".join(other)
+    del console[:]
+    run_first_cell(page)
+    page.locator(".gpuscope-saved").wait_for(state="hidden")
+    assert row(page, "workload", "small").get_by_label("Guard").is_visible()
+
+
+@pytest.mark.timeout(400)
+def test_carve_assign_run_watch_judge_take_away_and_reopen(
+    lab, browser_page, console, shot, tmp_path
+):
+    page = browser_page
+    page.set_default_timeout(20_000)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.set_viewport_size({"width": 1280, "height": 1900})
+    write_notebook(lab.folder, CELLS)
+    open_notebook(page, lab)
+    command(page, "application:toggle-left-area")
+    run_first_cell(page)
+    assert page.get_by_text("SIMULATED, not measured").first.is_visible()
+    assert page.locator(".gpuscope-saved").is_hidden()
+    shot("ready")
+    carve_by_dragging(page, shot)
+    carve_by_keyboard(page)
+    refuse_in_place(page, shot)
+    assign(page)
+    run_beside_a_busy_cell(page, lab, shot)
+    judge(page)
+    for theme in ("dark", "light"):
+        photograph(page, theme)
+        check_accessibility(page)
+    explore(page)
+    escape_and_stop(page)
+    take_away(page, tmp_path)
+    restart_and_reopen(page, lab, console, shot)
+    assert not errors(console), "\n".join(errors(console))
+
+
+@pytest.mark.timeout(240)
+def test_it_works_in_jupyter_notebook(browser_page, console, shot, tmp_path):
+    pytest.importorskip("notebook", reason="needs Jupyter Notebook 7")
+    page = browser_page
+    page.set_default_timeout(20_000)
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    write_notebook(folder, CELLS[:1])
+    with running_lab(tmp_path, folder, app="notebook") as notebook:
+        open_notebook(page, notebook)
+        run_first_cell(page)
+        # Jupyter Notebook 7.6 logs an error of its own whenever it opens a notebook.
+        console[:] = [line for line in console if "reading 'schema'" not in line]
+        row(page, "workload", "small").get_by_label("Repeats").fill("200")
+        page.keyboard.press("Tab")
+        handle(page).focus()
+        page.keyboard.press("ArrowRight")
+        until_said(page, "small 24 SMs")
+        button(page, "Run").click()
+        page.get_by_text("Done: 200 timed calls.").wait_for(timeout=60_000)
+        page.get_by_text("ran inside its 24 SMs").first.wait_for()
+        assert not errors(console), "\n".join(errors(console))
+
+
+@pytest.mark.timeout(240)
+def test_it_is_shown_in_html_without_a_kernel_or_a_network(browser_page, tmp_path):
+    write_notebook(tmp_path, [CELLS[0], "dashboard.start()\ndashboard.wait()"])
+    subprocess.run(
+        [sys.executable, "-m", "nbconvert", "--to", "html", "--execute", NOTEBOOK],
+        cwd=tmp_path, check=True, capture_output=True,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)},
+    )  # fmt: skip
+    page = browser_page
+    page.route(re.compile("^https?:"), lambda route: route.abort())
+    page.goto((tmp_path / NOTEBOOK).with_suffix(".html").as_uri())
+    saved = page.locator(".gpuscope-saved")
+    saved.get_by_text("Confinement: confined").wait_for()
+    for words in ("SIMULATED, not measured", "p99", "TFLOP/s", "Overlap"):
+        assert words in saved.inner_text()

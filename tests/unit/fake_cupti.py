@@ -405,7 +405,7 @@ class FakeGpu:
     def context_handle(self, raw):
         return 0xC000 + (self.context if raw is None else raw.number)
 
-    def make_stream(self, partition, priority):
+    def make_stream(self, partition, priority, *, blocking=False):
         number = self._numbers()
         self.open_streams += 1
         context = self.context if partition is None else partition.number

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,7 +228,7 @@ LIVE = {"decode": (0, 1), "spare": (REMAINDER,)}
         ({}, {}, ["empty"]),
         ([], {}, ["empty"]),
         ({"a": 120}, LIVE, ["120 SMs", "104 of 132", "'decode', 'spare'", "allow_shared=True"]),
-        ({"a": 12}, LIVE, ["13 quanta of 8", "'decode', 'spare'", "8 below and 16 above"]),
+        ({"a": 12}, LIVE, ["13 quanta of 8", "'decode', 'spare'", "go together are a: 16"]),
         ({"a": 104, "b": "rest"}, LIVE, ["nothing is left", "104 of 104", "decode, spare"]),
         ({"a": 8.0}, {}, ["'a'", "8.0", "whole number"]),
         ({"a": True}, {}, ["'a'", "True", "whole number"]),
@@ -259,8 +262,90 @@ def test_rounding_that_has_nothing_to_offer(asked, rounding):
 
 
 def test_unknown_rounding():
-    with pytest.raises(InvalidPartition, match="'exact', 'up' or 'down', not 'nearest'"):
-        plan_carve(H200, [8], rounding="nearest")  # type: ignore[arg-type]
+    with pytest.raises(InvalidPartition, match="'exact', 'up', 'down', 'nearest', not 'closest'"):
+        plan_carve(H200, [8], rounding="closest")  # type: ignore[arg-type]
+
+
+# -- the nearest counts that can be had together --------------------------------------------
+def grantable_together(layout: SmLayout, count: int) -> np.ndarray:
+    """Every tuple of counts that `plan_carve` grants exactly, shape (ways, count)."""
+    granted = []
+    for counts in itertools.product(layout.grantable(), repeat=count):
+        with contextlib.suppress(InvalidPartition):
+            granted.append(list(plan_carve(layout, counts).granted().values()))
+    return np.array(granted)
+
+
+def check_nearest(layout: SmLayout, asked: tuple[int, ...], ways: np.ndarray) -> None:
+    """Nothing that can be had together is nearer, and it can be had."""
+    plan = plan_carve(layout, asked, rounding="nearest")
+    granted = list(plan.granted().values())
+    assert list(plan_carve(layout, granted).granted().values()) == granted
+    assert [one.asked for one in plan.partitions] == list(asked)
+    distance = np.abs(np.array(granted) - asked).sum()
+    assert distance == np.abs(ways - asked).sum(axis=1).min(), (asked, granted)
+
+
+def test_every_pair_of_counts_snaps_to_the_nearest_that_go_together():
+    ways = grantable_together(H200, 2)
+    for asked in itertools.combinations_with_replacement(range(1, 141), 2):
+        check_nearest(H200, asked, ways)
+        check_nearest(H200, asked[::-1], ways)
+
+
+def test_every_count_snaps_beside_the_rest():
+    able = [n for n in H200.grantable() if n < 132]
+    for asked in range(1, 200):
+        granted = plan_carve(H200, {"a": asked, "b": "rest"}, rounding="nearest").granted()
+        assert sum(granted.values()) == 132
+        assert abs(granted["a"] - asked) == min(abs(n - asked) for n in able)
+        assert plan_carve(H200, {"a": granted["a"], "b": "rest"}).granted() == granted
+
+
+@given(layouts, st.lists(st.integers(1, 60), min_size=3, max_size=3))
+def test_three_counts_snap_to_the_nearest_of_any_layout(layout, asked):
+    ways = grantable_together(layout, 3)
+    if len(ways):
+        check_nearest(layout, tuple(asked), ways)
+    else:
+        with pytest.raises(InvalidPartition):
+            plan_carve(layout, asked, rounding="nearest")
+
+
+def test_of_equally_near_counts_the_higher_is_taken():
+    assert plan_carve(H200, [14], rounding="nearest").granted() == {"p0": 16}
+    assert plan_carve(H200, [64, 64], rounding="nearest").granted() == {"p0": 64, "p1": 68}
+
+
+def test_what_is_kept_stays_while_the_others_snap():
+    # 12 is the remainder: without `keep`, 20 would take it, and 12 become 8 or 16.
+    sizes = {"a": 12, "b": 20, "c": "rest"}
+    kept = plan_carve(H200, sizes, rounding="nearest", keep=["a"])
+    assert kept.granted() == {"a": 12, "b": 24, "c": 96}
+    # What cannot stay is not kept.
+    assert plan_carve(H200, [13, 8], rounding="nearest", keep=["p0"]).granted()["p0"] == 12
+
+
+def test_the_error_names_counts_that_go_together():
+    with pytest.raises(InvalidPartition, match="p0: 64, p1: 60") as caught:
+        plan_carve(H200, {"p0": 60, "p1": 60, "p2": 8})
+    nearest = re.search(r"are (.*)\. Ask", str(caught.value)).group(1)
+    sizes = {name: int(n) for name, n in (one.split(": ") for one in nearest.split(", "))}
+    assert plan_carve(H200, sizes).granted() == sizes
+
+
+def test_more_partitions_than_parts_cannot_be_had():
+    with pytest.raises(InvalidPartition, match="fewer parts than partitions"):
+        plan_carve(H200, [1] * 17, rounding="nearest")
+    plan = plan_carve(H200, {**{f"p{n}": 1 for n in range(15)}, "last": "rest"}, rounding="nearest")
+    assert plan.granted()["last"] == 12
+    with pytest.raises(InvalidPartition, match="fewer parts than partitions"):
+        plan_carve(H200, {**{f"p{n}": 1 for n in range(16)}, "r": "rest"}, rounding="nearest")
+
+
+def test_a_huge_count_snaps_at_once():
+    granted = plan_carve(H200, {"a": 16, "b": 10**30}, rounding="nearest", keep=["a"]).granted()
+    assert granted == {"a": 16, "b": 116}
 
 
 def test_rest_after_rounding_up_states_what_the_others_really_take():

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import gpuscope as gs
 from gpuscope import cli
+from gpuscope.calibration.calibrate import Calibration
 from gpuscope.device import diagnose, select
 from gpuscope.device.cuda import driver
+from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import DeviceUnavailable
 
 EXPERIMENT = {
@@ -37,6 +42,7 @@ EXPERIMENT = {
         },
     },
 }  # fmt: skip
+H200 = Path(gs.__file__).parent / "device" / "sim" / "profiles" / "h200.json"
 FILES = ["comparison.json", "report.html", "trace-16-rest.parquet", "trace-shared.parquet"]
 
 
@@ -149,7 +155,7 @@ def test_names_are_foreign_text(command, tmp_path):
 
 
 def test_ctrl_c_writes_what_was_recorded_and_exits_1(command, trial, tmp_path, monkeypatch):
-    real = cli.run_experiment
+    real = cli.experiments.run_experiment
 
     def interrupted(experiment, device, *, viewer):
         def view(progress):
@@ -159,7 +165,7 @@ def test_ctrl_c_writes_what_was_recorded_and_exits_1(command, trial, tmp_path, m
 
         return real(experiment, device, viewer=view)
 
-    monkeypatch.setattr(cli, "run_experiment", interrupted)
+    monkeypatch.setattr(cli.experiments, "run_experiment", interrupted)
     out = tmp_path / "out"
     with pytest.warns(UserWarning, match="interrupted"):
         code, printed, _ = command("run", trial, "--device", "sim:h200", "--out", out)
@@ -206,6 +212,77 @@ def test_predict_refuses_what_it_cannot_compare(command, trial, tmp_path):
     code, _, told = command("predict", trial, "--gpu-profile", "nope", "--out", tmp_path / "out")
     assert code == cli.FAILED
     assert "nope" in told
+
+
+# -- calibrate ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calibrated(monkeypatch):
+    """Let a calibration end at once, with what the shipped profile says."""
+
+    def calibrate(device, path, *, progress):
+        progress(0.0, "calls")
+        progress(1.0, "done")
+        one = {"rows": 12, "median": 0.061, "p90": 0.24, "share_median": 0.2, "share_p90": 1.1}
+        shutil.copyfile(H200, path)
+        return Calibration(
+            path=path, profile=Profile.read(path).file, errors={"float16": one, "all": one},
+            held_out={"all": one | {"median": 0.072}},
+            told_errors={"rows": 5, "median": 0.05, "p90": 0.17}, unreadable=("odd [red]kernel",),
+            skipped=6, notes=("a note",), measured_s=17.2, fitted_s=6.3,
+        )  # fmt: skip
+
+    monkeypatch.setattr(cli.calibration, "calibrate", calibrate)
+
+
+def test_calibrate_writes_a_profile_and_shows_its_errors(command, calibrated, trial, tmp_path):
+    path = tmp_path / "new" / "mine.json"
+    code, printed, _ = command("calibrate", "--device", "sim:h200", "--out", path)
+    assert code == 0
+    assert names(path.parent) == ["mine.json"]
+    assert f'wrote {path}: open_device("sim:{path}")' in printed
+    assert "6.1%, 24.0%" in printed
+    assert "7.2%, 24.0%" in printed
+    assert "told the SM count: 5.0%, 17.0%" in printed
+    assert "odd [red]kernel" in printed
+    assert "6 timings left out" in printed
+    assert "17 s of measuring, 6 s of fitting" in printed
+    code, printed, _ = command("predict", trial, "--gpu-profile", path, "--out", tmp_path / "out")
+    assert code == 0, printed
+
+
+def test_calibrate_with_json_prints_json_and_nothing_else(command, calibrated, tmp_path):
+    path = tmp_path / "mine.json"
+    code, printed, _ = command("calibrate", "--device", "sim:h200", "--out", path, "--json")
+    assert code == 0
+    facts = json.loads(printed)
+    assert facts["file"] == str(path)
+    assert facts["errors"]["all"]["median"] == 0.061
+    assert facts["notes"] == ["a note"]
+
+
+def test_calibrate_refuses_what_is_no_gpu(command, tmp_path, without_cuda):
+    path = tmp_path / "mine.json"
+    code, _, told = command("calibrate", "--device", "sim:h200", "--out", path)
+    assert code == 1
+    assert "calibrate measures a real GPU, and sim:h200 is simulated" in told
+    code, _, told = command("calibrate", "--out", path)
+    assert code == 1
+    assert "no NVIDIA driver was found" in told
+    assert names(tmp_path) == []
+
+
+def test_ctrl_c_in_calibrate_writes_nothing(command, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.calibration, "calibrate", interrupt)
+    out = tmp_path / "mine.json"
+    code, printed, _ = command("calibrate", "--device", "sim:h200", "--out", out, "--json")
+    assert code != 0
+    assert "wrote" not in printed
+    assert names(tmp_path) == []
 
 
 # -- what goes wrong ----------------------------------------------------------------------
@@ -285,7 +362,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_run(command, trial, tmp
     def fail(*args, **kwargs):
         raise AssertionError("it ran, and what it recorded would be lost")
 
-    monkeypatch.setattr(cli, "run_experiment", fail)
+    monkeypatch.setattr(cli.experiments, "run_experiment", fail)
     (tmp_path / "file").write_text("in the way")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         code, _, said = command("run", trial, "--device", "sim:h200", "--out", out)
@@ -386,7 +463,7 @@ def test_errors_that_are_not_ours_are_not_hidden(trial, monkeypatch):
     def fail(path):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli.Experiment, "from_file", fail)
+    monkeypatch.setattr(cli.experiments.Experiment, "from_file", fail)
     monkeypatch.setattr(sys, "argv", ["gpuscope", "run", str(trial)])
     with pytest.raises(ZeroDivisionError):
         cli.main()
@@ -440,6 +517,8 @@ class FakeGpu:
             quanta = 15
             quantum_sm_count = 8
 
+        current = contextlib.nullcontext
+
 
 @pytest.fixture
 def gpu_here(monkeypatch):
@@ -447,11 +526,17 @@ def gpu_here(monkeypatch):
 
     class Cupy:
         __version__ = "14.2.0"
+        cuda = SimpleNamespace(
+            runtime=SimpleNamespace(memGetInfo=lambda: (free.pop() << 30, 80 << 30))
+        )
+
+    free = [70]
 
     monkeypatch.setattr(driver, "driver_version", lambda: 13000)
     monkeypatch.setattr(driver, "driver_release", lambda: "580.159")
     monkeypatch.setattr(driver, "import_cupy", lambda: Cupy)
     monkeypatch.setattr(select, "open_device", lambda spec, quiet: FakeGpu)
+    return free
 
 
 def test_doctor_with_a_gpu_exits_0(command, gpu_here):
@@ -462,7 +547,59 @@ def test_doctor_with_a_gpu_exits_0(command, gpu_here):
     assert "ok  green contexts: by composed quanta" in printed
     assert "ok  CuPy: 14.2.0" in printed
     assert "ok  cuda:0: NVIDIA Fake, 132 SMs, 15 quanta of 8" in printed
-    assert "simulated" not in printed
+    assert "ok  free memory: 70.0 of 80.0 GiB" in printed
+    assert "The quickstart would run on this GPU." in printed
+
+
+def test_doctor_with_a_full_gpu(command, gpu_here):
+    gpu_here[0] = 1
+    code, printed, _ = command("doctor")
+    assert code == 1
+    assert "no  free memory: 1.0 of 80.0 GiB\n     → end what else uses the GPU" in printed
+
+
+def test_doctor_says_who_may_read_counters_and_where_ranges_go(command, monkeypatch, tmp_path):
+    parameters = tmp_path / "params"
+    monkeypatch.setattr(cli.doctor, "_DRIVER_PARAMETERS", parameters)
+    parameters.write_text("RmProfilingAdminOnly: 0\n")
+    assert "ok  performance counters: open to everybody" in command("doctor")[1]
+    parameters.write_text("RmProfilingAdminOnly: 1\n")
+    monkeypatch.setattr(cli.doctor.os, "geteuid", lambda: 1000)
+    assert "no  performance counters: open to administrators only" in command("doctor")[1]
+    monkeypatch.setattr(cli.doctor.os, "geteuid", lambda: 0)
+    assert "ok  performance counters: open to administrators" in command("doctor")[1]
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", str(tmp_path / "gone.so"))
+    assert "no  NVTX injection: NVTX_INJECTION64_PATH names no file" in command("doctor")[1]
+    for name, mark in (("libcupti.so.13", "ok"), ("tool.so", "no")):
+        (tmp_path / name).touch()
+        monkeypatch.setenv("NVTX_INJECTION64_PATH", str(tmp_path / name))
+        assert f"{mark}  NVTX injection: NVTX_INJECTION64_PATH is set" in command("doctor")[1]
+
+
+def test_doctor_says_who_holds_cupti(command, monkeypatch):
+    class Held:
+        def subscribe(self):
+            raise cli.doctor.Refused("Nsight Systems")
+
+        def unsubscribe(self, handle):
+            raise AssertionError
+
+    monkeypatch.setattr(
+        cli.doctor, "check_cupti", lambda: diagnose.Check("CUPTI", ok=True, found="")
+    )
+    monkeypatch.setattr(cli.doctor, "Library", Held)
+    printed = command("doctor")[1]
+    assert "no  CUPTI's subscription: held by Nsight Systems" in printed
+
+
+def test_doctor_finds_nsys_and_what_it_lacks(command, monkeypatch, tmp_path):
+    tool = tmp_path / "nsys"
+    tool.touch()
+    monkeypatch.setattr(cli.doctor._nsys, "find", lambda name: tool)
+    monkeypatch.setattr(cli.doctor._nsys, "missing_libraries", lambda path: ["libdw.so.1"])
+    printed = command("doctor")[1]
+    assert f"no  nsys: {tool}\n     → install libdw.so.1" in printed
+    assert f"ok  ncu: {tool}" in printed
 
 
 def test_doctor_with_a_driver_too_old_for_green_contexts(command, gpu_here, monkeypatch):
@@ -486,7 +623,7 @@ def test_doctor_with_a_gpu_that_does_not_open(command, gpu_here, monkeypatch):
 
 
 def test_doctor_without_jupyter_is_no_failure_of_the_gpu(command, gpu_here, monkeypatch):
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cli.doctor.importlib.util, "find_spec", lambda name: None)
     code, printed, _ = command("doctor")
     assert code == 0
     assert "no  JupyterLab: missing\n     → pip install jupyterlab" in printed

@@ -133,6 +133,9 @@ class Machine:
         runtime.streamBeginCapture = self.function("streamBeginCapture")
         runtime.streamEndCapture = self.function("streamEndCapture", "graph")
         runtime.graphInstantiate = self.function("graphInstantiate", "exec")
+        runtime.streamQuery = self.function("streamQuery", 0)
+        runtime.streamIsCapturing = lambda _: False
+        runtime.launchHostFunc = self.function("launchHostFunc")
         runtime.graphLaunch = self.function("graphLaunch")
         runtime.graphExecDestroy = self.function("graphExecDestroy")
         return cupy
@@ -207,8 +210,10 @@ CALLS = {
     "clear_contexts": lambda b, m: b.close(),
     "streamBeginCapture": lambda b, m: b.begin_capture(our_stream(m)),
     "graphInstantiate": lambda b, m: b.end_capture(our_stream(m)),
-    "graphLaunch": lambda b, m: b.launch_graph(("exec", None), m.stream(), 0),
-    "graphExecDestroy": lambda b, m: b.close_graph(("exec", None)),
+    "graphLaunch": lambda b, m: b.launch_graph(("exec", None, m.event()), m.stream(), 0),
+    "graphExecDestroy": lambda b, m: b.close_graph(("exec", None, m.event())),
+    "streamQuery": lambda b, m: b.stream_done(m.stream()),
+    "launchHostFunc": lambda b, m: b.host_call(m.stream(), lambda: None, 0, None),
 }
 
 
@@ -307,7 +312,7 @@ def test_handle_08_the_whole_life_of_a_handle(machine, backend, before):
         for name in ("gemm", "event.record"):
             for way in ("common path", "after a failure"):
                 machine.failing = {name}
-                with pytest.raises(DriverFault, match=name):
+                with pytest.raises((DriverFault, gs.GpuscopeError), match=name):
                     handle.execute(stream=stream)
                 machine.failing = set()
                 assert machine.current == before, way

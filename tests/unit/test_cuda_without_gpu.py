@@ -577,7 +577,9 @@ def refusals():
     ]
 
 
-@pytest.mark.parametrize(("arrange", "error", "text"), refusals(), ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(
+    ("arrange", "error", "text"), refusals(), ids=lambda v: getattr(v, "__name__", str(v))[:40]
+)
 def test_nothing_is_left_of_a_carving_that_fails(planned, arrange, error, text):
     splitter, partitions = planned
     machine, probe = Machine(), Probe()

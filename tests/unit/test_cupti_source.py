@@ -209,6 +209,27 @@ def test_a_call_of_several_api_calls_is_one_row_and_its_amounts_count_once(world
     assert call["start_ns"] < call["end_ns"] < gemm["start_ns"] < reduce["queued_ns"]
 
 
+def test_a_kernel_states_the_amounts_though_something_was_cleared_before_it(world):
+    plain = world.gpu.launch
+
+    def cleared(stream, *arguments):
+        number = world.gpu.call(SET)
+        world.gpu._work(
+            layout.MEMSET, correlation=number, bytes=8, device=0, context=stream.context,
+            stream=stream.number,
+        )  # fmt: skip
+        plain(stream, *arguments)
+
+    with world.device.create_stream() as stream, world.profile() as recording:
+        world.gpu.launch = cleared
+        number = ours(world, stream, "gemm", flop_count=1000)
+        world.gpu.launch = plain
+    (gemm,), (memset,) = rows(recording.trace, "kernel"), rows(recording.trace, "memset")
+    assert (gemm["id"], gemm["flop_count"]) == (work_row(number), 1000)
+    assert not memset["flop_count"]
+    assert memset["external_correlation"] == number
+
+
 def test_a_launch_on_another_thread_at_the_same_time_is_not_taken_for_ours(world):
     plain = world.gpu.launch
 

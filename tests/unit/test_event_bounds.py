@@ -242,7 +242,7 @@ class Gpu:
         self.host_ns += 100
         return self.host_ns
 
-    def make_stream(self, partition, priority):
+    def make_stream(self, partition, priority, *, blocking=False):
         return SimpleNamespace(pending=None), 0
 
     def close_stream(self, raw, handle):

@@ -34,7 +34,7 @@ class FakeGpu:
     def device_ns(self):
         return (self.host_ns - START) * (1 + self.drift)
 
-    def make_stream(self, partition, priority):
+    def make_stream(self, partition, priority, *, blocking=False):
         self.streams += 1
         return "stream", 0x10
 

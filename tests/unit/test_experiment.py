@@ -6,8 +6,11 @@ import copy
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope.errors import GpuscopeError, InvalidExperiment
@@ -122,6 +125,73 @@ def test_to_dict_goes_through_json_and_back():
     assert Experiment.from_dict(described) == experiment
     assert Experiment.from_dict(json.loads(json.dumps(described))) == experiment
     assert described["workloads"]["spin"]["repeats"] == 100, "defaults are written out"
+
+
+def test_the_problems_are_there_field_by_field():
+    with pytest.raises(InvalidExperiment) as caught:
+        Experiment.from_dict(changed(("workloads/small/m", "x"), ("streams/load/priority", 9)))
+    assert set(caught.value.problems) == {
+        ("workloads", "small", "m"),
+        ("streams", "load", "priority"),
+    }
+    assert caught.value.problems["workloads", "small", "m"].startswith("should be a whole number")
+    with pytest.raises(InvalidExperiment) as caught:
+        Experiment.from_dict(changed(("workloads/small/stream", "gone")))
+    assert "'gone' is no stream" in caught.value.problems["workloads", "small", "stream"]
+
+
+def test_fields_that_came_later_are_told_only_where_they_say_something():
+    described = Experiment.from_dict(DATA).to_dict()
+    assert set(described["streams"]["load"]) == {"partition", "priority"}
+    assert not {"guard", "waits_on"} & set(described["workloads"]["copy"])
+    later = changed(
+        ("streams/load/blocking", True),
+        ("workloads/copy/guard", False),
+        ("workloads/copy/waits_on", ["spin"]),
+        ("settings/120 | rest/streams", {}),
+    )
+    experiment = Experiment.from_dict(later)
+    described = experiment.to_dict()
+    assert "colors" not in described
+    assert described["streams"]["load"]["blocking"] is True
+    assert described["workloads"]["copy"]["guard"] is False
+    assert described["workloads"]["copy"]["waits_on"] == ["spin"]
+    assert Experiment.from_dict(described) == experiment
+
+
+names = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+
+
+@given(
+    st.lists(names, min_size=3, max_size=3, unique=True),
+    st.sampled_from([{}, {"a": 16}, {"a": "rest"}]),
+    st.booleans(),
+    st.floats(0.001, 1e6),
+)
+def test_what_is_written_as_toml_is_read_back(named, partitions, flag, rate):
+    first, second, stream = named
+    experiment = Experiment(
+        name=first,
+        partitions={**partitions, second: 8},
+        streams={stream: {"partition": second}, "plain": {"blocking": flag}},
+        workloads={
+            first: {"kind": "gemm", "m": 1, "n": 2, "k": 3, "stream": "plain", "guard": flag,
+                    "arrival": "fixed", "rate_hz": rate, "repeats": 5},
+            second: {"kind": "python:a.b:c", "args": {"x": second}, "stream": stream,
+                     "waits_on": [first]},
+        },
+        settings={first: {}, second: {"partitions": {}, "streams": {stream: {}}}},
+        colors={second: "#00fF00"},
+    )  # fmt: skip
+    assert Experiment.from_toml(experiment.to_toml()) == experiment
+
+
+def test_examples_and_their_toml_say_the_same():
+    for path in (Path(__file__).parents[2] / "examples").glob("*.toml"):
+        experiment = Experiment.from_file(path)
+        assert Experiment.from_toml(experiment.to_toml()) == experiment
+    with pytest.raises(InvalidExperiment, match="this is not TOML"):
+        Experiment.from_toml("name = ")
 
 
 def test_reading_changes_nothing_in_what_was_given():
@@ -281,7 +351,21 @@ BAD = [
         ("workloads/small/arrival", "sometimes"),
         "workloads.small.arrival: should be 'back_to_back', 'fixed' or 'poisson', but found",
     ),
-    (("rounding", "nearest"), "rounding: should be 'exact', 'up' or 'down', but found 'nearest'"),
+    (
+        ("rounding", "off"),
+        "rounding: should be 'exact', 'up', 'down' or 'nearest', but found 'off'",
+    ),
+    (
+        ("streams/decode/blocking", True),
+        "streams.decode: a partition's stream never blocks: leave out blocking",
+    ),
+    (("workloads/copy/guard", "maybe"), "copy.guard: should be true or false, but found 'maybe'"),
+    (("workloads/copy/waits_on", "spin"), "workloads.copy.waits_on: should be a list of names"),
+    (
+        ("workloads/copy/waits_on", ["copy"]),
+        "workloads.copy.waits_on: 'copy' is no other workload; allowed: 'small', 'spin'",
+    ),
+    (("workloads/copy/waits_on", ["gone"]), "workloads.copy.waits_on: 'gone' is no other workload"),
     (
         ("workloads/small/sm_count_target", "on"),
         "workloads.small.sm_count_target: should be 'auto' or 'off' or a whole number, but",
@@ -291,6 +375,8 @@ BAD = [
         "settings.first.sm_count_target: should be 'auto' or 'off' or greater than 0, but found 0",
     ),
     (("workloads/small/background", "maybe"), "background: should be true or false, but found"),
+    (("colors", {"small": "red"}), "colors.small: should be '#RRGGBB', but found 'red'"),
+    (("colors", {"gone": "#123456"}), "colors.gone: no setting carves a partition 'gone'"),
     # kinds
     (
         ("workloads/small/kind", "conv"),

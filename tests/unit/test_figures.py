@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from PIL import Image
 
 from gpuscope import figures
 from gpuscope.errors import MissingEvidence
+from gpuscope.figures import style
 from gpuscope.figures.text import clean, duration, escape
-from gpuscope.figures.tracks import LANES, MAX_TRACKS
+from gpuscope.figures.tracks import MAX_TRACKS
+from gpuscope.figures.view import LANES
 from gpuscope.trace.model import Trace, TraceMetadata
 
 EVIL = "<script>alert(1)</script><a href='javascript:f()'>x</a> \u202eg\x00np\u2066 $\\href{y}{z}$"
@@ -42,7 +47,7 @@ def kernel(start, end, stream=1, partition=None, **more):
 
 
 def spans(figure):
-    return [one for one in figure.data if one.type == "bar" and "omitted" not in one.name]
+    return [one for one in figure.data if one.type == "bar"]
 
 
 def count(figure):
@@ -53,8 +58,14 @@ def widths(figure):
     return sorted((float(x) for one in spans(figure) for x in one.x), reverse=True)
 
 
+def said(bar, index):
+    """What a browser shows of a bar: its text in the template of its class."""
+    text = bar.hovertemplate.replace("%{hovertext}", bar.hovertext[index])
+    return text.replace("%{base:,.3f}", f"{bar.base[index]:,.3f}")
+
+
 def hovers(figure):
-    return [text for one in figure.data if one.type == "bar" for text in one.hovertext]
+    return [said(one, index) for one in spans(figure) for index in range(len(one.y))]
 
 
 def words(figure):
@@ -71,14 +82,29 @@ def labels(figure):
 
 def bar_of(figure, text):
     for one in spans(figure):
-        for index, hover in enumerate(one.hovertext):
-            if text in hover:
+        for index in range(len(one.y)):
+            if text in said(one, index):
                 return one, index
     raise AssertionError(f"no bar says {text!r}")
 
 
 def arrows(figure):
-    return [one for one in figure.layout.annotations if one.showarrow and one.axref == "x"]
+    """Start, end, and the heights of both, of each arrow."""
+    found = []
+    for one in figure.data:
+        if one.name == "event wait":
+            assert one.marker.symbol == "arrow"
+            assert one.marker.angleref == "previous"
+            assert list(one.marker.size[1::3]) == [9] * (len(one.x) // 3)
+            found += zip(one.x[::3], one.x[1::3], one.y[::3], one.y[1::3], strict=True)
+    return found
+
+
+def pixels(figure):
+    """The picture under the bars, as rows of RGBA."""
+    (one,) = figure.layout.images
+    data = base64.b64decode(one.source.removeprefix("data:image/png;base64,"))
+    return one, np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
 
 
 @pytest.fixture
@@ -174,7 +200,7 @@ def test_times_are_relative_to_the_window_in_a_unit_that_suits_it():
     start = 1_700_000_000_000_000_000
     trace = build([kernel(start + 1_000, start + 3_500), kernel(start, start + 500)])
     figure = figures.timeline(trace)
-    bar, index = bar_of(figure, "kernel, 2.5 µs")
+    bar, index = bar_of(figure, "2.5 µs")
     assert (bar.base[index], bar.x[index]) == (1.0, 2.5)
     assert "(µs)" in figure.layout.xaxis.title.text
     longer = figures.timeline(trace, window_ns=(start, start + 50_000_000))
@@ -187,20 +213,87 @@ def test_at_most_max_spans_widest_first_and_the_rest_is_stated():
     figure = figures.timeline(trace, max_spans=40)
     assert count(figure) == 40
     assert widths(figure) == [pytest.approx((300 - index) / 1e3) for index in range(40)]
-    assert "40 of 300 spans drawn, widest first; 260 narrower ones omitted" in words(figure)
-    pale = [one for one in figure.data if "omitted" in (one.name or "")]
-    assert sum(len(one.y) for one in pale) <= 400
-    merged = [int(text.split()[0]) for one in pale for text in one.hovertext]
-    assert sum(merged) == 260
-    assert "all 300 spans" in words(figures.timeline(trace))
+    assert "40 of 300 spans drawn, widest first; 260 narrower ones merged" in words(figure)
+    everything = figures.timeline(trace)
+    assert "all 300 spans" in words(everything)
+    assert not everything.layout.images
 
 
-def test_omitted_spans_stay_few_blocks_however_many_they_are():
+def test_merged_spans_are_a_shading_that_tells_where_and_how_full():
+    rows = [kernel(1000 * index, 1000 * index + 900, 1) for index in range(1000)]
+    rows += [kernel(1000 * index, 1000 * index + 100, 2) for index in range(500)]
+    rows.append(kernel(0, 1_000_000, 3))
+    figure = figures.timeline(build(rows), max_spans=1)
+    assert count(figure) == 1
+    assert "1,500 narrower ones merged into the shading" in words(figure)
+    image, picture = pixels(figure)
+    assert (image.xref, image.yref, image.layer) == ("x", "y", "below")
+    assert image.x <= 0
+    assert image.x + image.sizex >= 1000
+    centres = [int(at / image.sizey * len(picture)) for at in figure.layout.yaxis.tickvals]
+    strong, faint, none = (picture[at, :, 3].astype(int) for at in centres)
+    assert strong[1:-1].min() > faint[1:].max() + 50
+    half = len(faint) // 2
+    assert faint[1 : half - 1].min() > 0
+    assert faint[half + 1 :].max() == 0
+    assert none.max() == 0
+    colours = {tuple(pixel[:3]) for pixel in picture[centres[0]] if pixel[3]}
+    assert colours == {tuple(bytes.fromhex(style.WHOLE_GPU_COLOUR[1:]))}
+    assert any("merged" in one.name for one in figure.data)
+
+
+def test_instants_that_are_merged_still_show():
+    marks = [
+        {"kind": "mark", "start_ns": 1000 * at, "process": 1, "thread": 1} for at in range(500)
+    ]
+    marks.append({"kind": "range", "start_ns": 0, "end_ns": 500_000, "process": 1, "thread": 1})
+    figure = figures.timeline(build(marks), max_spans=1)
+    _, picture = pixels(figure)
+    assert (picture[:, :, 3] > 0).any(axis=0).sum() >= 490
+
+
+def test_sms_stand_under_the_tracks_on_the_same_time_axis():
+    blocks = [
+        {"kind": "block", "start_ns": 100 * at, "end_ns": 100 * at + 90, "sm": at % 4, "device": 0,
+         "partition": "a" if at % 4 < 3 else None}
+        for at in range(100)
+    ]  # fmt: skip
+    trace = build(
+        [kernel(0, 5000, 1, "a"), kernel(0, 10_000, 2), *blocks],
+        devices={"cuda:0": {"name": "NVIDIA H200", "index": 0, "sm_count": 8}},
+        partitions={"a": {}},
+    )
+    figure = figures.timeline(trace, sm=True, window_ns=(0, 5000))
+    (image,) = figure.layout.images
+    assert (image.yref, image.sizey) == ("y2", 8)
+    assert tuple(figure.layout.yaxis2.range) == (8, 0)
+    assert figure.layout.yaxis2.domain[1] < figure.layout.yaxis.domain[0]
+    assert figure.layout.xaxis.anchor == "y2"
+    assert any(one.yaxis == "y2" for one in figure.data)
+    _, picture = pixels(figure)
+    sms = picture.reshape(8, -1, *picture.shape[1:])[:, 0]
+    used = [np.unique(row[row[:, 3] > 0][:, :3], axis=0).tolist() for row in sms]
+    partition = list(bytes.fromhex(style.OKABE_ITO[0][1:]))
+    assert (
+        used == [[partition]] * 3 + [[list(bytes.fromhex(style.WHOLE_GPU_COLOUR[1:]))]] + [[]] * 4
+    )
+    busy = (sms[..., 3] > 0).mean(axis=1)[:4]
+    assert busy == pytest.approx([0.225] * 4, abs=0.03)
+    assert "thread blocks held one longest" in words(figure)
+    assert "block" not in words(figure).split("SMs:")[0]
+    plain = figures.timeline(trace)
+    assert "100 block" in words(plain)
+    assert plain.layout.height < figure.layout.height
+    with pytest.raises(MissingEvidence, match="thread blocks"):
+        figures.timeline(build([kernel(0, 9)]), sm=True)
+
+
+def test_a_figure_has_few_bars_and_bytes_however_many_spans_there_are():
     starts = np.arange(20_000) * 1000
-    trace = build([kernel(int(start), int(start) + 300) for start in starts])
+    trace = build([kernel(int(start), int(start) + 300, name="n" * 500) for start in starts])
     figure = figures.timeline(trace, max_spans=2000)
     assert count(figure) == 2000
-    assert sum(len(one.y) for one in figure.data) <= 2400
+    assert len(figure.to_json()) < 400_000
 
 
 def test_a_window_shows_what_touches_it_clipped_with_its_true_duration():
@@ -229,7 +322,7 @@ def test_open_spans_reach_the_windows_end_and_say_so():
 def test_a_mark_is_an_instant_and_not_open(mixed):
     bar, index = bar_of(figures.timeline(mixed), "<b>here</b>")
     assert bar.x[index] == 0
-    assert "an instant" in bar.hovertext[index]
+    assert "an instant" in said(bar, index)
 
 
 def test_hover_says_what_is_known_of_a_span():
@@ -245,8 +338,9 @@ def test_hover_says_what_is_known_of_a_span():
     )  # fmt: skip
     (hover,) = hovers(figures.timeline(trace))
     for part in (
-        "<b>gemm</b>", "kernel, 15 µs", "starts at 0.000 µs", "true start up to 250 ns later",
-        "true end up to 1.5 µs earlier", "partition decode (16 SMs)",
+        "<b>gemm</b>", "kernel, partition", "15 µs", "from 0.000 µs",
+        "true start up to 250 ns later", "true end up to 1.5 µs earlier",
+        "partition decode (16 SMs)",
         "intended for partition prefill", "stream d0", "source: cupti",
     ):  # fmt: skip
         assert part in hover
@@ -264,11 +358,9 @@ def test_event_waits_are_arrows_from_the_end_of_one_to_the_start_of_the_other():
         edges=[(0, 1), (0, 2, "launch")],
     )
     figure = figures.timeline(trace)
-    (arrow,) = arrows(figure)
-    assert (arrow.ax, arrow.x) == (2.0, 3.0)
-    assert arrow.arrowhead
-    assert arrow.ay < arrow.y
-    assert any(one.name == "event wait" for one in figure.data)
+    ((begin, end, above, below),) = arrows(figure)
+    assert (begin, end) == (2.0, 3.0)
+    assert above < below
 
 
 def test_event_waits_beyond_the_limit_are_counted():

@@ -950,7 +950,9 @@ class OnCuda(Foreign):
         self.cupy_stream = None
 
 
-@pytest.mark.parametrize("stream", [0x50, 0, Foreign(0x60), OnCuda(0x70)], ids=repr)
+@pytest.mark.parametrize(
+    "stream", [0x50, 0, Foreign(0x60), OnCuda(0x70)], ids=["handle", "legacy", "foreign", "on CUDA"]
+)
 def test_guard_10_both_libraries_are_given_the_stream_and_restored(cupy, torch, stream):
     handle = caller.raw_handle(stream)
     theirs = cupy.Stream(0x99)

@@ -740,6 +740,7 @@ def test_gzip_a_list_and_a_list_without_its_end(tmp_path):
         (gzip.compress(b'{"traceEvents": []}')[:-9], "cut off inside its gzip stream"),
         (b"plain text, and more of it", "neither Parquet, SQLite, an Nsight Systems report"),
     ],
+    ids=["other", "cut", "numbers", "number", "gzip of text", "gzip cut", "text"],
 )
 def test_what_is_no_chrome_trace_says_why(tmp_path, content, said):
     with pytest.raises(TraceFormatError, match=said):

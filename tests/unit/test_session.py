@@ -13,6 +13,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.device import select
+from gpuscope.figures.style import OKABE_ITO, partition_colours
 from gpuscope.record import recorder
 
 
@@ -472,14 +473,59 @@ class StopAt(threading.Event):
 def test_wherever_a_run_is_stopped_something_sound_comes_back(sim):
     """While each workload is measured alone, too: there may be no kernel to judge yet."""
     experiment = short()
-    kinds = set()
+    kinds, early = set(), []
     for looks in [*range(2, 30), *range(30, 150, 3), 10_000]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
-            run = gs.run(experiment, sim(), stop=StopAt(looks))
+            try:
+                run = gs.run(experiment, sim(), stop=StopAt(looks))
+            except gs.NothingRecorded:  # while it was warming up
+                early.append(looks)
+                continue
         kinds.add((len(run), all("kernel" in trace.kind_counts() for trace in run.values())))
         assert run.stopped == (looks < 10_000)
     assert {(1, False), (1, True), (2, True)} <= kinds
+    assert early == [2, 3, 4]
+
+
+class StopWhen(threading.Event):
+    """An event that is set from a moment of a simulated GPU's time on."""
+
+    def __init__(self, gpu, at_ns):
+        super().__init__()
+        self.gpu, self.at_ns = gpu, at_ns
+        self.seen_ns = None
+
+    def is_set(self):
+        return self.gpu.now_ns() >= self.at_ns
+
+
+@pytest.mark.parametrize("at_ms", [1, 40, 90, 130, 260, 333, 500, 777, 1500, 2900, 5000, 9000])
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_stop_ends_a_run_within_half_a_second_and_the_longest_kernel(gpu, at_ms, warmup):
+    """Whatever it was doing: warming up, waiting for an arrival, measuring alone."""
+
+    def spin(stream, us, **more):
+        return {"kind": "spin", "duration_us": us, "blocks": 132, "stream": stream,
+                "warmup": warmup, **more}  # fmt: skip
+
+    experiment = {
+        "name": "long",
+        "alone_repeats": 5,
+        "streams": {"a": {}, "b": {}, "c": {}},
+        "workloads": {
+            "long": spin("a", 300_000, background=True, max_queued=8),
+            "short": spin("b", 30_000, background=True, max_queued=64),
+            "rare": spin("c", 10, repeats=2, arrival="fixed", rate_hz=0.5),
+        },
+    }
+    at_ns = gpu.now_ns() + at_ms * 1_000_000
+    try:
+        run = gs.run(experiment, gpu, stop=StopWhen(gpu, at_ns))
+        assert run.stopped
+    except gs.NothingRecorded:
+        assert warmup
+    assert gpu.now_ns() - at_ns <= 500_000_000 + 300_000_000
 
 
 def short():
@@ -603,3 +649,109 @@ def test_a_device_that_nobody_holds_does_not_count():
     finally:
         gc.enable()
     assert recording.devices == (kept,)
+
+
+# -- guards left out, waits, blocking streams -----------------------------------------------
+def carved(**facts):
+    """Describe two workloads in partitions of their own."""
+    return {
+        "name": "carved",
+        "alone_repeats": 0,
+        "partitions": {"a": 16, "b": "rest"},
+        "streams": {"s": {"partition": "a"}, "l": {"partition": "b"}},
+        "workloads": {
+            "small": gemm(512, "s", repeats=20),
+            "load": gemm(2048, "l", background=True, max_queued=3),
+        },
+        **facts,
+    }
+
+
+def test_without_its_guard_a_workload_escapes_and_confinement_shows_it(gpu):
+    experiment = carved()
+    run = gs.run(experiment, gpu)
+    assert gs.analysis.confinement(run["default"])["a"].fraction == 1.0
+    experiment["workloads"]["small"]["guard"] = False
+    run = gs.run(experiment, gpu)
+    seen = gs.analysis.confinement(run["default"])
+    assert seen["a"].fraction == 0.0
+    assert seen["b"].fraction == 1.0
+    (escape,) = seen["a"].escapes
+    assert escape.kernels == 20
+    assert "legacy default" in escape.where
+    for row in rows(run["default"], "kernel", category="small"):
+        assert (row["intended_partition"], row["partition"]) == ("a", None)
+    facts = run["default"].metadata.streams
+    assert [one["name"] for one in facts.values() if one.get("legacy_default")] == [
+        "legacy default"
+    ]
+    assert run.experiment["workloads"]["small"]["guard"] is False
+
+
+def test_a_call_waits_for_the_latest_call_of_what_it_waits_on(gpu):
+    experiment = carved()
+    load = gemm(2048, "l", repeats=10, max_queued=1)
+    experiment["workloads"] = {"load": load, "small": gemm(64, "s", repeats=10, max_queued=10)}
+    free = gs.run(experiment, gpu)["default"]
+    assert min(r["start_ns"] for r in rows(free, "kernel", category="small")) < min(
+        r["end_ns"] for r in rows(free, "kernel", category="load")
+    )
+    experiment["workloads"]["small"]["waits_on"] = ["load"]
+    trace = gs.run(experiment, gpu)["default"]
+    calls = {
+        name: sorted(rows(trace, "kernel", category=name), key=lambda row: row["start_ns"])
+        for name in ("small", "load")
+    }
+    for one in calls["small"]:
+        launched = one["queued_ns"] if one["queued_ns"] is not None else one["start_ns"]
+        before = [other for other in calls["load"] if (other["queued_ns"] or 0) <= launched]
+        assert before, "the first call of the load comes first"
+        assert one["start_ns"] >= before[-1]["end_ns"]
+    waits = [edge for edge in trace.edges.to_pylist() if edge["kind"] == "event wait"]
+    assert len(waits) >= 10
+
+
+def test_a_stream_may_block_and_the_trace_says_so(gpu):
+    experiment = carved(
+        partitions={},
+        streams={"s": {}, "l": {"blocking": True}},
+    )
+    experiment["workloads"]["small"]["guard"] = False  # in the legacy default stream
+    trace = gs.run(experiment, gpu)["default"]
+    names = {one["name"]: one for one in trace.metadata.streams.values()}
+    assert names["l"]["blocking"] is True
+    assert "blocking" not in names.get("s", {})
+    legacy = rows(trace, "kernel", category="small")
+    others = rows(trace, "kernel", category="load")
+    assert legacy
+    assert others
+    for one in legacy:  # the barrier: none of them overlap
+        for other in others:
+            assert one["end_ns"] <= other["start_ns"] or other["end_ns"] <= one["start_ns"]
+    experiment["streams"]["l"] = {}
+    trace = gs.run(experiment, gpu)["default"]
+    assert gs.analysis.overlap(trace, by="workload").pairs[0].fraction > 0
+
+
+def test_partitions_have_the_colours_of_the_experiment(gpu):
+    trace = gs.run(carved(colors={"b": "#12AB34"}), gpu)["default"]
+    facts = trace.metadata.partitions
+    assert (facts["b"]["color"], "color" in facts["a"]) == ("#12AB34", False)
+    assert partition_colours([trace], []) == {"a": OKABE_ITO[0], "b": "#12AB34"}
+    foreign = trace.with_metadata(partitions={**facts, "a": {**facts["a"], "color": "red;x:y"}})
+    assert partition_colours([foreign], [])["a"] == OKABE_ITO[0]
+
+
+def test_interference_leaves_waits_out(gpu):
+    fields = {"kind": "spin", "duration_us": 10}
+    result = gs.measure_interference(
+        gpu,
+        {"a": 16, "b": "rest"},
+        {
+            "x": {**fields, "partition": "a", "waits_on": ["y"]},
+            "y": {**fields, "partition": "b"},
+        },
+        repeats=3,
+        rounds=1,
+    )
+    assert result.cell("x", "y").alone_n == 3

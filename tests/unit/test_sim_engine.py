@@ -1034,14 +1034,14 @@ def test_the_legacy_stream_is_borrowed_by_its_handle(handle):
     backend, a, _, seen = two_streams()
     legacy, mine = backend.borrow_stream(handle), backend.borrow_stream(2)
     assert mine is backend.default_stream()[0]
-    theirs = backend.borrow_stream(backend.make_blocking_stream(0)[1])
+    theirs = backend.borrow_stream(backend.make_stream(None, 0, blocking=True)[1])
     for number, stream in enumerate((theirs, mine, legacy, a, mine)):
         spin(backend, stream, 100_000, number)
     backend.synchronize()
     times = kernel_times(seen)
     assert times[2][0] >= max(times[0][1], times[1][1])
     assert times[4][0] >= times[2][1]
-    assert times[3][0] < times[0][1], "streams that gpuscope makes know no barrier"
+    assert times[3][0] < times[0][1], "other streams know no barrier"
 
 
 def test_each_thread_has_a_default_stream_of_its_own():
@@ -1170,7 +1170,7 @@ def test_a_graph_of_copies_and_host_calls_replays_them(gpu):
 
 def test_the_legacy_stream_and_a_capturing_blocking_stream_exclude_each_other():
     backend, a, *_ = two_streams()
-    theirs, _ = backend.make_blocking_stream(0)
+    theirs, _ = backend.make_stream(None, 0, blocking=True)
     wrapped = SimpleNamespace(raw=theirs)
     backend.begin_capture(wrapped)
     with pytest.raises(StreamError, match="cudaErrorStreamCaptureImplicit"):

@@ -26,6 +26,7 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import driver as versions
+from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
 from gpuscope.errors import (
     CapabilityError,
@@ -36,6 +37,7 @@ from gpuscope.errors import (
 )
 
 _SPIN_NS = 200_000
+_NOT_READY = 600  # cudaErrorNotReady
 
 
 def _load(index: int) -> tuple[int, Any, Any]:
@@ -206,9 +208,11 @@ class CudaBackend:
                 self._contexts.clear()
 
     # -- streams ----------------------------------------------------------------------
-    def make_stream(self, partition: Any, priority: int) -> tuple[Any, int]:
-        """Make a non-blocking stream, in a green context if one is given."""
-        options = self._core.StreamOptions(nonblocking=True, priority=priority)
+    def make_stream(
+        self, partition: Any, priority: int, *, blocking: bool = False
+    ) -> tuple[Any, int]:
+        """Make a stream, in a green context if one is given."""
+        options = self._core.StreamOptions(nonblocking=not blocking, priority=priority)
         with self._current(), _translated("the driver refuses a stream"):
             home = self._device if partition is None else partition.context
             stream = home.create_stream(options=options)
@@ -247,8 +251,11 @@ class CudaBackend:
 
     def stream_done(self, raw: Any) -> bool:
         """Whether a stream is idle."""
-        with self._current():
-            return bool(self._cupy.cuda.Stream.from_external(raw).done)
+        with self._current(), _translated("the stream cannot be asked"):
+            status = self._runtime.streamQuery(int(raw.handle))
+            if status not in (0, _NOT_READY):
+                raise self._runtime.CUDARuntimeError(status)
+            return bool(status == 0)
 
     def synchronize(self) -> None:
         """Wait on the host for the whole device."""
@@ -267,11 +274,14 @@ class CudaBackend:
     def record(self, event: Any, stream: Any, correlation: int) -> None:
         """Record an event on a stream."""
         del correlation
-        if self._is_current():
-            stream.record(event)
-            return
-        with self._current():
-            stream.record(event)
+        try:
+            if self._is_current():
+                stream.record(event)
+                return
+            with self._current():
+                stream.record(event)
+        except Exception as error:  # _translated would cost every record
+            raise GpuscopeError(f"an event cannot be recorded: {error}") from error
 
     def wait(self, stream: Any, event: Any) -> None:
         """Make a stream wait for an event."""
@@ -285,7 +295,8 @@ class CudaBackend:
 
     def event_done(self, event: Any) -> bool:
         """Whether an event's latest record is done."""
-        return bool(event.is_done)
+        with _translated("the event cannot be asked"):
+            return bool(event.is_done)
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
         """Return ns between two events; CUDA gives a float of ms."""
@@ -387,20 +398,27 @@ class CudaBackend:
             workspace = self._blas.end_capture(stream.handle)
             graph = self._runtime.streamEndCapture(stream.handle)
             try:
-                return self._runtime.graphInstantiate(graph), workspace
+                behind = self._device.create_event(self._with_timing)
+                return self._runtime.graphInstantiate(graph), workspace, behind
             finally:
                 self._runtime.graphDestroy(graph)
 
     def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
-        """Queue a graph."""
+        """Queue a graph, and an event behind it.
+
+        With driver 580 a wait for the device does not wait for a graph in a partition's stream
+        until other work follows it there; an event without timing is not enough.
+        """
         del correlation
         with self._current(), _translated("the graph cannot be launched"):
             self._runtime.graphLaunch(graph[0], int(stream.handle))
+            stream.record(graph[2])
 
     def close_graph(self, graph: Any) -> None:
         """Destroy a graph."""
-        with self._current():
+        with self._current(), _translated("the graph cannot be destroyed"):
             self._runtime.graphExecDestroy(graph[0])
+            graph[2].close()
 
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""
@@ -417,12 +435,26 @@ class CudaBackend:
         with self._current(), _translated("the driver refuses a copy"):
             self._runtime.memcpyAsync(*pointers, source.nbytes, by_address, int(stream.handle))
 
-    def host_call(self, stream: Any, function: Callable[[], None], correlation: int) -> None:
-        """Queue a host function."""
+    def host_call(
+        self, stream: Any, function: Callable[[], None], correlation: int, graph: Graph | None
+    ) -> None:
+        """Queue a host function; a graph keeps it, since CUDA keeps its address only."""
         del correlation
-        with self._current():
-            external = self._cupy.cuda.Stream.from_external(stream)
-            external.launch_host_func(lambda _: function(), None)
+        with self._current(), _translated("the driver refuses a host function"):
+            handle = int(stream.handle)
+            if not self._runtime.streamIsCapturing(handle):
+                self._runtime.launchHostFunc(handle, lambda _: function(), 0)
+                return
+            if graph is None:
+                raise StreamError(
+                    "the stream is being captured, but not by Stream.capture(): nobody would keep "
+                    "the host function for the graph, so capture with that"
+                )
+            called = versions.HOST_FUNCTION(lambda _: function())
+            graph.functions.append(called)
+            if status := versions.launch_host_function(handle, called):
+                reason = importlib.import_module("cuda.bindings.driver").CUresult(status).name
+                raise StreamError(f"the driver refuses a host function ({reason})")
 
     # -- kernels ----------------------------------------------------------------------
     def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:

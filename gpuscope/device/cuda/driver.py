@@ -22,6 +22,8 @@ _NO_DRIVER = (
 )
 STREAM_ORDERED_MEMORY = 11020
 """Driver version that brought memory pools and allocation in stream order: CUDA 11.2."""
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+"""What CUDA calls on the host; whoever passes one keeps it."""
 _CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
 
 
@@ -94,6 +96,16 @@ def driver_version() -> int:
     except RuntimeError as error:
         raise DeviceUnavailable(_NO_DRIVER) from error
     return int(version)
+
+
+def launch_host_function(stream: int, called: Any) -> int:
+    """Queue ``called``, a ``HOST_FUNCTION``, on a stream; returns the driver's status.
+
+    By the driver's library itself: CuPy and cuda-bindings free what they hand over when the
+    function has run once, and a graph runs it again.
+    """
+    library = ctypes.CDLL("libcuda.so.1")
+    return int(library.cuLaunchHostFunc(ctypes.c_void_p(stream), called, None))
 
 
 def driver_release() -> str | None:

@@ -28,6 +28,7 @@ from gpuscope.device.api import (
     Shape,
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition
+from gpuscope.device.graph import Graph
 from gpuscope.device.sim.assumed import (
     GRAPH_LAUNCH_CALL_NS,
     HOST_FUNCTION_NS,
@@ -241,25 +242,18 @@ class SimBackend:
         """Do nothing: it is only a number."""
 
     # -- streams ----------------------------------------------------------------------
-    def make_stream(self, partition: SimPartition | None, priority: int) -> tuple[SimStream, int]:
+    def make_stream(
+        self, partition: SimPartition | None, priority: int, *, blocking: bool = False
+    ) -> tuple[SimStream, int]:
         """Make a stream on a partition's SMs, or on all."""
         with self._lock:
             self._pay("create_stream_call_ns")
             handle = next(self._handles)
             sms, context = partition or (self._all_sms, None)
-            stream = SimStream(handle, sms, priority, context=context)
+            stream = SimStream(handle, sms, priority, context=context, blocking=blocking)
             self._streams[handle] = stream
-            return stream, handle
-
-    def make_blocking_stream(self, priority: int) -> tuple[SimStream, int]:
-        """Make a stream that stands in the legacy default stream's barrier.
-
-        gpuscope makes none: it stands for a stream of somebody else's, to be borrowed.
-        """
-        with self._lock:
-            stream, handle = self.make_stream(None, priority)
-            stream.blocking = True
-            self.engine.blocking[stream] = None
+            if blocking:
+                self.engine.blocking[stream] = None
             return stream, handle
 
     def borrow_stream(self, handle: int) -> SimStream:
@@ -485,10 +479,10 @@ class SimBackend:
     def launch_graph(self, graph: SimGraph, stream: SimStream, correlation: int) -> None:
         """Queue a graph: it follows its own launch before, wherever that was."""
         with self._lock:
-            op = GraphOp(stream, 0, correlation, graph.nodes, graph.last)
-            self._queue(op, GRAPH_LAUNCH_CALL_NS)
-            if stream.capture is None:
-                graph.last = op
+            if stream.capture is not None:
+                raise stream.capture.refuse("the graph cannot be launched")
+            graph.last = GraphOp(stream, 0, correlation, graph.nodes, graph.last)
+            self._queue(graph.last, GRAPH_LAUNCH_CALL_NS)
 
     def close_graph(self, graph: SimGraph) -> None:
         """Do nothing: memory is freed with the object."""
@@ -557,8 +551,15 @@ class SimBackend:
             self._queue(op, self._cost["launch_call_ns"])
         return op
 
-    def host_call(self, stream: SimStream, function: Callable[[], None], correlation: int) -> None:
+    def host_call(
+        self,
+        stream: SimStream,
+        function: Callable[[], None],
+        correlation: int,
+        graph: Graph | None,
+    ) -> None:
         """Queue a host function; it runs at its place in the stream's virtual time."""
+        del graph
         name = getattr(function, "__name__", "host function")
         with self._lock:
             op = HostOp(stream, 0, correlation, name, function, HOST_FUNCTION_NS)

@@ -269,10 +269,6 @@ class GraphOp(Op):
         self.nodes = nodes
         self.left = len(nodes)
 
-    def again(self, queued_ns: int, correlation: int) -> GraphOp:
-        """Return the same graph as a node of another."""
-        return GraphOp(self.stream, queued_ns, correlation, self.nodes)
-
 
 class Wave:
     """Blocks of one kernel that started together, or a copy.

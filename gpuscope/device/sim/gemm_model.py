@@ -189,10 +189,14 @@ def choose(
     believed: int,
     layout: SmLayout,
 ) -> Kernels:
-    """Return the kernel that the library takes, by the model's own times and its habits."""
+    """Return the kernel that the library takes, by the model's own times and its habits.
+
+    Splitting small products in any case is a habit of a library that was told no SM count.
+    """
     m, n, k = shape
     blocks, splits = every.blocks(m, n), every.splits
-    if blocks[splits == 1].max() < choice.split_below_blocks:
+    told = believed < layout.sm_count
+    if not told and blocks[splits == 1].max() < choice.split_below_blocks:
         most = max(_SMALL_SPLITS, k / _SMALL_SPLIT_K)
         allowed = (splits > 1) & (splits <= most) & (blocks <= believed)
         allowed &= every.rows * every.columns >= _SMALL_SPLIT_TILE

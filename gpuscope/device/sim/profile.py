@@ -132,8 +132,7 @@ class Profile:
         Notes
         -----
         Modelled: see :mod:`gpuscope.device.sim.gemm_model`; ``docs/simulator.md`` states the
-        error. Being told is heeded by persistent kernels only, those of 16-bit types with
-        aligned rows: for the others nothing was measured, so nothing is claimed.
+        error. Being told changes which kernel is chosen and, of persistent ones, the grid.
         """
         key = (m, n, k, dtype, sm_count, told)
         cost = self._costs.get(key)
@@ -150,7 +149,7 @@ class Profile:
         kind, item, layout = self.kernels(m, n, k, dtype), ITEM_BYTES[dtype], self.layout
         shape = (m, n, k)
         persistent = kind.times.persistent
-        believed = min(told, layout.sm_count) if told and persistent else layout.sm_count
+        believed = min(told, layout.sm_count) if told else layout.sm_count
         chosen = choose(
             kind.times, kind.choice, _every(tuple(kind.tiles)), shape, item,
             believed=believed, layout=layout,

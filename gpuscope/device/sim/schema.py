@@ -147,7 +147,7 @@ class Choice(_Part):
     )
     split_below_blocks: Annotated[int, Field(ge=0)] = Field(
         description="products of which the smallest tile makes fewer blocks go to a split kernel "
-        "in any case"
+        "in any case, unless the library was told an SM count"
     )
     blocks_at_most: PositiveInt = Field(description="blocks of a split kernel")
     crowding: NonNegativeFloat = Field(

@@ -291,6 +291,7 @@ class CuptiSource:
         self._stream_facts[stream.id] = {
             "name": stream.name, "priority": stream.priority, "partition": name,
             "device": stream.device.info.key,
+            **({"blocking": True} if stream.blocking else {}),
         }  # fmt: skip
         if partition is not None:
             self._learn_partition(partition)
@@ -629,8 +630,9 @@ class CuptiSource:
     ) -> dict[str, Any]:
         """Return what our calls know of their work, and who it was given to.
 
-        The first piece of a call's work has the row that follows from the call's number, and
-        its amounts; ``rows`` is changed.
+        One piece of a call's work has the row that follows from the call's number, and its
+        amounts: the kernel that was launched first; where there is none, what was queued
+        first. (cuBLAS clears a few bytes before some GEMMs.) ``rows`` is changed.
         """
         linked = call_of >= 0
         used, where = np.unique(call_of[linked], return_inverse=True)
@@ -638,7 +640,8 @@ class CuptiSource:
         which = np.full(len(call_of), NONE, np.int64)
         which[linked] = where
         inside = np.flatnonzero(linked)
-        inside = inside[np.argsort(work["correlation"][inside], kind="stable")]
+        other = work["work"][inside] != tables.KERNEL
+        inside = inside[np.lexsort((work["correlation"][inside], other))]
         _, first = np.unique(which[inside], return_index=True)
         firsts = inside[first]
         new = np.array([number not in self._begun for number in used.tolist()], bool)
@@ -662,7 +665,7 @@ class CuptiSource:
             amounts = [getattr(call, name) for call in calls]
             stated = np.array([NONE if one is None else one for one in amounts], np.int64)
             mine = np.where(linked, stated[which], NONE)
-            mine = np.where(is_first | (mine == NONE), mine, 0)  # of several pieces, the first
+            mine = np.where(is_first | (mine == NONE), mine, 0)  # of several pieces, one
             if name == "nbytes":
                 mine = np.where(moved, work["bytes"].astype(np.int64), mine)
             if (mine >= 0).any():

@@ -1,47 +1,36 @@
-"""The command line: parse, call the session, render."""
+"""``run`` and ``predict``: an experiment, its report and its traces."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from gpuscope import nsight
 from gpuscope._files import replacing
 from gpuscope.analysis.prediction import PredictionResult, prediction
 from gpuscope.analysis.result import format_value
+from gpuscope.cli.app import FAILED, Json, app, make_folder, stderr, stdout
 from gpuscope.device.device import Device
-from gpuscope.device.diagnose import Check, check_cupti, check_gpu
 from gpuscope.device.select import open_device
-from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.errors import GpuscopeError
 from gpuscope.experiment import Experiment
-from gpuscope.report import html_report, prediction_report
+from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.session import Progress as RunProgress
 from gpuscope.session import run as run_experiment
 from gpuscope.trace.model import Run, Trace
 from gpuscope.trace.store import read_parquet, save_trace
 
-FAILED, BAD_USAGE = 1, 2
-
-app = typer.Typer(
-    help="Carve a GPU's SMs, assign streams, launch, and see what overlapped.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-_out = Console(soft_wrap=True)
-_err = Console(stderr=True, soft_wrap=True)
-
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+_Nsys = Annotated[
+    bool, typer.Option("--nsys", help="Record with Nsight Systems, in a process of its own.")
+]
 
 
 @app.command("run")
@@ -49,15 +38,24 @@ def run_command(
     file: Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")],
     device: Annotated[str, typer.Option(help="auto, cuda:N or sim:h200.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the report and the traces.")] = Path("out"),
-    as_json: _Json = False,  # noqa: FBT002 - typer's form of a flag
+    under_nsys: _Nsys = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Run an experiment and write an HTML report and one trace per setting.
 
-    Example: gpuscope run examples/quickstart.toml --out out/quickstart
+    With --nsys: the .nsys-rep that Nsight Systems made of it, and the same as a report and a
+    trace of ours.
+
+    Examples: gpuscope run examples/quickstart.toml --out out/quickstart
+
+    gpuscope run examples/quickstart.toml --nsys --out out/nsys
     """
     experiment = Experiment.from_file(file)
+    if under_nsys:
+        _run_under_nsys(experiment, "cuda:0" if device == "auto" else device, out, as_json=as_json)
+        return
     target = open_device(device, quiet=as_json)
-    _make_folder(out)  # before the run: what it records must not be lost for want of a folder
+    make_folder(out)  # before the run: what it records must not be lost for want of a folder
     result = _run_with_bar(experiment, target)
     written = write_run(result, out)
     if as_json:
@@ -69,6 +67,27 @@ def run_command(
         raise typer.Exit(FAILED)
 
 
+def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: bool) -> None:
+    make_folder(out)
+    found = nsight.profile(experiment, out / "nsys.nsys-rep", device=device)
+    written = [found.report]
+    if found.trace is not None:
+        written.append(trace_report(found.trace, out / "nsys.html", title=experiment.name))
+        written.append(save_trace(found.trace, out / "nsys.parquet"))
+    if as_json:
+        facts = {
+            "experiment": experiment.name,
+            "spans": len(found.trace) if found.trace is not None else None,
+            "files": [str(path) for path in written],
+        }
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        return
+    if found.trace is not None:
+        stdout.print(repr(found.trace), markup=False, highlight=False)
+    for path in written:
+        stdout.print(f"wrote {path}", markup=False, highlight=False)
+
+
 @app.command("predict")
 def predict_command(
     file: Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")],
@@ -77,7 +96,7 @@ def predict_command(
         Path | None, typer.Option(help="Folder of a run of it, to compare with.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for reports and traces.")] = Path("out/predict"),
-    as_json: _Json = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
     """Run an experiment on a simulated GPU; compare it with what was measured.
 
@@ -86,7 +105,7 @@ def predict_command(
     experiment = Experiment.from_file(file)
     measured = None if against is None else _load_run(against)
     target = open_device(f"sim:{gpu_profile}", quiet=as_json)
-    _make_folder(out)
+    make_folder(out)
     result = _run_with_bar(experiment, target)
     written = write_run(result, out)
     found = None
@@ -101,7 +120,7 @@ def predict_command(
     elif found is None:
         _show(result, written)
     else:
-        _show_errors(found, written)
+        _showerrors(found, written)
     if result.stopped:
         raise typer.Exit(FAILED)
 
@@ -117,7 +136,7 @@ def _load_run(folder: Path) -> dict[str, Trace]:
     return {str(trace.metadata.setting): trace for trace in traces}
 
 
-def _show_errors(found: PredictionResult, written: list[Path]) -> None:
+def _showerrors(found: PredictionResult, written: list[Path]) -> None:
     table = Table(title="predicted and measured kernel time of a call, median")
     for title in ("setting", "of", "predicted µs", "measured µs", "error"):
         table.add_column(title, overflow="fold", no_wrap=title == "of")
@@ -127,16 +146,16 @@ def _show_errors(found: PredictionResult, written: list[Path]) -> None:
             format_value(one.measured_ns / 1e3), f"{one.error:+.1%}",
         )  # fmt: skip
         table.add_row(*map(Text, cells))
-    _out.print(table)
-    _out.print(found.note, markup=False, highlight=False)
+    stdout.print(table)
+    stdout.print(found.note, markup=False, highlight=False)
     for path in written:
-        _out.print(f"wrote {path}", markup=False, highlight=False)
+        stdout.print(f"wrote {path}", markup=False, highlight=False)
 
 
 def _run_with_bar(experiment: Experiment, target: Device) -> Run:
     # Names are foreign text: no markup.
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_err, transient=True) as bar:
+    with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(experiment.name)
 
         def view(progress: RunProgress) -> None:
@@ -150,7 +169,7 @@ def _run_with_bar(experiment: Experiment, target: Device) -> Run:
 
 def write_run(result: Run, folder: Path) -> list[Path]:
     """Write the report, the comparison and the traces of a run; returns their paths."""
-    _make_folder(folder)
+    make_folder(folder)
     paths: list[Path] = []
     for setting, trace in result.items():
         slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-")[:80] or "setting"
@@ -162,15 +181,6 @@ def write_run(result: Run, folder: Path) -> list[Path]:
     with replacing(comparison) as temporary:
         temporary.write_text(json.dumps(_facts_of(result), indent=1), "utf-8")
     return [html_report(result, folder / "report.html"), comparison, *paths]
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GpuscopeError(
-            f"cannot make the folder {folder.name!r}: {error.strerror}. Choose another with --out"
-        ) from error
 
 
 def _facts_of(result: Run) -> dict[str, Any]:
@@ -200,105 +210,14 @@ def _show(result: Run, written: list[Path]) -> None:
         table.add_column(title, overflow="fold", no_wrap=title in ("setting", "workload"))
     for row in result.comparison.to_pylist():
         table.add_row(*(Text(format_value(row[name])) for name in shown))
-    _out.print(table)
+    stdout.print(table)
     for setting in result:
         row = next(one for one in result.comparison.to_pylist() if one["setting"] == setting)
         overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
-        _out.print(f"{setting}: overlap {overlap}, gain {gain}", markup=False, highlight=False)
-    _out.print("of alone: the rate over the rate alone on the whole GPU")
-    _out.print(next(iter(result.values())).provenance, markup=False)
+        stdout.print(f"{setting}: overlap {overlap}, gain {gain}", markup=False, highlight=False)
+    stdout.print("of alone: the rate over the rate alone on the whole GPU")
+    stdout.print(next(iter(result.values())).provenance, markup=False)
     if result.stopped:
-        _out.print("stopped early: this is what was recorded until then")
+        stdout.print("stopped early: this is what was recorded until then")
     for path in written:
-        _out.print(f"wrote {path}", markup=False, highlight=False)
-
-
-@app.command("devices")
-def devices_command(as_json: _Json = False) -> None:  # noqa: FBT002 - typer's form of a flag
-    """List the devices that open_device() can open here, and why not the others."""
-    found: list[dict[str, Any]] = []
-    index = 0
-    while True:
-        try:
-            device = open_device(f"cuda:{index}", quiet=True)
-        except GpuscopeError as error:
-            if index == 0:
-                found.append({"device": "cuda:0", "available": False, "what": str(error)})
-            break
-        found.append(_facts(device))
-        index += 1
-    found.append(_facts(open_device("sim:h200", quiet=True)))
-    if as_json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
-        return
-    for facts in found:
-        _out.print(f"{facts['device']}: {facts['what']}", markup=False, highlight=False)
-
-
-def _facts(device: Any) -> dict[str, Any]:
-    info = device.info
-    return {
-        "device": info.key,
-        "available": True,
-        "what": f"{info.name}, {info.sm_count} SMs, {info.driver}",
-        "sm_count": info.sm_count,
-        "simulated": device.is_simulated,
-        "partitions": device.capabilities.partition_path,
-    }
-
-
-@app.command("doctor")
-def doctor_command(as_json: _Json = False) -> None:  # noqa: FBT002 - typer's form of a flag
-    """Say what of this machine gpuscope can use, and what to do about the rest.
-
-    The exit code is 0 if the quickstart would run on the GPU.
-    """
-    gpu = check_gpu()
-    checks = [*gpu, check_cupti(), *_check_jupyter()]
-    if as_json:
-        lines = [{"name": c.name, "ok": c.ok, "found": c.found, "todo": c.todo} for c in checks]
-        sys.stdout.write(json.dumps(lines, indent=1) + "\n")
-    else:
-        for check in checks:
-            mark = "[green]ok [/green]" if check.ok else "[red]no [/red]"
-            _out.print(mark, end=" ")
-            text = f"{check.name}: {check.found}"
-            _out.print(text if check.ok else f"{text}\n     → {check.todo}", markup=False)
-        if not all(check.ok for check in gpu):
-            _out.print("The quickstart would run on the simulated H200.")
-    if not all(check.ok for check in gpu):
-        raise typer.Exit(FAILED)
-
-
-def _check_jupyter() -> list[Check]:
-    """Check that JupyterLab and the extensions that draw widgets are installed."""
-    checks = []
-    for package, what in (
-        ("jupyterlab", "JupyterLab"),
-        ("jupyterlab_widgets", "widgets in JupyterLab"),
-        ("anywidget", "Plotly figures as widgets"),
-    ):
-        there = importlib.util.find_spec(package) is not None
-        todo = "" if there else f"pip install {package}"
-        found = "installed" if there else "missing"
-        checks.append(Check(what, ok=there, found=found, todo=todo))
-    command = shutil.which("jupyter-lab", path=str(Path(sys.executable).parent)) is not None
-    todo = "" if command else "use the environment that gpuscope is installed in"
-    checks.append(Check("jupyter lab command", ok=command, found=str(command).lower(), todo=todo))
-    return checks
-
-
-def main() -> None:
-    """Run the command line; errors of ours become exit codes here and nowhere else."""
-    try:
-        app()
-    except InvalidExperiment as error:
-        _err.print(f"gpuscope: {error}", markup=False, highlight=False)
-        raise SystemExit(BAD_USAGE) from None
-    except GpuscopeError as error:
-        _err.print(f"gpuscope: {error}", markup=False, highlight=False)
-        raise SystemExit(FAILED) from None
-
-
-if __name__ == "__main__":
-    main()
+        stdout.print(f"wrote {path}", markup=False, highlight=False)

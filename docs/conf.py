@@ -1,0 +1,76 @@
+"""The documentation site: ``make docs`` builds it into site/."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpuscope
+
+HERE = Path(__file__).resolve().parent
+LESSONS = HERE / "lessons"
+
+project = "gpuscope"
+author = "the gpuscope authors"
+copyright = author  # noqa: A001 - Sphinx's name for it
+release = version = gpuscope.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+html_theme = "furo"
+html_title = f"gpuscope {release}"
+exclude_patterns = ["_build"]
+nitpicky = False
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "linkify"]
+myst_heading_anchors = 3
+myst_linkify_fuzzy_links = False
+
+nb_execution_mode = "force"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+autosummary_generate = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+
+
+def _bring_notebooks(_app: Any) -> None:
+    """Put the notebooks where Sphinx looks for sources."""
+    LESSONS.mkdir(exist_ok=True)
+    for path in (HERE.parent / "notebooks").glob("*.ipynb"):
+        shutil.copy2(path, LESSONS / path.name)
+
+
+def _leave_out_foreign(
+    _app: Any,
+    what: str,
+    name: str,
+    item: Any,
+    skip: bool,  # noqa: FBT001 - Sphinx's signature
+    _options: Any,
+) -> bool:
+    """Leave out what a class inherits from libraries."""
+    home = inspect.getmodule(item)
+    del what, name
+    return skip or (home is not None and not home.__name__.startswith("gpuscope"))
+
+
+def setup(app: Any) -> None:
+    """Register what runs at building."""
+    sys.path.insert(0, str(HERE.parent))
+    app.connect("builder-inited", _bring_notebooks, priority=100)
+    app.connect("autodoc-skip-member", _leave_out_foreign)

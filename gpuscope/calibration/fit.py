@@ -1,0 +1,269 @@
+"""Fitting a profile's constants, tiles and habits to measured kernel durations.
+
+Constants are fitted for the kernels that ran, by least absolute error of the logarithm
+(Levenberg-Marquardt on reweighted squares), then the library's habits of choice by search, on
+the times of whatever kernels they choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.calibration.kernels import Array, Key, Row, Rows, Tile, kind, shares_constants
+from gpuscope.device.carve import SmLayout
+from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, choose, durations
+from gpuscope.device.sim.schema import Choice, KernelTimes
+from gpuscope.errors import GpuscopeError
+
+NOISE = 0.03
+"""Errors below this are not worth a constant: repeated measurements differ as much."""
+
+_WARINESS = 0.02
+"""Weight of a constant's distance from where it started, in the logarithm."""
+
+_NEAR = 1.0
+"""The same for one kind of kernels, from the constants of those it is fitted together with."""
+
+_START = {
+    "launch_us": 1.5, "block_us": 0.7, "latency_us": 1.5e-3, "multiply_us": 3e-7,
+    "load_us": 2e-5, "store_us": 5e-5, "misaligned": 1.3, "sharpness": 1.5,
+    "sm_bytes_per_us": 55e3, "bytes_per_us": 3.6e6, "wave_rounding": 0.8,
+    "held_rounding": 0.5, "late_rounds": 1.0, "reduce_us": 2.5,
+}  # fmt: skip
+_BY_KIND = {
+    ("float16", 2): {"multiply_us": 9e-7, "load_us": 6e-5},
+    ("bfloat16", 2): {"multiply_us": 9e-7, "load_us": 6e-5},
+    ("float32", 16): {"multiply_us": 4e-6, "load_us": 4e-5, "latency_us": 1e-2},
+    ("float64", 16): {"multiply_us": 4e-6, "load_us": 4e-5, "latency_us": 5e-3},
+}
+_BOUNDS = {
+    "sharpness": (1.0, 8.0), "wave_rounding": (0.05, 1.0), "held_rounding": (0.05, 1.0),
+    "late_rounds": (0.0, 4.0), "misaligned": (1.0, 4.0),
+}  # fmt: skip
+_HABITS: dict[str, list[float]] = {
+    "split_k_at_least": [32, 64, 128, 256, 512, 1024],
+    "split_below_blocks": [0, 0.12, 0.18, 0.24, 0.27, 1 / 3],
+    "blocks_at_most": [1, 2, 3],
+    "split_side_at_least": [8, 32],
+    "crowded_from": [0.7, 0.8, 0.85],
+    "crowding": [0, 0.1, 0.2, 0.3, 0.5],
+}
+"""What is tried; numbers of blocks as shares of the SMs."""
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _descend(start: Array, errors: Callable[[Array], Array], wariness: float = _WARINESS) -> Array:
+    """Least absolute error, by Levenberg-Marquardt on reweighted squares."""
+
+    def loss(x: Array, found: Array) -> float:
+        away = wariness * float(np.sum((x - start) ** 2))
+        return float(np.sum(np.sqrt(found**2 + NOISE**2))) + away
+
+    x, found, damping = start.copy(), errors(start), 1e-2
+    best = loss(x, found)
+    step = 1e-4
+    for _ in range(60):
+        slopes = np.array([(errors(x + step * one) - found) / step for one in np.eye(len(x))]).T
+        weights = 1 / np.sqrt(found**2 + NOISE**2)
+        curve = slopes.T @ (slopes * weights[:, None]) + 2 * wariness * np.eye(len(x))
+        slope = slopes.T @ (weights * found) + 2 * wariness * (x - start)
+        before = best
+        for _ in range(8):
+            damped = curve + damping * np.diag(np.diag(curve) + 1e-3)
+            there = x - np.clip(np.linalg.solve(damped, slope), -1, 1)
+            found_there = errors(there)
+            if loss(there, found_there) < best:
+                x, found, best = there, found_there, loss(there, found_there)
+                damping = max(damping / 3, 1e-6)
+                break
+            damping *= 4
+        if before - best < 1e-5 * before:
+            break
+    return x
+
+
+def _fit_times(
+    key: Key, rows: Rows, layout: SmLayout, near: KernelTimes | None = None
+) -> KernelTimes:
+    """Fit the constants of one kind's times to the kernels that ran, near others if given."""
+    item = ITEM_BYTES[key[0]]
+    start = _START | _BY_KIND.get(key, {})
+    if near is not None:
+        start = {name: getattr(near, name) for name in _START}
+    idle = {"misaligned", "held_rounding"} if rows.persistent else {"late_rounds"}
+    names = [name for name in start if name not in idle]
+    flop = 2 * np.prod(rows.shape.astype(float), axis=0)
+    rates: dict[str, Any] = {
+        "tflop_per_s": _digits(np.max(flop / rows.us * (rows.sms == layout.sm_count)) / 1e6),
+        "sm_tflop_per_s": _digits(np.max(flop / rows.us / rows.sms) / 1e6),
+    }
+    read = rows.readable
+    kernels, shape = rows.kernels.where(read), tuple(rows.shape[:, read])
+    sms, us = rows.sms[read], rows.us[read]
+
+    def times(x: Array) -> KernelTimes:
+        values: dict[str, Any] = dict.fromkeys(idle, 1.0)
+        values |= {name: float(np.exp(value)) for name, value in zip(names, x, strict=True)}
+        for name, (low, high) in _BOUNDS.items():
+            values[name] = min(max(values[name], low), high)
+        if final:
+            values = {name: _digits(value) for name, value in values.items()}
+        return KernelTimes.model_construct(
+            persistent=rows.persistent, vector=item > 2 or rows.vector, **rates, **values
+        )
+
+    def errors(x: Array) -> Array:
+        found = durations(times(x), kernels, shape, item, sms, **_on(layout))
+        return np.asarray(np.log(found / us))
+
+    final = False
+    wariness = _WARINESS if near is None else _NEAR
+    best = _descend(np.log([max(start[name], 1e-9) for name in names]), errors, wariness)
+    final = True
+    return times(best)
+
+
+def _on(layout: SmLayout) -> dict[str, Any]:
+    """Return what the library believes in: the whole GPU, as it was told nothing."""
+    return {"believed": layout.sm_count, "layout": layout}
+
+
+def _tiles_of(rows: Rows) -> list[Tile]:
+    """Return the tiles that ran, each with its most frequent depth."""
+    found: dict[tuple[int, int], Tile] = {}
+    for tile, _ in sorted(rows.tiles.items(), key=lambda one: (-one[1], one[0])):
+        found.setdefault(tile[:2], tile)
+    return sorted(found.values())
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One kind of kernels, as it stands in the profile."""
+
+    times: KernelTimes
+    choice: Choice
+    tiles: list[Tile]
+
+
+def predict(fitted: Fitted, item: int, rows: Rows, layout: SmLayout) -> Array:
+    """Return times of rows in µs, each by the kernel that the library is thought to choose."""
+    return _predict(fitted.times, fitted.choice, Kernels.every(fitted.tiles), item, rows, layout)
+
+
+def _predict(
+    times: KernelTimes, choice: Choice, every: Kernels, item: int, rows: Rows, layout: SmLayout
+) -> Array:
+    _, first, back = np.unique(rows.shape, axis=1, return_index=True, return_inverse=True)
+    chosen = []
+    for at in first:
+        m, n, k = rows.shape[:, at].tolist()
+        chosen.append(choose(times, choice, every, (m, n, k), item, **_on(layout)))
+    names = ("rows", "columns", "depth", "resident", "splits")
+    ran = Kernels(*(np.array([getattr(one, name)[0] for one in chosen])[back] for name in names))
+    return durations(times, ran, tuple(rows.shape), item, rows.sms, **_on(layout))
+
+
+def _fit_choice(
+    times: KernelTimes, tiles: list[Tile], item: int, rows: Rows, layout: SmLayout
+) -> Choice:
+    """Search the habits under which the chosen kernels' times are nearest to the measured."""
+    every, sms = Kernels.every(tiles), layout.sm_count
+    in_blocks = ("split_below_blocks", "blocks_at_most")
+    tried = {
+        name: [round(sms * value) for value in values] if name in in_blocks else values
+        for name, values in _HABITS.items()
+    }
+    habits: dict[str, Any] = {
+        "split_k_at_least": 1024 if times.persistent else 64, "split_side_at_least": 8,
+        "split_below_blocks": 0, "blocks_at_most": (1 if times.persistent else 3) * sms,
+        "crowding": 0, "crowded_from": 0.8,
+    }  # fmt: skip
+
+    def loss(values: dict[str, Any]) -> float:
+        choice = Choice.model_construct(**values)
+        errors = np.log(_predict(times, choice, every, item, rows, layout) / rows.us)
+        return float(np.mean(np.sqrt(errors**2 + NOISE**2)))
+
+    best = loss(habits)
+    for _ in range(2):
+        before = best
+        for name, values in tried.items():
+            if name == "crowded_from" and habits["crowding"] == 0:
+                continue
+            for value in values:
+                if value == habits[name]:
+                    continue
+                found = loss(habits | {name: value})
+                if found < best - 1e-6:
+                    best, habits = found, habits | {name: value}
+        if best == before:
+            break
+    return Choice.model_validate(habits)
+
+
+def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, Fitted]:
+    """Fit every kind of kernels that there is.
+
+    Raises
+    ------
+    GpuscopeError
+        Of no kernel of a kind, nor of its kin, the tile can be told.
+    """
+    found: dict[Key, Fitted] = {}
+    keys = sorted({kind(row) for row in rows})
+    by_key = {key: [row for row in rows if kind(row) == key] for key in keys}
+    times = {
+        shared: _fit_times(
+            shared, Rows.of([r for key in keys if shares_constants(key) == shared
+                             for r in by_key[key]]), layout,
+        )
+        for shared in {shares_constants(key) for key in keys}
+    }  # fmt: skip
+    for key in keys:
+        dtype, width = key
+        item = ITEM_BYTES[dtype]
+        mine = Rows.of(by_key[key])
+        # The kernels of float16 and bfloat16 for aligned rows have the same tiles; rows of
+        # 4-byte alignment can take whatever those of 2 bytes take.
+        twins = [key]
+        if item == 2 and width == 16:
+            twins = [("bfloat16", 16), ("float16", 16)]
+        elif item == 2 and width == 4:
+            twins = [key, (dtype, 2)]
+        tiles = _tiles_of(Rows.of([row for one in twins for row in by_key.get(one, [])]))
+        if not tiles:
+            raise GpuscopeError(
+                f"of no {dtype} kernel for rows aligned to {width} bytes the tile can be told: "
+                + ", ".join(sorted({row["kernels"][0][0] for row in by_key[key]}))
+            )
+        fitted = _fit_times(key, mine, layout, times[shares_constants(key)])
+        found[key] = Fitted(fitted, _fit_choice(fitted, tiles, item, mine, layout), tiles)
+    return found
+
+
+def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Fit the copy kernel: launch + bytes / (soft minimum of the SMs' and memory's rate).
+
+    Parameters
+    ----------
+    rows
+        ``mb`` (MiB read, and as many written), ``sms`` and ``us`` of each.
+    """
+    moved = np.array([2 * row["mb"] * 2**20 for row in rows])
+    sms, us = (np.array([row[name] for row in rows]) for name in ("sms", "us"))
+    names = ("launch_us", "sm_bytes_per_us", "bytes_per_us", "sharpness")
+
+    def errors(x: Array) -> Array:
+        launch, one, every, p = np.exp(x)
+        rate = ((sms * one) ** -p + every**-p) ** (-1 / p)
+        return np.asarray(np.log((launch + moved / rate) / us))
+
+    best = _descend(np.log([2.0, 2e4, 1.7e6, 10.0]), errors)
+    return dict(zip(names, map(_digits, np.exp(best)), strict=True))

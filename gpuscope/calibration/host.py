@@ -1,0 +1,173 @@
+"""Measuring what host calls cost, what stands between kernels, and how fast memory is copied."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from gpuscope.calibration.design import sm_counts, streams_by_count
+from gpuscope.calibration.kernels import Array
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.device import Device
+from gpuscope.device.stream import Stream
+from gpuscope.session import profile
+from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.gemm import Gemm, mm_out
+from gpuscope.workloads.spin import Spin
+
+Source = Literal["auto", "cupti"]
+
+_BATCHES, _CALLS = 7, 100
+_WAITS, _HELD_NS = 40, 200_000
+_QUEUED, _HOLD_NS = 24, 5_000_000
+_STREAMS = 8
+_COPIES = 5
+_COPY_MIB = (64, 512)
+_EMPTY = 'extern "C" __global__ void empty_kernel() {}'
+
+
+def call_costs(device: Device) -> dict[str, int]:
+    """Return what calls cost on the host, in ns, as a program pays that makes them here."""
+    kernel = device.compile(
+        _EMPTY, "empty_kernel", model=KernelModel(lambda *_: KernelCost(1, 1000))
+    )
+    a, b = (device.random((64, 64), "float16", seed=seed) for seed in (0, 1))
+    out = device.empty((64, 64), "float16")
+    event = device.create_event()
+    with device.create_stream(name="calls") as stream:
+        calls: dict[str, Callable[[], Any]] = {
+            "launch_call_ns": lambda: stream.launch(kernel, grid=1, block=32),
+            "gemm_call_ns": lambda: mm_out(out, a, b, stream=stream),
+            "event_record_call_ns": lambda: stream.record(event),
+            "stream_wait_call_ns": lambda: stream.wait(event),
+            "query_call_ns": lambda: event.is_done,
+        }
+        return {name: _cost_ns(device, stream, call) for name, call in calls.items()}
+
+
+def _cost_ns(device: Device, stream: Stream, call: Callable[[], Any]) -> int:
+    """Median cost of a call: batches are short enough for the launch queue."""
+    costs = []
+    for _ in range(1 + _BATCHES):  # the first loads and compiles what is needed
+        start_ns = device.now_ns()
+        for _ in range(_CALLS):
+            call()
+        costs.append((device.now_ns() - start_ns) / _CALLS)
+        stream.synchronize()
+    return max(1, round(statistics.median(costs[1:])))
+
+
+def partition_costs(device: Device) -> dict[str, int]:
+    """Return what a partition and a stream in one cost, in ns; of a partition, where it can be."""
+    costs: dict[str, int] = {}
+    made, streams = [], []
+    if device.capabilities.partitions:
+        for count in sm_counts(device.backend.layout)[1:]:
+            start_ns = device.now_ns()
+            parts = device.carve([count])
+            made.append(device.now_ns() - start_ns)
+            with parts:
+                streams += [_stream_ns(device, parts[0]) for _ in range(_STREAMS)]
+        costs["create_partition_call_ns"] = max(1, round(statistics.median(made)))
+    else:
+        streams = [_stream_ns(device, device) for _ in range(_STREAMS)]
+    return costs | {"create_stream_call_ns": max(1, round(statistics.median(streams)))}
+
+
+def _stream_ns(device: Device, owner: Any) -> int:
+    start_ns = device.now_ns()
+    stream = owner.create_stream()
+    took_ns = device.now_ns() - start_ns
+    stream.close()
+    return took_ns
+
+
+def overheads(device: Device, source: Source) -> tuple[dict[str, int], TraceMetadata]:
+    """Return the times from a launch to its kernel, between kernels, and to the host's return.
+
+    From kernels that were recorded: medians, in ns; with what the recording says of itself.
+    """
+    spin = Spin(device, duration_ns=_HELD_NS, name="held")
+    hold = Spin(device, duration_ns=_HOLD_NS, name="hold")
+    gemm = Gemm(device, m=1024, n=1024, k=1024, name="queued", sm_count_target=None)
+    with spin, hold, gemm, device.create_stream(name="overheads") as stream:
+        operands = gemm.operands()
+        for handle in (spin, gemm, hold):
+            handle.execute(stream=stream)
+        stream.synchronize()
+        returned_ns = []
+        with profile(device, source=source) as recording:
+            for _ in range(_WAITS):
+                spin.execute(stream=stream)
+                stream.device.backend.sync_stream(stream.raw)  # nobody watches: it is timed
+                returned_ns.append(device.now_ns())
+            hold.execute(stream=stream)
+            for _ in range(_QUEUED):
+                gemm.execute(*operands, stream=stream)
+            stream.synchronize()
+    trace = recording.trace.where(kind="kernel")
+    waited, queued = (_in_order(trace.where(category=name)) for name in ("held", "queued"))
+    start_ns, end_ns = (queued.array(name) for name in ("start_ns", "end_ns"))
+    costs = {
+        "launch_latency_ns": _typical(waited.array("start_ns") - waited.array("queued_ns")),
+        "synchronize_return_ns": _typical(np.array(returned_ns) - waited.array("end_ns")),
+        "kernel_gap_ns": _typical(start_ns[1:] - end_ns[:-1]),
+    }
+    return costs, trace.metadata
+
+
+def _in_order(trace: Trace) -> Trace:
+    order = np.argsort(trace.array("start_ns"), kind="stable")
+    return Trace(trace.spans.take(order), trace.edges, trace.metadata)
+
+
+def _typical(times_ns: Array) -> int:
+    """Median; at least 1, where the clocks of host and GPU are apart by more than there is."""
+    return max(1, round(float(np.median(times_ns))))
+
+
+def copy_rates(device: Device, source: Source) -> dict[str, int]:
+    """Return the rates of copies in bytes/µs: pinned, both ways together, and on the device."""
+    inside = min(128 << 20, device.info.memory_bytes // 64)  # float32: 512 MiB, or a sixteenth
+    first, second, near = device.empty(inside), device.empty(inside), device.empty(inside // 8)
+    host = device.empty_pinned(near.size)
+    host[...] = 0
+    ways = {"up": (near, host), "down": (host, near), "inside": (second, first)}
+    with device.create_stream(name="copies") as stream:
+        with profile(device, source=source) as recording:
+            for way in ways.values():
+                for _ in range(_COPIES):
+                    stream.copy(*way)
+                    stream.synchronize()
+        trace = _in_order(recording.trace.where(kind="memcpy"))
+    took_us = (trace.array("end_ns") - trace.array("start_ns")) / 1e3
+    up_us, down_us, inside_us = np.median(took_us.reshape(len(ways), _COPIES), axis=1)
+    return {
+        "pinned_copy_bytes_per_us": max(1, round(2 * host.nbytes / (up_us + down_us))),
+        "device_copy_bytes_per_us": max(1, round(2 * first.nbytes / inside_us)),
+    }
+
+
+def copy_kernels(device: Device, source: Source) -> list[dict[str, float]]:
+    """Measure the element-wise copy kernel: ``mb`` read (MiB), ``sms``, ``us`` of each."""
+    sizes = [mib for mib in _COPY_MIB if mib << 24 <= device.info.memory_bytes] or [8]
+    copies = {mib: Copy(device, nbytes=mib << 20, name=f"{mib}") for mib in sizes}
+    rows: list[dict[str, float]] = []
+    for sms, stream in streams_by_count(device):
+        with profile(device, source=source) as recording:
+            for copy in copies.values():
+                for _ in range(1 + _COPIES):
+                    copy.execute(stream=stream)
+            stream.synchronize()
+        trace = recording.trace.where(kind="kernel")
+        for mib, copy in copies.items():
+            mine = _in_order(trace.where(category=copy.name))
+            times_ns = (mine.array("end_ns") - mine.array("start_ns"))[1:]
+            rows.append({"mb": mib, "sms": sms, "us": float(np.median(times_ns)) / 1e3})
+    for copy in copies.values():
+        copy.close()
+    return rows

@@ -1,0 +1,86 @@
+"""A profile's file: fitted from measurements, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuscope._files import replacing
+from gpuscope.calibration.fit import Fitted, fit_copy
+from gpuscope.calibration.kernels import Key, Row
+from gpuscope.device.carve import SmLayout
+from gpuscope.device.sim.gemm_model import ITEM_BYTES
+from gpuscope.device.sim.schema import ProfileFile
+
+
+def layout_of(device: Mapping[str, Any]) -> SmLayout:
+    """Return the SM layout that a profile's ``device`` table states."""
+    return SmLayout(device["quantum_sm_count"], device["quanta"], device["remainder_sm_count"])
+
+
+def profile_of(
+    kinds: Mapping[Key, Fitted],
+    rows: Sequence[Row],
+    copies: Sequence[Mapping[str, float]],
+    *,
+    name: str,
+    device: Mapping[str, Any],
+    measured: Mapping[str, Any],
+    constants: Mapping[str, int],
+) -> dict[str, Any]:
+    """Return a whole profile, as its file holds it.
+
+    Parameters
+    ----------
+    kinds, rows
+        What :func:`~gpuscope.calibration.fit.fit_gemm` made of which measured rows.
+    copies
+        Measurements of the copy kernel, which are fitted here.
+    device, measured, constants
+        The tables of these names; counts of shapes and rows are added to ``measured``.
+    """
+    gemm = {
+        dtype: [
+            {
+                "alignment": width,
+                "tiles": kinds[dtype, width].tiles,
+                "times": kinds[dtype, width].times.model_dump(),
+                "choice": kinds[dtype, width].choice.model_dump(),
+            }
+            for width in sorted((one for of, one in kinds if of == dtype), reverse=True)
+        ]
+        for dtype in ITEM_BYTES
+    }
+    counts = {
+        "shapes": len({tuple(row["shape"]) for row in rows}),
+        "rows": sum(len(row["us"]) for row in rows),
+    }
+    return {
+        "schema": 2,
+        "name": name,
+        "device": dict(device),
+        "measured": {**measured, **counts},
+        "constants": dict(constants),
+        "copy": fit_copy(copies),
+        "gemm": gemm,
+    }
+
+
+def write_profile(profile: Mapping[str, Any], target: Path) -> None:
+    """Write a profile, checked, its tiles on one line each kind; all of it or nothing.
+
+    Raises
+    ------
+    InvalidProfile
+        It does not validate.
+    GpuscopeError
+        The file cannot be written.
+    """
+    text = json.dumps(profile, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[[\s\d,\[\]]+\]", lambda found: re.sub(r"\s+", "", found[0]), text)
+    ProfileFile.parse(text, str(target))
+    with replacing(target) as temporary:
+        temporary.write_text(text + "\n", "utf-8")

@@ -1,0 +1,5 @@
+"""``python -m gpuscope.cli``."""
+
+from gpuscope.cli import main
+
+main()

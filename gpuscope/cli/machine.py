@@ -1,0 +1,95 @@
+"""``devices``, ``doctor`` and ``lab``: what this machine has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpuscope.cli.app import FAILED, Json, app, stdout
+from gpuscope.cli.doctor import check_machine
+from gpuscope.device.select import open_device
+from gpuscope.errors import GpuscopeError
+
+
+@app.command("devices")
+def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's form of a flag
+    """List the devices that open_device() can open here, and why not the others.
+
+    Example: gpuscope devices --json
+    """
+    found: list[dict[str, Any]] = []
+    index = 0
+    while True:
+        try:
+            device = open_device(f"cuda:{index}", quiet=True)
+        except GpuscopeError as error:
+            if index == 0:
+                found.append({"device": "cuda:0", "available": False, "what": str(error)})
+            break
+        found.append(_facts(device))
+        index += 1
+    found.append(_facts(open_device("sim:h200", quiet=True)))
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return
+    for facts in found:
+        stdout.print(f"{facts['device']}: {facts['what']}", markup=False, highlight=False)
+
+
+def _facts(device: Any) -> dict[str, Any]:
+    info = device.info
+    return {
+        "device": info.key,
+        "available": True,
+        "what": f"{info.name}, {info.sm_count} SMs, {info.driver}",
+        "sm_count": info.sm_count,
+        "simulated": device.is_simulated,
+        "partitions": device.capabilities.partition_path,
+    }
+
+
+@app.command("doctor")
+def doctor_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's form of a flag
+    """Say what of this machine gpuscope can use, and what to do about the rest.
+
+    The exit code is 0 if the quickstart would run on the GPU.
+
+    Example: gpuscope doctor --json
+    """
+    needed, others = check_machine()
+    checks, on_gpu = [*needed, *others], all(check.ok for check in needed)
+    if as_json:
+        lines = [{"name": c.name, "ok": c.ok, "found": c.found, "todo": c.todo} for c in checks]
+        sys.stdout.write(json.dumps(lines, indent=1) + "\n")
+    else:
+        for check in checks:
+            mark = "[green]ok [/green]" if check.ok else "[red]no [/red]"
+            stdout.print(mark, end=" ")
+            text = f"{check.name}: {check.found}"
+            stdout.print(text if check.ok else f"{text}\n     → {check.todo}", markup=False)
+        where = "this GPU" if on_gpu else "the simulated H200"
+        stdout.print(f"The quickstart would run on {where}.")
+    if not on_gpu:
+        raise typer.Exit(FAILED)
+
+
+@app.command("lab")
+def lab_command(
+    path: Annotated[Path, typer.Argument(help="A folder or a notebook.")] = Path(),
+) -> None:
+    """Open JupyterLab with this Python, where the widgets and %load_ext gpuscope work.
+
+    Example: gpuscope lab notebooks
+    """
+    if not path.exists():
+        raise GpuscopeError(f"there is no {path.name!r}: name a folder or a notebook")
+    command = [sys.executable, "-m", "jupyterlab", str(path)]
+    if os.geteuid() == 0:
+        command.append("--allow-root")
+    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own

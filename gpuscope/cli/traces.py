@@ -1,0 +1,131 @@
+"""``view``, ``export`` and ``summary``: a trace file, whoever made it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from gpuscope import analysis
+from gpuscope.analysis.result import Result, format_value
+from gpuscope.cli.app import FAILED, Json, app, stderr, stdout
+from gpuscope.errors import MissingEvidence
+from gpuscope.exporters import export
+from gpuscope.importers.load import load_trace
+from gpuscope.report import trace_report
+from gpuscope.trace.model import Trace
+
+_File = Annotated[
+    Path,
+    typer.Argument(help="A trace: Parquet, Nsight Systems' SQLite or .nsys-rep, Chrome JSON."),
+]
+
+
+@app.command("view")
+def view_command(
+    file: _File,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the report there instead of opening it.")
+    ] = None,
+) -> None:
+    """Open the report of a trace in the browser, or write it.
+
+    Examples: gpuscope view out/trace-shared.parquet
+
+    gpuscope view report.nsys-rep --out report.html
+    """
+    trace = load_trace(file)
+    if out is not None:
+        stdout.print(f"wrote {trace_report(trace, out)}", markup=False, highlight=False)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="gpuscope-"))  # it must outlive this command
+    path = trace_report(trace, folder / f"{file.stem}.html")
+    stdout.print(f"wrote {path}", markup=False, highlight=False)
+    if not webbrowser.open(path.as_uri()):
+        stderr.print("no browser could be opened here: open that file in one")
+        raise typer.Exit(FAILED)
+
+
+@app.command("export")
+def export_command(
+    file: _File,
+    path: Annotated[
+        Path, typer.Argument(help=".nsys-rep, .sqlite, .json, .json.gz, .parquet or .html.")
+    ],
+) -> None:
+    """Write a trace for another tool; the suffix says which.
+
+    Examples: gpuscope export out/trace-shared.parquet shared.json
+
+    gpuscope export pytorch_trace.json.gz trace.sqlite
+    """
+    trace = load_trace(file)
+    with Progress(console=stderr, transient=True) as bar:
+        task = bar.add_task("writing", total=None)
+        export(
+            trace, path, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    stdout.print(f"wrote {path}", markup=False, highlight=False)
+
+
+@app.command("summary")
+def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
+    """Say what is in a trace: counts, what each stream did, overlap, latency.
+
+    Example: gpuscope summary out/trace-shared.parquet --json
+    """
+    trace = load_trace(file)
+    judged = {name: _judged(judge, trace) for name, judge in _JUDGES.items()}
+    if as_json:
+        facts: dict[str, Any] = {
+            "spans": len(trace),
+            "kinds": trace.kind_counts(),
+            "provenance": trace.provenance,
+            **{
+                name: found if isinstance(found, str) else found.rows()
+                for name, found in judged.items()
+            },
+        }
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        return
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
+    stdout.print(f"{len(trace):,} spans: {counts or 'none'}", markup=False, highlight=False)
+    stdout.print(trace.provenance, markup=False, highlight=False)
+    for name, found in judged.items():
+        if isinstance(found, str):
+            stdout.print(f"{name}: {found}", markup=False, highlight=False)
+        elif rows := found.rows():
+            stdout.print(_table(name, rows))
+
+
+_JUDGES: dict[str, Callable[[Trace], Result]] = {
+    "streams": analysis.summary,
+    "overlap": lambda trace: analysis.overlap(trace, by="stream"),
+    "latency": analysis.latency,
+}
+
+
+def _judged(judge: Callable[[Trace], Result], trace: Trace) -> Result | str:
+    """Return the result, or why there is none."""
+    try:
+        return judge(trace)
+    except MissingEvidence as error:
+        return str(error)
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(format_value(value)) for value in row.values()))  # foreign: no markup
+    return table

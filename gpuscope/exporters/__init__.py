@@ -1,0 +1,3 @@
+"""Traces as files of other tools: a module a format, and the one entry that picks by suffix."""
+
+from gpuscope.exporters.by_suffix import export as export

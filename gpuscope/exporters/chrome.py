@@ -1,0 +1,320 @@
+"""Chrome trace JSON: Perfetto, chrome://tracing, HolisticTraceAnalysis.
+
+One event a line, sorted by time. ``ts`` and ``dur`` are µs with three decimals, so that ns are
+kept; ``ts`` counts from ``baseTimeNanoseconds``, since a double holds Unix µs to 0.25 µs only.
+Work of GPUs has the categories and arguments that Kineto writes (``kernel``, ``gpu_memcpy``,
+``stream``, ``correlation``), everything else its kind and our names of columns; the stream that a
+call named is its ``target_stream``. Times among the arguments are ns on the same base. A GPU's
+partition is a process, a stream a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from collections.abc import Iterator
+from json.encoder import encode_basestring as quote
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuscope._files import replacing
+from gpuscope.analysis.columns import codes, combined
+from gpuscope.analysis.launch import positions
+from gpuscope.errors import ExportError
+from gpuscope.exporters.about import version
+from gpuscope.exporters.chrome_names import Names
+from gpuscope.exporters.chrome_text import argument, bytes_of, joined, micros, number
+from gpuscope.exporters.lanes import OPEN, nested
+from gpuscope.exporters.steps import Step, silent
+from gpuscope.exporters.tracks import tracks
+from gpuscope.trace import schema
+from gpuscope.trace.model import Trace
+
+Array = np.ndarray[Any, Any]
+
+CATEGORIES = {
+    "kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "api": "cuda_runtime",
+    "range": "user_annotation",
+}  # fmt: skip
+"""Kind → Kineto's category; another kind is its own category."""
+FLOWS = {"launch": "ac2g"}
+"""Kind of an edge → Kineto's category of the arrow; another kind is its own category."""
+
+_TOLD = ("kind", "name", "start_ns", "end_ns", "host", "device_uuid")
+"""Columns that an event tells without arguments, and what the metadata knows."""
+_NUMBERED = {"process": 0, "thread": 1}
+"""Columns that the process's and thread's numbers tell, where they are the system's."""
+_ROWS = 1 << 15
+_BYTES = 1 << 28
+_COMPRESSION = 4
+_MARK = b'\n{"ph":"'
+
+
+def write(trace: Trace, path: str | Path, step: Step = silent) -> Path:
+    """Write a trace as Chrome trace JSON, compressed where the name ends in ``.gz``.
+
+    Raises
+    ------
+    ExportError
+        What stands in the file is not what the trace holds.
+    GpuscopeError
+        The file cannot be written.
+    """
+    target = Path(path)
+    events = _Events(trace)
+    with replacing(target) as temporary:
+        with _opened(temporary, target, "wb") as file:
+            file.write(events.head().encode())
+            for text, rows in events.chunks():
+                file.write(text)
+                step(rows)
+            file.write(b"\n]}\n")
+        with _opened(temporary, target, "rb") as file:
+            found = _count(file)
+        if found != events.count:
+            raise ExportError(
+                f"{target.name!r} holds {found:,} events where {events.count:,} were written: it "
+                "was thrown away. Check the disk and export again"
+            )
+    return target
+
+
+@contextlib.contextmanager
+def _opened(path: Path, target: Path, mode: str) -> Iterator[IO[bytes]]:
+    with path.open(mode) as file:
+        if target.suffix.lower() != ".gz":
+            yield file
+            return
+        # Neither name nor time: the same trace gives the same bytes.
+        with gzip.GzipFile("", mode, _COMPRESSION, file, mtime=0) as packed:
+            yield packed  # type: ignore[misc]
+
+
+def _count(file: IO[bytes]) -> int:
+    """Count the events: a line break in a name is escaped, so each begins a line."""
+    found, before = 0, b""
+    while block := file.read(1 << 20):
+        text = before + block
+        found += text.count(_MARK)
+        before = text[-len(_MARK) + 1 :]
+    return found if before.endswith(b"]}\n") else -1
+
+
+class _Events:
+    """The lines of a trace: spans in order of time, each followed by the ends of its arrows."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        spans = trace.spans
+        starts = trace.array("start_ns")
+        unknown = np.asarray(spans.column("end_ns").is_null(), dtype=bool)
+        self.base_ns = int(starts.min()) if len(trace) else 0
+        self.starts = starts - self.base_ns
+        self.ends = np.where(unknown, OPEN, trace.array("end_ns", fill=0) - self.base_ns)
+        kind, kinds = codes(spans.column("kind"))
+        instant = np.isin(kind, [kinds.index(one) for one in ("mark", "event") if one in kinds])
+        self.counter, lacks = self._counters(kind, kinds)
+        phase = np.where(unknown, np.where(instant | lacks, ord("i"), ord("B")), ord("X"))
+        self.phase = np.where(self.counter, ord("C"), phase)
+        found, track = tracks(trace)
+        slices = np.where(np.isin(self.phase, [ord("i"), ord("C")]), self.starts, self.ends)
+        self.on_device = np.array([one.is_device for one in found], bool)[track]
+        edges = self._edges()
+        bound = np.zeros(len(trace), bool)
+        bound[np.concatenate(edges[1:])] = True
+        self.order, lane = nested(track, self.starts, slices, bound)
+        first, self.place = combined(track, lane)
+        self.metadata = Names(trace, [(found[track[row]], int(lane[row])) for row in first])
+        self.numbers = np.array([self.metadata.ids[one] for one in range(len(first))], np.int64)
+        self.numbers = self.numbers.reshape(-1, 2)
+        self._heads(kind, kinds)
+        self.names = pa.array([quote(one or "") for one in self._texts("name")])
+        longest = pc.max(pc.binary_length(self.names)).as_py() or 1
+        self.rows_at_once = max(1, min(_ROWS, _BYTES // longest))
+        self._flows(*edges)
+        self.count = len(trace) + 2 * self.edges + len(self.metadata.lines)
+
+    def _texts(self, column: str) -> list[str | None]:
+        """Return the values of a column by code."""
+        code, values = codes(self.trace.spans.column(column))
+        setattr(self, f"{column}_code", code)
+        return values
+
+    def _counters(self, kind: Array, kinds: list[Any]) -> tuple[Array, Array]:
+        """Return which rows are samples of a counter, and which of one without a number.
+
+        JSON has no word for those that are not finite: they become instants.
+        """
+        if "counter" not in kinds:
+            return (np.zeros(len(kind), bool),) * 2
+        counter = kind == kinds.index("counter")
+        value = self.trace.spans.column("value").cast(pa.float64()).fill_null(np.nan)
+        self.values = value.combine_chunks()
+        finite = np.isfinite(np.asarray(self.values))
+        return counter & finite, counter & ~finite
+
+    def _heads(self, kind: Array, kinds: list[Any]) -> None:
+        """Write what the events of one kind, phase and place begin with."""
+        first, self.head_code = combined(kind, self.phase, self.place)
+        lines = []
+        for row in first.tolist():
+            pid, tid = self.metadata.ids[self.place[row]]
+            category = CATEGORIES.get(kinds[kind[row]], str(kinds[kind[row]]))
+            phase = chr(self.phase[row])
+            scope = ',"s":"t"' if phase == "i" else ""
+            lines.append(
+                f',\n{{"ph":"{phase}","cat":{quote(category)},"pid":{pid},'
+                f'"tid":{tid}{scope},"name":'
+            )
+        self.heads = pa.array(lines, pa.string())
+
+    def _edges(self) -> tuple[Array, Array, Array]:
+        """Return the edges that can be arrows, and the rows they lead from and to.
+
+        An edge to a row that is not there, or that is a counter's, is left out and counted.
+        """
+        edges = self.trace.edges
+        source, target = (positions(self.trace, edges.column(name)) for name in ("from", "to"))
+        known = (source >= 0) & (target >= 0) & ~self.counter[source] & ~self.counter[target]
+        edge = np.flatnonzero(known)
+        self.lost_edges = len(known) - len(edge)
+        self.edges = len(edge)
+        return edge, source[edge], target[edge]
+
+    def _flows(self, edge: Array, source: Array, target: Array) -> None:
+        """Place the ends of the arrows where their slices begin.
+
+        Perfetto knows no way back in time: an arrow begins at the row that began first, and its
+        arguments say where it leads from and to.
+        """
+        trace = self.trace
+        rank = np.empty(len(trace), np.int64)
+        rank[self.order] = np.arange(len(trace))
+        source, target = rank[source], rank[target]
+        code, kinds = codes(trace.edges.column("kind"))
+        ends = np.r_[np.minimum(source, target), np.maximum(source, target)]
+        order = np.argsort(ends, kind="stable")
+        self.flow_rank = ends[order]
+        self.flow_edge = np.r_[edge, edge][order]
+        self.flow_ends = (np.arange(2 * len(edge)) >= len(edge))[order]
+        row = self.order[self.flow_rank]
+        first, self.flow_code = combined(
+            code[self.flow_edge], self.flow_ends.astype(np.int64), self.place[row]
+        )
+        lines = []
+        for one in first.tolist():
+            pid, tid = self.metadata.ids[self.place[row[one]]]
+            name = str(kinds[code[self.flow_edge[one]]])
+            end = '"f","bp":"e"' if self.flow_ends[one] else '"s"'
+            lines.append(
+                f',\n{{"ph":{end},"cat":{quote(FLOWS.get(name, name))},"name":{quote(name)},'
+                f'"pid":{pid},"tid":{tid},"ts":'
+            )
+        self.flow_heads = pa.array(lines, pa.string())
+
+    def head(self) -> str:
+        """Return the beginning of the file, with the names of processes and threads."""
+        facts = json.loads(self.trace.metadata.to_json())
+        devices = [
+            {"id": one.get("index", 0), "name": one.get("name"), "numSms": one.get("sm_count")}
+            for one in facts["devices"].values()
+        ]
+        other = {
+            "writer": f"gpuscope {version()}",
+            "schema_version": schema.SCHEMA_VERSION,
+            "edges_left_out": self.lost_edges,
+            "metadata": facts,
+        }
+        top = {
+            "schemaVersion": 1,
+            "displayTimeUnit": "ns",
+            "baseTimeNanoseconds": self.base_ns,
+            "deviceProperties": devices,
+            "otherData": other,
+        }
+        lines = ",\n".join(self.metadata.lines)
+        return f'{json.dumps(top)[:-1]},\n"traceEvents":[\n{lines}'
+
+    def chunks(self) -> Iterator[tuple[Any, int]]:
+        """Yield the lines of some rows as bytes, and how many rows."""
+        for low in range(0, len(self.order), self.rows_at_once):
+            rows = self.order[low : low + self.rows_at_once]
+            lines = self._lines(rows)
+            first, last = np.searchsorted(self.flow_rank, [low, low + len(rows)])
+            if last > first:
+                which = slice(first, last)
+                place = np.r_[2 * np.arange(low, low + len(rows)), 2 * self.flow_rank[which] + 1]
+                both = pa.concat_arrays([lines, self._arrows(which)])
+                lines = both.take(pa.array(np.argsort(place, kind="stable")))
+            yield bytes_of(lines), len(rows)
+
+    def _lines(self, rows: Array) -> Any:
+        ends = self.ends[rows]
+        has_end = self.phase[rows] == ord("X")
+        duration = np.where(has_end, ends - self.starts[rows], 0)
+        lasts = pc.if_else(pa.array(has_end), joined(',"dur":', *micros(duration)), "")
+        return joined(
+            self.heads.take(pa.array(self.head_code[rows])),
+            self.names.take(pa.array(self.name_code[rows])),  # type: ignore[attr-defined]
+            ',"ts":',
+            *micros(self.starts[rows]),
+            lasts,
+            ',"args":{',
+            self._arguments(rows),
+            "}}",
+        )
+
+    def _arguments(self, rows: Array) -> Any:
+        """Return the other columns' values as the inside of a JSON object."""
+        spans = self.trace.spans
+        index = pa.array(rows)
+        pieces = []
+        for name in schema.SPAN_TYPES:
+            column = spans.column(name)
+            if name in _TOLD or pa.types.is_null(column.type):
+                continue
+            values = column.take(index).combine_chunks()
+            if name == "stream":
+                pieces += self._streams(rows, values)
+                continue
+            if name in _NUMBERED:
+                own = pa.array(self.numbers[self.place[rows], _NUMBERED[name]])
+                values = pc.if_else(pc.equal(values, own), None, values)
+            if values.null_count < len(values):
+                pieces.append(argument(name, values, self.base_ns))
+        text = pc.binary_join_element_wise(*pieces, ",", null_handling="skip")
+        counter = self.counter[rows]
+        if not counter.any():
+            return text
+        counted = joined('"value":', number(self.values.take(index)))
+        return pc.if_else(pa.array(counter), counted, text)
+
+    def _streams(self, rows: Array, values: Any) -> list[Any]:
+        """Return the streams that work ran on and, by another name, those that calls named.
+
+        HolisticTraceAnalysis takes every event with a ``stream`` for the GPU's.
+        """
+        ran = pa.array(self.on_device[rows])
+        return [
+            argument("stream", pc.if_else(ran, values, None), self.base_ns),
+            argument("target_stream", pc.if_else(ran, None, values), self.base_ns),
+        ]
+
+    def _arrows(self, which: slice) -> Any:
+        edge = pa.array(self.flow_edge[which])
+        ends = (self.trace.edges.column(name).take(edge) for name in ("from", "to"))
+        source, target = (one.combine_chunks().cast(pa.string()) for one in ends)
+        told = joined(',"args":{"from":', source, ',"to":', target, "}")
+        return joined(
+            self.flow_heads.take(pa.array(self.flow_code[which])),
+            *micros(self.starts[self.order[self.flow_rank[which]]]),
+            ',"id":',
+            edge.cast(pa.string()),
+            pc.if_else(pa.array(self.flow_ends[which]), "", told),
+            "}",
+        )

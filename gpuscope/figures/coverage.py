@@ -1,0 +1,102 @@
+"""How full tracks are of spans that have no bar, as one small picture."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuscope.figures import style
+from gpuscope.figures.places import Places
+from gpuscope.trace.query import Selection
+
+Array = np.ndarray[Any, Any]
+
+SHADES = 10
+_FAINTEST, _STRONGEST = 0.2, 0.85
+_PX = 2
+_MARGIN = 2
+"""Px of a track above and below its part of the picture."""
+
+
+def track_colours(places: Places, colours: dict[str, str]) -> list[str]:
+    """Return the colour of each track."""
+    return [
+        style.HOST_COLOUR if track.is_host
+        else style.WHOLE_GPU_COLOUR if track.partition is None
+        else colours[track.partition]
+        for track in places.tracks
+    ]  # fmt: skip
+
+
+def coverage_image(
+    found: Selection, places: Places, colours: dict[str, str], zero_ns: int, unit_ns: float
+) -> dict[str, Any] | None:
+    """Return the picture as a layout image for Plotly; ``None`` if every span has a bar.
+
+    A column is as opaque as its time is covered, and never quite empty where a span begins.
+    """
+    if not found.merged:
+        return None
+    names = track_colours(places, colours)
+    palette = list(dict.fromkeys(names))
+    shade = np.maximum(np.ceil(found.coverage * SHADES), found.begins > 0).astype(np.uint8)
+    first = np.array([palette.index(name) * SHADES for name in names], np.uint8)[:, None]
+    spare = np.zeros((1, shade.shape[1]), np.uint8)
+    pixels = np.concatenate([np.where(shade, first + shade, 0), spare]).astype(np.uint8)
+    track = np.full(places.bottom // _PX, -1)
+    for index, (top, height) in enumerate(zip(places.tops, places.heights, strict=True)):
+        track[(top + _MARGIN) // _PX : (top + height - _MARGIN) // _PX] = index
+    return layout_image(
+        png(pixels[track], palette),
+        x=(found.origin_ns - zero_ns) / unit_ns,
+        length=found.coverage.shape[1] * found.column_ns / unit_ns,
+        height=places.bottom,
+    )
+
+
+def layout_image(
+    picture: bytes, *, x: float, length: float, height: float, axis: str = ""
+) -> dict[str, Any]:
+    """Return a picture as a layout image that lies under the traces and moves with the axes."""
+    return {
+        "source": "data:image/png;base64," + base64.b64encode(picture).decode(),
+        "xref": "x", "x": x, "sizex": length, "xanchor": "left",
+        "yref": f"y{axis}", "y": 0, "sizey": height, "yanchor": "top",
+        "sizing": "stretch", "layer": "below",
+    }  # fmt: skip
+
+
+def png(pixels: Array, colours: Sequence[str]) -> bytes:
+    """Encode rows of pixels: 0 is empty, else colour · ``SHADES`` + shade, shades from 1 on.
+
+    Source of the format: the PNG specification, third edition; colour type 3.
+    """
+    height, width = pixels.shape
+    alphas = np.linspace(255 * _FAINTEST, 255 * _STRONGEST, SHADES).astype(np.uint8).tobytes()
+    plain = b"".join(bytes.fromhex(colour[1:]) * SHADES for colour in colours)
+    # Most rows are like the one above: filter 2 writes the difference. Not so empty ones.
+    lines = np.zeros((height, width + 1), np.uint8)
+    lines[0, 1:] = pixels[0]
+    np.subtract(pixels[1:], pixels[:-1], out=lines[1:, 1:])
+    full: Array = np.asarray(pixels.any(axis=1))
+    full[0] = False
+    lines[full, 0] = 2
+    lines[~full, 1:] = pixels[~full]
+    # Runs of zeros, and noise: looking for more than runs takes longer and finds nothing.
+    packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+        (b"PLTE", b"\0\0\0" + plain),
+        (b"tRNS", b"\0" + alphas * len(colours)),
+        (b"IDAT", packer.compress(lines.tobytes()) + packer.flush()),
+        (b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )

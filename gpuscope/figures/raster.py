@@ -1,0 +1,247 @@
+"""A timeline as a PNG, for viewers that run no JavaScript: drawn from the Plotly figure itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from contextlib import suppress
+from functools import lru_cache
+from html import unescape
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import plotly.io as pio
+from PIL import Image, ImageDraw, ImageFont
+
+from gpuscope.figures import style
+
+_WIDTH = 1000
+_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf",
+          "arial.ttf")  # fmt: skip
+_LABEL_GAP = 8
+_TICKS = 8
+_ARROW = 4
+
+Properties = dict[str, Any]
+
+
+class StaticFigure(go.Figure):  # type: ignore[misc]
+    """A figure that brings its PNG wherever a notebook shows it."""
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Properties:
+        bundle: Properties = super()._repr_mimebundle_(*args, **kwargs)
+        if bundle:  # empty where figures open in a window of their own
+            # A user may have added what is not drawn here, and must see the figure all the same.
+            with suppress(KeyError, TypeError, ValueError):
+                bundle["image/png"] = base64.b64encode(png(self)).decode()
+        return bundle
+
+    def _ipython_display_(self) -> None:
+        if pio.renderers.render_on_display:
+            self.show()
+        else:
+            super()._ipython_display_()
+
+    def show(self, *args: Any, **kwargs: Any) -> None:
+        """Show it; a renderer or other options are passed on to Plotly."""
+        bundle = {} if args or kwargs else self._repr_mimebundle_()
+        if not bundle:
+            super().show(*args, **kwargs)
+            return
+        from IPython.display import display  # noqa: PLC0415 - only a notebook comes here
+
+        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+
+
+def png(figure: go.Figure) -> bytes:
+    """Draw a timeline; what it shows is read from the figure."""
+    content = figure.to_plotly_json()
+    drawing = _Drawing(content["layout"])
+    for trace in content["data"]:
+        if trace["type"] == "bar":
+            drawing.bars(trace)
+        elif trace.get("mode") == "lines+markers":
+            drawing.arrows(trace)
+    drawing.words([trace for trace in content["data"] if trace.get("showlegend", True)])
+    file = io.BytesIO()
+    # A better palette takes longer than all the drawing, and a timeline has few colours.
+    few = drawing.image.quantize(
+        256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE
+    )  # fmt: skip
+    few.save(file, "PNG")
+    return file.getvalue()
+
+
+class _Drawing:
+    """A picture with a time axis, and as many vertical axes as the figure has."""
+
+    def __init__(self, layout: Properties) -> None:
+        self._layout = layout
+        margin, height = layout["margin"], int(layout["height"])
+        self._small, self._plain, self._large = (_font(size) for size in (12, 13, 18))
+        self._axes = [layout[name] for name in ("yaxis", "yaxis2") if name in layout]
+        labels = [_plain(text) for axis in self._axes for text in axis.get("ticktext") or ()]
+        widest = max((self._small.getlength(label) for label in labels), default=0)
+        left = max(margin["l"], int(widest) + 2 * _LABEL_GAP)
+        self._box = (left, margin["t"], _WIDTH - margin["r"], height - margin["b"])
+        self.image = Image.new("RGB", (_WIDTH, height), "white")
+        self._draw = ImageDraw.Draw(self.image)
+        for shape in layout.get("shapes") or ():
+            self._shape(shape)
+        for picture in layout.get("images") or ():
+            self._picture(picture)
+        self._time_axis()
+        for axis in self._axes:
+            for at, label in zip(
+                axis.get("tickvals") or (), axis.get("ticktext") or (), strict=True
+            ):
+                where = (left - _LABEL_GAP, self._y(at, axis))
+                self._draw.text(where, _plain(label), style.INK, self._small, anchor="rm")
+
+    def _x(self, value: float) -> float:
+        low, high = self._layout["xaxis"]["range"]
+        left, _, right, _ = self._box
+        return float(left + (value - low) / (high - low) * (right - left))
+
+    def _y(self, value: float, axis: Properties) -> float:
+        start, end = axis["range"]
+        bottom, top = axis.get("domain") or (0, 1)
+        _, upper, _, lower = self._box
+        share = bottom + (value - start) / (end - start) * (top - bottom)
+        return float(lower - share * (lower - upper))
+
+    def _axis(self, reference: str) -> Properties:
+        axis: Properties = self._layout[reference.replace("y", "yaxis")]
+        return axis
+
+    def _shape(self, shape: Properties) -> None:
+        axis = self._axis(shape["yref"])
+        edges = (self._box[0], self._y(shape["y0"], axis), self._box[2], self._y(shape["y1"], axis))
+        if shape["type"] == "rect":
+            self._draw.rectangle(edges, fill=shape["fillcolor"])
+        else:
+            self._draw.line(edges, fill=shape["line"]["color"])
+
+    def _picture(self, picture: Properties) -> None:
+        axis = self._axis(picture["yref"])
+        data = base64.b64decode(picture["source"].partition(",")[2])
+        held = Image.open(io.BytesIO(data)).convert("RGBA")
+        edges = [self._x(picture["x"]), self._x(picture["x"] + picture["sizex"])]
+        heights = [self._y(picture["y"], axis), self._y(picture["y"] + picture["sizey"], axis)]
+        size = (max(1, round(edges[1] - edges[0])), max(1, round(heights[1] - heights[0])))
+        held = held.resize(size, Image.Resampling.BOX)
+        at = (round(edges[0]), round(heights[0]))
+        inside = (
+            max(self._box[0] - at[0], 0), 0, min(self._box[2] - at[0], size[0]), size[1]
+        )  # fmt: skip
+        held = held.crop(inside)
+        self.image.paste(held, (at[0] + inside[0], at[1]), held)
+
+    def _time_axis(self) -> None:
+        axis = self._layout["xaxis"]
+        low, high = axis["range"]
+        step = 10 ** math.floor(math.log10((high - low) / _TICKS))
+        step *= next(times for times in (1, 2, 5, 10) if (high - low) / (step * times) <= _TICKS)
+        left, upper, right, lower = self._box
+        overlay = Image.new("RGBA", self.image.size)
+        grid = ImageDraw.Draw(overlay)
+        for number in range(math.ceil(low / step), math.floor(high / step) + 1):
+            x = self._x(number * step)
+            grid.line((x, upper, x, lower), fill=(27, 31, 36, 26))
+            self._draw.line((x, lower, x, lower + 4), fill=style.MUTED)
+            label = f"{round(number * step, 9):,.12g}"
+            self._draw.text((x, lower + 6), label, style.INK, self._small, anchor="mt")
+        self.image.paste(overlay, (0, 0), overlay)
+        self._draw.line((left, lower, right, lower), fill=style.MUTED)
+        title = _plain(axis["title"]["text"])
+        where = ((left + right) / 2, lower + 24)
+        self._draw.text(where, title, style.INK, self._plain, anchor="mt")
+
+    def bars(self, trace: Properties) -> None:
+        """Draw a bar trace."""
+        axis = self._axis(trace.get("yaxis") or "y")
+        fill, line = _fill(trace["marker"]), trace["marker"]["line"]["color"]
+        texts = trace.get("text") or [""] * len(trace["base"])
+        left, _, right, _ = self._box
+        columns = [_numbers(trace[name]) for name in ("base", "x", "y", "width")]
+        for base, x, y, width, text in zip(*columns, texts, strict=True):
+            begin, end = max(self._x(base), left), min(self._x(base + x), right)
+            if end < left or begin > right:
+                continue
+            top, bottom = self._y(y - width / 2, axis), self._y(y + width / 2, axis)
+            if end - begin < 2:
+                self._draw.line((begin, top, begin, bottom), fill=line)
+                continue
+            self._draw.rectangle((begin, top, end, bottom), fill=fill, outline=line)
+            said = _plain(text)
+            if said and self._small.getlength(said) < end - begin - 6:
+                where = (begin + 4, (top + bottom) / 2)
+                self._draw.text(where, said, style.INK, self._small, anchor="lm")
+
+    def arrows(self, trace: Properties) -> None:
+        """Draw a line trace of arrows: a start, an end, a gap."""
+        axis = self._axis(trace.get("yaxis") or "y")
+        xs, ys = _numbers(trace["x"]), _numbers(trace["y"])
+        for place in range(0, len(xs), 3):
+            (x0, x1), (y0, y1) = xs[place : place + 2], ys[place : place + 2]
+            start = np.array([self._x(x0), self._y(y0, axis)])
+            end = np.array([self._x(x1), self._y(y1, axis)])
+            self._draw.line((*start, *end), fill=style.INK)
+            along = (end - start) / max(float(np.hypot(*(end - start))), 1e-9)
+            across = np.array([-along[1], along[0]]) * _ARROW * 0.7
+            head = end - along * 2 * _ARROW
+            self._draw.polygon([*end, *(head + across), *(head - across)], fill=style.INK)
+
+    def words(self, traces: list[Properties]) -> None:
+        """Write title, headings and legend."""
+        title = self._layout["title"]
+        self._draw.text((14, 14), _plain(title["text"]), style.INK, self._large)
+        lines = title["subtitle"]["text"].split("<br>")
+        for number, line in enumerate(lines):
+            self._draw.text((14, 42 + 18 * number), _plain(line), style.MUTED, self._plain)
+        left, _, right, _ = self._box
+        for one in self._layout.get("annotations") or ():
+            where = (left + one["x"] * (right - left), self._y(one["y"], self._axis(one["yref"])))
+            anchor = "lm" if one.get("xanchor") == "left" else "mm"
+            self._draw.text(where, _plain(one["text"]), style.INK, self._plain, anchor=anchor)
+        x, y = 14.0, self._box[3] + 50
+        for trace in traces:
+            name = _plain(trace["name"])
+            length = 18 + self._small.getlength(name) + 18
+            if x + length > _WIDTH and x > 14:
+                x, y = 14.0, y + 20
+            colour = _fill(trace["marker"])
+            self._draw.rectangle((x, y, x + 11, y + 11), fill=colour, outline=style.MUTED)
+            self._draw.text((x + 18, y + 6), name, style.INK, self._small, anchor="lm")
+            x += length
+
+
+def _numbers(values: Any) -> list[Any]:
+    """Return numbers that Plotly may hold as base64."""
+    if isinstance(values, dict):
+        values = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
+    return list(values)
+
+
+def _fill(marker: Properties) -> str:
+    """Return a bar's colour, paler where Plotly draws a pattern."""
+    return style.tinted(marker["color"], 0.55) if marker.get("pattern") else str(marker["color"])
+
+
+@lru_cache(maxsize=8)
+def _font(size: int) -> Any:
+    """Return a font of the system, as the one that Pillow brings has little more than ASCII."""
+    for name in _FONTS:
+        try:
+            return ImageFont.truetype(name, size)
+        except OSError:
+            continue
+    return ImageFont.load_default(size)
+
+
+def _plain(text: str) -> str:
+    said = unescape(re.sub(r"<[^<>]*>", "", text.replace("<br>", "\n")))
+    return said if isinstance(_font(12).path, str) else said.replace("µ", "u")

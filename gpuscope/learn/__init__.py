@@ -1,0 +1,25 @@
+"""What the lessons are made of: predictions, outcomes and checks.
+
+A :class:`Lesson` asks for a prediction, and when the code has run shows it beside what was
+measured, on a timeline, with the rule that explains it. Exercises are checked, with hints.
+Results stay in the notebook, and can be written as CSV for a class.
+"""
+
+from gpuscope.learn.cases import CAUSES as CAUSES
+from gpuscope.learn.cases import Case as Case
+from gpuscope.learn.cases import case as case
+from gpuscope.learn.kinds import Choice as Choice
+from gpuscope.learn.kinds import Interval as Interval
+from gpuscope.learn.kinds import Order as Order
+from gpuscope.learn.kinds import Value as Value
+from gpuscope.learn.lesson import Lesson as Lesson
+from gpuscope.learn.outcome import Feedback as Feedback
+from gpuscope.learn.outcome import Outcome as Outcome
+from gpuscope.learn.outcome import Result as Result
+from gpuscope.learn.outcome import find as find
+from gpuscope.learn.parts import address as address
+from gpuscope.learn.parts import spin_kernel as spin_kernel
+from gpuscope.learn.question import Question as Question
+from gpuscope.learn.recorded import label as label
+from gpuscope.learn.recorded import observe as observe
+from gpuscope.learn.recorded import recording_of as recording_of

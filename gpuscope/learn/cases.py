@@ -1,0 +1,173 @@
+"""Prepared traces in which something is wrong, for lesson 9: simulated, always the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuscope.device.caller import CallerStreamGuard, get_caller_stream
+from gpuscope.device.device import Device
+from gpuscope.device.select import open_device
+from gpuscope.learn.parts import spin_kernel
+from gpuscope.session import profile
+from gpuscope.trace.model import Trace
+from gpuscope.workloads.spin import Spin
+
+CAUSES = (
+    "a wait is missing: something is read before it is written",
+    "the legacy default stream puts everything in order",
+    "the host waits after every launch",
+    "work runs outside the partition that it was given to",
+    "two workloads share one stream",
+)
+"""What may be wrong in a case; one of them is in none."""
+_MISSING, _LEGACY, _WAITING, _ESCAPE, _ = CAUSES
+_PER_THREAD, _DEFAULT = 2, 1
+_US = 1_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trace, what its program was meant to do, and what is wrong.
+
+    Attributes
+    ----------
+    story
+        What the program does, as those who wrote it tell it.
+    trace
+        What was recorded, on the simulated GPU.
+    cause
+        One of :data:`CAUSES`.
+    culprit
+        The name of the kernel to look at.
+    """
+
+    story: str
+    trace: Trace
+    cause: str
+    culprit: str
+
+
+def case(name: str) -> Case:
+    """Make one of the cases ``"A"`` to ``"D"``.
+
+    Raises
+    ------
+    LookupError
+        There is no such case.
+    """
+    if name not in _CASES:
+        raise LookupError(f"there is no case {name!r}; there are {sorted(_CASES)}")
+    device = open_device("sim:h200", quiet=True)
+    try:
+        chance = random.Random(f"case {name}")  # noqa: S311 - durations
+        return _CASES[name](device, _Spins(device, chance))
+    finally:
+        device.close()
+
+
+class _Spins:
+    """Kernels that take about as long as they are said to; kept, so that nobody waits for them."""
+
+    def __init__(self, device: Device, chance: random.Random) -> None:
+        self._device = device
+        self._chance = chance
+        self._kept: list[Spin] = []
+
+    def ns(self, about_us: int) -> int:
+        return round(about_us * _US * self._chance.uniform(0.8, 1.25))
+
+    def __call__(self, name: str, about_us: int) -> Spin:
+        self._kept.append(Spin(self._device, duration_ns=self.ns(about_us), name=name))
+        return self._kept[-1]
+
+
+def _without_a_wait(device: Device, spin: _Spins) -> Case:
+    """Load and compute in rounds, and wait in all of them but one."""
+    load, compute = (device.create_stream(name=name) for name in ("load", "compute"))
+    with load, compute, profile(device) as recording:
+        for number in range(1, 7):
+            spin(f"load {number}", 300).execute(stream=load)
+            if number != 4:
+                compute.wait(load.record())
+            spin(f"compute {number}", 200).execute(stream=compute)
+    return Case(
+        "Six rounds. In each, a kernel in the stream load fetches data, and a kernel in the stream "
+        "compute works on it. Now and then the result is wrong, and nobody knows why.",
+        recording.trace, _MISSING, "compute 4",
+    )  # fmt: skip
+
+
+def _legacy_between(device: Device, spin: _Spins) -> Case:
+    """Let two threads use their default streams, and a library the legacy one."""
+    legacy = device.wrap_stream(_DEFAULT, name="statistics library")
+
+    def in_a_thread(name: str, about_us: int) -> None:
+        def work() -> None:
+            stream = device.wrap_stream(_PER_THREAD, name=f"default of thread {name[-1]}")
+            spin(name, about_us).execute(stream=stream)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    with profile(device) as recording:
+        for _ in range(5):
+            in_a_thread("model 1", 250)
+            spin("statistics", 30).execute(stream=legacy)
+            in_a_thread("model 2", 250)
+            spin("statistics", 30).execute(stream=legacy)
+    return Case(
+        "Two threads, each with a model of its own in its own default stream; they have nothing to "
+        "do with each other. A library counts something between the launches. The GPU is nearly "
+        "empty, and yet the two models never run at the same time.",
+        recording.trace, _LEGACY, "statistics",
+    )  # fmt: skip
+
+
+def _waiting(device: Device, spin: _Spins) -> Case:
+    """Wait after every launch in one stream."""
+    decode, log = (device.create_stream(name=name) for name in ("decode", "log"))
+    layers = [spin(f"layer {number}", 12) for number in range(1, 6)]
+    with decode, log, profile(device) as recording:
+        spin("background", 500).execute(stream=log)
+        for _ in range(5):
+            for layer in layers:
+                layer.execute(stream=decode)
+                decode.synchronize()
+    return Case(
+        "A model of five layers answers five questions, layer by layer, in the stream decode. The "
+        "layers are short, nobody is in their way, and still decode is idle for nearly half of "
+        "the time.",
+        recording.trace, _WAITING, "layer 1",
+    )  # fmt: skip
+
+
+def _escaping(device: Device, spin: _Spins) -> Case:
+    """Call a library with a private stream under a guard."""
+    attention, norm = (spin_kernel(device, name) for name in ("attention", "norm"))
+    private = device.create_stream(name="stream 7")
+    with device.carve({"decode": 16, "prefill": "rest"}) as parts, private:
+        mine = parts["decode"].create_stream(name="d0")
+        others = parts["prefill"].create_stream(name="p0")
+        with profile(device) as recording:
+            for _ in range(6):
+                spin("prefill", 400).execute(stream=others)
+                with CallerStreamGuard(mine):
+                    get_caller_stream().launch(attention, spin.ns(90), grid=16, block=32)
+                    private.launch(norm, spin.ns(90), grid=16, block=32)
+    return Case(
+        "The GPU is carved: decode has 16 SMs, prefill the rest. All that decode does is called "
+        "under a guard for its stream. Still, prefill says that somebody is on its SMs.",
+        recording.trace, _ESCAPE, "norm",
+    )  # fmt: skip
+
+
+_CASES: dict[str, Callable[[Device, _Spins], Case]] = {
+    "A": _escaping,
+    "B": _waiting,
+    "C": _without_a_wait,
+    "D": _legacy_between,
+}

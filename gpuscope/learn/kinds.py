@@ -1,0 +1,198 @@
+"""What can be asked: the fields of a form, how they are read, and when they are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Kind(Protocol):
+    """A kind of answer."""
+
+    def fields(self) -> list[dict[str, Any]]:
+        """Return the form's fields, for the page: kind, label, options, unit."""
+
+    def read(self, values: Sequence[Any]) -> Any:
+        """Return the answer that the fields' values are.
+
+        Raises
+        ------
+        ValueError
+            They are none; the text is for the learner.
+        """
+
+    def is_right(self, answer: Any, measured: Any) -> bool:
+        """Whether an answer fits what was measured."""
+
+    def show(self, answer: Any) -> str:
+        """Return an answer, or what was measured, as text."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several options.
+
+    Attributes
+    ----------
+    options
+        Texts, each once.
+    """
+
+    options: Sequence[str]
+
+    def __post_init__(self) -> None:
+        _check_different("options", self.options)
+
+    def fields(self) -> list[dict[str, Any]]:
+        """Return one group of radio buttons."""
+        return [{"kind": "radio", "options": list(self.options)}]
+
+    def read(self, values: Sequence[Any]) -> str:
+        """Return the option."""
+        (value,) = values
+        if value not in self.options:
+            raise ValueError("Choose one of the options first.")
+        return str(value)
+
+    def is_right(self, answer: str, measured: str) -> bool:
+        """Whether it is the same option."""
+        if measured not in self.options:
+            raise ValueError(f"{measured!r} was measured, which is none of {list(self.options)}")
+        return answer == measured
+
+    def show(self, answer: str) -> str:
+        """Return the option."""
+        return answer
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of things, the first one first.
+
+    Attributes
+    ----------
+    items
+        Texts, each once.
+    """
+
+    items: Sequence[str]
+
+    def __post_init__(self) -> None:
+        _check_different("items", self.items)
+
+    def fields(self) -> list[dict[str, Any]]:
+        """Return a list to choose from for each place."""
+        return [
+            {"kind": "select", "label": f"{place}.", "options": list(self.items)}
+            for place in range(1, len(self.items) + 1)
+        ]
+
+    def read(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """Return the items in their order."""
+        if any(not value for value in values):
+            raise ValueError("Choose one for each place first.")
+        if sorted(map(str, values)) != sorted(self.items):
+            raise ValueError("Each comes once: one of them is there twice.")
+        return tuple(values)
+
+    def is_right(self, answer: Sequence[str], measured: Sequence[str]) -> bool:
+        """Whether the order is the same."""
+        if sorted(measured) != sorted(self.items):
+            raise ValueError(f"{list(measured)} was measured, which orders other things")
+        return tuple(answer) == tuple(measured)
+
+    def show(self, answer: Sequence[str]) -> str:
+        """Return the items with arrows between them."""
+        return " → ".join(answer)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number.
+
+    Attributes
+    ----------
+    unit
+        Of the number.
+    within
+        How far off it may be, as a share of what was measured; 0 asks for the very number.
+    """
+
+    unit: str = ""
+    within: float = 0.0
+
+    def fields(self) -> list[dict[str, Any]]:
+        """Return one field for a number."""
+        return [{"kind": "number", "label": "Your answer", "unit": self.unit}]
+
+    def read(self, values: Sequence[Any]) -> float:
+        """Return the number."""
+        (value,) = values
+        return _number(value)
+
+    def is_right(self, answer: float, measured: float) -> bool:
+        """Whether it is near enough."""
+        return abs(answer - measured) <= self.within * abs(measured)
+
+    def show(self, answer: float) -> str:
+        """Return the number with its unit."""
+        return f"{answer:.4g} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A range that a measured number will lie in.
+
+    Attributes
+    ----------
+    unit
+        Of both ends.
+    factor
+        The upper end is at most this many times the lower one: a range that says
+        everything predicts nothing.
+    """
+
+    unit: str
+    factor: float = 4.0
+
+    def fields(self) -> list[dict[str, Any]]:
+        """Return two fields for numbers."""
+        return [{"kind": "number", "label": name, "unit": self.unit} for name in ("from", "to")]
+
+    def read(self, values: Sequence[Any]) -> tuple[float, float]:
+        """Return both ends."""
+        low, high = (_number(value) for value in values)
+        if not 0 < low <= high:
+            raise ValueError("The range begins above zero, and does not end before it begins.")
+        if high > self.factor * low:
+            raise ValueError(
+                f"Be bolder: let the range end at {self.factor:g} times its beginning or before."
+            )
+        return low, high
+
+    def is_right(self, answer: tuple[float, float], measured: float) -> bool:
+        """Whether what was measured lies in the range."""
+        return answer[0] <= measured <= answer[1]
+
+    def show(self, answer: tuple[float, float] | float) -> str:
+        """Return the range, or the number, with its unit."""
+        if isinstance(answer, tuple):
+            return f"{answer[0]:.4g} to {answer[1]:.4g} {self.unit}"
+        return f"{answer:.4g} {self.unit}"
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("Write a number first.")
+    return number
+
+
+def _check_different(what: str, texts: Sequence[str]) -> None:
+    if isinstance(texts, str) or len(set(texts)) < max(2, len(texts)):
+        raise ValueError(f"{what} are at least two different texts, not {texts!r}")

@@ -1,0 +1,279 @@
+"""A lesson: what was asked in it, what was answered, and what came of it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from gpuscope._files import replacing
+from gpuscope.device.device import Device
+from gpuscope.learn.kinds import Interval, Kind
+from gpuscope.learn.outcome import Feedback, Outcome, Result, find, picture
+from gpuscope.learn.question import Question
+from gpuscope.trace.model import Trace
+
+_SCALES = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+
+
+class Lesson:
+    """The predictions and exercises of one notebook.
+
+    Parameters
+    ----------
+    number, title
+        Of the lesson.
+    device
+        What it runs on; results say its name.
+
+    Attributes
+    ----------
+    questions
+        Name → the question asked last under that name.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> lesson = gs.learn.Lesson(0, "An example", gpu)
+    >>> question = lesson.predict("sum", "What is 1 + 1?", gs.learn.Value())
+    >>> question.give(3)
+    >>> lesson.reveal("sum", 1 + 1, rule="Numbers add up.").result.verdict
+    'wrong'
+    """
+
+    def __init__(self, number: int, title: str, device: Device) -> None:
+        self.number = number
+        self.title = title
+        self.device = device
+        self.questions: dict[str, Question] = {}
+        self._answers: dict[str, Any] = {}
+        self._results: dict[str, Result] = {}
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What came of every prediction and exercise so far, in the order in which it was asked."""
+        return tuple(self._results.values())
+
+    # -- predict, then run ------------------------------------------------------------
+    def predict(self, name: str, question: str, kind: Kind) -> Question:
+        """Ask for a prediction: the form to show.
+
+        Asking again under the same name starts anew; attempts are counted on.
+
+        Parameters
+        ----------
+        name
+            What :meth:`reveal` calls it.
+        question
+            Its text.
+        kind
+            A :class:`Choice`, :class:`Order`, :class:`Value` or :class:`Interval`.
+        """
+        self._answers.pop(name, None)
+        self._keep(name, "prediction", question, "not predicted")
+
+        def commit(answer: Any) -> None:
+            self._answers[name] = answer
+            form.tell(f"You predict: {kind.show(answer)}. Now run the next cell.", locked=True)
+
+        form = Question(question, kind, button="Commit to this prediction", on_answer=commit)
+        self.questions[name] = form
+        return form
+
+    def reveal(
+        self,
+        name: str,
+        measured: Any,
+        *,
+        trace: Trace | None = None,
+        why: str | int | None = None,
+        rule: str = "",
+        since_ns: int | None = None,
+        window_ns: tuple[int, int] | None = None,
+    ) -> Outcome:
+        """Hold a prediction against what was measured; where nobody predicted, only show it.
+
+        Parameters
+        ----------
+        measured
+            In the form of an answer: the option; the items in order; a number.
+        trace
+            What was recorded, for the picture.
+        why
+            Which row to explain: its id, or the name of the workload whose last work it is.
+        rule
+            The rule that explains it.
+        since_ns
+            On the trace's clock, what a predicted range of time counts from: it is drawn then.
+        window_ns
+            On the trace's clock, the part to draw; all of it, if not given.
+
+        Raises
+        ------
+        LookupError
+            Nothing was asked under that name.
+        """
+        if name not in self.questions:
+            raise LookupError(f"no prediction {name!r} was asked for: run the cell that does first")
+        form = self.questions[name]
+        kind = form.kind
+        result = replace(self._results[name], measured=kind.show(measured))
+        answer = self._answers.get(name)
+        if answer is not None:
+            right = kind.is_right(answer, measured)
+            result = replace(
+                result, answer=kind.show(answer), verdict="right" if right else "wrong",
+                attempts=result.attempts + (not form.tone),
+            )  # fmt: skip
+            form.tell("Right." if right else "Not this time.", result.verdict, locked=True)
+        elif not form.locked:
+            form.tell("It was run before you predicted.", locked=True)
+        self._results[name] = result
+        explanation = figure = None
+        if trace is not None:
+            if isinstance(why, str):
+                why = find(trace, why, -1)
+            explanation = None if why is None else trace.explain(why)
+            guess = None
+            if since_ns is not None and answer is not None and isinstance(kind, Interval):
+                low, high = (since_ns + round(end * _SCALES[kind.unit]) for end in answer)
+                guess = low, high
+            figure = picture(trace, result, explanation, guess, window_ns)
+        return Outcome(result, rule, explanation, figure)
+
+    # -- exercises --------------------------------------------------------------------
+    def check(
+        self,
+        name: str,
+        task: str,
+        test: Callable[[], bool | str | None],
+        hints: Sequence[str] = (),
+    ) -> Feedback:
+        """Check an exercise that is solved by code.
+
+        Parameters
+        ----------
+        task
+            What was to be done, in short.
+        test
+            Returns true where it is solved, what it found instead in words, or ``None`` where
+            nobody tried yet. An error that it raises counts as not solved, and is told.
+        hints
+            Given one after the other, one at each attempt that fails.
+        """
+        self._keep(name, "exercise", task, "not tried")
+        try:
+            found = test()
+        except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
+            found = f"It raised {type(error).__name__}: {error}"
+        if found is None:
+            return Feedback(self._results[name], "Change the cell above, then run this one.", "")
+        solved = found is True
+        said = "" if isinstance(found, bool) else str(found)
+        result = self._tried(name, None, solved=solved)
+        return Feedback(result, said, "" if solved else _hint(hints, result.attempts))
+
+    def quiz(
+        self, name: str, question: str, kind: Kind, answer: Any, hints: Sequence[str] = ()
+    ) -> Question:
+        """Ask a question that is checked when it is answered; it may be answered again.
+
+        Parameters
+        ----------
+        answer
+            The right one: measured, where it can be.
+        hints
+            Given one after the other, one at each answer that is wrong.
+        """
+        self._keep(name, "exercise", question, "not tried")
+
+        def judge(given: Any) -> None:
+            solved = kind.is_right(given, answer)
+            result = self._tried(name, kind.show(given), solved=solved)
+            if solved:
+                form.tell(f"Right: {kind.show(given)}.", "right", locked=True)
+                return
+            hint = _hint(hints, result.attempts)
+            form.tell(f"Not {kind.show(given)}. {hint and 'Hint: '}{hint}".rstrip(), "wrong")
+
+        form = Question(question, kind, button="Check", on_answer=judge)
+        self.questions[name] = form
+        return form
+
+    # -- results ----------------------------------------------------------------------
+    def to_csv(self, path: str | Path, *, learner: str = "") -> Path:
+        """Write the results, one row each, for a class; returns the path.
+
+        Parameters
+        ----------
+        learner
+            Goes into every row.
+
+        Raises
+        ------
+        GpuscopeError
+            The file could not be written.
+        """
+        target = Path(path)
+        with (
+            replacing(target) as temporary,
+            temporary.open("w", newline="", encoding="utf-8") as out,
+        ):
+            writer = csv.writer(out)
+            writer.writerow(["learner", *(field.name for field in fields(Result))])
+            for result in self.results:
+                writer.writerow([_cell(value) for value in (learner, *asdict(result).values())])
+        return target
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{escape(one.question)}</td>"
+            f"<td>{escape(one.answer or '–')}</td><td>{escape(one.measured or '–')}</td>"
+            f"<td>{escape(one.verdict)}</td><td>{one.attempts}</td></tr>"
+            for one in self.results
+        )
+        return (
+            f"<p><b>Lesson {self.number}: {escape(self.title)}</b>, on "
+            f"{escape(self.device.name)}</p><table><thead><tr><th>asked</th><th>your answer</th>"
+            "<th>measured</th><th>verdict</th><th>attempts</th></tr></thead>"
+            f"<tbody>{rows}</tbody></table>"
+        )
+
+    def __repr__(self) -> str:
+        verdicts = [one.verdict for one in self.results]
+        counted = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
+        return f"Lesson({self.number}, {self.title!r}: {counted or 'nothing asked yet'})"
+
+    def _keep(self, name: str, kind: str, question: str, verdict: str) -> None:
+        """Have a result for a name; an exercise that is checked again keeps what it has."""
+        had = self._results.get(name)
+        if had is not None and had.kind != kind:
+            raise ValueError(f"another {had.kind} is called {name!r} already: choose another name")
+        if had is None or kind == "prediction":
+            attempts = 0 if had is None else had.attempts
+            self._results[name] = Result(
+                self.number, name, kind, question, None, "", verdict, attempts, self.device.name
+            )
+
+    def _tried(self, name: str, answer: str | None, *, solved: bool) -> Result:
+        had = self._results[name]
+        self._results[name] = replace(
+            had, answer=answer, verdict="solved" if solved else "not solved",
+            attempts=had.attempts + 1,
+        )  # fmt: skip
+        return self._results[name]
+
+
+def _hint(hints: Sequence[str], attempts: int) -> str:
+    return hints[min(attempts, len(hints)) - 1] if hints else ""
+
+
+def _cell(value: Any) -> Any:
+    """Keep a text from being read as a formula by a spreadsheet."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value

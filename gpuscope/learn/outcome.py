@@ -1,0 +1,236 @@
+"""What came of an answer: a verdict, what was measured, why, and a picture of it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from gpuscope import figures
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures.style import INK, OKABE_ITO
+from gpuscope.figures.text import axis_unit, clean
+from gpuscope.learn.recorded import label
+from gpuscope.trace.explain import Explanation
+from gpuscope.trace.model import Trace
+
+_MARGIN = 0.03
+_TITLE = 66
+"""Characters that a prediction, what was measured, and the origin of a recording may take."""
+_NARROW = 0.04
+"""Of the window: what a wait's label needs."""
+_GUESS = OKABE_ITO[1]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One prediction or exercise, as it stands.
+
+    Attributes
+    ----------
+    lesson, name, question
+        Where it was asked, and what.
+    kind
+        ``"prediction"`` or ``"exercise"``.
+    answer
+        The learner's, as text; ``None`` where there is none.
+    measured
+        What it was held against, as text; empty for exercises.
+    verdict
+        ``"right"``, ``"wrong"`` or ``"not predicted"``; ``"solved"``, ``"not solved"`` or
+        ``"not tried"``.
+    attempts
+        How often it was answered.
+    device
+        On what it was measured.
+    """
+
+    lesson: int
+    name: str
+    kind: str
+    question: str
+    answer: str | None
+    measured: str
+    verdict: str
+    attempts: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A prediction beside what was measured; the last thing in a cell, it shows itself.
+
+    Attributes
+    ----------
+    result
+        The verdict, and both as text.
+    rule
+        The rule that explains it.
+    explanation
+        Why the span in question started, or ended, when it did.
+    figure
+        The timeline, or ``None`` where there is no trace to draw.
+    """
+
+    result: Result
+    rule: str
+    explanation: Explanation | None
+    figure: Any
+
+    def html(self) -> str:
+        """Return the verdict and its reasons as HTML."""
+        result = self.result
+        measured = f"Measured: <b>{escape(result.measured)}</b>."
+        if result.verdict == "not predicted":
+            text = f"<b>You made no prediction.</b> {measured}"
+        else:
+            verdict = "Right." if result.verdict == "right" else "Not this time."
+            text = (
+                f"<b>{verdict}</b> You predicted: <b>{escape(str(result.answer))}</b>. {measured}"
+            )
+        lines = [text]
+        if self.explanation is not None:
+            lines.append(f"Why: {escape(str(self.explanation)).replace(chr(10), '<br>')}")
+        if self.rule:
+            lines.append(f"The rule: {escape(self.rule)}")
+        return _box(lines, {"right": "#009e73", "wrong": "#d55e00"}.get(result.verdict, "#57606a"))
+
+    def _ipython_display_(self) -> None:
+        ipython: Any = importlib.import_module("IPython.display")  # only where it is shown
+        ipython.display(ipython.HTML(self.html()))
+        if self.figure is not None:
+            ipython.display(self.figure)
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a check of an exercise found.
+
+    Attributes
+    ----------
+    result
+        The verdict.
+    found
+        What was found, in words.
+    hint
+        What to think about next; empty where it is solved or was not tried.
+    """
+
+    result: Result
+    found: str
+    hint: str
+
+    def _repr_html_(self) -> str:
+        verdict = self.result.verdict
+        lines = [f"<b>{verdict[0].upper()}{verdict[1:]}.</b> {escape(self.found)}"]
+        if self.hint:
+            lines.append(f"Hint: {escape(self.hint)}")
+        colour = {"solved": "#009e73", "not solved": "#d55e00"}.get(verdict, "#57606a")
+        return _box(lines, colour)
+
+
+def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = None) -> int:
+    """Return the id of the row that is the ``nth`` of its name, for :meth:`Trace.explain`.
+
+    Parameters
+    ----------
+    name
+        Of a kernel, or of the workload that launched it; ``None`` takes any.
+    nth
+        0 is the first to start, −1 the last.
+    kind
+        ``"kernel"``, ``"memcpy"``, ``"host function"``, ``"sync"`` or ``"handle"``; any work of
+        the GPU, if not given.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace has no such row.
+    """
+    kinds = ("kernel", "memcpy", "memset", "host function") if kind is None else (kind,)
+    rows = trace.where(kind=kinds)
+    labels = zip(rows.texts("category"), rows.texts("name"), strict=True)
+    mine = np.flatnonzero([name is None or name in pair for pair in labels])
+    if not -len(mine) <= nth < len(mine):
+        what = "such rows" if name is None else f"rows called {name!r}"
+        raise MissingEvidence(f"the trace has {len(mine)} {what}, so there is no number {nth}")
+    order = mine[np.argsort(rows.array("start_ns")[mine], kind="stable")]
+    return int(rows.array("id")[order[nth]])
+
+
+def picture(
+    trace: Trace,
+    result: Result,
+    explanation: Explanation | None,
+    guessed_ns: tuple[int, int] | None = None,
+    window_ns: tuple[int, int] | None = None,
+) -> Any:
+    """Draw the timeline, with what a span waited for and a predicted range of time.
+
+    Parameters
+    ----------
+    guessed_ns, window_ns
+        On the trace's clock: what was predicted, and the part to draw.
+    """
+    if explanation is None or explanation.kind != "handle":
+        trace = trace.where([kind != "handle" for kind in trace.texts("kind")])  # calls say more
+    window = window_ns or _window(trace, guessed_ns)
+    said = "nothing" if result.answer is None else result.answer
+    origin = label(trace)
+    room = (_TITLE - len(origin)) // 2
+    title = f"Predicted: {clean(said, room)}. Measured: {clean(result.measured, room)}{origin}"
+    figure = figures.timeline(trace, window_ns=window, title=title)
+    unit_ns = axis_unit(window[1] - window[0])[1]
+
+    def place(ns: int) -> float:
+        return (min(max(ns, window[0]), window[1]) - window[0]) / unit_ns
+
+    if guessed_ns is not None:
+        figure.add_vrect(
+            x0=place(guessed_ns[0]), x1=place(guessed_ns[1]), fillcolor=_GUESS, opacity=0.25,
+            line={"color": _GUESS, "width": 2, "dash": "dot"}, layer="below",
+            annotation=_label("your prediction"),
+        )  # fmt: skip
+    for reason in () if explanation is None else explanation.reasons:
+        width = reason.until_ns - reason.since_ns
+        if reason.kind == "launch" or width < _NARROW * (window[1] - window[0]):
+            continue
+        figure.add_vrect(
+            x0=place(reason.since_ns), x1=place(reason.until_ns), fillcolor=INK, opacity=0.1,
+            line_width=0, layer="below", annotation=_label(reason.kind),
+        )  # fmt: skip
+    if explanation is not None:
+        figure.add_vline(
+            x=place(explanation.at_ns), line={"color": INK, "width": 1.5, "dash": "dash"}
+        )
+    return figure
+
+
+def _window(trace: Trace, guessed_ns: tuple[int, int] | None) -> tuple[int, int]:
+    starts = trace.array("start_ns")
+    ends = np.maximum(trace.array("end_ns", fill=-1), starts)
+    low, high = int(starts.min()), int(ends.max())
+    if guessed_ns is not None:
+        low, high = min(low, guessed_ns[0]), max(high, guessed_ns[1])
+    margin = math.ceil(_MARGIN * (high - low)) + 1
+    return low - margin, high + margin
+
+
+def _label(text: str) -> dict[str, Any]:
+    return {
+        "text": text, "font": {"size": 12, "color": INK}, "yref": "paper", "y": 1,
+        "yanchor": "bottom", "showarrow": False,
+    }  # fmt: skip
+
+
+def _box(lines: Sequence[str], colour: str) -> str:
+    body = "".join(f"<p style='margin:4px 0'>{line}</p>" for line in lines)
+    return (
+        f"<div class='gpuscope-outcome' role='status' style='border-left:4px solid {colour};"
+        f"padding:2px 12px;max-width:760px;line-height:1.5'>{body}</div>"
+    )

@@ -1,0 +1,82 @@
+"""Code that needs a GPU: recorded here where there is one, else a recording that is shipped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpuscope.device.device import Device
+from gpuscope.importers.load import load_trace
+from gpuscope.session import profile
+from gpuscope.trace.model import Trace
+
+RECORDINGS = Path(__file__).parent / "recordings"
+_RECORDED = "recorded on "
+
+
+def observe(device: Device, name: str, function: Callable[[Device], Any]) -> Trace:
+    """Run a function and record it; where that cannot be, take the recording of that name.
+
+    It runs twice, the first time unrecorded, so that nothing is loaded while it is recorded. On
+    a simulated device, or where a library that it imports is not installed, the shipped
+    recording comes instead, and a line says so.
+
+    Parameters
+    ----------
+    name
+        Of the shipped recording.
+    function
+        What to run, given the device.
+
+    Raises
+    ------
+    LookupError
+        It cannot run here, and there is no such recording.
+    """
+    why = "there is no GPU here"
+    if not device.is_simulated:
+        try:
+            function(device)
+        except ModuleNotFoundError as error:
+            why = f"{error.name} is not installed here"
+        else:
+            device.synchronize()
+            with profile(device) as recording:
+                function(device)
+            return recording.trace
+    trace = recording_of(name)
+    sys.stdout.write(f"Not run: {why}. What follows was {_origin(trace)}.\n")
+    return trace
+
+
+def recording_of(name: str) -> Trace:
+    """Return a shipped recording.
+
+    Raises
+    ------
+    LookupError
+        There is none of that name.
+    """
+    path = RECORDINGS / f"{name}.parquet"
+    if not path.exists():
+        known = sorted(one.stem for one in RECORDINGS.glob("*.parquet"))
+        raise LookupError(f"there is no recording {name!r}; there are {known}")
+    return load_trace(path)
+
+
+def label(trace: Trace) -> str:
+    """Return `` (recorded on …)`` for a shipped recording, for titles; else nothing."""
+    said = _origin(trace).partition(",")[0]
+    return f" ({said})" if said else ""
+
+
+def _origin(trace: Trace) -> str:
+    return next((note for note in trace.metadata.notes if note.startswith(_RECORDED)), "")
+
+
+def note_of(trace: Trace, when: str) -> str:
+    """Return the note that marks a trace as a shipped recording."""
+    names = ", ".join(str(facts.get("name")) for facts in trace.metadata.devices.values())
+    return f"{_RECORDED}{names}, {when}"

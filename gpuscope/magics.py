@@ -1,0 +1,212 @@
+"""``%%gpuscope`` and ``%gpuscope``: profile a notebook's cells, whatever library they use."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from gpuscope import analysis, figures
+from gpuscope._libcupti import arrange_nvtx
+from gpuscope.device.device import Device
+from gpuscope.errors import GpuscopeError, MissingEvidence
+from gpuscope.exporters import export
+from gpuscope.record.recorder import Recording
+from gpuscope.session import profile
+from gpuscope.trace.model import Trace
+
+LAST = "_gpuscope"
+"""The user's variable that holds the last trace, as ``_`` holds the last result."""
+
+_COMMANDS = ("start", "stop", "status")
+
+
+@magics_class
+class GpuscopeMagics(Magics):
+    """The magics of ``%load_ext gpuscope``."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._shell = shell
+        self._running: tuple[contextlib.ExitStack, Recording, argparse.Namespace] | None = None
+
+    @magic_arguments()
+    @argument("command", nargs="?", help="Without a cell: start, stop or status.")
+    @argument("-o", "--output", metavar="NAME", help="Keep the trace in this variable, too.")
+    @argument("-d", "--device", metavar="NAME", help="The variable of the device to record.")
+    @argument("--live", action="store_true", help="Show a timeline that grows meanwhile.")
+    @argument(
+        "--detail", choices=("launches", "full"), default="launches",
+        help="full: all API calls and synchronisations, too.",
+    )  # fmt: skip
+    @argument("--export", metavar="PATH", help="Write the trace there; the suffix says how.")
+    @argument("--no-display", action="store_true", help="Record only.")
+    @line_cell_magic
+    def gpuscope(self, line: str, cell: str | None = None) -> None:
+        """Profile a cell, or what runs between ``%gpuscope start`` and ``%gpuscope stop``.
+
+        Everything that the process launches on the GPU is recorded, by whatever library, and
+        on simulated devices that are open. Under the cell: timeline, overlap of streams,
+        summary. The trace is in ``_gpuscope``. If the cell fails, what it did until then is
+        kept and shown, and its error is raised.
+
+        Examples: ``%%gpuscope -o trace --export step.json`` above a cell;
+        ``%gpuscope start --live`` and later ``%gpuscope stop``. A cell that awaits at its top
+        level needs start and stop in cells of their own.
+        """
+        options = parse_argstring(GpuscopeMagics.gpuscope, line)
+        if options.output is not None and not options.output.isidentifier():
+            raise UsageError(f"-o {options.output!r} is no variable name")
+        if cell is not None:
+            if options.command is not None:
+                raise UsageError(
+                    f"above a cell there are options only, found {options.command!r}: "
+                    "%gpuscope start, stop and status stand on a line of their own"
+                )
+            self._profile(cell, options)
+        elif options.command == "start":
+            self._start(options)
+        elif options.command == "stop":
+            self._stop(_given(line, options))
+        elif options.command == "status":
+            self._status()
+        else:
+            raise UsageError(f"%gpuscope {' | '.join(_COMMANDS)}, or %%gpuscope above a cell")
+
+    def _profile(self, cell: str, options: argparse.Namespace) -> None:
+        if _awaits(self._shell, cell):
+            raise UsageError(
+                "a cell that awaits at its top level cannot run under %%gpuscope: put "
+                "%gpuscope start and %gpuscope stop into the cells before and after it"
+            )
+        with _plain_errors():
+            with self._profile_of(options) as recording, _silent(self._shell):
+                result = self._shell.run_cell(cell)
+            try:
+                self._keep(recording, options)
+            finally:
+                result.raise_error()
+
+    def _recorded(
+        self, options: argparse.Namespace
+    ) -> contextlib.AbstractContextManager[Recording]:
+        return profile(detail=options.detail, live=options.live)
+
+    def _profile_of(self, options: argparse.Namespace) -> AbstractContextManager[Recording]:
+        device = None
+        if options.device is not None:
+            device = self._shell.user_ns.get(options.device)
+            if not isinstance(device, Device):
+                raise UsageError(f"--device {options.device!r} names no device that is open here")
+        return profile(device, detail=options.detail, live=options.live)
+
+    def _start(self, options: argparse.Namespace) -> None:
+        if self._running is not None:
+            raise UsageError("a recording is on already: %gpuscope stop ends it")
+        with _plain_errors(), contextlib.ExitStack() as stack:
+            recording = stack.enter_context(self._profile_of(options))
+            self._running = stack.pop_all(), recording, options
+
+    def _stop(self, later: dict[str, Any]) -> None:
+        if self._running is None:
+            raise UsageError("no recording is on: %gpuscope start begins one")
+        stack, recording, options = self._running
+        self._running = None
+        for name, value in later.items():
+            setattr(options, name, value)
+        with _plain_errors():
+            stack.close()
+            self._keep(recording, options)
+
+    def _status(self) -> None:
+        if self._running is None:
+            last = self._shell.user_ns.get(LAST)
+            _say("no recording is on" + (f"; last: {last!r}" if isinstance(last, Trace) else ""))
+            return
+        _, recording, _ = self._running
+        _say(f"recording: {recording.snapshot()!r}")
+
+    def _keep(self, recording: Recording, options: argparse.Namespace) -> None:
+        trace = recording.trace
+        names = [LAST, *([options.output] if options.output else [])]
+        self._shell.push(dict.fromkeys(names, trace))
+        if options.export:
+            _say(f"wrote {export(trace, Path(options.export))}")
+        if not options.no_display:
+            _show(trace, with_timeline=not options.live)
+
+
+def _given(line: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that ``%gpuscope stop`` states and that still make a difference."""
+    words = shlex.split(line)
+    if options.live or options.device or any(word.startswith("--detail") for word in words):
+        raise UsageError("--live, --detail and --device belong to %gpuscope start")
+    stated = {"output": options.output, "export": options.export, "no_display": options.no_display}
+    return {name: value for name, value in stated.items() if value}
+
+
+def _awaits(shell: InteractiveShell, cell: str) -> bool:
+    """Whether a cell awaits at its top level; one that is no Python does not."""
+    try:
+        transformed = shell.transform_cell(cell)
+    except SyntaxError:
+        return False
+    return bool(shell.should_run_async(cell, transformed_cell=transformed))
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Show errors of ours by their words alone: nobody needs our stack in a notebook."""
+    try:
+        yield
+    except GpuscopeError as error:
+        raise UsageError(str(error).replace("profile(device)", "--device NAME")) from error
+
+
+@contextlib.contextmanager
+def _silent(shell: InteractiveShell) -> Iterator[None]:
+    """Leave it to the outer cell to show what the inner one raised: once."""
+    shell._showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del shell._showtraceback
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(words + "\n")
+
+
+def _show(trace: Trace, *, with_timeline: bool) -> None:
+    kinds = trace.kind_counts()
+    if not kinds.get("kernel"):
+        _say(
+            f"{trace!r}\nno kernel was recorded: a simulated device has to be open before the "
+            "recording begins, and CUDA's work needs CUPTI (gpuscope doctor says what is missing)"
+        )
+    if with_timeline:
+        display(figures.timeline(trace))
+    judges: list[Callable[[], Any]] = [
+        lambda: analysis.overlap(trace, by="stream"),
+        lambda: analysis.summary(trace),
+    ]
+    for judge in judges:
+        with contextlib.suppress(MissingEvidence):
+            display(judge())
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics, and let NVTX ranges reach recordings from now on."""
+    arrange_nvtx()
+    shell.register_magics(GpuscopeMagics)

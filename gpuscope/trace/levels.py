@@ -1,0 +1,259 @@
+"""Spans sorted by width class, and the pyramid of merged ones over them; see ``query``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+OPEN_NS = int(np.iinfo(np.int64).max)
+"""The end of a span that is still open."""
+CLASSES = 30
+_BITS = 6
+_SMALLER = 2
+"""How many times smaller a level is than what it stands for; others are not worth their memory."""
+_FEWEST_CELLS = 64
+
+
+def cell_bits(level: int) -> int:
+    """Return the binary logarithm of the ns of a cell of ``level`` (from 1 on)."""
+    return _BITS + 2 * (level - 1)
+
+
+def class_width_ns(klass: int) -> int:
+    """Return the greatest width in a class."""
+    return 1 << (_BITS + 2 * klass)
+
+
+def level_of(pixel_ns: float) -> int:
+    """Return the coarsest level whose cells are no wider than a pixel; 0 if there is none."""
+    return max(0, (int(pixel_ns).bit_length() - 1 - _BITS) // 2 + 1)
+
+
+def _classes(start: Array, end: Array) -> Array:
+    # As unsigned numbers, since an open span may be wider than int64 tells.
+    width = end.view(np.uint64) - start.view(np.uint64)
+    bits = np.frexp(np.maximum(width, 1) - 1.0)[1]
+    classes: Array = np.maximum((bits - _BITS + 1) // 2, 0).astype(np.uint8)
+    return classes
+
+
+@dataclass(frozen=True)
+class Level:
+    """Cells that are not empty, by track and place.
+
+    Attributes
+    ----------
+    base, cell
+        Where the cells are, in cells: ``base`` + ``cell``, which is int32 where that will do.
+    busy
+        Which fraction of it the union of the narrow spans covers, float32.
+    begins
+        Narrow spans that begin in it.
+    first
+        Track → position of its first cell, and the number of cells at the end.
+    """
+
+    base: int
+    cell: Array
+    busy: Array
+    begins: Array
+    first: Array
+
+
+@dataclass(frozen=True)
+class Part:
+    """Spans that were indexed together.
+
+    Attributes
+    ----------
+    tracks
+        Numbers of the tracks that have spans here, ascending; *place* is a position in it.
+    low_ns, high_ns, depth
+        Place → first start, last end, most spans at once (at least 1).
+    start, end, row
+        The spans by class, place and start.
+    first
+        Class × place, flat → position of the first of these spans, and their number at the end.
+    levels
+        Level → its cells; ``None`` where they would save too little.
+    """
+
+    tracks: Array
+    low_ns: Array
+    high_ns: Array
+    depth: Array
+    start: Array
+    end: Array
+    row: Array
+    first: Array
+    levels: tuple[Level | None, ...]
+
+    @classmethod
+    def of(cls, start: Array, end: Array, track: Array, row: Array) -> Part:
+        """Sort spans, which end no earlier than they start and have tracks from 0 on."""
+        present = np.bincount(track) > 0
+        tracks = np.flatnonzero(present)
+        small = np.min_scalar_type(len(tracks))  # 16 bits and fewer are sorted by radix
+        place = (np.cumsum(present) - 1).astype(small)[track]
+        order = np.argsort(start, kind="stable")
+        order = order[np.argsort(place[order], kind="stable")]
+        start, end, place = start[order], end[order], place[order]
+        bounds = np.searchsorted(place, np.arange(len(tracks) + 1))
+        depth = np.ones(len(tracks), np.int64)
+        high = np.zeros(len(tracks), np.int64)
+        for one in range(len(tracks)):
+            mine = slice(bounds[one], bounds[one + 1])
+            depth[one] = _depth(start[mine], end[mine])
+            high[one] = end[mine].max()
+        klass = _classes(start, end)
+        levels = _levels(start, end, place, klass, bounds, np.flatnonzero(depth > 1))
+        by_class = np.argsort(klass, kind="stable")
+        size = np.bincount(
+            klass.astype(np.int64) * len(tracks) + place, minlength=CLASSES * len(tracks)
+        )
+        return cls(
+            tracks, start[bounds[:-1]], high, depth, start[by_class], end[by_class],
+            row[order[by_class]], np.r_[0, np.cumsum(size)], levels,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays."""
+        arrays = [self.tracks, self.low_ns, self.high_ns, self.depth, self.first]
+        arrays += [self.start, self.end, self.row]
+        for level in self.levels:
+            if level is not None:
+                arrays += [level.cell, level.busy, level.begins, level.first]
+        return sum(array.nbytes for array in arrays)
+
+    def columns(self) -> tuple[Array, Array, Array, Array]:
+        """Return start, end, track and row, as :meth:`of` takes them."""
+        place = np.repeat(np.tile(np.arange(len(self.tracks)), CLASSES), np.diff(self.first))
+        return self.start, self.end, self.tracks[place], self.row
+
+    def find(self, tracks: Array) -> tuple[Array, Array]:
+        """Return positions in ``tracks`` of those that are here, and their places."""
+        place = np.searchsorted(self.tracks, tracks)
+        here = np.flatnonzero(np.r_[self.tracks, -1][place] == tracks)
+        return here, place[here]
+
+    def level_at_most(self, level: int) -> int:
+        """Return the coarsest level there is that is no coarser; 0 if there is none."""
+        level = min(level, len(self.levels) - 1)
+        while self.levels[level] is None and level:
+            level -= 1
+        return level
+
+
+def _depth(start: Array, end: Array) -> int:
+    """Return how many spans, sorted by start, are at most there at once; instants last 1 ns."""
+    end = np.maximum(end, start + 1)
+    if not np.any(start[1:] < np.maximum.accumulate(end)[:-1]):
+        return 1
+    over = np.searchsorted(np.sort(end), start, "right")
+    return int((np.arange(1, len(start) + 1) - over).max())
+
+
+def _levels(
+    start: Array, end: Array, place: Array, klass: Array, bounds: Array, overlapping: Array
+) -> tuple[Level | None, ...]:
+    """Return the levels of spans sorted by place and start."""
+    levels: list[Level | None] = [None]
+    sizes = np.bincount(klass, minlength=CLASSES)
+    extent = int(start.max()) - int(start.min()) if len(start) else 0
+    stands_for = 0
+    while extent >> cell_bits(len(levels)) >= _FEWEST_CELLS:
+        level = len(levels)
+        stands_for += int(sizes[level - 1])
+        before = levels[-1]
+        found = None
+        if before is not None and not sizes[level - 1]:
+            found = _coarser(before, stands_for // _SMALLER)
+        elif stands_for:
+            narrow = slice(None) if sizes[level:].sum() == 0 else np.flatnonzero(klass < level)
+            found = _cells(
+                start[narrow], end[narrow], place[narrow], len(bounds) - 1, overlapping, level,
+                stands_for // _SMALLER,
+            )  # fmt: skip
+        levels.append(found)
+        if found is not None:
+            stands_for = len(found.cell)
+    return tuple(levels)
+
+
+def _cells(
+    start: Array, end: Array, place: Array, places: int, overlapping: Array, level: int, most: int
+) -> Level | None:
+    """Return the cells of spans no wider than one; nothing if there are more than ``most``."""
+    bits = cell_bits(level)
+    cell = start >> bits
+    at = _group_starts(cell, place)
+    if len(at) > most:
+        return None
+    begin, until = start, end
+    if len(overlapping):  # what a span adds to the union of those before it in its track
+        begin, until = start.copy(), end.copy()
+        bounds = np.searchsorted(place, np.arange(places + 1))
+        for one in overlapping:
+            mine = slice(bounds[one] + 1, bounds[one + 1])
+            if mine.start < mine.stop:
+                reach = np.maximum.accumulate(end[mine.start - 1 : mine.stop - 1])
+                begin[mine] = np.maximum(start[mine], reach)
+                until[mine] = np.maximum(end[mine], begin[mine])
+    edge = (cell + 1) << bits
+    here = np.add.reduceat(np.maximum(np.minimum(until, edge) - begin, 0), at)
+    # A span is no wider than a cell, so the rest of it lies in the next one.
+    there = np.add.reduceat(np.maximum(until - np.maximum(begin, edge), 0), at)
+    begins = np.diff(np.r_[at, len(start)]).astype(np.int32)
+    cell, place = cell[at], place[at]
+    spilling = np.flatnonzero(there)
+    following = np.minimum(spilling + 1, len(cell) - 1)
+    has_cell = (place[following] == place[spilling]) & (cell[following] == cell[spilling] + 1)
+    here[following[has_cell]] += there[spilling[has_cell]]
+    new = spilling[~has_cell]
+    return _level(
+        np.insert(cell, new + 1, cell[new] + 1),
+        np.insert(place, new + 1, place[new]),
+        np.insert(here, new + 1, there[new]) * (1 / (1 << bits)),
+        np.insert(begins, new + 1, 0),
+        places,
+    )
+
+
+def _coarser(level: Level, most: int) -> Level | None:
+    """Return the cells four at a time; nothing if these are more than ``most``."""
+    places = len(level.first) - 1
+    place = np.repeat(np.arange(places), np.diff(level.first))
+    cell = (level.cell.astype(np.int64) + level.base) >> 2
+    at = _group_starts(cell, place)
+    if len(at) > most:
+        return None
+    return _level(
+        cell[at],
+        place[at],
+        np.add.reduceat(level.busy, at, dtype=np.float64) / 4,
+        np.add.reduceat(level.begins, at),
+        places,
+    )
+
+
+def _level(cell: Array, place: Array, busy: Array, begins: Array, places: int) -> Level:
+    first = np.searchsorted(place, np.arange(places + 1))
+    base = int(cell.min())
+    cell = cell - base
+    if int(cell.max()) < 2**31:
+        cell = cell.astype(np.int32)
+    return Level(base, cell, busy.astype(np.float32), begins.astype(np.int32), first)
+
+
+def _group_starts(cell: Array, place: Array) -> Array:
+    return np.flatnonzero(
+        np.r_[True, (cell[1:] != cell[:-1]) | (place[1:] != place[:-1])][: len(cell)]
+    )

@@ -1,0 +1,159 @@
+"""The one FigureWidget of a timeline: opening one sends 5 MB, so it is kept and updated."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.basedatatypes import Undefined
+
+OVERLAYS = {
+    "waits": "lines+markers", "links": "lines+markers", "selected": "lines",
+    "measure": "lines+text",
+}  # fmt: skip
+"""Traces that lie over the bars."""
+_SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"}
+"""Without a trace on it, Plotly leaves out the axis of the SMs; with one, there is always one."""
+_EMPTY: dict[str, Any] = {"base": [], "x": [], "y": [], "width": [], "hovertext": []}
+_SETTLED = ("type", "orientation")
+_CONFIG = {"responsive": True, "scrollZoom": True, "doubleClick": False, "displaylogo": False}
+
+Bars = Mapping[Any, tuple[Mapping[str, Any], Mapping[str, Any]]]
+
+
+class Canvas(go.FigureWidget):  # type: ignore[misc]
+    """A FigureWidget whose traces stay, so that a frame is one message.
+
+    What a browser tells comes on another thread than what is drawn: both hold one lock.
+
+    Parameters
+    ----------
+    ranged
+        Called with the range of the time axis when the plot was dragged or zoomed by itself.
+    """
+
+    def __init__(self, layout: Mapping[str, Any], ranged: Callable[[float, float], None]) -> None:
+        self._lock = threading.RLock()
+        self._ranged = ranged
+        self._is_made = False
+        self._overlays = {name: number for number, name in enumerate(OVERLAYS)}
+        self._bars: list[int] = []
+        self._slots: dict[Any, int] = {}
+        self._sent: dict[int | str, dict[str, Any]] = {}
+        super().__init__(
+            data=[{"type": "scatter", "x": [], "y": [], "name": name, "hoverinfo": "skip",
+                   "mode": mode, "showlegend": False, "textposition": "bottom center"}
+                  for name, mode in OVERLAYS.items()],
+            layout=dict(layout),
+        )  # fmt: skip
+        self._config: dict[str, Any] = {**self._config, **_CONFIG}
+        self._is_made = True
+
+    def set_state(self, sync_data: Any) -> None:
+        """Take what a browser tells: where the plot was dragged to, and what its legend hides.
+
+        The rest, such as what Plotly filled in after each frame, is of no use here; to take
+        it in, and to echo it, costs as much as the frame.
+        """
+        moved = (sync_data.get("_js2py_relayout") or {}).get("relayout_data", {})
+        if "_js2py_restyle" in sync_data:
+            with self._lock:
+                super().set_state({"_js2py_restyle": sync_data["_js2py_restyle"]})
+        ends = [moved.get(f"xaxis.range[{end}]") for end in (0, 1)]
+        low, high = moved.get("xaxis.range", ends)
+        if low is not None and high is not None:
+            with self._lock:
+                self._sent.get("layout", {}).pop("xaxis.range", None)  # the plot has another now
+            self._ranged(low, high)
+
+    def get_state(self, *args: Any, **options: Any) -> Any:
+        """Return the state for a page that opens, with all that was drawn so far."""
+        if self._is_made:
+            with self._lock:
+                self._trait_values["_widget_layout"] = copy.deepcopy(self._layout_obj._props)
+                self._trait_values["_widget_data"] = copy.deepcopy(self._data)
+        return super().get_state(*args, **options)
+
+    def draw(
+        self, bars: Bars, overlays: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]
+    ) -> None:
+        """Show a frame; only what changed is sent.
+
+        Parameters
+        ----------
+        bars
+            Class → how its bars look, and which there are. A class keeps its trace.
+        overlays
+            Properties of overlays, by name; whole ones, such as ``marker``.
+        layout
+            Properties of the layout, dots in the names.
+        """
+        with self._lock:
+            traces: dict[int, dict[str, Any]] = {}
+            if "sms" in overlays and "sms" not in self._overlays:
+                self._overlays["sms"] = len(self.data)
+                self.add_traces([go.Scatter(**_SMS)])
+            for name, number in self._overlays.items():
+                traces[number] = dict(overlays.get(name, {}))
+            missing = [one for one in bars if one not in self._slots]
+            free = [number for number in self._bars if number not in self._slots.values()]
+            more = range(len(self.data), len(self.data) + max(0, len(missing) - len(free)))
+            if more:
+                self.add_traces([go.Bar(orientation="h", **_EMPTY) for _ in more])
+                self._bars += more
+            self._slots.update(zip(missing, [*free, *more], strict=False))
+            for number in self._bars:
+                traces[number] = dict(_EMPTY)
+            for one, (look, there) in bars.items():
+                # To be told of its orientation, Plotly would choose the axes' ranges by itself.
+                how = {key: value for key, value in look.items() if key not in _SETTLED}
+                traces[self._slots[one]] = {**how, **there}
+            self._change(
+                {number: self._news(number, wanted) for number, wanted in traces.items()},
+                self._news("layout", layout),
+            )
+
+    def _news(self, of: int | str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what differs from what was sent before."""
+        before = self._sent.setdefault(of, {})
+        news = {name: value for name, value in wanted.items() if not _is_same(before, name, value)}
+        before.update(news)
+        return news
+
+    def _change(self, traces: Mapping[int, Mapping[str, Any]], layout: Mapping[str, Any]) -> None:
+        """Change the figure and tell the browser, without Plotly's own look at every value.
+
+        That takes longer than all the rest of a frame.
+        """
+        changed = [number for number, news in traces.items() if news]
+        names = dict.fromkeys(name for news in traces.values() for name in news)
+        for number in changed:
+            self._data[number].update(traces[number])
+        for path, value in layout.items():
+            *parents, name = path.split(".")
+            held = self._layout_obj._props
+            for parent in parents:
+                held = held.setdefault(parent, {})
+            held[name] = value
+        if changed or layout:
+            self._send_update_msg(
+                {name: [traces[number].get(name, Undefined) for number in changed]
+                 for name in names},
+                dict(layout), changed,
+            )  # fmt: skip
+
+    def forget(self) -> None:
+        """Let other classes have the traces: what is shown next has nothing to do with this."""
+        with self._lock:
+            self._slots.clear()
+
+
+def _is_same(before: Mapping[str, Any], name: str, value: Any) -> bool:
+    held = before.get(name, Undefined)
+    if isinstance(value, np.ndarray) or isinstance(held, np.ndarray):
+        return len(value) == 0 and held is not Undefined and len(held) == 0
+    return bool(held == value)

@@ -1,0 +1,454 @@
+"""PartitionCarver: a GPU's SMs, carved by hand."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import traitlets
+
+from gpuscope.device.carve import REMAINDER, CarvePlan, Sizes, SmLayout, named_sizes
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partitions, sm_ranges
+from gpuscope.device.select import open_device
+from gpuscope.errors import GpuscopeError, InvalidPartition
+from gpuscope.figures.style import OKABE_ITO
+from gpuscope.figures.text import clean
+from gpuscope.widgets.base import Control, script
+
+SIZES: Mapping[str, int | str] = {"small": 16, "load": "rest"}
+"""What a carver starts from."""
+_NAME_LIMIT = 60
+
+
+class PartitionCarver(Control):
+    """A GPU's SMs in the parts that its driver splits off, shared out by hand.
+
+    Drag a boundary, move it with the arrow keys, or type a count. A proposal snaps to what
+    this GPU can grant; the device is touched by Apply alone, which closes the partitions of
+    the last Apply and carves anew.
+
+    Parameters
+    ----------
+    device
+        An open device or a name for :func:`~gpuscope.open_device`; ``"auto"`` if not given.
+    sizes
+        Name → SM count, or ``"rest"`` for one of them, or a list of these, to start from; 16
+        SMs and the rest if not given, ``{}`` for a GPU that is whole.
+    lock
+        Guards the state; several widgets may share one.
+
+    Attributes
+    ----------
+    partitions
+        What Apply carved, open until the next one or :meth:`close`; ``None`` before.
+
+    Raises
+    ------
+    DeviceUnavailable
+        The device asked for is not here.
+    InvalidPartition
+        ``sizes`` is no request for partitions.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> carver = gs.PartitionCarver(gs.open_device("sim:h200", quiet=True), {"a": 64, "b": 64})
+    >>> carver.proposal
+    {'a': 64, 'b': 68}
+    >>> carver.apply()
+    >>> carver.partitions["b"].sm_count
+    68
+    >>> carver.close()
+    """
+
+    _esm = script("carver.js")
+
+    sizes = traitlets.Dict(
+        help="What was applied last: name → SM count or 'rest'. Observe it to follow Apply."
+    ).tag(sync=True)
+    rows = traitlets.List(
+        traitlets.Dict(),
+        help="The proposal, a dict a partition: id, name, color, asked, granted, sm_ids, and "
+        "name_error and count_error, which are empty if all is well.",
+    ).tag(sync=True)
+    strip = traitlets.Dict(
+        help="The SMs: total, quantum, remainder, and groups, each with sm_count, owner (a row's "
+        "id, 0 for nobody, -1 for a live partition that is not this widget's) and kind."
+    ).tag(sync=True)
+    error = traitlets.Unicode(help="Why the proposal cannot be granted; empty if it can.").tag(
+        sync=True
+    )
+    refused = traitlets.Unicode(
+        help="Why the last Apply failed; empty once something is asked for again."
+    ).tag(sync=True)
+    pending = traitlets.Bool(help="Whether the proposal differs from what was applied.").tag(
+        sync=True
+    )
+    asking = traitlets.Dict(
+        help="What the page asks for while a boundary moves or a count is typed: counts (row id → "
+        "SM count or 'rest'), settle (whether what is granted becomes what is asked), serial."
+    ).tag(sync=True)
+
+    def __init__(
+        self,
+        device: Device | str | None = None,
+        sizes: Sizes | None = None,
+        *,
+        lock: threading.RLock | None = None,
+    ) -> None:
+        super().__init__(lock=lock)
+        self._device = device
+        self.partitions: Partitions | None = None
+        self._ids = itertools.count(1)
+        self._applied: dict[int, str] = {}
+        self._renamed: dict[str, str] = {}
+        self._serial = 0
+        self.set_sizes(SIZES if sizes is None else sizes)
+        self.observe(self._asked, names="asking")
+
+    @property
+    def device(self) -> Device:
+        """The device that it carves, opened at first use."""
+        with self.lock:
+            if not isinstance(self._device, Device):
+                self._device = open_device(self._device or "auto", quiet=True)
+            return self._device
+
+    # -- what Apply does; a dashboard has other ideas -----------------------------------
+    def _target(self) -> Device:
+        """Return the device on which a carving is planned."""
+        return self.device
+
+    def _adopt(self, sizes: Mapping[str, int | str]) -> None:
+        """Carve the device as proposed."""
+        self._release()
+        if sizes:
+            self.partitions = self.device.carve(sizes)
+
+    def _release(self) -> None:
+        partitions, self.partitions = self.partitions, None
+        if partitions is not None:
+            partitions.close()
+
+    # -- for programs -------------------------------------------------------------------
+    @property
+    def is_valid(self) -> bool:
+        """Whether the proposal can be granted."""
+        return not any(self._problems())
+
+    @property
+    def proposal(self) -> dict[str, int]:
+        """Name → SM count that Apply would be granted.
+
+        Raises
+        ------
+        InvalidPartition
+            It cannot be granted; says why.
+        """
+        with self.lock:
+            self._require_valid()
+            return {row["name"]: row["granted"] for row in self.rows}
+
+    @property
+    def colors(self) -> dict[str, str]:
+        """Name of each applied partition → its colour."""
+        with self.lock:
+            kept = {row["id"]: row["color"] for row in self.rows}
+            return {name: kept[key] for key, name in self._applied.items() if key in kept}
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Former → new name of the partitions that the last Apply renamed."""
+        return dict(self._renamed)
+
+    def set_sizes(self, sizes: Sizes, *, colors: Mapping[str, str] | None = None) -> None:
+        """Start anew from ``sizes``, as if they had been applied; the device is not touched.
+
+        Counts that cannot be had show as such.
+
+        Parameters
+        ----------
+        sizes
+            As the class takes them.
+        colors
+            Name → ``"#RRGGBB"``; the others have one by their place.
+
+        Raises
+        ------
+        InvalidPartition
+            They are no request for partitions.
+        """
+        named = named_sizes(sizes) if sizes else {}
+        with self.lock:
+            rows = [self._row(name, size) for name, size in named.items()]
+            for row, color in zip(rows, itertools.cycle(OKABE_ITO), strict=False):
+                row["color"] = (colors or {}).get(row["name"], color)
+            self._applied = {row["id"]: row["name"] for row in rows}
+            self._renamed = {}
+            self.sizes = named
+            self._plan(rows, active=[row["id"] for row in rows])
+
+    def propose(self, sizes: Mapping[str, int | str]) -> None:
+        """Ask for other counts of partitions that are there, by name."""
+        with self.lock:
+            ids = {row["name"]: row["id"] for row in self.rows}
+            self._ask({ids[name]: size for name, size in sizes.items()}, settle=False)
+
+    def add(self, name: str | None = None) -> None:
+        """Add a partition of one quantum, taken from the rest, else from the largest one."""
+        with self.lock:
+            rows = [dict(row) for row in self.rows]
+            quantum = int(self.strip["quantum"])
+            added = self._row(name or self._fresh_name(), quantum)
+            used = {row["color"] for row in rows}
+            added["color"] = next((one for one in OKABE_ITO if one not in used), OKABE_ITO[0])
+            active = [added["id"]]
+            free = sum(g["sm_count"] for g in self.strip["groups"] if g["owner"] == 0)
+            resting = any(
+                row["asked"] == "rest" and (row["granted"] or 0) > quantum for row in rows
+            )
+            counted = [row for row in rows if row["asked"] != "rest" and row["granted"]]
+            if not free and not resting and counted:
+                largest = max(counted, key=lambda row: int(row["granted"]))
+                largest["asked"] = max(1, int(largest["granted"]) - quantum)
+                active.append(largest["id"])
+            self._plan([*rows, added], active=active, settle=True)
+
+    def remove(self, name: str) -> None:
+        """Take a partition out of the proposal.
+
+        Raises
+        ------
+        InvalidPartition
+            There is none of that name.
+        """
+        with self.lock:
+            for row in self.rows:
+                if row["name"] == name:
+                    self._do_remove(row["id"])
+                    return
+        raise InvalidPartition(
+            f"no partition {name!r}; there are {', '.join(row['name'] for row in self.rows)}"
+        )
+
+    def revert(self) -> None:
+        """Go back to what was applied."""
+        with self.lock:
+            self.set_sizes(self.sizes, colors=self.colors)
+
+    def apply(self) -> None:
+        """Make the proposal the carving: the partitions of the last one are closed first.
+
+        Raises
+        ------
+        InvalidPartition
+            It cannot be granted, or not any more; says why. Nothing is touched.
+        GpuscopeError
+            The driver refuses; the partitions of the last one are closed then.
+        """
+        with self.lock:
+            self._require_valid()
+            shown = self.proposal
+            self._plan([dict(row) for row in self.rows], active=[])
+            if self.proposal != shown:
+                raise InvalidPartition(
+                    "SMs were taken or given back since this was proposed: look at what would be "
+                    "granted now, and apply again"
+                )
+            rows = [dict(row) for row in self.rows]
+            sizes = {row["name"]: _size(row) for row in rows}
+            self._adopt(sizes)
+            now = {row["id"]: row["name"] for row in rows}
+            self._renamed = {
+                was: now[key]
+                for key, was in self._applied.items()
+                if key in now and now[key] != was
+            }
+            self._applied = now
+            self.sizes = sizes
+            self._plan(rows, active=[], settle=True)
+
+    def refresh(self) -> None:
+        """Plan the proposal anew: the device, or what is live on it, is another."""
+        with self.lock:
+            rows = [dict(row) for row in self.rows]
+            self._plan(rows, active=[row["id"] for row in rows])
+
+    def close(self) -> None:
+        """Close what was carved, and the widget."""
+        with self.lock:
+            self._release()
+        super().close()
+
+    def _problems(self) -> list[str]:
+        said = [
+            f"partition {clean(row['name'], _NAME_LIMIT)!r}: {row[what]}"
+            for row in self.rows
+            for what in ("name_error", "count_error")
+            if row[what]
+        ]
+        return [self.error, *said] if self.error else said
+
+    def _require_valid(self) -> None:
+        problems = self._problems()
+        if problems:
+            raise InvalidPartition("; ".join(problems))
+
+    # -- what the page sends ------------------------------------------------------------
+    def _asked(self, change: Mapping[str, Any]) -> None:
+        with self.lock:
+            said = change["new"]
+            counts = said.get("counts", {})
+            self._ask(
+                {int(key): value for key, value in counts.items()}, settle=bool(said.get("settle"))
+            )
+
+    def _ask(self, counts: Mapping[int, Any], *, settle: bool) -> None:
+        rows = [dict(row) for row in self.rows]
+        active = list(counts)
+        for row in rows:
+            if row["id"] in counts:
+                row["asked"] = counts[row["id"]]
+            elif row["asked"] == "rest" and "rest" in counts.values():
+                row["asked"] = row["granted"] or int(self.strip["quantum"])
+                active.append(row["id"])
+        self._plan(rows, active=active, settle=settle)
+
+    def _do_rename(self, id: int, name: str) -> None:  # noqa: A002 - the page's word
+        rows = [{**row, "name": name} if row["id"] == id else dict(row) for row in self.rows]
+        self._plan(rows, active=[])
+
+    def _do_color(self, id: int, color: str) -> None:  # noqa: A002 - the page's word
+        if not re.fullmatch("#[0-9A-Fa-f]{6}", str(color)):
+            return
+        self.rows = [{**row, "color": color} if row["id"] == id else row for row in self.rows]
+
+    def _do_add(self) -> None:
+        self.add()
+
+    def _do_remove(self, id: int) -> None:  # noqa: A002 - the page's word
+        self._plan([dict(row) for row in self.rows if row["id"] != id], active=[])
+
+    def _do_revert(self) -> None:
+        self.revert()
+
+    def _do_apply(self) -> None:
+        try:
+            self.apply()
+        except GpuscopeError as error:
+            self.refused = str(error)
+
+    # -- planning -----------------------------------------------------------------------
+    def _row(self, name: str, asked: int | str) -> dict[str, Any]:
+        return {
+            "id": next(self._ids), "name": name, "color": "", "asked": asked, "granted": None,
+            "sm_ids": "", "name_error": "", "count_error": "",
+        }  # fmt: skip
+
+    def _fresh_name(self) -> str:
+        names = {row["name"] for row in self.rows}
+        return next(name for name in (f"p{n}" for n in itertools.count(1)) if name not in names)
+
+    def _plan(self, rows: list[dict[str, Any]], *, active: list[int], settle: bool = False) -> None:
+        """Ask what would be granted, and show it.
+
+        What is not ``active`` keeps what it was granted, if that is possible.
+        """
+        plan, error = None, ""
+        labels = _check(rows)
+        if rows and not any(row["count_error"] for row in rows):
+            wanted = {
+                labels[row["id"]]: row["asked"]
+                if row["asked"] == "rest" or row["id"] in active
+                else row["granted"] or row["asked"]
+                for row in rows
+            }
+            try:
+                plan = self._target().plan_carve(
+                    wanted,
+                    rounding="nearest",
+                    keep=[labels[row["id"]] for row in rows if row["id"] not in active],
+                    instead_of=tuple(self.partitions.values()) if self.partitions else (),
+                )
+            except GpuscopeError as refusal:
+                error = str(refusal)
+        for row in rows:
+            if plan is not None:
+                row["granted"] = plan.granted()[labels[row["id"]]]
+                if settle and row["asked"] != "rest":
+                    row["asked"] = row["granted"]
+            row["sm_ids"] = self._sm_ids(row)
+        with self.hold_sync():
+            self.error, self.refused = error, ""
+            if plan is not None or not rows or not self.strip:
+                self.strip = self._strip(plan, rows)
+            self.rows = rows
+            proposed = {row["id"]: (row["name"], _size(row)) for row in rows}
+            self.pending = list(proposed.items()) != [
+                (key, (name, self.sizes[name])) for key, name in self._applied.items()
+            ]
+
+    def _sm_ids(self, row: Mapping[str, Any]) -> str:
+        """Return the SM ids that a probe saw behind a partition, if it was carved as it stands."""
+        live = self.partitions
+        name = self._applied.get(row["id"])
+        if (
+            live is None
+            or name is None
+            or name not in live
+            or live[name].sm_count != row["granted"]
+        ):
+            return ""
+        return sm_ranges(live[name].sm_ids)
+
+    def _strip(self, plan: CarvePlan | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        layout = plan.layout if plan is not None else self._target().layout
+        planned = plan.partitions if plan is not None else ()
+        owned = [(row["id"], one.parts) for row, one in zip(rows, planned, strict=False)]
+        used = {part for _, parts in owned for part in parts}
+        every = [*range(layout.quanta), *([REMAINDER] if layout.remainder_sm_count else [])]
+        free = set(plan.remainder_parts) if plan is not None else set(every)
+        owned.append((0, tuple(part for part in every if part in free)))
+        owned.append((-1, tuple(part for part in every if part not in used | free)))
+        return {
+            "total": layout.sm_count,
+            "quantum": layout.quantum_sm_count,
+            "remainder": layout.remainder_sm_count,
+            "groups": [
+                _group(layout, owner, part)
+                for owner, parts in owned
+                for part in sorted(parts, key=lambda part: (part == REMAINDER, part))
+            ],
+        }
+
+
+def _group(layout: SmLayout, owner: int, part: int) -> dict[str, Any]:
+    kind = "remainder" if part == REMAINDER else f"quantum {part + 1}"
+    return {"owner": owner, "sm_count": layout.sm_count_of([part]), "kind": kind}
+
+
+def _size(row: Mapping[str, Any]) -> int | str:
+    """Return what a row of the proposal amounts to."""
+    return "rest" if row["asked"] == "rest" else row["granted"]
+
+
+def _check(rows: list[dict[str, Any]]) -> dict[int, str]:
+    """Say beside each field what is wrong with it; return row id → a name that is its own."""
+    labels: dict[int, str] = {}
+    for row in rows:
+        name, asked = row["name"], row["asked"]
+        row["name_error"] = row["count_error"] = ""
+        if not isinstance(name, str) or not name.strip():
+            row["name_error"] = "a partition needs a name"
+        elif name in labels.values():
+            row["name_error"] = f"two partitions are called {clean(name, _NAME_LIMIT)!r}"
+        labels[row["id"]] = f"partition {row['id']}" if row["name_error"] else name
+        if asked != "rest" and (isinstance(asked, bool) or not isinstance(asked, int)):
+            row["count_error"] = f"a whole number or the rest, not {clean(asked, 40)!r}"
+        elif asked != "rest" and asked < 1:
+            row["count_error"] = f"at least one SM, not {asked}"
+    return labels

@@ -1,0 +1,172 @@
+"""What is known about one span, for the panel below a timeline."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import traitlets
+
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures.labels import partition_label
+from gpuscope.figures.text import clean, duration
+from gpuscope.trace.model import Trace
+
+_STATIC = Path(__file__).parent / "static"
+_RELATED = 12
+_NESTED = 8
+
+
+class Details(anywidget.AnyWidget):
+    """The panel that shows one span; empty while none is selected."""
+
+    _esm = _STATIC / "details.js"
+    _css = _STATIC / "details.css"
+
+    facts = traitlets.Dict(None, allow_none=True, read_only=True).tag(sync=True)
+    """What :func:`describe` says of the selected span; ``None`` shows nothing."""
+
+    def show(self, trace: Trace, row: int) -> None:
+        """Show a row; why it started when it did follows, as that may take a while."""
+        facts = describe(trace, row)
+        self.set_trait("facts", facts)
+        span = int(trace.spans.column("id")[row].as_py())
+        threading.Thread(
+            target=self._explain, args=(trace, span, facts), name="gpuscope-explain", daemon=True
+        ).start()
+
+    def _explain(self, trace: Trace, span: int, facts: dict[str, Any]) -> None:
+        told = why(trace, span)
+        if self.facts is facts:  # else another is shown by now
+            self.set_trait("facts", {**facts, "why": told})
+
+    def clear(self) -> None:
+        """Show nothing."""
+        self.set_trait("facts", None)
+
+
+def describe(trace: Trace, row: int) -> dict[str, Any]:
+    """Collect what a trace knows of one span, without why it started then.
+
+    Parameters
+    ----------
+    row
+        Its position in the trace.
+
+    Returns
+    -------
+    dict
+        Plain text, which is to be shown as text: ``title``, ``subtitle``; ``related``: relation,
+        label and id, as text, of its launch call, of the ranges around it and of what it waited
+        for or made wait; ``columns``: name and value of every column that says something.
+    """
+    span = trace.spans.slice(row, 1).to_pylist()[0]
+    start, end = span["start_ns"], span["end_ns"]
+    lasts = "open" if end is None else duration(end - start)
+    zero = _zero_ns(trace)
+    where = f"partition {partition_label(trace, span['partition'])}"
+    if span["intended_partition"] not in (None, span["partition"]):
+        where += f", intended for {clean(span['intended_partition'], 40)}"
+    if span["stream"] is not None:
+        where += f", stream {clean(trace.stream_name(span['stream']), 60)}"
+    on_device = span["stream"] is not None or span["partition"] is not None
+    said = [str(span["kind"]), lasts, f"starts at {duration(start - zero)}"]
+    return {
+        "title": clean(span["name"], 200),
+        "subtitle": " · ".join([*said, *([where] if on_device else [])]),
+        "why": "",
+        "related": _related(trace, span),
+        "columns": [[name, clean(_text(name, value), 2000)] for name, value in span.items()
+                    if value is not None],
+    }  # fmt: skip
+
+
+def why(trace: Trace, span: int) -> str:
+    """Say why a span started when it did, or that nothing tells."""
+    try:
+        return str(trace.explain(span))
+    except MissingEvidence as error:
+        return str(error)
+
+
+def neighbours(trace: Trace, span: int) -> list[tuple[int, int, str]]:
+    """Return the edges at a span: from and to as ids, and what kind, in the trace's order."""
+    edges = trace.edges
+    if not edges.num_rows:
+        return []
+    mine = pc.or_(pc.equal(edges.column("from"), span), pc.equal(edges.column("to"), span))
+    found = edges.filter(mine).to_pylist()
+    return [(one["from"], one["to"], one["kind"]) for one in found]
+
+
+def links(trace: Trace, span: int) -> list[tuple[int, int]]:
+    """Return which rows had to come before which, of a span and those next to it."""
+    edges = neighbours(trace, span)
+    rows = rows_of_ids(trace, [one for pair in edges for one in pair[:2]])
+    return [(rows[a], rows[b]) for a, b, _ in edges if a in rows and b in rows]
+
+
+def rows_of_ids(trace: Trace, ids: list[int]) -> dict[int, int]:
+    """Return id → position in the trace, of those that are there."""
+    rows = np.flatnonzero(
+        np.asarray(pc.is_in(trace.spans.column("id"), value_set=pa.array(ids, pa.int64())))
+    )
+    return dict(zip(trace.array("id")[rows].tolist(), rows.tolist(), strict=True))
+
+
+def _zero_ns(trace: Trace) -> int:
+    windows = trace.metadata.windows_ns
+    return int(windows[0][0]) if windows else int(trace.array("start_ns").min(initial=0))
+
+
+def _text(name: str, value: Any) -> str:
+    if name in ("start_ns", "end_ns", "queued_ns", "submitted_ns"):
+        return str(value)
+    if name.endswith("_ns"):
+        return duration(value)
+    return f"#{value:08X}" if name == "color" else str(value)
+
+
+def _related(trace: Trace, span: dict[str, Any]) -> list[list[str]]:
+    """Return relation, label and id of the spans that this one is linked to."""
+    found: list[tuple[str, int]] = []
+    around = span["parent"]
+    edges = neighbours(trace, span["id"])
+    for before, after, kind in edges:
+        if kind == "launch":
+            found.append(("launched by", before) if after == span["id"] else ("launched", after))
+        elif after == span["id"]:
+            found.append((f"follows ({kind})", before))
+        else:
+            found.append((f"comes before ({kind})", after))
+    known = _columns_of(trace, [one for _, one in found])
+    callers = [before for before, after, kind in edges if kind == "launch" and after == span["id"]]
+    if around is None and callers and callers[0] in known:
+        around = known[callers[0]]["parent"]
+    for _ in range(_NESTED):
+        parent = None if around is None else _columns_of(trace, [around]).get(around)
+        if parent is None:
+            break
+        known[around] = parent
+        found.append(("in", around))
+        around = parent["parent"]
+    related = [[relation, _label(known[one]), str(one)] for relation, one in found if one in known]
+    more = len(related) - _RELATED
+    return related[:_RELATED] + ([["and", f"{more} more", str(span["id"])]] if more > 0 else [])
+
+
+def _columns_of(trace: Trace, ids: list[int]) -> dict[int, dict[str, Any]]:
+    rows = rows_of_ids(trace, ids[: 4 * _RELATED]) if ids else {}
+    names = ["id", "kind", "name", "parent", "start_ns", "end_ns"]
+    found = trace.spans.select(names).take(list(rows.values())).to_pylist() if rows else []
+    return {one["id"]: one for one in found}
+
+
+def _label(span: dict[str, Any]) -> str:
+    lasts = "open" if span["end_ns"] is None else duration(span["end_ns"] - span["start_ns"])
+    return f"{span['kind']} {clean(span['name'], 60)}, {lasts}"

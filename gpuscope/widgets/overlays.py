@@ -1,0 +1,78 @@
+"""What lies over the bars: dependencies, what is selected, what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuscope.figures.text import duration
+from gpuscope.trace.query import OPEN_NS
+from gpuscope.widgets.shot import Drawn, Shot
+
+
+def links(drawn: Drawn) -> dict[str, Any]:
+    """Return arrows from spans to those that had to follow them."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for cause, effect in drawn.shot.links:
+        (_, end), (start, _) = _span(drawn, cause), _span(drawn, effect)
+        x += [min(end, start), start, None]
+        y += [drawn.place(cause)[0], drawn.place(effect)[0], None]
+    return {"x": x, "y": y}
+
+
+def outlines(drawn: Drawn) -> dict[str, Any]:
+    """Return rectangles around the selected span and those that it is linked to."""
+    rows = dict.fromkeys(row for link in drawn.shot.links for row in link)
+    if drawn.shot.selected is not None:
+        rows[drawn.shot.selected] = None
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for row in rows:
+        (left, right), (centre, size) = _span(drawn, row), drawn.place(row)
+        top, bottom = centre - size / 2, centre + size / 2
+        x += [left, right, right, left, left, None]
+        y += [top, top, bottom, bottom, top, None]
+    return {"x": x, "y": y}
+
+
+def ruler(shot: Shot) -> dict[str, Any]:
+    """Return a line at each point that is measured from and to, and the time between."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    text: list[str] = []
+    for mark in shot.marks:
+        x += [on_axis(shot, mark), on_axis(shot, mark), None]
+        y += [0, shot.height, None]
+        text += ["", "", ""]
+    if len(shot.marks) == 2:
+        first, last = sorted(shot.marks)
+        at = shot.height * 0.04
+        x += [on_axis(shot, first), on_axis(shot, (first + last) / 2), on_axis(shot, last)]
+        y += [at, at, at]
+        text += ["", f"<b>{duration(last - first)}</b>", ""]
+    return {"x": x, "y": y, "text": text}
+
+
+def ink(overlay: dict[str, Any], ink: str) -> None:
+    """Add an overlay's colours."""
+    # Whole properties only: one update with `marker` here and `marker.color` there loses some.
+    overlay["line"] = {"color": ink, "width": 2}
+    overlay["textfont"] = {"color": ink, "size": 14}
+    overlay["marker"] = {
+        "symbol": "arrow", "angleref": "previous", "color": ink,
+        "size": [0, 10, 0] * (len(overlay["x"]) // 3),
+    }  # fmt: skip
+
+
+def on_axis(shot: Shot, time_ns: float) -> float:
+    """Return where a time is on the axis."""
+    return (time_ns - shot.zero_ns) / 1e3
+
+
+def _span(drawn: Drawn, row: int) -> tuple[float, float]:
+    """Return where a span starts and ends on the axis, an open one at the edge of the frame."""
+    tracks, edge = drawn.shot.tracks, drawn.view.found.window_ns[1]
+    start, end = int(tracks.start_ns[row]), int(tracks.end_ns[row])
+    return on_axis(drawn.shot, start), on_axis(
+        drawn.shot, max(edge, start) if end == OPEN_NS else end
+    )

@@ -1,0 +1,303 @@
+"""What a run says: verdicts in words, the numbers behind them, what changed since the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuscope import analysis
+from gpuscope.analysis.confinement import ConfinementResult, PartitionConfinement
+from gpuscope.analysis.result import format_value
+from gpuscope.errors import GpuscopeError
+from gpuscope.figures.text import duration
+from gpuscope.trace.model import Run
+from gpuscope.widgets import html
+
+WON = 1.2
+"""A gain from here on is throughput won by running together."""
+_SAME = 0.02
+"""Changes by less than this share are no news."""
+_NONE = 0.0005
+_NO_BLOCKS = (
+    "No SM map: no thread block said on which SM it ran. On a GPU those of the kinds traced gemm "
+    "and traced copy do."
+)
+_NAMED = 3
+_MEASURES = {
+    "latency_p50_us": ("latency p50", "µs", -1),
+    "latency_p99_us": ("latency p99", "µs", -1),
+    "kernel_median_us": ("median kernel time", "µs", -1),
+    "tflop_per_s": ("throughput", "TFLOP/s", 1),
+}
+"""Column of a comparison → what it is, its unit, and whether more is better."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is kept of a run to judge it, and to compare the next one with it.
+
+    Attributes
+    ----------
+    experiment
+        The description that was run.
+    rows
+        One a workload: columns of :data:`gpuscope.analysis.compare.COLUMNS`.
+    confinement
+        Or ``None``, and ``unconfined`` says why.
+    blocks
+        Whether thread blocks were seen, so that there is a map of the SMs.
+    """
+
+    experiment: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+    confinement: ConfinementResult | None
+    unconfined: str
+    provenance: str
+    simulated: bool
+    stopped: bool
+    blocks: bool
+
+    @property
+    def background(self) -> list[str]:
+        """Workloads that ran in the background."""
+        described = self.experiment["workloads"]
+        return [name for name, facts in described.items() if facts["background"]]
+
+
+def summarise(run: Run) -> Summary:
+    """Judge the last setting of a run."""
+    setting, trace = list(run.traces.items())[-1]
+    rows = [row for row in run.comparison.to_pylist() if row["setting"] == setting]
+    confinement, why = None, "Nothing was carved, so there is no partition to stay in."
+    if trace.metadata.partitions:
+        try:
+            confinement = analysis.confinement(trace)
+        except GpuscopeError as error:
+            why = f"Confinement cannot be judged: {error}"
+    return Summary(
+        experiment=run.experiment,
+        rows=tuple(rows),
+        confinement=confinement,
+        unconfined=why,
+        provenance=trace.provenance,
+        simulated=trace.is_simulated,
+        stopped=run.stopped,
+        blocks="block" in trace.kind_counts(),
+    )
+
+
+# -- verdicts -----------------------------------------------------------------------------
+def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
+    """Return what a run says in words, as HTML; ``colors`` are the partitions'."""
+    if not now.rows:
+        return html.note("No kernel was recorded.")
+    return html.side_by_side(
+        [_confined(now, colors), _together(now), _latency(now), _throughput(now)]
+    )
+
+
+def numbers(now: Summary, before: Summary | None) -> str:
+    """Return the numbers of a run, and what changed since ``before``, as HTML."""
+    if not now.rows:
+        return ""
+    parts = [
+        html.workloads(now.rows, now.background),
+        _differences(now, before) if before is not None else "",
+        "" if now.blocks else html.note(_NO_BLOCKS),
+        html.note(now.provenance),
+    ]
+    return f'<div class="gpuscope-results" style="line-height:1.5">{"".join(parts)}</div>'
+
+
+def _confined(now: Summary, colors: Mapping[str, str]) -> str:
+    result = now.confinement
+    if result is None:
+        return html.card("Confinement", [html.text(now.unconfined)])
+    lines = [_of_partition(one, colors.get(one.partition, "")) for one in result.partitions]
+    lines += [f"<small>{html.text(note)}</small>" for note in result.notes]
+    escaped = any(one.escapes for one in result.partitions)
+    if now.simulated:
+        why = "" if escaped else "The simulated GPU confines by construction: t"
+        lines.append(
+            f"<small>{why or 'T'}his shows what to look for, and is no evidence about a "
+            "GPU.</small>"
+        )
+    verdict = "ESCAPED" if escaped else "confined"
+    return html.card(f"Confinement: {verdict}", lines, good=not escaped)
+
+
+def _of_partition(one: PartitionConfinement, color: str) -> str:
+    name = html.swatch(color) + f"<b>{html.text(one.partition, 40)}</b>"
+    if one.fraction is None:
+        return f"{name}: no work was given to it."
+    evidence = " and ".join(
+        f"{part.kind} ({part.observations:,} {part.judged_by})" for part in one.evidence
+    )
+    within = f"its {one.sm_count} SMs" if one.sm_count is not None else "it"
+    work = f"{one.kernels:,} kernels, {duration(one.time_ns)}"
+    if not one.escapes:
+        said = f"✓ {name}: all of its work ({work}) ran inside {within}."
+    else:
+        said = f"✗ {name}: {1 - one.fraction:.1%} of the time of its work ({work}) ran elsewhere: "
+        said += "; ".join(
+            f"{html.text(escape.kernel, 60)} ×{escape.kernels:,} → {html.text(escape.where, 60)}, "
+            f"{duration(escape.time_ns)}"
+            for escape in one.escapes[:_NAMED]
+        )
+        more = len(one.escapes) - _NAMED
+        said += f", and {more} more." if more > 0 else "."
+    said += f" <small>Evidence: {html.text(evidence)}.</small>"
+    return said + "".join(f" <small>{html.text(note)}.</small>" for note in one.notes)
+
+
+def _together(now: Summary) -> str:
+    facts = now.rows[0]
+    overlap, tight, gain = facts["overlap"], facts["overlap_tight"], facts["gain"]
+    lines = []
+    if overlap is None:
+        lines.append("Only one workload ran.")
+    else:
+        least = f" (at least <b>{format_value(tight)}</b>)" if tight is not None else ""
+        lines.append(
+            f"Overlap <b>{format_value(overlap)}</b>{least}: the part of the shorter busy time "
+            "in which both ran."
+        )
+    if gain is None:
+        lines.append("Gain: unknown, since no workload was timed alone.")
+    else:
+        won = "running together won throughput" if gain >= WON else (
+            "running together won no throughput; a partition can still win latency"
+        )  # fmt: skip
+        lines.append(f"Gain <b>{format_value(gain)}</b>: time alone over time together; {won}.")
+    return html.card("Together", lines)
+
+
+def _latency(now: Summary) -> str:
+    lines, few = [], False
+    for row in now.rows:
+        if row["workload"] in now.background or not row["latency_n"]:
+            continue
+        marks = [
+            f"{mark} <b>{duration(row[f'latency_{mark}_us'] * 1e3)}</b>"
+            for mark in ("p50", "p90", "p99")
+            if row[f"latency_{mark}_us"] is not None
+        ]
+        few = few or row["latency_p99_us"] is None
+        name = html.text(row["workload"], 40)
+        lines.append(f"{name}: {', '.join(marks)} (n = {row['latency_n']:,})")
+    if not lines:
+        lines.append("No timed call was recorded.")
+    lines.append("<small>From execute() until its completion was seen.</small>")
+    if few:
+        lines.append("<small>No p99: it needs 1,000 calls, so raise Repeats.</small>")
+    return html.card("Latency", lines)
+
+
+def _throughput(now: Summary) -> str:
+    lines = []
+    for row in now.rows:
+        if row["workload"] not in now.background:
+            continue
+        said = f"{html.text(row['workload'], 40)}: <b>{row['kernels']:,}</b> kernels"
+        if row["tflop_per_s"] is not None:
+            said += f", <b>{format_value(row['tflop_per_s'])} TFLOP/s</b>"
+        share = row["share_of_alone_on_whole_gpu"]
+        if share is not None:
+            said += f", {share:.1%} of its rate alone on the whole GPU"
+        lines.append(f"{said}.")
+    return html.card("Load", lines or ["Nothing ran in the background."])
+
+
+# -- since the last run -------------------------------------------------------------------
+def _differences(now: Summary, before: Summary) -> str:
+    """Return what was changed since the last run, and what that did."""
+    changed = list(_changes(before.experiment, now.experiment))
+    words = "; ".join(changed[:8]) + (f"; and {len(changed) - 8} more" if len(changed) > 8 else "")
+    lines = [f"Changed: {html.text(words)}." if changed else "The same experiment again."]
+    if before.provenance != now.provenance:
+        lines.append(f"Before: {html.text(before.provenance)}.")
+    if before.stopped or now.stopped:
+        lines.append("One of the two was stopped early.")
+    rows = [
+        f"<tr>{''.join(html.cell(one, 'left' if n < 2 else 'right') for n, one in enumerate(row))}"
+        "</tr>"
+        for row in _moved(now, before)
+    ]
+    head = "".join(
+        html.cell(one, "left" if n < 2 else "right", tag="th")
+        for n, one in enumerate(("of", "what", "before", "now", "change"))
+    )
+    return (
+        '<div class="gpuscope-differences"><b>Since the run before</b><br>'
+        f"{'<br>'.join(lines)}{html.table(head, rows)}</div>"
+    )
+
+
+def _changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Say field by field what differs between two descriptions."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*before, *now]):
+            if path or key != "settings":  # their names are made of the partitions
+                inside = f"{path}.{key}" if path else str(key)
+                yield from _changes(before.get(key), now.get(key), inside)
+    elif before != now:
+        yield f"{path}: {_told(before, now)} → {_told(now, before)}"
+
+
+def _told(value: Any, other: Any) -> str:
+    """Write a value; descriptions leave out some that say nothing, as a guard that is on."""
+    if value is None and isinstance(other, bool):
+        value = not other
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not value and isinstance(other, list):
+        return "none"
+    return "–" if value is None or isinstance(value, Mapping) else str(value)
+
+
+def _moved(now: Summary, before: Summary) -> Iterator[tuple[str, str, str, str, str]]:
+    """Say of each number what it was, what it is, and how much that is."""
+    pairs: list[tuple[str, str, float | None, float | None, int]] = []
+    former = {row["workload"]: row for row in before.rows}
+    for row in now.rows:
+        was = former.get(row["workload"])
+        if was is None:
+            continue
+        queued = row["workload"] in now.background or row["workload"] in before.background
+        for column, (what, unit, better) in _MEASURES.items():
+            if not (queued and column.startswith("latency")):
+                pairs.append(
+                    (row["workload"], f"{what} ({unit})", was[column], row[column], better)
+                )
+    if now.rows and before.rows:
+        pairs += [
+            ("all", column, before.rows[0][column], now.rows[0][column], 0)
+            for column in ("overlap", "gain")
+        ]
+    if now.confinement is not None and before.confinement is not None:
+        kept = {one.partition: one.fraction for one in before.confinement.partitions}
+        pairs += [
+            (one.partition, "confinement", kept.get(one.partition), one.fraction, 1)
+            for one in now.confinement.partitions
+        ]
+    for of, what, was_value, is_value, better in pairs:
+        if was_value is None or is_value is None:
+            continue
+        share = (is_value - was_value) / was_value if was_value else None
+        yield (
+            html.text(of, 40), html.text(what), format_value(float(was_value)),
+            format_value(float(is_value)), _judged(share, better),
+        )  # fmt: skip
+
+
+def _judged(share: float | None, better: int) -> str:
+    if share is None:
+        return "–"
+    if abs(share) < _NONE:
+        return "the same"
+    if abs(share) < _SAME:
+        return f"{share:+.1%}"
+    good = better and (share > 0) == (better > 0)
+    word = "" if not better else (" better" if good else " worse")
+    return f"{share:+.1%}{word}"

@@ -1,0 +1,262 @@
+"""What a timeline shows: rows and tracks, also those that still come, and what is marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures import style
+from gpuscope.figures.places import Places
+from gpuscope.figures.sm_blocks import Blocks, HeldIndex
+from gpuscope.figures.text import provenance_lines, provenance_of, title_suffix
+from gpuscope.figures.tracks import Tracks, busiest, default_window_ns
+from gpuscope.figures.view import LANES
+from gpuscope.trace.model import Trace
+from gpuscope.trace.query import OPEN_NS
+from gpuscope.widgets.camera import Window
+from gpuscope.widgets.shot import SM_HEIGHT, Shot
+from gpuscope.widgets.theme import DARK, LIGHT, Theme
+
+SPANS, LIVE_SPANS = 800, 2000
+"""Bars of a frame at most: when panning is to be quick, and while a recording is followed."""
+MARGIN = 0.5
+"""What is drawn on either side of the view, for panning, as a part of its width."""
+HEIGHTS = (140, 640)
+"""Least and most px of the plotting area, if nobody says."""
+_LINKS = 60
+
+Array = np.ndarray[Any, Any]
+
+
+class Scene:
+    """The state that frames are made of; whoever uses it holds a lock.
+
+    Parameters
+    ----------
+    trace
+        What to show, or, of a recording that begins, a trace with metadata alone.
+    height
+        Of the plotting area in px; ``None``: what the tracks of ``trace`` need.
+
+    Attributes
+    ----------
+    tracks
+        The rows.
+    extent_ns
+        First start and last end.
+    height
+        Of the plotting area, px.
+    has_blocks
+        Whether there are thread blocks; a recording's come when it has ended.
+    """
+
+    def __init__(self, trace: Trace, height: int | None) -> None:
+        self._pixels = 900
+        self._theme: Theme = LIGHT
+        self._hidden: tuple[str, ...] = ()
+        self._shows_sms = False
+        self.show(trace)
+        below = SM_HEIGHT if self.has_blocks else 0
+        needed = min(max(self._places.bottom + 6 + below, HEIGHTS[0]), HEIGHTS[1])
+        self.height = float(needed if height is None else height)
+
+    def show(self, trace: Trace) -> None:
+        """Show another trace."""
+        self.tracks = Tracks.of(trace)
+        self.extent_ns = self._whole(trace)
+        windows = trace.metadata.windows_ns
+        began_ns = int(windows[0][0]) if windows else self.extent_ns[0]
+        self._zero_ns = min(began_ns, self.extent_ns[0])
+        self.has_blocks = "block" in self.tracks.elsewhere()
+        self._blocks_of = trace
+        self._held: HeldIndex | None = None
+        if self._shows_sms:
+            self.show_sms(shown=True)
+        self._heading = (f"Timeline{title_suffix([trace])}", *provenance_lines({"": trace}))
+        self.selected: int | None = None
+        self._links: tuple[tuple[int, int], ...] = ()
+        self.marks: tuple[int, ...] = ()
+        self._place()
+
+    @staticmethod
+    def _whole(trace: Trace) -> Window:
+        windows = trace.metadata.windows_ns
+        if not len(trace):
+            low = int(windows[0][0]) if windows else 0
+            return low, low + 1
+        low, high = default_window_ns(trace.with_metadata(windows_ns=windows[-1:]))
+        return low, high
+
+    def first_view(self, trace: Trace) -> Window:
+        """Return what of a trace to show at first."""
+        return default_window_ns(trace) if len(trace) else self.extent_ns
+
+    def extend(self, more: Trace) -> Window:
+        """Add rows; return when they were."""
+        count = len(self.tracks)
+        self.tracks = self.tracks.extended(more.spans, more.edges, more.metadata)
+        self._heading = _live_heading(self.tracks)
+        self._place()
+        start, end = self.tracks.start_ns[count:], self.tracks.end_ns[count:]
+        if not len(start):
+            return self.extent_ns
+        low = int(start.min())
+        high = int(np.where(end == OPEN_NS, start, end).max())
+        self.extent_ns = min(low, self.extent_ns[0]), max(high, self.extent_ns[1], low + 1)
+        return low, high
+
+    # -- SMs --------------------------------------------------------------------------
+    def show_sms(self, *, shown: bool) -> None:
+        """Show the SMs below the tracks, or not; where there are no blocks, nothing changes."""
+        self._shows_sms = shown
+        if shown and self._held is None:
+            with suppress(MissingEvidence):  # none of the blocks has ended, or names its SM
+                self._held = HeldIndex(Blocks(self._blocks_of, None))
+
+    # -- tracks -----------------------------------------------------------------------
+    def hide(self, hidden: Sequence[str]) -> None:
+        """Leave out the tracks with these labels."""
+        self._hidden = tuple(hidden)
+        self._place()
+
+    @property
+    def labels(self) -> list[tuple[str, bool]]:
+        """Label of each track, in order, and whether it is shown."""
+        labels = dict.fromkeys(track.label for track in self.tracks.tracks)
+        return [(label, label not in self._hidden) for label in labels]
+
+    def _place(self) -> None:
+        wanted = [track for track in self.tracks.tracks if track.label not in self._hidden]
+        shown, self.left_out = busiest(wanted, self.tracks.busy_ns)
+        depths = self.tracks.index.depths(np.array([one.number for one in shown], np.int64))
+        lines = [int(one) for one in np.minimum(depths, LANES)]
+        before = getattr(self, "_places", None)
+        if before is None or before.tracks != tuple(shown) or before.lines != lines:
+            self._places = Places.of(shown, lines)
+        self._colours = style.partition_colours([self.tracks.names], self.tracks.partitions())
+
+    # -- rows -------------------------------------------------------------------------
+    def row(self, span: int) -> int:
+        """Return the position of the row with an id.
+
+        Raises
+        ------
+        MissingEvidence
+            There is none.
+        """
+        found = np.flatnonzero(self.tracks.ids == span)
+        if not len(found):
+            raise MissingEvidence(f"no row {span} is shown: rows are named by their id")
+        return int(found[0])
+
+    def span_ns(self, row: int) -> Window:
+        """Return start and end of a row; one that is open ends with what is known."""
+        start, end = int(self.tracks.start_ns[row]), int(self.tracks.end_ns[row])
+        return start, max(start, self.extent_ns[1]) if end == OPEN_NS else end
+
+    def named(self, text: str) -> Array:
+        """Return the rows whose name, or workload's name, contains a text, by start."""
+        if not text:
+            return np.zeros(0, np.int64)
+        wanted = text.casefold()
+        match = np.zeros(len(self.tracks), bool)
+        for column in ("name", "category"):
+            coded = self.tracks.coded[column]
+            has = [value is not None and wanted in str(value).casefold() for value in coded.values]
+            match |= np.array(has)[coded.codes]
+        rows = np.flatnonzero(match & (self.tracks.track >= 0))
+        return rows[np.argsort(self.tracks.start_ns[rows], kind="stable")]
+
+    def neighbour(self, window: Window, along: int, across: int) -> int | None:
+        """Return the row next to the selected one, along its track or on another track.
+
+        Without a selected row, the first that starts in the window.
+        """
+        track, start = self.tracks.track, self.tracks.start_ns
+        order = [one.number for one in self._places.tracks]
+        row = self.selected
+        if row is None or int(track[row]) not in order:
+            inside = np.isin(track, order) & (start >= window[0]) & (start < window[1])
+            rows = np.flatnonzero(inside)
+            return int(rows[start[rows].argmin()]) if len(rows) else None
+        if across:
+            place = order.index(int(track[row])) + across
+            if not 0 <= place < len(order):
+                return None
+            rows = np.flatnonzero(track == order[place])
+            return int(rows[np.abs(start[rows] - start[row]).argmin()])
+        same = track == track[row]
+        number = np.arange(len(track))
+        if along > 0:
+            rows = np.flatnonzero(
+                same & ((start > start[row]) | ((start == start[row]) & (number > row)))
+            )
+            return int(rows[start[rows].argmin()]) if len(rows) else None
+        rows = np.flatnonzero(
+            same & ((start < start[row]) | ((start == start[row]) & (number < row)))
+        )[::-1]  # fmt: skip
+        return int(rows[start[rows].argmax()]) if len(rows) else None
+
+    def select(self, row: int | None, links: Sequence[tuple[int, int]] = ()) -> None:
+        """Mark a row, and which rows had to come before which."""
+        self.selected = row
+        self._links = tuple(links[:_LINKS])
+
+    def window_at(self, low_us: float, high_us: float) -> Window:
+        """Return the window that the time axis has with this range."""
+        low, high = (round(edge * 1e3) + self._zero_ns for edge in (low_us, high_us))
+        return low, max(high, low + 1)
+
+    # -- the picture ------------------------------------------------------------------
+    def resize(self, pixels: int) -> bool:
+        """Take the width of the plotting area; return whether that calls for a new frame."""
+        changed = pixels > 0 and abs(pixels - self._pixels) > 0.2 * self._pixels
+        if changed:
+            self._pixels = pixels
+        return changed
+
+    def repaint(self, *, dark: bool) -> bool:
+        """Take the colour of the page; return whether it changed."""
+        before, self._theme = self._theme, DARK if dark else LIGHT
+        return before is not self._theme
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether the page is dark."""
+        return self._theme is DARK
+
+    def shot(self, window: Window, *, following: bool) -> Shot:
+        """Return all that a frame is made of."""
+        return Shot(
+            tracks=self.tracks,
+            places=self._places,
+            colours=self._colours,
+            window_ns=window,
+            margin=0.0 if following else MARGIN,
+            most=LIVE_SPANS if following else SPANS,
+            pixels=self._pixels,
+            zero_ns=self._zero_ns,
+            plot_px=self.height,
+            theme=self._theme,
+            selected=self.selected,
+            links=self._links,
+            marks=self.marks,
+            heading=self._heading,
+            held=self._held if self._shows_sms else None,
+        )
+
+
+def _live_heading(tracks: Tracks) -> tuple[str, ...]:
+    """Return title and provenance while rows still come; how uncertain they are is said later."""
+    sources = tracks.coded["source"].values[1:]
+    rows = range(len(sources))
+    told = Trace.from_columns(
+        {"id": list(rows), "kind": ["kernel" for _ in rows], "name": ["" for _ in rows],
+         "start_ns": list(rows), "source": sources},
+        metadata=tracks.names.metadata,
+    )  # fmt: skip
+    return f"Timeline, live{title_suffix([told])}", *provenance_of(told.provenance)

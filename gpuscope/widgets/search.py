@@ -1,0 +1,45 @@
+"""Going from one span to the next among those whose names match."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.widgets.camera import Window
+from gpuscope.widgets.scene import Scene
+
+
+class Search:
+    """What is searched for, and where in the matches one is.
+
+    Attributes
+    ----------
+    text
+        What names are searched for; empty: nothing.
+    rows
+        The rows that match, by start.
+    at
+        Position in ``rows``; −1 before the first step.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        self.rows = np.zeros(0, np.int64)
+        self.at = -1
+
+    def look(self, scene: Scene) -> None:
+        """Find what matches by now: more may have come."""
+        here = self.rows[self.at] if self.at >= 0 else None
+        self.rows = scene.named(self.text)
+        self.at = -1 if here is None else int(np.flatnonzero(self.rows == here)[0])
+
+    def go(self, step: int, scene: Scene, window: Window) -> int | None:
+        """Return the row that is ``step`` further; at first, the one that is next in the view."""
+        if not len(self.rows):
+            return None
+        if self.at < 0:
+            starts = scene.tracks.start_ns[self.rows]
+            self.at = int(np.searchsorted(starts, window[0])) - (step < 0)
+        else:
+            self.at += step
+        self.at %= len(self.rows)
+        return int(self.rows[self.at])

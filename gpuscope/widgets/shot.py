@@ -1,0 +1,147 @@
+"""One frame of the timeline: all that it is made of, and what the browser gets of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.figures.labels import Class, Track
+from gpuscope.figures.places import Places
+from gpuscope.figures.sm_blocks import HeldIndex
+from gpuscope.figures.tracks import Tracks
+from gpuscope.figures.view import View
+from gpuscope.trace.query import OPEN_NS
+from gpuscope.widgets.camera import Window
+from gpuscope.widgets.theme import Theme
+
+SM_HEIGHT = 200
+"""Of the SMs below the tracks in px, or half of the plot where that is less."""
+LARGEST = 1.6
+"""How much larger than usual tracks are drawn at most, to fill the plot."""
+SNAP_PX, HIT_PX = 6, 2
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Shot:
+    """All that a frame is made of; nothing in it changes any more."""
+
+    tracks: Tracks
+    places: Places
+    colours: dict[str, str]
+    window_ns: Window
+    margin: float
+    most: int
+    pixels: int
+    zero_ns: int
+    plot_px: float
+    theme: Theme
+    selected: int | None
+    links: tuple[tuple[int, int], ...]
+    marks: tuple[int, ...]
+    heading: tuple[str, ...]
+    held: HeldIndex | None
+
+    @property
+    def sms_px(self) -> float:
+        """Px of the plot for the SMs."""
+        return min(SM_HEIGHT, self.plot_px / 2) if self.held is not None else 0
+
+    @property
+    def height(self) -> float:
+        """What the vertical axis of the tracks reaches to: few are drawn larger, many smaller."""
+        return max((self.plot_px - self.sms_px) / LARGEST, self.places.bottom + 2)
+
+    def is_like(self, other: Shot) -> bool:
+        """Whether the frame would be the same."""
+        mine, others = vars(self), vars(other)
+        by_identity = ("tracks", "places", "theme", "held")
+        return all(
+            value is others[name] if name in by_identity else value == others[name]
+            for name, value in mine.items()
+        )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A frame, and where its bars are.
+
+    Attributes
+    ----------
+    bars
+        Class → how its bars look, and which there are.
+    overlays, layout
+        What changes of the canvas' overlays, and of its layout.
+    """
+
+    shot: Shot
+    view: View
+    bars: dict[Class, tuple[dict[str, Any], dict[str, Any]]]
+    overlays: dict[str, dict[str, Any]]
+    layout: dict[str, Any]
+
+    def words(self) -> str:
+        """Say how much is in view, and how much of it has a bar of its own."""
+        tracks, (low, high) = self.shot.tracks, self.shot.window_ns
+        total = int(tracks.index.counts((low, high), self.view.found.tracks).sum())
+        rows = self.view.found.rows
+        start, end = tracks.start_ns[rows], tracks.end_ns[rows]
+        single = int(np.count_nonzero((start < high) & ((end > low) | (start >= low))))
+        if single >= total:
+            return f"{total:,} spans in view"
+        return f"{total:,} spans in view, the {single:,} widest drawn one by one, others as shading"
+
+    def place(self, row: int) -> tuple[float, float]:
+        """Return the centre and height of a span, px from the top: its bar's, or its track's."""
+        shot = self.shot
+        at = np.flatnonzero(self.view.found.rows == row)
+        if len(at):
+            return shot.places.bar(self.view.place[at[0]], self.view.lanes[at[0]])
+        number = int(shot.tracks.track[row])
+        for index, track in enumerate(shot.places.tracks):
+            if track.number == number:
+                return shot.places.tops[index] + shot.places.heights[index] / 2, (
+                    shot.places.heights[index] - 6
+                )
+        return -100.0, 0.0  # its track is hidden: out of sight
+
+    def at(self, x: float, y: float) -> int | None:
+        """Return the row that is drawn at a point; 0 and 1 are the edges of the plot."""
+        shot = self.shot
+        low, high = shot.window_ns
+        time_ns, px = low + (high - low) * x, shot.height * y
+        near = HIT_PX * (high - low) / shot.pixels
+        rows = self.view.found.rows
+        start, end = shot.tracks.start_ns[rows], shot.tracks.end_ns[rows]
+        hit = np.flatnonzero((start <= time_ns + near) & (end >= time_ns - near))
+        for one in hit[::-1].tolist():  # the narrower lie above the wider
+            centre, size = shot.places.bar(self.view.place[one], self.view.lanes[one])
+            if abs(px - centre) <= size / 2 + 1:
+                return int(rows[one])
+        for index, track in enumerate(shot.places.tracks):
+            if 0 <= px - shot.places.tops[index] < shot.places.heights[index]:
+                return self._merged_at(track, time_ns, near)
+        return None
+
+    def _merged_at(self, track: Track, time_ns: float, near: float) -> int | None:
+        window = (int(time_ns - near), int(time_ns + near) + 1)
+        found = self.shot.tracks.index.query(
+            window, pixels=1, k=1, tracks=np.array([track.number])
+        )  # fmt: skip
+        return int(found.rows[0]) if len(found.rows) else None
+
+    def snapped(self, x: float) -> int:
+        """Return the time at a point, or that of a bar's edge next to it."""
+        shot = self.shot
+        low, high = shot.window_ns
+        time_ns = round(low + (high - low) * x)
+        rows = self.view.found.rows
+        edges = np.concatenate([shot.tracks.start_ns[rows], shot.tracks.end_ns[rows]])
+        edges = edges[edges != OPEN_NS]
+        if not len(edges):
+            return time_ns
+        nearest = int(edges[np.abs(edges - time_ns).argmin()])
+        is_near = abs(nearest - time_ns) * shot.pixels <= SNAP_PX * (high - low)
+        return nearest if is_near else time_ns

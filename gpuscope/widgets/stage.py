@@ -1,0 +1,220 @@
+"""A plot with its toolbar and its panel, drawn from a scene by a thread."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import ipywidgets as ipw
+import traitlets
+
+from gpuscope.figures.raster import png
+from gpuscope.figures.text import clean, duration
+from gpuscope.figures.timeline import of_view
+from gpuscope.figures.view import View
+from gpuscope.trace.model import Trace
+from gpuscope.widgets import camera
+from gpuscope.widgets.bar import Bar, act
+from gpuscope.widgets.canvas import Canvas
+from gpuscope.widgets.comms import hear_beside_cells
+from gpuscope.widgets.compose import compose, first_layout
+from gpuscope.widgets.details import Details
+from gpuscope.widgets.painter import Painter
+from gpuscope.widgets.scene import SPANS, Scene
+from gpuscope.widgets.search import Search
+from gpuscope.widgets.shot import Drawn
+
+
+class Stage(ipw.VBox):  # type: ignore[misc]
+    """What of a timeline is drawn, and when. Threads share its state: it is locked.
+
+    Parameters
+    ----------
+    trace
+        What to show.
+    height
+        Of the plotting area in px; ``None``: what the tracks of ``trace`` need.
+    """
+
+    window_ns = traitlets.Tuple(traitlets.Int(), traitlets.Int(), default_value=(0, 1))
+    """Start and end of what is in view, on the trace's clock. May be set."""
+    follow = traitlets.Bool(default_value=False)
+    """Whether the view moves with the newest spans of a recording; panning back ends it."""
+    selected = traitlets.Int(None, allow_none=True, read_only=True)
+    """The ``id`` of the selected span; :meth:`select` sets it."""
+    search = traitlets.Unicode("", read_only=True)
+    """What names are searched for; :meth:`find` sets it."""
+    matches = traitlets.Int(0, read_only=True)
+    """How many spans match the search, by their name or their workload's."""
+    hidden = traitlets.Tuple(default_value=())
+    """Labels of the tracks that are not shown. May be set."""
+    sms = traitlets.Bool(default_value=False)
+    """Whether the SMs are shown below the tracks, where the trace has thread blocks. May be
+    set."""
+    measured_ns = traitlets.Int(None, allow_none=True, read_only=True)
+    """Time between the two points that were measured last."""
+
+    def __init__(self, trace: Trace, height: int | None, **options: Any) -> None:
+        self._lock = threading.RLock()
+        self._painter = Painter(self._draw, failed=self._failed)
+        self._scene = Scene(trace, height)
+        self._search = Search()
+        self._drawn: Drawn | None = None
+        self._is_live = self._is_measuring = self._is_held = self._is_stale = False
+        layout = first_layout(self._scene.shot((0, 1), following=False), self._scene.height)
+        self.figure = Canvas(layout, self._ranged)
+        self._bar = Bar(self._told, height=layout["height"])
+        self._details = Details()
+        self._details.on_msg(lambda _widget, content, _buffers: self._told(content))
+        for heard in (self._bar, self.figure, self._details):
+            hear_beside_cells(heard)
+        super().__init__([self._bar, self.figure, self._details], **options)
+        self.add_class("gpuscope-timeline")
+        self.observe(self._changed, ["window_ns", "hidden", "sms"])
+        self.observe(self._followed, "follow")
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        bundle = super()._repr_mimebundle_(**options)
+        facts = bundle[0] if isinstance(bundle, tuple) else bundle
+        if facts:
+            # For pages that run no JavaScript, such as a notebook made into HTML.
+            facts["image/png"] = base64.b64encode(self._still()).decode()
+        return bundle
+
+    def _still(self) -> bytes:
+        """Return what is in view as a PNG."""
+        with self._lock:
+            tracks, window, trace = self._scene.tracks, self.window_ns, self._whole()
+        return png(of_view(View.of(tracks, window, max_spans=SPANS), trace))
+
+    def _whole(self) -> Trace:
+        """Return all that is shown as a trace."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End its threads and take it away."""
+        self._painter.close()
+        for child in self.children:
+            child.close()
+        super().close()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was asked for is drawn; returns whether it is."""
+        return self._painter.wait(timeout_s)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a browser shows it."""
+        return self._painter.is_seen
+
+    # -- what the browser tells -------------------------------------------------------
+    def _told(self, message: Mapping[str, Any]) -> None:
+        try:
+            act(self, message)
+        except Exception as error:  # noqa: BLE001 - nobody stands behind a message
+            self._failed(error)
+
+    def _hold(self, *, on: bool) -> None:
+        """Stand still while the plot is being dragged: a frame would take it out of the hand."""
+        self._is_held = on
+
+    def _sized(self, pixels: int) -> None:
+        if self._scene.resize(pixels):
+            self._painter.ask()
+
+    def _themed(self, *, dark: bool) -> None:
+        if self._scene.repaint(dark=dark):
+            self._painter.ask()
+
+    def _ranged(self, low_us: float, high_us: float) -> None:
+        """Take a range of the plot's own, to which it was dragged or zoomed."""
+        with self._lock:
+            window = self._scene.window_at(low_us, high_us)
+            inside = camera.clamped(window, self._scene.extent_ns)
+            if inside[1] < self.window_ns[1]:
+                self.follow = False
+            self._is_stale |= inside != window  # the plot shows what is not to be seen
+            self.window_ns = inside
+        if inside != window:
+            self._painter.ask()
+
+    # -- drawing ----------------------------------------------------------------------
+    @traitlets.validate("window_ns")
+    def _window_is_there(self, proposal: Any) -> Any:
+        low, high = proposal["value"]
+        if low >= high:
+            raise traitlets.TraitError(
+                f"the window ends at {high} ns, not after its start at {low} ns"
+            )
+        return proposal["value"]
+
+    def _changed(self, change: Any) -> None:
+        with self._lock:
+            if change["name"] == "hidden":
+                self._scene.hide(change["new"])
+            elif change["name"] == "sms":
+                self._scene.show_sms(shown=change["new"])
+        self._painter.ask()
+
+    def _followed(self, change: Any) -> None:
+        if change["new"]:
+            with self._lock:
+                self._to_head()
+        self._painter.ask()
+
+    def _to_head(self) -> None:
+        """Move the view to the newest spans."""
+        low, high = self.window_ns
+        head = self._scene.extent_ns[1]
+        self.window_ns = (head - (high - low), head)
+
+    def _failed(self, error: Exception) -> None:
+        self._show_state(problem=f"{type(error).__name__}: {error}")
+
+    def _draw(self) -> int | None:
+        with self._lock:
+            shot = self._scene.shot(self.window_ns, following=self.follow)
+            before, is_stale = self._drawn, self._is_stale
+            self._is_stale = False
+        if before is not None and not is_stale and shot.is_like(before.shot):
+            self._show_state()
+            return None
+        drawn = compose(shot, before)
+        with self._lock:
+            self._drawn = drawn
+        self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
+        self._show_state()
+        self._bar.frame += 1
+        return self._bar.frame
+
+    def _show_state(self, problem: str = "") -> None:
+        with self._lock:
+            self._bar.state = {
+                "live": self._is_live,
+                "follow": self.follow,
+                "measuring": self._is_measuring,
+                "sms": self.sms if self._scene.has_blocks else None,
+                "tracks": self._scene.labels,
+                "search": self.search,
+                "matches": self.matches,
+                "match": self._search.at + 1,
+                "status": problem or self._status(),
+                "problem": bool(problem),
+                "dark": self._scene.is_dark,
+            }
+
+    def _status(self) -> str:
+        """Say what is in view, for eyes and for screen readers."""
+        said = []
+        if self._is_measuring:
+            said.append(f"click the {'second' if self._scene.marks else 'first'} point to measure")
+        if self.measured_ns is not None:
+            said.append(f"{duration(self.measured_ns)} between the two points")
+        facts = self._details.facts
+        if facts is not None:
+            said.append(f"selected: {clean(facts['title'], 60)}, {facts['subtitle']}")
+        if self._drawn is not None:
+            said.append(self._drawn.words())
+        return "; ".join(said)

@@ -1,0 +1,272 @@
+function render({ model, el }) {
+  const home = root(model, el, "gpuscope-carver", "Partitions: the GPU's SMs shared out");
+  const names = h("div", { class: "gs-names", "aria-hidden": "true" });
+  const cells = h("div", { class: "gs-cells", role: "img" });
+  const handles = h("div", { class: "gs-handles" });
+  const bubble = h("div", { class: "gs-bubble", hidden: true, "aria-hidden": "true" });
+  const strip = h("div", { class: "gs-strip" }, cells, handles, bubble);
+  const facts = h("p", { class: "gs-facts" });
+  const list = h("ul", { class: "gs-rows" });
+  const act = (action) => () => model.send({ action });
+  const add = h("button", { type: "button", onclick: act("add") }, "Add partition");
+  const apply = h("button", { type: "button", class: "gs-primary", onclick: act("apply") }, "Apply");
+  const revert = h("button", { type: "button", onclick: act("revert") }, "Revert");
+  const state = h("span", { class: "gs-state", role: "status" });
+  const error = h("p", { class: "gs-error", role: "alert", hidden: true });
+  home.append(
+    names, strip, facts, list, h("div", { class: "gs-buttons" }, add, apply, revert, state), error,
+  );
+
+  const kept = { rows: new Map(), handles: new Map(), segments: new Map() };
+  const rows = () => model.get("rows");
+  const rowOf = (id) => rows().find((row) => row.id === id);
+  let drag = null;
+
+  function ask(counts, settle) {
+    const serial = (model.get("asking").serial ?? 0) + 1;
+    model.set("asking", { counts, settle, serial });
+    model.save_changes();
+  }
+
+  // Owners from left to right, each with what it holds.
+  function segments() {
+    const found = [];
+    for (const group of model.get("strip").groups ?? []) {
+      const last = found.at(-1);
+      if (last && last.owner === group.owner) last.sm_count += group.sm_count;
+      else found.push({ owner: group.owner, sm_count: group.sm_count });
+    }
+    return found;
+  }
+
+  function title(owner) {
+    if (owner === 0) return "no partition";
+    return owner < 0 ? "held by live partitions" : rowOf(owner)?.name ?? "";
+  }
+
+  const counted = (owner) => owner > 0 && rowOf(owner)?.asked !== "rest";
+
+  // Boundaries that can be moved: where a counted partition is on at least one side.
+  function boundaries() {
+    const found = [];
+    let at = 0;
+    const all = segments();
+    const end = all.findLastIndex((one) => one.owner > 0);
+    // A last partition that has everything left can be made smaller again.
+    if (end >= 0 && all[end + 1]?.owner !== 0) all.splice(end + 1, 0, { owner: 0, sm_count: 0 });
+    all.forEach((left, index) => {
+      at += left.sm_count;
+      const right = all[index + 1];
+      if (!right || left.owner < 0 || right.owner < 0) return;
+      if (!counted(left.owner) && !counted(right.owner)) return;
+      found.push({ left, right, at, start: at - left.sm_count, key: `${left.owner}|${right.owner}` });
+    });
+    return found;
+  }
+
+  // Ask for a boundary that leaves `count` SMs on its left, of those that both sides have now.
+  function move(one, count, settle) {
+    const both = one.left.sm_count + one.right.sm_count;
+    const most = one.right.owner === 0 ? both : both - 1;
+    const left = Math.max(1, Math.min(most, Math.round(count)));
+    const counts = {};
+    if (counted(one.left.owner)) counts[one.left.owner] = left;
+    if (counted(one.right.owner)) counts[one.right.owner] = Math.max(1, both - left);
+    ask(counts, settle);
+    return left;
+  }
+
+  function words(one) {
+    const side = (part) => `${title(part.owner)} ${part.sm_count} SMs`;
+    return `${side(one.left)}, ${side(one.right)}`;
+  }
+
+  const of = (key) => boundaries().find((one) => one.key === key);
+
+  function press(key, event) {
+    const one = of(key);
+    if (!one || model.get("disabled")) return;
+    const { quantum } = model.get("strip");
+    const now = one.left.sm_count;
+    const both = now + one.right.sm_count;
+    const wanted = {
+      ArrowRight: now + quantum, ArrowUp: now + quantum, ArrowLeft: now - quantum,
+      ArrowDown: now - quantum, PageUp: now + 4 * quantum, PageDown: now - 4 * quantum,
+      Home: 1, End: both,
+    }[event.key];
+    if (wanted === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    move(one, wanted, true);
+  }
+
+  function grab(key, event) {
+    const one = of(key);
+    if (!one || model.get("disabled") || event.button !== 0) return;
+    event.preventDefault();
+    event.target.focus();
+    event.target.setPointerCapture(event.pointerId);
+    drag = { key, one, left: one.left.sm_count };
+  }
+
+  function follow(event) {
+    if (!drag) return;
+    const box = strip.getBoundingClientRect();
+    const { total } = model.get("strip");
+    const at = ((event.clientX - box.left) / box.width) * total;
+    drag.left = move(drag.one, at - drag.one.start, false);
+    paint();
+  }
+
+  function letGo() {
+    if (!drag) return;
+    const { one, left } = drag;
+    drag = null;
+    move(one, left, true);
+    paint();
+  }
+
+  function handle(key) {
+    return h("div", {
+      class: "gs-handle", role: "slider", tabindex: "0", "aria-orientation": "horizontal",
+      onkeydown: (event) => press(key, event), onpointerdown: (event) => grab(key, event),
+      onpointermove: follow, onpointerup: letGo, onpointercancel: letGo,
+    });
+  }
+
+  function paintStrip() {
+    const { groups = [], total = 1, quantum, remainder } = model.get("strip");
+    const color = (owner) => (owner > 0 ? rowOf(owner)?.color : null);
+    cells.replaceChildren(...groups.map((group) => {
+      const kind = group.kind === "remainder" ? " gs-remainder" : "";
+      const node = h("div", {
+        class: `gs-group${kind}${group.owner === 0 ? " gs-free" : ""}${group.owner < 0 ? " gs-held" : ""}`,
+        title: `${group.kind}, ${group.sm_count} SMs: ${title(group.owner)}`,
+      });
+      node.style.flexGrow = group.sm_count;
+      node.style.setProperty("--sms", group.sm_count);
+      if (color(group.owner)) node.style.backgroundColor = color(group.owner);
+      return node;
+    }));
+    const all = segments();
+    keyed(names, kept.segments, all.map((one) => one.owner), () => h("div"));
+    for (const one of all) {
+      const node = kept.segments.get(one.owner);
+      node.style.flexGrow = one.sm_count;
+      put(node, "textContent", `${title(one.owner)} ${one.sm_count}`);
+      put(node, "title", `${title(one.owner)}: ${one.sm_count} SMs`);
+    }
+    put(cells, "aria-label", `${total} SMs: ` + all
+      .map((one) => `${title(one.owner)} ${one.sm_count}`).join(", "));
+    const apart = remainder ? `, and keeps a remainder of ${remainder} apart (double line)` : "";
+    put(facts, "textContent", quantum
+      ? `${total} SMs. The driver splits them into quanta of ${quantum}${apart}. ` +
+        "Drag a boundary, or focus it and press the arrow keys."
+      : "");
+    const found = boundaries();
+    // What is being dragged keeps its handle, whatever the answers do to its sides.
+    if (drag && !found.some((one) => one.key === drag.key)) found.push(drag.one);
+    keyed(handles, kept.handles, found.map((one) => one.key), handle);
+    for (const one of found) {
+      const node = kept.handles.get(one.key);
+      const dragged = drag?.key === one.key;
+      const at = dragged ? drag.one.start + drag.left : one.at;
+      node.style.left = `${(100 * at) / total}%`;
+      put(node, "aria-label", `Boundary between ${title(one.left.owner)} and ${title(one.right.owner)}`);
+      put(node, "aria-valuemin", 0);
+      put(node, "aria-valuemax", one.left.sm_count + one.right.sm_count);
+      put(node, "aria-valuenow", one.left.sm_count);
+      put(node, "aria-valuetext", words(one));
+      put(node, "aria-disabled", model.get("disabled") ? "true" : null);
+      if (dragged) {
+        bubble.style.left = node.style.left;
+        const side = counted(one.left.owner) ? one.left : one.right;
+        const both = drag.one.left.sm_count + drag.one.right.sm_count;
+        const asked = side === one.left ? drag.left : both - drag.left;
+        put(bubble, "textContent",
+          `${title(side.owner)}: ${asked} asked, ${side.sm_count} granted`);
+      }
+    }
+    put(bubble, "hidden", !drag);
+  }
+
+  function row(id) {
+    const node = h("li", { class: "gs-row" });
+    const own = { name: freshId(), count: freshId() };
+    const parts = {
+      color: h("input", {
+        type: "color", onchange: (event) => model.send({ action: "color", id, color: event.target.value }),
+      }),
+      name: commits(
+        h("input", { type: "text", class: "gs-name", spellcheck: "false" }),
+        (name) => model.send({ action: "rename", id, name }),
+      ),
+      nameError: h("span", { class: "gs-fault", id: own.name, hidden: true }),
+      count: commits(
+        h("input", { type: "text", inputmode: "numeric", class: "gs-count" }),
+        (text) => ask({ [id]: /^\s*-?\d{1,15}\s*$/.test(text) ? Number(text) : text.trim() }, false),
+      ),
+      countError: h("span", { class: "gs-fault", id: own.count, hidden: true }),
+      rest: h("input", {
+        type: "checkbox",
+        onchange: (event) => ask({ [id]: event.target.checked ? "rest" : rowOf(id).granted }, true),
+      }),
+      granted: h("output", { class: "gs-granted" }),
+      remove: h("button", {
+        type: "button", class: "gs-quiet", onclick: () => model.send({ action: "remove", id }),
+      }, "Remove"),
+    };
+    node.append(
+      labelled("Colour", parts.color),
+      labelled("Partition", parts.name, parts.nameError),
+      labelled("SMs", parts.count, parts.countError),
+      h("label", { class: "gs-check" }, parts.rest, "takes the rest"),
+      parts.remove, parts.granted,
+    );
+    node.parts = parts;
+    return node;
+  }
+
+  function paintRows() {
+    const off = model.get("disabled");
+    keyed(list, kept.rows, rows().map((one) => one.id), row);
+    for (const one of rows()) {
+      const { parts } = kept.rows.get(one.id);
+      const rest = one.asked === "rest";
+      show(parts.color, one.color);
+      show(parts.name, one.name);
+      show(parts.count, rest ? String(one.granted ?? "") : String(one.asked));
+      put(parts.rest, "checked", rest);
+      fault(parts.name, parts.nameError, one.name_error);
+      fault(parts.count, parts.countError, one.count_error);
+      const asked = rest ? "the rest" : one.asked;
+      const granted = one.granted === null ? "" : `${asked} asked, ${one.granted} granted`;
+      put(parts.granted, "textContent", one.sm_ids ? `${granted}; SM ids ${one.sm_ids}` : granted);
+      put(parts.remove, "aria-label", `Remove partition ${one.name}`);
+      for (const input of [parts.color, parts.name, parts.rest, parts.remove]) put(input, "disabled", off);
+      put(parts.count, "disabled", off || rest);
+    }
+  }
+
+  function paint() {
+    paintStrip();
+    paintRows();
+    const off = model.get("disabled");
+    const wrong = model.get("error") || rows().some((one) => one.name_error || one.count_error);
+    const said = model.get("error") || model.get("refused");
+    put(error, "textContent", said);
+    put(error, "hidden", !said);
+    put(add, "disabled", off);
+    put(apply, "disabled", off || Boolean(wrong) || !model.get("pending"));
+    put(revert, "disabled", off || !model.get("pending"));
+    const applied = model.get("pending") ? "Not applied yet." : "Applied.";
+    put(state, "textContent", wrong ? "" : applied);
+  }
+
+  const heard = ["rows", "strip", "error", "refused", "pending", "disabled"];
+  for (const name of heard) model.on(`change:${name}`, paint);
+  paint();
+  return () => { for (const name of heard) model.off(`change:${name}`, paint); };
+}
+
+export default { render };

@@ -1,0 +1,94 @@
+// What every widget's script begins with.
+
+const AS_PROPERTY = new Set(["value", "checked", "disabled", "textContent", "hidden", "open"]);
+
+// Give an element an attribute or property; null takes it away.
+function put(node, name, value) {
+  if (AS_PROPERTY.has(name)) {
+    if (node[name] !== value) node[name] = value;
+  } else if (value === null || value === undefined) {
+    node.removeAttribute(name);
+  } else if (node.getAttribute(name) !== String(value)) {
+    node.setAttribute(name, value);
+  }
+}
+
+const FOCUSABLE = new Set(["button", "input", "select", "textarea", "summary"]);
+
+// Make an element; "onclick" and the like are listeners. A notebook takes keys, such as the
+// arrows, for itself, unless the very element that has the focus says otherwise.
+function h(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  if (FOCUSABLE.has(tag) || "tabindex" in attributes) put(node, "data-lm-suppress-shortcuts", "true");
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else put(node, name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+// Keep one child for each key, in order. What stays is not touched, so it keeps the focus.
+function keyed(parent, kept, keys, make) {
+  for (const [key, node] of [...kept]) {
+    if (!keys.includes(key)) {
+      node.remove();
+      kept.delete(key);
+    }
+  }
+  keys.forEach((key, index) => {
+    if (!kept.has(key)) kept.set(key, make(key));
+    const node = kept.get(key);
+    if (parent.children[index] !== node) parent.insertBefore(node, parent.children[index] ?? null);
+  });
+}
+
+// A field's value follows the model, but not under the hands of whoever is typing.
+function show(input, value) {
+  const typing = input === input.getRootNode().activeElement && input.dataset.typing === "yes";
+  if (!typing) put(input, "value", value);
+}
+
+// Mark a field as being typed in until it is left or Enter is pressed; then commit what changed.
+function commits(input, commit) {
+  input.addEventListener("input", () => { input.dataset.typing = "yes"; });
+  const done = () => {
+    if (input.dataset.typing !== "yes") return;
+    input.dataset.typing = "";
+    commit(input.value);
+  };
+  input.addEventListener("change", done);
+  input.addEventListener("keydown", (event) => { if (event.key === "Enter") done(); });
+  return input;
+}
+
+let numbers = 0;
+function freshId() {
+  numbers += 1;
+  return `gpuscope-${Date.now().toString(36)}-${numbers}`;
+}
+
+// A field under its label, with room for an error: whatever stands there, the name stays the label.
+function labelled(words, input, ...below) {
+  input.id ||= freshId();
+  return h("div", { class: "gs-field" }, h("label", { for: input.id }, words), input, ...below);
+}
+
+// An error under a field, and the field told of it.
+function fault(input, place, words) {
+  put(place, "textContent", words);
+  put(place, "hidden", !words);
+  put(input, "aria-invalid", words ? "true" : null);
+  put(input, "aria-describedby", words ? place.id : null);
+}
+
+// The outermost element.
+function root(model, el, className, label) {
+  const heading = model.get("heading");
+  const node = h("section", {
+    class: `gpuscope-control ${className}`, "aria-label": heading || label,
+  });
+  if (heading) node.append(h("h3", {}, heading));
+  el.append(node);
+  return node;
+}

@@ -1,0 +1,137 @@
+function render({ model, el }) {
+  const noun = model.get("noun");
+  const home = root(model, el, "gpuscope-table", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
+  const list = h("ul", { class: "gs-rows" });
+  const add = h(
+    "button", { type: "button", onclick: () => model.send({ action: "add" }) }, `Add ${noun}`,
+  );
+  const error = h("p", { class: "gs-error", role: "alert", hidden: true });
+  home.append(list, error, h("div", { class: "gs-buttons" }, add));
+  const kept = new Map();
+  const rowOf = (id) => model.get("rows").find((row) => row.id === id);
+  const edit = (id, field, value) => model.send({ action: "edit", id, field, value });
+
+  // What looks like a number is one; anything else goes as it is, to be refused with a reason.
+  function typed(text) {
+    const bare = text.trim();
+    const number = Number(bare);
+    return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(bare) && Math.abs(number) <= 2 ** 53
+      ? number : bare;
+  }
+
+  const makers = {
+    text: (id, { name }) => commits(
+      h("input", { type: "text", spellcheck: "false", class: `gs-text gs-${name}` }),
+      (text) => edit(id, name, text),
+    ),
+    number: (id, { name }) => commits(
+      h("input", { type: "text", inputmode: "decimal", class: "gs-number" }),
+      (text) => edit(id, name, typed(text)),
+    ),
+    choice: (id, { name }) => h("select", {
+      onchange: (event) => edit(id, name, JSON.parse(event.target.value)),
+    }),
+    flag: (id, { name }) => h("input", {
+      type: "checkbox", onchange: (event) => edit(id, name, event.target.checked),
+    }),
+    several: () => h("span", { class: "gs-several" }),
+  };
+
+  // A select whose value is not among its options still shows it.
+  function fillChoice(select, options, value) {
+    const all = options.map(([key, label]) => [JSON.stringify(key), label]);
+    const now = JSON.stringify(value);
+    if (!all.some(([key]) => key === now)) all.push([now, `${value} (not there)`]);
+    const same = all.length === select.options.length
+      && all.every(([key, label], i) => select.options[i].value === key && select.options[i].text === label);
+    if (!same) select.replaceChildren(...all.map(([key, label]) => h("option", { value: key }, label)));
+    put(select, "value", now);
+  }
+
+  function fillSeveral(place, id, field, options, value, off) {
+    const gone = value.filter((one) => !options.some(([key]) => key === one));
+    const all = [...options, ...gone.map((one) => [one, `${one} (not there)`])];
+    place.boxes ??= new Map();
+    keyed(place, place.boxes, all.map(([key]) => key), (key) => {
+      const box = h("input", { type: "checkbox" });
+      box.addEventListener("change", () => {
+        const now = rowOf(id).values[field].filter((one) => one !== key);
+        edit(id, field, box.checked ? [...now, key] : now);
+      });
+      const label = h("label", {}, box, h("span"));
+      label.box = box;
+      return label;
+    });
+    for (const [key, words] of all) {
+      const label = place.boxes.get(key);
+      put(label.box, "checked", value.includes(key));
+      put(label.box, "disabled", off);
+      put(label.lastChild, "textContent", words);
+    }
+    if (!all.length) put(place, "textContent", "nothing else");
+    else for (const node of [...place.childNodes]) if (node.nodeType === Node.TEXT_NODE) node.remove();
+  }
+
+  function cell(id, field) {
+    const fault = h("span", { class: "gs-fault", id: freshId(), hidden: true });
+    const input = makers[field.type](id, field);
+    if (field.hint) put(input, "title", field.hint);
+    const node = field.type === "several"
+      ? h("fieldset", { class: "gs-field gs-group-of" }, h("legend", {}, field.label), input, fault)
+      : labelled(field.label, input, fault);
+    if (field.hint && field.type === "several") put(node, "title", field.hint);
+    node.parts = { input, fault };
+    return node;
+  }
+
+  function row(id) {
+    const legend = h("legend", { class: "gs-unseen" });
+    const remove = h("button", {
+      type: "button", class: "gs-quiet", onclick: () => model.send({ action: "remove", id }),
+    }, "Remove");
+    const cells = new Map(model.get("fields").map((field) => [field.name, cell(id, field)]));
+    const whole = h("span", { class: "gs-fault gs-whole", role: "alert", hidden: true });
+    const group = h("fieldset", { class: "gs-group-of gs-fields" }, legend, ...cells.values(), remove);
+    const node = h("li", { class: "gs-row" }, group, whole);
+    node.parts = { cells, legend, remove, whole };
+    return node;
+  }
+
+  function paint() {
+    const off = model.get("disabled");
+    const rows = model.get("rows");
+    keyed(list, kept, rows.map((one) => one.id), row);
+    for (const one of rows) {
+      const { cells, legend, remove, whole } = kept.get(one.id).parts;
+      put(legend, "textContent", `${noun} ${one.values.name}`);
+      put(remove, "aria-label", `Remove ${noun} ${one.values.name}`);
+      put(remove, "disabled", off);
+      put(whole, "textContent", one.problems[""] ?? "");
+      put(whole, "hidden", !one.problems[""]);
+      for (const field of model.get("fields")) {
+        const { input, fault: place } = cells.get(field.name).parts;
+        const value = one.values[field.name];
+        const shown = Object.entries(field.when)
+          .every(([other, values]) => values.includes(one.values[other]));
+        put(cells.get(field.name), "hidden", !shown);
+        const options = one.options[field.name] ?? field.options;
+        if (field.type === "choice") fillChoice(input, options, value);
+        else if (field.type === "flag") put(input, "checked", Boolean(value));
+        else if (field.type === "several") fillSeveral(input, one.id, field.name, options, value, off);
+        else show(input, String(value));
+        if (field.type !== "several") put(input, "disabled", off);
+        fault(input, place, one.problems[field.name] ?? "");
+      }
+    }
+    put(error, "textContent", model.get("error"));
+    put(error, "hidden", !model.get("error"));
+    put(add, "disabled", off);
+  }
+
+  const heard = ["rows", "fields", "error", "disabled"];
+  for (const name of heard) model.on(`change:${name}`, paint);
+  paint();
+  return () => { for (const name of heard) model.off(`change:${name}`, paint); };
+}
+
+export default { render };

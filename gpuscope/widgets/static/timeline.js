@@ -1,0 +1,278 @@
+// The timeline's toolbar, and what it does for the plot beside it: keys, clicks, its size,
+// the page's theme, and word of what was painted.
+
+const KEYS = {
+  w: { do: "zoom", by: 0.5 },
+  s: { do: "zoom", by: 2 },
+  a: { do: "pan", by: -0.25 },
+  d: { do: "pan", by: 0.25 },
+  f: { do: "fit" },
+  n: { do: "next" },
+  N: { do: "previous" },
+  m: { do: "measure" },
+  Escape: { do: "clear" },
+  ArrowLeft: { do: "step", along: -1, across: 0 },
+  ArrowRight: { do: "step", along: 1, across: 0 },
+  ArrowUp: { do: "step", along: 0, across: -1 },
+  ArrowDown: { do: "step", along: 0, across: 1 },
+};
+const HELP =
+  "Timeline. W and S zoom, A and D pan, F shows everything, slash searches names, " +
+  "N and Shift N go to the next and previous match, arrow keys go from span to span, " +
+  "M measures between two clicks, Escape clears.";
+const DRAG_PX = 4;
+const PLOT = ".js-plotly-plot";
+const AREA = ".nsewdrag"; // Plotly's name for the area between the axes
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name in element) element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+function isDark(element) {
+  for (let at = element; at; at = at.parentElement) {
+    const [red, green, blue, alpha] = getComputedStyle(at)
+      .backgroundColor.match(/[\d.]+/g)
+      .map(Number);
+    if (alpha !== 0) return 0.299 * red + 0.587 * green + 0.114 * blue < 128;
+  }
+  return false;
+}
+
+// -- the toolbar ---------------------------------------------------------------------------
+function toolbar(model, el) {
+  const send = (message) => model.send(message);
+  const button = (words, label, message, keys = "") => {
+    const made = make("button", { type: "button", title: keys ? `${label} (${keys})` : label }, words);
+    made.setAttribute("aria-label", label);
+    if (keys) made.setAttribute("aria-keyshortcuts", keys);
+    made.addEventListener("click", () => send(typeof message === "function" ? message() : message));
+    return made;
+  };
+  const group = (label, ...children) => make("div", { role: "group", "aria-label": label }, ...children);
+
+  const follow = button("Follow", "Follow the newest spans", () => ({ do: "follow", on: !model.get("state").follow }));
+  const search = make("input", { type: "search", placeholder: "Search names", spellcheck: false });
+  search.setAttribute("aria-label", "Search names of spans");
+  search.setAttribute("aria-keyshortcuts", "/");
+  search.addEventListener("input", () => send({ do: "find", text: search.value }));
+  search.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Enter") send({ do: event.shiftKey ? "previous" : "next" });
+    if (event.key === "Escape") {
+      search.value = "";
+      send({ do: "find", text: "" });
+      el.dispatchEvent(new CustomEvent("leave"));
+    }
+  });
+  const found = make("span", { className: "found" });
+  const previous = button("‹", "Previous match", { do: "previous" }, "Shift+N");
+  const next = button("›", "Next match", { do: "next" }, "N");
+  const measure = button("Measure", "Measure between two clicks", { do: "measure" }, "M");
+  const sms = button("SMs", "Show the SMs below the tracks", () => ({ do: "sms", on: !model.get("state").sms }));
+  const list = make("div", { className: "list" });
+  const tracks = make("details", {}, make("summary", {}, "Tracks"), list);
+  const status = make("div", { className: "status", role: "status" });
+  el.append(
+    group("Live", follow),
+    group(
+      "Zoom and pan",
+      button("◂", "Pan left", KEYS.a, "A"),
+      button("▸", "Pan right", KEYS.d, "D"),
+      button("+", "Zoom in", KEYS.w, "W"),
+      button("−", "Zoom out", KEYS.s, "S"),
+      button("Fit", "Show everything", KEYS.f, "F"),
+    ),
+    group("Search", search, previous, next, found),
+    group("View", measure, sms, tracks),
+    status,
+  );
+
+  let shown = "";
+  const showTracks = (state) => {
+    const now = JSON.stringify(state.tracks);
+    if (now === shown) return;
+    shown = now;
+    list.replaceChildren(
+      ...state.tracks.map(([label, visible]) => {
+        const box = make("input", { type: "checkbox", checked: visible });
+        box.addEventListener("change", () => send({ do: "hide", track: label, hidden: !box.checked }));
+        return make("label", {}, box, label);
+      }),
+    );
+  };
+  const pressed = (one, on) => one.setAttribute("aria-pressed", String(on));
+  const show = () => {
+    const state = model.get("state");
+    follow.parentElement.hidden = !state.live;
+    pressed(follow, state.follow);
+    pressed(measure, state.measuring);
+    sms.hidden = state.sms === null;
+    pressed(sms, state.sms === true);
+    previous.disabled = next.disabled = !state.matches;
+    found.textContent = state.search ? `${state.match ? `${state.match} of ` : ""}${state.matches}` : "";
+    if (document.activeElement !== search) search.value = state.search;
+    if (status.textContent !== state.status) status.textContent = status.title = state.status;
+    status.classList.toggle("problem", state.problem);
+    showTracks(state);
+  };
+  model.on("change:state", show);
+  show();
+  return { search, stop: () => model.off("change:state", show) };
+}
+
+// -- the plot beside it --------------------------------------------------------------------
+function attend(model, el, search) {
+  const root = el.closest(".gpuscope-timeline");
+  const undo = [];
+  const on = (target, name, act, options) => {
+    target.addEventListener(name, act, options);
+    undo.push(() => target.removeEventListener(name, act, options));
+  };
+  const plot = () => root.querySelector(PLOT);
+  const area = () => root.querySelector(`${PLOT} ${AREA}`)?.getBoundingClientRect();
+  let pointer = null;
+
+  const within = (event) => {
+    const box = area();
+    if (!box || !box.width) return null;
+    const x = (event.clientX - box.left) / box.width;
+    const y = (event.clientY - box.top) / box.height;
+    return x >= 0 && x <= 1 && y >= 0 && y <= 1 ? { x, y } : null;
+  };
+
+  // On the window, which hears a key before JupyterLab's own shortcuts do.
+  on(window, "keydown", (event) => {
+    const inside = event.target instanceof Element && root.contains(event.target);
+    if (!inside || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, textarea, select, [contenteditable=true]")) return;
+    const known = KEYS[event.key] ?? KEYS[event.key.toLowerCase()];
+    const inPlot = event.target.closest(PLOT) !== null;
+    if (event.key.startsWith("Arrow") && !inPlot) return;
+    if (event.key === "/") {
+      search.focus();
+      search.select();
+    } else if (known) {
+      model.send(known.do === "zoom" && pointer ? { ...known, at: pointer.x } : known);
+    } else if (event.key.length !== 1 || event.key === " ") {
+      return; // Tab, Enter, space: whoever has the focus
+    }
+    event.preventDefault();
+    event.stopImmediatePropagation(); // a letter meant for the timeline must not cut a cell
+  }, true);
+
+  let down = null;
+  on(root, "pointerdown", (event) => {
+    if (!event.target.closest(PLOT)) return;
+    down = event.button === 0 && within(event) ? event : null;
+    if (down) model.send({ do: "hold", on: true });
+    plot().focus({ preventScroll: true });
+  }, true);
+  on(window, "pointerup", (event) => {
+    const dragged = down !== null;
+    if (dragged) model.send({ do: "hold", on: false });
+    const still = down && Math.hypot(event.clientX - down.clientX, event.clientY - down.clientY) < DRAG_PX;
+    down = null;
+    const at = still ? within(event) : null;
+    if (at) model.send({ do: "click", ...at });
+    // Before Plotly redraws what it has: the kernel works meanwhile.
+    const range = dragged && !still ? plot()._fullLayout?.xaxis?.range : null;
+    if (range) model.send({ do: "range", low: range[0], high: range[1] });
+  }, true);
+  on(window, "pointercancel", () => {
+    if (down) model.send({ do: "hold", on: false });
+    down = null;
+  });
+  on(root, "pointermove", (event) => (pointer = within(event)), true);
+  on(root, "pointerleave", () => (pointer = null));
+  on(root, "dblclick", (event) => within(event) && model.send({ do: "fit" }), true);
+  // A wheel scrolls the page, with Ctrl it zooms: Plotly alone would take every turn of it.
+  on(root, "wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) event.stopPropagation();
+  }, { capture: true, passive: true });
+
+  const tellTheme = () => model.send({ do: "theme", dark: isDark(root) });
+  const themes = new MutationObserver(tellTheme);
+  themes.observe(document.body, { attributes: true });
+  if (isDark(root) !== model.get("state").dark) tellTheme();
+
+  let width = 0;
+  let asked = 0;
+  const tellWidth = () => {
+    const now = Math.round(area()?.width ?? 0);
+    if (now && now !== width) model.send({ do: "size", pixels: (width = now) });
+  };
+  let dressed = null;
+  const sizes = new ResizeObserver(() => requestAnimationFrame(dress));
+  const dress = () => {
+    const found = plot();
+    if (!found) return;
+    if (found !== dressed) {
+      dressed = found;
+      found.tabIndex = 0;
+      found.setAttribute("role", "application");
+      found.setAttribute("aria-label", HELP);
+      // Or Plotly, following the width of its place, forgets the height that it was given.
+      found.style.height = `${model.get("height")}px`;
+    }
+    // Plotly looks at the size of its place when the window changes only.
+    const svg = found.querySelector(".svg-container");
+    if (svg) sizes.observe(svg); // and it takes its time
+    if (svg && found.clientWidth && Math.abs(svg.clientWidth - found.clientWidth) > 1) {
+      if (asked !== found.clientWidth) window.dispatchEvent(new Event("resize"));
+      asked = found.clientWidth;
+    }
+    tellWidth();
+  };
+  sizes.observe(root);
+  // Each frame changes the page below: to measure it then would cost a layout of its own.
+  const parts = new MutationObserver(() => plot() !== dressed && dress());
+  parts.observe(root, { childList: true, subtree: true });
+  dress();
+
+  const painted = () => {
+    const frame = model.get("frame");
+    if (!plot()?._fullData?.length) return; // it is not there yet
+    requestAnimationFrame(() => setTimeout(() => {
+      model.send({ do: "painted", frame });
+      root.dispatchEvent(new CustomEvent("gpuscope-painted", { bubbles: true, detail: { frame } }));
+    }));
+  };
+  model.on("change:frame", painted);
+  on(document, "plotlywidget-after-render", (event) => {
+    if (root.contains(event.detail.element)) painted();
+  });
+  painted();
+
+  return () => {
+    model.off("change:frame", painted);
+    for (const observer of [themes, sizes, parts]) observer.disconnect();
+    for (const act of undo) act();
+  };
+}
+
+function render({ model, el }) {
+  el.classList.add("gpuscope-timeline-bar");
+  const bar = toolbar(model, el);
+  el.addEventListener("leave", () => el.closest(".gpuscope-timeline")?.querySelector(PLOT)?.focus());
+  let leave = null;
+  const attached = new ResizeObserver(() => {
+    if (el.closest(".gpuscope-timeline")) {
+      attached.disconnect();
+      leave = attend(model, el, bar.search);
+    }
+  });
+  attached.observe(el);
+  return () => {
+    attached.disconnect();
+    leave?.();
+    bar.stop();
+  };
+}
+
+export default { render };

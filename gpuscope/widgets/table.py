@@ -1,0 +1,256 @@
+"""What StreamTable and WorkloadTable share: rows of fields, each with what is wrong beside it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import traitlets
+
+from gpuscope.errors import InvalidExperiment
+from gpuscope.experiment import Experiment
+from gpuscope.figures.text import clean
+from gpuscope.widgets.base import Control, script
+
+Problems = Mapping[tuple[str, ...], str]
+"""Path in an experiment → what is wrong there."""
+
+
+def field(
+    name: str,
+    label: str,
+    type: str = "number",  # noqa: A002 - HTML's word
+    *,
+    options: Iterable[tuple[Any, str]] = (),
+    when: Mapping[str, Iterable[Any]] | None = None,
+    hint: str = "",
+) -> dict[str, Any]:
+    """Describe one field of a row to the page.
+
+    Parameters
+    ----------
+    type
+        ``"text"``, ``"number"``, ``"choice"``, ``"flag"`` or ``"several"``.
+    options
+        Value and label of each choice.
+    when
+        Other field → the values with which this one is shown; all of them have to fit.
+    """
+    return {
+        "name": name, "label": label, "type": type, "options": [list(one) for one in options],
+        "when": {other: list(values) for other, values in (when or {}).items()}, "hint": hint,
+    }  # fmt: skip
+
+
+class Table(Control):
+    """Rows of fields that describe one part of an experiment.
+
+    Parameters
+    ----------
+    described
+        Name → fields, as in an experiment.
+    lock
+        Guards the state; several widgets may share one.
+    """
+
+    _esm = script("table.js")
+
+    part = ""
+    """The part of an experiment that it describes."""
+
+    noun = traitlets.Unicode(help="What a row is.").tag(sync=True)
+    fields = traitlets.List(
+        traitlets.Dict(), help="The fields of a row, as table.field() describes them."
+    ).tag(sync=True)
+    rows = traitlets.List(
+        traitlets.Dict(),
+        help="A dict a row: id, values by field, problems by field ('' for the row as a whole), "
+        "and options by field where they differ from row to row.",
+    ).tag(sync=True)
+    error = traitlets.Unicode(help="What is wrong with the table as a whole; or empty.").tag(
+        sync=True
+    )
+
+    def __init__(
+        self, described: Mapping[str, Any], *, lock: threading.RLock | None = None, **traits: Any
+    ) -> None:
+        super().__init__(lock=lock, **traits)
+        self._ids = itertools.count(1)
+        self._changed: Callable[[dict[str, str]], None] = lambda _renamed: self.check()
+        self.describe(described)
+
+    # -- for programs -------------------------------------------------------------------
+    @property
+    def is_valid(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.error and not any(row["problems"] for row in self.rows)
+
+    @property
+    def said(self) -> str:
+        """What is wrong, in one text; empty if nothing is."""
+        lines = [
+            f"{self.noun} {clean(row['values']['name'], 40)!r}, {where or 'as a whole'}: {words}"
+            for row in self.rows
+            for where, words in row["problems"].items()
+        ]
+        return "\n".join([self.error, *lines] if self.error else lines)
+
+    @property
+    def names(self) -> list[str]:
+        """The rows' names, in their order."""
+        return [row["values"]["name"] for row in self.rows]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Name → fields, as an experiment takes them; of two rows with one name, the first."""
+        with self.lock:
+            found: dict[str, Any] = {}
+            for row in self.rows:
+                found.setdefault(row["values"]["name"], self._fields_of(row["values"]))
+            return found
+
+    def describe(self, described: Mapping[str, Any]) -> None:
+        """Start anew from name → fields."""
+        with self.lock:
+            self.rows = [
+                self._row({"name": name, **self._values_of(fields)})
+                for name, fields in described.items()
+            ]
+            self._changed({})
+
+    def follow(self, changed: Callable[[dict[str, str]], None]) -> None:
+        """Call ``changed`` after each change, with former → new names, instead of checking."""
+        self._changed = changed
+
+    def edit(self, row: str, /, **values: Any) -> None:
+        """Change fields of the row of that name, as the page does."""
+        with self.lock:
+            number = self.rows[self.names.index(row)]["id"]
+            for one, value in values.items():
+                self._do_edit(number, one, value)
+
+    def add(self) -> None:
+        """Add a row."""
+        with self.lock:
+            taken = set(self.names)
+            name = next(
+                name
+                for name in (f"{self.noun} {n}" for n in itertools.count(len(taken) + 1))
+                if name not in taken
+            )
+            self.rows = [*self.rows, self._row({"name": name, **self._values_of({})})]
+            self._changed({})
+
+    def remove(self, name: str) -> None:
+        """Take a row away."""
+        with self.lock:
+            self._do_remove(self.rows[self.names.index(name)]["id"])
+
+    def rename(self, field: str, renamed: Mapping[str, str]) -> None:
+        """Let ``field`` of every row follow names that changed elsewhere."""
+        with self.lock:
+            self.rows = [
+                {
+                    **row,
+                    "values": {**row["values"], field: _followed(row["values"][field], renamed)},
+                }
+                for row in self.rows
+            ]
+
+    # -- what is wrong ------------------------------------------------------------------
+    def check(self) -> None:
+        """Judge the table by itself, as an experiment would."""
+        with self.lock:
+            problems: Problems = {}
+            try:
+                Experiment.from_dict(self._alone())
+            except InvalidExperiment as error:
+                problems = error.problems
+            self.show(problems)
+
+    def show(self, problems: Problems) -> None:
+        """Put problems of an experiment beside the fields that they are about."""
+        with self.lock:
+            rows, seen = [], set()
+            for row in self.rows:
+                name = row["values"]["name"]
+                mine: dict[str, str] = {}
+                if name in seen:
+                    mine["name"] = f"two rows are called {clean(name, 40)!r}"
+                else:
+                    for path, words in problems.items():
+                        if path[:2] == (self.part, name):
+                            mine[self._field_at(path)] = words
+                seen.add(name)
+                if not isinstance(name, str) or not name.strip():
+                    mine["name"] = "it needs a name"
+                rows.append({**row, "problems": mine, "options": self._options(row["values"])})
+            with self.hold_sync():
+                self.error = problems.get((self.part,), "") if rows else "at least one is needed"
+                self.rows = rows
+
+    def _field_at(self, path: tuple[str, ...]) -> str:
+        """Return the field that a path is about; empty where it is the row as a whole."""
+        shown = {one["name"] for one in self.fields}
+        return path[2] if len(path) > 2 and path[2] in shown else ""
+
+    # -- what subclasses say -------------------------------------------------------------
+    def _values_of(self, fields: Any) -> dict[str, Any]:
+        """Return what the fields of a row show."""
+        raise NotImplementedError
+
+    def _fields_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what an experiment is told of a row."""
+        raise NotImplementedError
+
+    def _alone(self) -> dict[str, Any]:
+        """Return an experiment in which nothing can be wrong but this table."""
+        raise NotImplementedError
+
+    def _options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of fields that have their own in each row."""
+        del values
+        return {}
+
+    def _follow_names(self, renamed: Mapping[str, str]) -> None:
+        """Let rows follow others that were renamed."""
+
+    # -- what the page sends ------------------------------------------------------------
+    def _row(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {"id": next(self._ids), "values": values, "problems": {}, "options": {}}
+
+    def _do_edit(self, id: int, field: str, value: Any) -> None:  # noqa: A002 - the page's word
+        names = self.names
+        renamed = {}
+        kind = next((one["type"] for one in self.fields if one["name"] == field), "")
+        if kind == "several":
+            value = [str(one) for one in value] if isinstance(value, list) else []
+        elif kind == "text" or isinstance(value, list | dict):
+            value = str(value)
+        rows = []
+        for row in self.rows:
+            values = row["values"]
+            if row["id"] == id and field in values:
+                own = names.count(values["name"]) == 1
+                if field == "name" and own and value not in names:
+                    renamed = {values["name"]: value}
+                values = {**values, field: value}
+            rows.append({**row, "values": values})
+        self.rows = rows
+        self._follow_names(renamed)
+        self._changed(renamed)
+
+    def _do_add(self) -> None:
+        self.add()
+
+    def _do_remove(self, id: int) -> None:  # noqa: A002 - the page's word
+        self.rows = [row for row in self.rows if row["id"] != id]
+        self._changed({})
+
+
+def _followed(value: Any, renamed: Mapping[str, str]) -> Any:
+    if isinstance(value, list):
+        return [renamed.get(one, one) for one in value]
+    return renamed.get(value, value)

@@ -1,0 +1,338 @@
+"""Timeline: what ran when, of a trace or of a recording that goes on, to zoom, search and ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuscope.record.recorder import Recording
+from gpuscope.trace.model import Trace
+from gpuscope.widgets import camera
+from gpuscope.widgets.details import links
+from gpuscope.widgets.live import Pump
+from gpuscope.widgets.scene import MARGIN
+from gpuscope.widgets.search import Search
+from gpuscope.widgets.stage import Stage
+
+LIVE_HEIGHT = 420
+"""Of the plotting area in px, where no trace says how much it needs."""
+FOLLOWED_NS = 200_000_000
+"""How much of a recording is in view while the timeline follows it, at first."""
+
+
+class Timeline(Stage):
+    """A timeline of any size: what a browser gets depends on its pixels, not on the trace.
+
+    Display it as the last line of a notebook cell. With the mouse: drag to pan, Ctrl and the
+    wheel to zoom, click a span for all that is known of it. With the keyboard, once the plot
+    has the focus: W and S zoom, A and D pan, F shows everything, / searches names, N and
+    Shift+N go to the next and previous match, the arrow keys go from span to span, M measures
+    between two clicks, Escape clears.
+
+    Parameters
+    ----------
+    source
+        A trace; or a recording, which is followed while it goes on; or nothing yet.
+    height
+        Of the plot in px, for ever: Plotly stops following the width of its place once a
+        height is changed. Default: what the tracks need, of a recording 480.
+    followed_ns
+        How much is in view at first while a recording is followed.
+
+    Attributes
+    ----------
+    figure
+        The Plotly FigureWidget, the same for ever.
+
+    Raises
+    ------
+    TraitError
+        ``window_ns`` is set to a window that is empty.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     _ = gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
+    >>> timeline = gs.Timeline(recording.trace)
+    >>> timeline.find("gemm")
+    1
+    >>> timeline.close()
+    """
+
+    def __init__(
+        self,
+        source: Trace | Recording | None = None,
+        *,
+        height: int | None = None,
+        followed_ns: int = FOLLOWED_NS,
+        **options: Any,
+    ) -> None:
+        trace = source if isinstance(source, Trace) else Trace.from_columns({})
+        self._trace = trace
+        self._recording: Recording | None = None
+        self._pump: Pump | None = None
+        self._followed_ns = followed_ns
+        if height is None and not isinstance(source, Trace):
+            height = LIVE_HEIGHT
+        super().__init__(trace, height, **options)
+        if isinstance(source, Recording):
+            self.watch(source)
+        else:
+            self._begin(trace)
+
+    def __repr__(self) -> str:
+        """Say what it shows; not, as widgets do, all that its plot holds."""
+        return f"<Timeline, {len(self._scene.tracks):,} rows>"
+
+    # -- what is shown ----------------------------------------------------------------
+    def show(self, trace: Trace) -> None:
+        """Show another trace, all of it."""
+        self._stop_reading()
+        with self._lock:
+            self._scene.show(trace)
+        self._begin(trace)
+
+    def _begin(self, trace: Trace) -> None:
+        """Turn to a trace that the scene has already, and wait for the first frame."""
+        with self._lock:
+            self._trace, self._recording = trace, None
+            self._is_live = False
+            self._forget()
+            self.follow = False
+            self.window_ns = self._scene.first_view(trace)
+        self._painter.ask()
+        self._painter.wait()
+
+    def watch(self, recording: Recording) -> None:
+        """Show a recording while it goes on; returns at once.
+
+        Rows are read and drawn by threads, also while a cell keeps Python busy.
+        """
+        self._stop_reading()
+        with self._lock:
+            self._recording = recording
+            self._is_live = True
+            self._scene.show(Trace.from_columns({}, metadata=recording.known()))
+            self._forget()
+            low, _ = self._scene.extent_ns
+            self.window_ns = (low, low + self._followed_ns)
+            self.follow = True
+        self._painter.ask()
+        self._pump = Pump(
+            recording, grew=self._grew, ended=self._ended, failed=self._failed
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """Show the whole of the recording that is watched, if it has ended, and read it no more."""
+        self._stop_reading()
+        recording = self._recording
+        if recording is None:
+            return
+        if recording.is_over:
+            self._ended()
+        else:
+            with self._lock:
+                self.follow = False
+            self._painter.ask()
+
+    def close(self) -> None:
+        """End its threads and take it away."""
+        self._stop_reading()
+        super().close()
+
+    def _forget(self) -> None:
+        """Take back what was searched, selected and measured in what was shown before."""
+        self.find("")
+        self.figure.forget()
+        self._drawn = None
+        self.clear()
+
+    # -- the view ---------------------------------------------------------------------
+    def zoom(self, by: float, at: float | None = None) -> None:
+        """Show ``by`` times as much time.
+
+        Parameters
+        ----------
+        at
+            Which point stays where it is, from 0 at the left to 1 at the right; default: the
+            middle, or the newest spans while they are followed.
+        """
+        with self._lock:
+            point = 1.0 if self.follow else 0.5 if at is None else at
+            self.window_ns = camera.zoomed(self.window_ns, by, point, self._scene.extent_ns)
+
+    def pan(self, by: float) -> None:
+        """Move by ``by`` times what is in view; back in time ends following."""
+        with self._lock:
+            if by < 0:
+                self.follow = False
+            self.window_ns = camera.panned(self.window_ns, by, self._scene.extent_ns)
+
+    def fit(self) -> None:
+        """Show everything."""
+        with self._lock:
+            self.follow = False
+            self.window_ns = self._scene.extent_ns
+
+    # -- search -----------------------------------------------------------------------
+    def find(self, text: str) -> int:
+        """Search the names of spans and of workloads, without regard to case.
+
+        Returns
+        -------
+        int
+            How many spans match; :meth:`next` goes to the first in view or after it.
+        """
+        with self._lock:
+            self._search = Search(text)
+            self.set_trait("search", text)
+            self._look()
+        self._painter.ask()
+        return int(self.matches)
+
+    def next(self) -> int | None:
+        """Select the next match and show it; returns its id."""
+        return self._go(1)
+
+    def previous(self) -> int | None:
+        """Select the match before and show it; returns its id."""
+        return self._go(-1)
+
+    def _look(self) -> None:
+        self._search.look(self._scene)
+        self.set_trait("matches", len(self._search.rows))
+
+    def _go(self, step: int) -> int | None:
+        with self._lock:
+            if self._recording is not None:
+                self._look()
+            row = self._search.go(step, self._scene, self.window_ns)
+            return None if row is None else self._choose(row)
+
+    # -- one span ---------------------------------------------------------------------
+    def select(self, span: int | None) -> None:
+        """Select a span by its id, bring it into view, and show what is known of it.
+
+        Raises
+        ------
+        MissingEvidence
+            There is no such span in what is shown.
+        """
+        with self._lock:
+            if span is None:
+                self._unselect()
+            else:
+                self._choose(self._scene.row(span))
+
+    def step(self, along: int = 0, across: int = 0) -> int | None:
+        """Select the next span ``along`` the track or ``across`` the tracks; returns its id.
+
+        Where none is selected, the first in view.
+        """
+        with self._lock:
+            row = self._scene.neighbour(self.window_ns, along, across)
+            return None if row is None else self._choose(row)
+
+    def _choose(self, row: int, *, move: bool = True) -> int:
+        scene, trace = self._scene, self._whole()
+        span = int(scene.tracks.ids[row])
+        scene.select(row, links(trace, span))
+        self._details.show(trace, row)
+        self.set_trait("selected", span)
+        if move:
+            self.follow = False
+            self.window_ns = camera.around(self.window_ns, scene.span_ns(row), scene.extent_ns)
+        self._painter.ask()
+        return span
+
+    def _unselect(self) -> None:
+        self._scene.select(None)
+        self._details.clear()
+        self.set_trait("selected", None)
+        self._painter.ask()
+
+    def _whole(self) -> Trace:
+        """Return all that is shown as a trace."""
+        return self._trace if self._recording is None else self._recording.snapshot()
+
+    # -- measuring --------------------------------------------------------------------
+    def measure(self, *at_ns: int) -> int | None:
+        """Measure between two points in time; without them, between the next two clicks.
+
+        Returns
+        -------
+        int or None
+            The time between them in ns.
+        """
+        with self._lock:
+            self._is_measuring = len(at_ns) < 2
+            self._mark(list(at_ns))
+            return self.measured_ns
+
+    def _mark(self, marks: list[int]) -> None:
+        done = len(marks) == 2
+        self._is_measuring = self._is_measuring and not done
+        self.set_trait("measured_ns", abs(marks[1] - marks[0]) if done else None)
+        self._scene.marks = tuple(marks)
+        self._painter.ask()
+
+    def clear(self) -> None:
+        """Take back selection and measurement."""
+        with self._lock:
+            self._is_measuring = False
+            self._mark([])
+            self._unselect()
+
+    # -- what the browser tells; more is in Stage --------------------------------------
+    def _clicked(self, x: float, y: float) -> None:
+        """Take a click in the plot; 0 and 1 are its left and right, its top and bottom edge."""
+        with self._lock:
+            if self._drawn is None:
+                return
+            if self._is_measuring:
+                self._mark([*self._scene.marks[:1], self._drawn.snapped(x)])
+                return
+            row = self._drawn.at(x, y)
+            if row is None:
+                self._unselect()
+            else:
+                self._choose(row, move=False)
+
+    def _hide(self, track: str, *, hidden: bool) -> None:
+        with self._lock:
+            rest = [label for label in self.hidden if label != track]
+            self.hidden = (*rest, track) if hidden else tuple(rest)
+
+    # -- while a recording goes on ----------------------------------------------------
+    def _grew(self, more: Trace) -> None:
+        with self._lock:
+            low, high = self._scene.extend(more)
+            if self._is_held:
+                return
+            view = camera.widened(self.window_ns, MARGIN)
+            if self.follow:
+                self._to_head()
+            elif high < view[0] or low > view[1]:
+                self._show_state()
+                return
+        self._painter.ask()
+
+    def _ended(self) -> None:
+        recording = self._recording
+        assert recording is not None  # noqa: S101 - one is watched
+        with self._lock:
+            marks = self._scene.marks
+            self._trace, self._recording = recording.trace, None
+            self._is_live = self.follow = False
+            self._scene.show(recording.trace)
+            self._scene.marks = marks
+            self._look()
+            if self.selected is not None:
+                self._choose(self._scene.row(self.selected), move=False)
+        self._painter.ask()
+
+    def _stop_reading(self) -> None:
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.close()

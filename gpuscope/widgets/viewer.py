@@ -1,0 +1,30 @@
+"""What ``profile(live=True)`` shows: importing this subscribes to the session's recordings."""
+
+from __future__ import annotations
+
+from IPython.display import display
+
+from gpuscope import session
+from gpuscope.record.recorder import Recording
+from gpuscope.widgets.timeline import Timeline
+
+
+class ShownTimeline:
+    """A timeline where the cell's output is."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self._place = display(self.timeline, display_id=True)  # type: ignore[no-untyped-call]
+
+    def watch(self, recording: Recording) -> None:
+        """Show what there is of ``recording``, again and again; returns at once."""
+        self.timeline.watch(recording)
+
+    def finish(self) -> None:
+        """Show the whole recording, which has ended, and read it no more."""
+        self.timeline.finish()
+        if self._place is not None and not self.timeline.is_seen:
+            self._place.update(self.timeline)  # what is kept shows the end, not the beginning
+
+
+session.live_viewers.append(ShownTimeline)

@@ -1,0 +1,253 @@
+"""WorkloadTable: what is launched, how often, and on which stream."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_origin
+
+from pydantic import BaseModel
+
+from gpuscope.errors import InvalidExperiment
+from gpuscope.experiment import KINDS, Experiment, Workload, WorkloadSpec
+from gpuscope.figures.text import clean
+from gpuscope.widgets.table import Table, field
+
+_START: Mapping[str, Any] = {"m": 1024, "n": 1024, "k": 1024, "nbytes": 1 << 24, "duration_us": 100}
+"""What a field that an experiment demands starts from."""
+_LABELS = {
+    "nbytes": "Bytes",
+    "duration_us": "Duration (µs)",
+    "blocks": "Thread blocks",
+    "dtype": "Data type",
+    "sm_count_target": "SMs told",
+}
+_HINTS = {
+    "sm_count_target": "The SM count that cuBLAS is told: auto (the partition's), off, or a count",
+}
+_RARE = ("sm_count_target",)
+_PYTHON = "python"
+_PACED = ("fixed", "poisson")
+
+
+class WorkloadTable(Table):
+    """Workloads: kind and sizes, how often or at which rate, on which stream, after what.
+
+    Parameters
+    ----------
+    workloads
+        Name → fields as in an experiment, or a spec of one, to start from; one small GEMM if
+        not given.
+    streams
+        Names of the streams to choose from; the first is that of a new workload.
+    lock
+        Guards the state; several widgets may share one.
+
+    Raises
+    ------
+    InvalidExperiment
+        Fields that no workload has. Values that cannot be are shown beside their fields.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> table = gs.WorkloadTable(streams=["s"])
+    >>> table.edit("workload 1", kind="copy", nbytes=4096, repeats=10)
+    >>> table.workloads["workload 1"].nbytes
+    4096
+    """
+
+    part = "workloads"
+
+    def __init__(
+        self,
+        workloads: Mapping[str, Any] | None = None,
+        streams: Iterable[str] = ("stream 1",),
+        *,
+        lock: threading.RLock | None = None,
+    ) -> None:
+        self._streams = list(streams)
+        if workloads is None:
+            workloads = {"workload 1": {}}
+        super().__init__(workloads, lock=lock, noun="workload", fields=_fields(self._streams))
+
+    @property
+    def streams(self) -> list[str]:
+        """Names of the streams to choose from."""
+        return list(self._streams)
+
+    @streams.setter
+    def streams(self, names: Iterable[str]) -> None:
+        with self.lock:
+            self._streams = list(names)
+            self.fields = _fields(self._streams)
+            self._changed({})
+
+    @property
+    def workloads(self) -> dict[str, WorkloadSpec]:
+        """Name → workload.
+
+        Raises
+        ------
+        InvalidExperiment
+            Something is wrong with them; the page says what.
+        """
+        with self.lock:
+            if not self.is_valid:
+                raise InvalidExperiment(self.said)
+            found = Experiment.from_dict(self._alone()).workloads
+            return {name: found[name] for name in self.names}
+
+    def _values_of(self, fields: Any) -> dict[str, Any]:
+        given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
+        given = {name: value for name, value in given.items() if value is not None}
+        kind, _, function = str(given.pop("kind", "gemm")).partition(":")
+        values = {
+            "kind": kind, "function": function, "args": json.dumps(given.pop("args", {})),
+            **_defaults(), "stream": next(iter(self._streams), ""),
+        }  # fmt: skip
+        unknown = sorted(set(given) - set(values))
+        if unknown:
+            raise InvalidExperiment(
+                f"workloads: {unknown[0]!r} is no field of a workload; there are "
+                + ", ".join(map(repr, ("kind", *values)))
+            )
+        return values | given
+
+    def _fields_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        kind = values["kind"]
+        model = KINDS.get(kind, Workload)
+        spec = {name: values[name] for name in model.model_fields if name not in ("kind", "args")}
+        spec["kind"] = kind if kind != _PYTHON else f"{_PYTHON}:{values['function']}"
+        if kind == _PYTHON:
+            spec["args"] = _arguments(values["args"])
+        if spec["background"]:
+            spec["arrival"] = "back_to_back"
+        if spec["arrival"] not in _PACED:
+            del spec["rate_hz"]
+        return spec
+
+    def _field_at(self, path: tuple[str, ...]) -> str:
+        if path[2:] == ("kind",) and any(
+            row["values"]["kind"] == _PYTHON and row["values"]["name"] == path[1]
+            for row in self.rows
+        ):
+            return "function"
+        return super()._field_at(path)
+
+    def _alone(self) -> dict[str, Any]:
+        described = self.described
+        if described and all(fields["background"] is True for fields in described.values()):
+            # Alone, a table may describe what runs behind something else.
+            spin = {"kind": "spin", "duration_us": 1, "stream": self._streams[0]}
+            described = {**described, _free(described): spin}
+        return {
+            "name": "workloads",
+            "streams": {name: {} for name in self._streams},
+            "workloads": described,
+        }
+
+    def _follow_names(self, renamed: Mapping[str, str]) -> None:
+        if renamed:
+            self.rename("waits_on", renamed)
+
+    def _options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        others = [name for name in self.names if name != values["name"]]
+        return {"waits_on": [[name, clean(name, 40)] for name in others]}
+
+
+def _defaults() -> dict[str, Any]:
+    """Return a value for every field that a workload of some kind may have."""
+    found: dict[str, Any] = {}
+    for model in KINDS.values():
+        for name, info in model.model_fields.items():
+            if name not in ("kind", "args", "stream"):
+                start = _START.get(name, "")
+                found[name] = start if info.is_required() else info.get_default(
+                    call_default_factory=True
+                )  # fmt: skip
+    return {**found, "rate_hz": 1000}
+
+
+def _arguments(text: Any) -> Any:
+    """Read the arguments of a function; what is no JSON is left for the experiment to refuse."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
+
+
+def _fields(streams: Iterable[str]) -> list[dict[str, Any]]:
+    timed = {"background": [False]}
+    rare = [one for one in _own_fields() if one["name"] in _RARE]
+    own = [one for one in _own_fields() if one["name"] not in _RARE]
+    return [
+        field("name", "Workload", "text"),
+        field("kind", "Kind", "choice", options=[(kind, _kind_label(kind)) for kind in KINDS]),
+        *own,
+        field(
+            "function", "Function", "text", when={"kind": [_PYTHON]},
+            hint="package.module:function, made a workload with @gpuscope.workload",
+        ),
+        field("args", "Arguments (JSON)", "text", when={"kind": [_PYTHON]}),
+        field("stream", "Stream", "choice", options=[(name, clean(name, 40)) for name in streams]),
+        field(
+            "background", "Runs", "choice",
+            options=[(False, "timed calls"), (True, "in the background")],
+            hint="In the background: as long as the timed ones do",
+        ),
+        field("repeats", "Repeats", when=timed),
+        field(
+            "arrival", "Arrivals", "choice", when=timed,
+            options=[("back_to_back", "back to back"), ("fixed", "at a fixed rate"),
+                     ("poisson", "at random (Poisson)")],
+        ),
+        field("rate_hz", "Rate (1/s)", when={**timed, "arrival": _PACED}),
+        field(
+            "waits_on", "Waits on", "several",
+            hint="Before each call, its stream waits for their latest call",
+        ),
+        field(
+            "guard", "Guard", "choice", options=[(True, "on"), (False, "off: it escapes")],
+            hint="Off: nothing sends it to its stream, so it goes to the legacy default stream",
+        ),
+        field(
+            "max_queued", "Queued at most",
+            hint="Calls in flight; 1 waits for each, which measures latency",
+        ),
+        field("warmup", "Warm-up", hint="Calls before anything is recorded"),
+        *rare,
+    ]  # fmt: skip
+
+
+def _own_fields() -> list[dict[str, Any]]:
+    """Describe the fields that not every kind has, with the kinds that have them."""
+    kinds: dict[str, list[str]] = {}
+    described: dict[str, dict[str, Any]] = {}
+    for kind, model in KINDS.items():
+        for name, info in model.model_fields.items():
+            if name in Workload.model_fields or name in ("kind", "args"):
+                continue
+            kinds.setdefault(name, []).append(kind)
+            choices = (
+                [(one, one) for one in info.annotation.__args__]
+                if get_origin(info.annotation) is Literal and info.annotation is not None
+                else []
+            )
+            described[name] = field(
+                name, _LABELS.get(name, name), "choice" if choices else "number",
+                options=choices, hint=_HINTS.get(name, ""),
+            )  # fmt: skip
+    return [{**one, "when": {"kind": kinds[name]}} for name, one in described.items()]
+
+
+def _kind_label(kind: str) -> str:
+    return "Python function" if kind == _PYTHON else kind.replace("_", " ")
+
+
+def _free(taken: Mapping[str, Any]) -> str:
+    name = "timed"
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,533 @@
+"""For each lesson: right and wrong answers, and what solves its exercises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Given = dict[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a lesson's questions are answered with.
+
+    Attributes
+    ----------
+    right, wrong
+        Prediction or quiz → what is given.
+    solved, failed
+        Cell id → source that solves an exercise, or tries and fails.
+    """
+
+    right: Given
+    wrong: Given
+    solved: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+SAME, AFTER = "at the same time", "one after the other"
+
+KEYS = {
+    "01_launch_and_wait.ipynb": Key(
+        right={
+            "launch_time": ("far less than the kernel",),
+            "wait_time": (3, 9),
+            "order_of_events": (
+                "the third launch returns", "the first kernel ends", "the wait returns",
+            ),
+            "early_read": (0,),
+            "pageable_copy": ("when the copy is done",),
+            "two_clocks": ("the host",),
+            "never_waits": ("queue.is_done",),
+        },
+        wrong={
+            "launch_time": ("about as long as the kernel",),
+            "wait_time": (0.001, 0.004),
+            "order_of_events": (
+                "the first kernel ends", "the third launch returns", "the wait returns",
+            ),
+            "early_read": (7,),
+            "pageable_copy": ("at once",),
+            "two_clocks": ("exactly the same",),
+            "never_waits": ("gpu.synchronize()",),
+        },
+        solved={
+            "task-timer": """
+def gpu_time_ns(stream, handle):
+    first = stream.record()
+    handle.execute(stream=stream)
+    second = stream.record()
+    second.synchronize()
+    return second.elapsed_ns(since=first)
+""",
+            "task-read": """
+def read_first(stream, page, sevens):
+    work.execute(stream=stream)
+    stream.copy(page, sevens)
+    stream.synchronize()
+    return float(page[0])
+""",
+        },
+        failed={
+            "task-timer": """
+def gpu_time_ns(stream, handle):
+    before = gpu.now_ns()
+    handle.execute(stream=stream)
+    return gpu.now_ns() - before
+""",
+            "task-read": """
+def read_first(stream, page, sevens):
+    work.execute(stream=stream)
+    stream.copy(page, sevens)
+    gpu.synchronize()
+    return float(page[0])
+""",
+        },
+    ),
+    "02_streams.ipynb": Key(
+        right={
+            "same_stream": (AFTER,),
+            "two_streams": (SAME,),
+            "two_big": ("about as long as two, one after the other",),
+            "copies": ("only the one up and one down",),
+            "legacy_between_blocking": ("a, then b, then c",),
+            "legacy_between_nonblocking": ("all three at the same time",),
+            "library_in_legacy": ("in a blocking stream",),
+            "two_threads": (SAME,),
+            "closing_a_stream": ("they are still done",),
+        },
+        wrong={
+            "same_stream": (SAME,),
+            "two_streams": (AFTER,),
+            "two_big": ("about as long as one",),
+            "copies": ("both pairs",),
+            "legacy_between_blocking": ("all three at the same time",),
+            "legacy_between_nonblocking": ("a, then b, then c",),
+            "library_in_legacy": ("in any stream",),
+            "two_threads": (AFTER,),
+            "closing_a_stream": ("they are thrown away",),
+        },
+        solved={
+            "task-spread": """
+def launch_all(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        kernel.execute(stream=stream)
+""",
+            "task-late": """
+def launch_and_wait(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        kernel.execute(stream=stream)
+    for stream in streams:
+        stream.synchronize()
+""",
+        },
+        failed={
+            "task-spread": """
+def launch_all(kernels, streams):
+    for number, kernel in enumerate(kernels):
+        kernel.execute(stream=streams[number % 2])
+""",
+            "task-late": """
+def launch_and_wait(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        kernel.execute(stream=stream)
+""",
+        },
+    ),
+    "03_events.ipynb": Key(
+        right={
+            "missing_wait": (0,),
+            "mended": (7,),
+            "who_waits": ("stream b",),
+            "recorded_too_early": (0,),
+            "recorded_again": ("late",),
+            "host_waits": ("late ends", "event.synchronize() returns", "later ends"),
+            "host_function": ("it notes 7, and out is 9",),
+            "never_recorded": (0,),
+            "another_gpu": ("all of them",),
+        },
+        wrong={
+            "missing_wait": (7,),
+            "mended": (0,),
+            "who_waits": ("both",),
+            "recorded_too_early": (7,),
+            "recorded_again": ("late and later",),
+            "host_waits": ("late ends", "later ends", "event.synchronize() returns"),
+            "host_function": ("it notes 0, and out is 0",),
+            "never_recorded": (7,),
+            "another_gpu": ("(3)",),
+        },
+        solved={
+            "task-diamond": """
+def diamond(first, left, right, last, s, t):
+    first.execute(stream=s)
+    t.wait(s.record())
+    left.execute(stream=s)
+    right.execute(stream=t)
+    s.wait(t.record())
+    last.execute(stream=s)
+""",
+            "task-overwrite": """
+def twice(a, b):
+    a.copy(out, sevens)
+    b.wait(a.record())
+    late.execute(stream=b)
+    b.copy(result, out)
+    a.wait(b.record())
+    a.copy(out, eights)
+""",
+        },
+        failed={
+            "task-diamond": """
+def diamond(first, left, right, last, s, t):
+    first.execute(stream=s)
+    left.execute(stream=s)
+    right.execute(stream=s)
+    last.execute(stream=s)
+""",
+            "task-overwrite": """
+def twice(a, b):
+    a.copy(out, sevens)
+    b.wait(a.record())
+    late.execute(stream=b)
+    b.copy(result, out)
+""",
+        },
+    ),
+    "04_caller_stream.ipynb": Key(
+        right={
+            "nobody_selects": ("yes",),
+            "guarded": ("in s, and still running",),
+            "nested": ("s, t, s",),
+            "explicit": ("in t",),
+            "zero": ("0: the legacy default stream is selected",),
+            "thread": ("nothing",),
+            "confinement": (0.5,),
+            "tasks": ("only the one that was awaited directly",),
+        },
+        wrong={
+            "nobody_selects": ("no, it is still running",),
+            "guarded": ("in s, and finished",),
+            "nested": ("s, t, t",),
+            "explicit": ("in s",),
+            "zero": ("None: nothing is selected",),
+            "thread": ("s",),
+            "confinement": (1,),
+            "tasks": ("both",),
+        },
+        solved={
+            "task-thread": """
+def launch_from_thread(job):
+    selected = gs.get_caller_stream()
+
+    def work():
+        with gs.CallerStreamGuard(selected):
+            job.execute()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+""",
+            "task-library": """
+def mended(duration_ns):
+    selected = gs.get_caller_stream()
+    stream = private if selected is None else gpu.wrap_stream(selected)
+    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)
+""",
+        },
+        failed={
+            "task-thread": """
+def launch_from_thread(job):
+    thread = threading.Thread(target=lambda: job.execute(stream=s))
+    thread.start()
+    thread.join()
+""",
+            "task-library": """
+def mended(duration_ns):
+    stream = gpu.wrap_stream(gs.get_caller_stream() or private)
+    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)
+""",
+        },
+    ),
+    "05_carving_sms.ipynb": Key(
+        right={
+            "rest": (116,),
+            "seventeen": ("an error that names the nearest numbers",),
+            "slower": (7,),
+            "beside": (SAME,),
+            "second_carving": ("an error that says who holds them",),
+            "evidence": ("simulated",),
+            "after_closing": ("an error",),
+            "partition_and_legacy": ("no: a partition's streams are non-blocking",),
+        },
+        wrong={
+            "rest": (120,),
+            "seventeen": ("17 SMs",),
+            "slower": (2,),
+            "beside": (AFTER,),
+            "second_carving": ("the first one shrinks",),
+            "evidence": ("allocated",),
+            "after_closing": ("it runs on the whole GPU",),
+            "partition_and_legacy": ("yes: the legacy default stream waits for all streams",),
+        },
+        solved={
+            "task-sizes": """
+def carve_for_decode(gpu):
+    return gpu.plan_carve({"decode": 30, "prefill": "rest"}, rounding="up")
+""",
+            "task-serve": """
+def serve(small, large, parts):
+    with gs.CallerStreamGuard(parts["prefill"].create_stream()):
+        large.execute()
+    with gs.CallerStreamGuard(parts["decode"].create_stream()):
+        small.execute()
+""",
+        },
+        failed={
+            "task-sizes": """
+def carve_for_decode(gpu):
+    return gpu.plan_carve({"decode": 30, "prefill": "rest"}, rounding="down")
+""",
+            "task-serve": """
+def serve(small, large, parts):
+    with gs.CallerStreamGuard(parts["prefill"].create_stream()):
+        large.execute()
+    large.wait()
+    with gs.CallerStreamGuard(parts["decode"].create_stream()):
+        small.execute()
+""",
+        },
+    ),
+    "06_latency_under_load.ipynb": Key(
+        right={
+            "no_partition": (60, 240),
+            "priority": ("about the same",),
+            "partition": ("much shorter",),
+            "gain": ("about 1",),
+            "memory": ("at least 20 % longer",),
+            "product": ("less than 20 % longer",),
+            "why_not_priority": (
+                "the load's blocks sit on all SMs already and are not interrupted",
+            ),
+        },
+        wrong={
+            "no_partition": (1, 4),
+            "priority": ("much shorter",),
+            "partition": ("longer",),
+            "gain": ("about 2",),
+            "memory": ("not at all",),
+            "product": ("at least 20 % longer",),
+            "why_not_priority": ("priorities need a partition to work",),
+        },
+        solved={
+            "task-choose": """
+def choose(points):
+    best = min(one["p50_us"] for one in points)
+    near = [one for one in points if one["p50_us"] <= 1.2 * best]
+    return max(near, key=lambda one: one["kept"])["size"]
+""",
+            "task-gain": """
+def gain(a, b, solo_a, solo_b):
+    spans = a + b
+    makespan = max(end for _, end in spans) - min(start for start, _ in spans)
+    return (len(a) * solo_a + len(b) * solo_b) / makespan
+""",
+        },
+        failed={
+            "task-choose": """
+def choose(points):
+    return max(points, key=lambda one: one["kept"])["size"]
+""",
+            "task-gain": """
+def gain(a, b, solo_a, solo_b):
+    busy = sum(end - start for start, end in a + b)
+    return (len(a) * solo_a + len(b) * solo_b) / busy
+""",
+        },
+    ),
+    "07_reuse_without_waiting.ipynb": Key(
+        right={
+            "same_stream": ("it goes on at once",),
+            "other_stream": ("one after the other, and the host goes on",),
+            "two_in_flight": (SAME,),
+            "completion": ("job ends", "the wait returns", "later ends"),
+            "host_operands": ("no: it has waited",),
+            "scratch_same_stream": ("the same memory",),
+            "scratch_other_stream": ("other memory",),
+            "growth": (0,),
+            "memory_across_streams": ("after v has waited for a later point of u",),
+        },
+        wrong={
+            "same_stream": ("it waits for the first call",),
+            "other_stream": (SAME,),
+            "two_in_flight": (AFTER,),
+            "completion": ("job ends", "later ends", "the wait returns"),
+            "host_operands": ("yes",),
+            "scratch_same_stream": ("other memory",),
+            "scratch_other_stream": ("the same memory",),
+            "growth": (100 * 1024 * 1024,),
+            "memory_across_streams": ("at once",),
+        },
+        solved={
+            "task-pairs": """
+def four_calls(gpu, streams):
+    handle = Spin(gpu, duration_ns=KERNEL_NS, name="four", max_in_flight=2)
+    for number in range(4):
+        handle.execute(stream=streams[number % 2])
+    handle.wait()
+    return handle
+""",
+            "task-first": """
+def first_result(job, later, stream):
+    job.execute(stream=stream)
+    later.execute(stream=stream)
+    job.completion.wait()
+""",
+        },
+        failed={
+            "task-pairs": """
+def four_calls(gpu, streams):
+    handle = Spin(gpu, duration_ns=KERNEL_NS, name="four")
+    for number in range(4):
+        handle.execute(stream=streams[number % 2])
+    handle.wait()
+    return handle
+""",
+            "task-first": """
+def first_result(job, later, stream):
+    job.execute(stream=stream)
+    later.execute(stream=stream)
+""",
+        },
+    ),
+    "08_graphs.ipynb": Key(
+        right={
+            "captured": (0,),
+            "cost": ("twenty launches take at least three times as long",),
+            "partition": ("in the partition",),
+            "values": (9,),
+            "twice": (AFTER,),
+            "fork": ("about 2 ms",),
+            "isolation": ("an error",),
+            "capture_default": ("only the per-thread one",),
+        },
+        wrong={
+            "captured": (20,),
+            "cost": ("about the same",),
+            "partition": ("on the whole GPU",),
+            "values": (7,),
+            "twice": (SAME,),
+            "fork": ("about 4 ms",),
+            "isolation": ("it is left out, silently",),
+            "capture_default": ("both",),
+        },
+        solved={
+            "task-join": """
+def capture_both(s, t):
+    with s.capture(name="both") as graph:
+        t.wait(s.record())
+        one.execute(stream=s)
+        two.execute(stream=t)
+        s.wait(t.record())
+    return graph
+""",
+            "task-wait": """
+def capture_in_order(s):
+    with s.capture(name="in order") as graph:
+        one.execute(stream=s)
+        two.execute(stream=s)
+    return graph
+""",
+        },
+        failed={
+            "task-join": """
+def capture_both(s, t):
+    with s.capture(name="both") as graph:
+        one.execute(stream=s)
+        two.execute(stream=s)
+    return graph
+""",
+            "task-wait": """
+def capture_in_order(s):
+    with s.capture(name="in order") as graph:
+        one.execute(stream=s)
+    return graph
+""",
+        },
+    ),
+    "09_reading_a_timeline.ipynb": Key(
+        right={
+            "gaps": ("at least three times as long as without",),
+            "launch_latency": (3, 30),
+            "tiny_kernels": ("the host",),
+            "overlap": (0.67,),
+            "waves": ("at least 8 % longer",),
+            "case_a": ("work runs outside the partition that it was given to",),
+            "case_b": ("the host waits after every launch",),
+            "case_c": ("a wait is missing: something is read before it is written",),
+            "case_c_which": (4,),
+            "case_d": ("the legacy default stream puts everything in order",),
+        },
+        wrong={
+            "gaps": ("as briefly as without the waits",),
+            "launch_latency": (1000, 5000),
+            "tiny_kernels": ("the GPU",),
+            "overlap": (1,),
+            "waves": ("the same time, to within a few percent",),
+            "case_a": ("two workloads share one stream",),
+            "case_b": ("the legacy default stream puts everything in order",),
+            "case_c": ("the host waits after every launch",),
+            "case_c_which": (1,),
+            "case_d": ("the host waits after every launch",),
+        },
+        solved={
+            "task-interference": """
+def interference(alone_us, together_us):
+    return float(np.median(together_us) / np.median(alone_us)) - 1
+""",
+        },
+        failed={
+            "task-interference": """
+def interference(alone_us, together_us):
+    return float(np.mean(together_us) / np.mean(alone_us)) - 1
+""",
+        },
+    ),
+    "10_your_own_code.ipynb": Key(
+        right={
+            "where_the_host_waits": ("back to the host",),
+            "range_on_the_gpu": ("no, the GPU goes on with them for long",),
+            "who_is_slower": ("the GPU waits for the host",),
+            "bound_guard": (1,),
+            "for_nsys": ("mine.sqlite",),
+        },
+        wrong={
+            "where_the_host_waits": ("products",),
+            "range_on_the_gpu": ("yes",),
+            "who_is_slower": ("neither",),
+            "bound_guard": (0,),
+            "for_nsys": ("mine.html",),
+        },
+        solved={
+            "task-range": """
+def kernels_in(trace, name):
+    return gs.analysis.range_projection(trace)[name].kernels
+""",
+            "task-export": """
+def hand_over(trace, folder):
+    return gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
+""",
+        },
+        failed={
+            "task-range": """
+def kernels_in(trace, name):
+    return len(trace.where(kind="kernel"))
+""",
+            "task-export": """
+def hand_over(trace, folder):
+    return gs.export(trace, folder / "it.sqlite"), gs.export(trace, folder / "it.parquet")
+""",
+        },
+    ),
+}  # fmt: skip

@@ -1,0 +1,114 @@
+"""Running the lessons' code without a kernel, with answers given and exercises solved by code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gpuscope as gs
+from gpuscope.device.select import open_device
+from gpuscope.workloads.handle import Handle
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+LESSONS = sorted(path.name for path in NOTEBOOKS.glob("[01]*.ipynb") if path.name[:2] != "00")
+
+
+def cells(name: str) -> list[dict[str, Any]]:
+    """Return a notebook's cells, each with its source as one text."""
+    book = json.loads((NOTEBOOKS / name).read_text("utf-8"))
+    return [{**cell, "source": "".join(cell["source"])} for cell in book["cells"]]
+
+
+@dataclass
+class Played:
+    """What a lesson's code left behind."""
+
+    names: dict[str, Any]
+    values: dict[str, Any] = field(default_factory=dict)
+    """Cell id → value of its last expression."""
+
+    @property
+    def results(self) -> dict[str, Any]:
+        return {result.name: result for result in self.names["lesson"].results}
+
+
+def play(
+    name: str,
+    *,
+    device: str = "sim:h200",
+    answers: dict[str, tuple[Any, ...]] | None = None,
+    changed: dict[str, str] | None = None,
+) -> Played:
+    """Run a notebook's code cells, one after the other, in one namespace.
+
+    Parameters
+    ----------
+    device
+        What ``gs.open_device()`` opens.
+    answers
+        Name of a prediction or quiz → what is given, as soon as it is asked.
+    changed
+        Cell id → source instead of what is there.
+    """
+    answers = dict(answers or {})
+    changed = dict(changed or {})
+    played = Played({"__name__": "__main__"})
+    opening = mock.patch.object(
+        gs, "open_device", lambda spec=device, **options: open_device(spec, **options)
+    )
+    try:
+        opening.start()
+        for cell in cells(name):
+            if cell["cell_type"] != "code":
+                continue
+            source = changed.pop(cell["id"], cell["source"])
+            if source.startswith("%"):
+                source = _without_magics(source, played.names)
+            played.values[cell["id"]] = _run(source, f"{name}:{cell['id']}", played.names)
+            lesson = played.names.get("lesson")
+            for asked in set(answers) & set(lesson.questions if lesson else ()):
+                lesson.questions[asked].give(*answers.pop(asked))
+    finally:
+        opening.stop()
+        for value in played.names.values():
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(one, Handle):
+                    one.close()
+        if "gpu" in played.names:
+            played.names["gpu"].close()
+    assert not answers, f"{name} never asked for {sorted(answers)}"
+    assert not changed, f"{name} has no cells {sorted(changed)}"
+    return played
+
+
+def _without_magics(source: str, names: dict[str, Any]) -> str:
+    """Return a cell with its magics as calls, of a shell that shares the namespace."""
+    from IPython.core.inputtransformer2 import TransformerManager
+    from IPython.core.interactiveshell import InteractiveShell
+
+    if "get_ipython" not in names:
+        shell = InteractiveShell(user_ns=names, history_length=0)
+        names["get_ipython"] = lambda: shell
+    return TransformerManager().transform_cell(source)
+
+
+def _run(source: str, where: str, names: dict[str, Any]) -> Any:
+    """Run one cell as a kernel does: the value of a last expression is its result."""
+    tree = ast.parse(source, where)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, where, "exec"), names)  # noqa: S102 - our own notebooks
+    if last is None:
+        return None
+    return eval(compile(ast.Expression(last.value), where, "eval"), names)  # noqa: S307
+
+
+def asked_in(name: str) -> dict[str, str]:
+    """Return name → ``"predict"``, ``"check"`` or ``"quiz"`` of all that a lesson asks."""
+    sources = [cell["source"] for cell in cells(name) if cell["cell_type"] == "code"]
+    pattern = r"lesson\.(predict|check|quiz)\(\s*\"(\w+)\""
+    return {asked: what for source in sources for what, asked in re.findall(pattern, source)}

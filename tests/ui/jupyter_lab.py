@@ -1,0 +1,127 @@
+"""A JupyterLab of its own and a headless browser: for the tests marked `ui`, and benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage",
+)  # fmt: skip
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false"},  # no pop-up
+    "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
+}
+START_S = 40
+_CLASSES = {"jupyterlab": "LabApp", "notebook": "JupyterNotebookApp"}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab."""
+
+    url: str
+    token: str
+    folder: Path
+    app: str = "jupyterlab"
+
+    def page(self, notebook: str) -> str:
+        workspace = secrets.token_hex(4)
+        place = f"lab/workspaces/{workspace}/tree" if self.app == "jupyterlab" else "notebooks"
+        return f"{self.url}/{place}/{notebook}?token={self.token}"
+
+
+@contextlib.contextmanager
+def running_lab(tmp_path: Path, notebooks: Path, app: str = "jupyterlab") -> Iterator[Lab]:
+    """JupyterLab on a free port of this machine, with none of the user's own settings.
+
+    Parameters
+    ----------
+    tmp_path
+        Where its settings and its log go.
+    notebooks
+        The folder it shows.
+    app
+        ``"jupyterlab"``, or ``"notebook"`` for Jupyter Notebook.
+    """
+    for plugin, values in SETTINGS.items():
+        file = tmp_path / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    token = secrets.token_hex(16)
+    own = {
+        name: str(tmp_path / name.lower())
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
+    command = [
+        sys.executable, "-m", app, "--no-browser", "--allow-root",
+        "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={notebooks}",
+        f"--LabServerApp.user_settings_dir={tmp_path / 'settings'}",
+        f"--LabServerApp.workspaces_dir={tmp_path / 'workspaces'}",
+        f"--{_CLASSES[app]}.expose_app_in_browser=True",
+        # Without a language server or a look for updates, nothing reaches out.
+        *(["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+          if app == "jupyterlab" else []),
+    ]  # fmt: skip
+    log = tmp_path / "lab.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, cwd=notebooks, env={**os.environ, **own}
+        )
+    found = Lab(f"http://127.0.0.1:{port}", token, notebooks, app)
+    try:
+        _wait_until_up(found, process, log)
+        yield found
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
+    until_s = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < until_s:
+        try:
+            with urllib.request.urlopen(f"{lab.url}/api?token={lab.token}", timeout=2):  # noqa: S310
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+
+
+@contextlib.contextmanager
+def open_browser(width: int = 1280, height: int = 1000) -> Iterator[Any]:
+    """Chromium or Chrome, headless: a Playwright context for pages of that size."""
+    from playwright.sync_api import sync_playwright
+
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        raise RuntimeError("this needs Chromium or Chrome on PATH: scripts/chromium.sh")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=executable, args=list(FLAGS))
+        context = browser.new_context(viewport={"width": width, "height": height})
+        yield context
+        context.close()
+        browser.close()

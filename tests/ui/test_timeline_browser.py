@@ -1,0 +1,392 @@
+"""The timeline in JupyterLab, driven by a real browser with mouse and keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_lab import running_lab
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "test-results"
+IMAGES = ROOT / "docs" / "images"
+ROOM = ".gpuscope-timeline"
+PLOT = f"{ROOM} .js-plotly-plot"
+PATIENCE_S = 40
+
+IDLE = """() => {
+    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
+    return kernel?.status === 'idle';
+}"""
+# With callbacks in a thread of their own, the kernel says that it is idle while a cell runs.
+BUSY = """() => [...document.querySelectorAll('.jp-InputPrompt')]
+    .some(one => one.innerText.includes('*'))"""
+LISTEN = """() => {
+    window.frames_painted = [];
+    window.addEventListener('gpuscope-painted',
+        event => window.frames_painted.push(event.detail.frame), true);
+}"""
+ASK = """async code => {
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const future = kernel.requestExecute({ code, store_history: false });
+    let said = '';
+    future.onIOPub = message => {
+        said += message.content?.text ?? message.content?.traceback?.join('') ?? '';
+    };
+    await future.done;
+    return said;
+}"""
+
+RECORD = """
+import gpuscope as gs
+gpu = gs.open_device("sim:h200", quiet=True)
+with gpu.carve({"small": 16, "load": "rest"}) as parts:
+    s = parts["small"].create_stream(name="s")
+    t = parts["load"].create_stream(name="t")
+    small = gs.Gemm(gpu, m=512, n=512, k=512, name="<b>small</b>")
+    load = gs.Gemm(gpu, m=2048, n=2048, k=2048, name="load")
+    with gs.profile(gpu) as recording:
+        for step in range(40):
+            with gs.annotate(f"step {step}"):
+                small.execute(stream=s)
+                if step % 8 == 0:
+                    t.wait(s.record())
+                load.execute(stream=t)
+                small.wait()
+        load.wait()
+"""
+SHOW = """
+timeline = gs.Timeline(recording.trace)
+timeline
+"""
+LIVE = """
+import time
+from pathlib import Path
+from gpuscope.workloads.spin import Spin
+gpu = gs.open_device("sim:h200", pace="real", quiet=True)
+work = Spin(gpu, duration_ns=2_000_000, name="work")
+with gpu.create_stream(name="s") as stream, gs.profile(gpu, live=True) as recording:
+    until, number = time.monotonic() + 90, 0
+    while time.monotonic() < until and not Path("enough").exists():  # keeps Python busy
+        with gs.annotate(f"round {number}"):
+            work.execute(stream=stream)
+            work.wait()
+        number += 1
+print("rounds", number)
+"""
+
+pytestmark = pytest.mark.ui
+
+
+@pytest.fixture
+def open_notebook(tmp_path, browser_page):
+    """Open a notebook of these cells; yields the page, and what it logged."""
+    labs = []
+
+    def open_(*cells, dark=False):
+        folder = tmp_path / "notebooks"
+        folder.mkdir()
+        book = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells],
+            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        )
+        nbformat.write(book, folder / "timeline.ipynb")
+        if dark:
+            file = tmp_path / "settings/@jupyterlab/apputils-extension/themes.jupyterlab-settings"
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps({"theme": "JupyterLab Dark"}))
+        running = running_lab(tmp_path, folder)
+        lab = running.__enter__()
+        labs.append(running)
+        page = browser_page
+        page.set_default_timeout(PATIENCE_S * 1000)
+        page.goto(lab.page("timeline.ipynb"))
+        page.wait_for_function(IDLE)
+        page.evaluate(LISTEN)
+        page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+        return page
+
+    yield open_
+    for running in labs:
+        running.__exit__(None, None, None)
+
+
+@pytest.fixture
+def console(browser_page):
+    """Errors that the page logs or that nobody caught."""
+    said: list[str] = []
+    browser_page.on(
+        "console", lambda message: said.append(message.text) if message.type == "error" else None
+    )
+    browser_page.on("pageerror", lambda error: said.append(str(error)))
+    yield said
+    assert not said, "\n".join(said)
+
+
+@pytest.fixture
+def shot(browser_page):
+    """Save screenshots to test-results/, the last one also when the test fails."""
+    RESULTS.mkdir(exist_ok=True)
+    yield lambda name: browser_page.screenshot(path=RESULTS / f"timeline-{name}.png")
+    browser_page.screenshot(path=RESULTS / "timeline-last.png")
+
+
+def run_all(page) -> None:
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+
+
+def painted(page) -> None:
+    """Wait until every frame that was sent is painted."""
+    page.wait_for_function("() => window.frames_painted.length > 0")
+    page.wait_for_function(
+        """() => {
+            const count = window.frames_painted.length;
+            return new Promise(done => setTimeout(
+                () => done(window.frames_painted.length === count), 400));
+        }"""
+    )
+
+
+def ask(page, code: str) -> str:
+    return page.evaluate(ASK, code).strip()
+
+
+def window_of(page) -> tuple[int, int]:
+    low, high = json.loads(ask(page, "print(list(timeline.window_ns))"))
+    return low, high
+
+
+def show(page):
+    run_all(page)
+    page.locator(f"{PLOT} .barlayer .point").first.wait_for()
+    page.locator(ROOM).scroll_into_view_if_needed()
+    painted(page)
+    return page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
+
+
+def status(page):
+    return page.locator(f"{ROOM} .status").inner_text()
+
+
+def ticks(page) -> str:
+    return " ".join(page.locator(f"{PLOT} .xaxislayer-above text").all_text_contents())
+
+
+def bar_of(page, area, label: str) -> tuple[float, float]:
+    """Where a kernel of a stream is on the page, as the kernel knows it."""
+    x, y = json.loads(
+        ask(
+            page,
+            f"""
+drawn = timeline._drawn
+rows = [int(row) for row in drawn.view.found.rows if {label!r} in
+        next(one.label for one in drawn.shot.places.tracks
+             if one.number == drawn.shot.tracks.track[row])]
+low, high = timeline.window_ns
+inside = sorted(row for row in rows if low < drawn.shot.tracks.start_ns[row]
+                and drawn.shot.tracks.end_ns[row] < high)
+row = inside[len(inside) // 2]
+middle = (int(drawn.shot.tracks.start_ns[row]) + int(drawn.shot.tracks.end_ns[row])) / 2
+print([(middle - low) / (high - low), drawn.place(row)[0] / drawn.shot.height])
+""",
+        )
+    )
+    return area["x"] + x * area["width"], area["y"] + y * area["height"]
+
+
+def drag(page, start: tuple[float, float], by: float) -> None:
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(start[0] + by / 2, start[1], steps=5)
+    page.mouse.move(start[0] + by, start[1], steps=5)
+    page.mouse.up()
+
+
+@pytest.mark.timeout(150)
+def test_a_click_tells_all_of_a_span_and_keys_move_the_view(open_notebook, console, shot):
+    page = open_notebook(RECORD, SHOW)
+    area = show(page)
+    shot("whole")
+    assert "SIMULATED" in page.locator(f"{PLOT} .gtitle").first.text_content()
+    around = page.locator(ROOM).bounding_box()
+    svg = page.locator(f"{PLOT} .main-svg").first.bounding_box()
+    assert svg["width"] > 0.95 * around["width"], "the plot does not fill its place"
+
+    # A click: all that is known of the span, and what it depends on.
+    page.mouse.click(*bar_of(page, area, "· t"))
+    details = page.get_by_role("region", name="Details of the selected span")
+    details.get_by_text("launched at").wait_for()
+    assert "gemm_float16_2048x2048x2048" in details.inner_text()
+    assert "partition load" in details.inner_text()
+    details.get_by_role("button", name=re.compile("range step")).wait_for()
+    painted(page)
+    assert page.locator(f"{PLOT} .scatterlayer .js-line").count() >= 2  # an outline, an arrow
+
+    # Keys, now that the plot has the focus.
+    whole = window_of(page)
+    before = ticks(page)
+    page.keyboard.press("w")
+    page.keyboard.press("w")
+    painted(page)
+    near = window_of(page)
+    assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / 4, rel=0.01)
+    assert ticks(page) != before
+    page.keyboard.press("d")
+    painted(page)
+    assert window_of(page)[0] > near[0]
+    page.keyboard.press("ArrowRight")
+    painted(page)
+    assert "selected: gemm_float16_2048" in status(page)
+    assert page.locator(".jp-Notebook .jp-Cell").count() == 2, "a key reached the notebook"
+
+
+@pytest.mark.timeout(150)
+def test_dragging_searching_measuring_hiding_and_resizing(open_notebook, console, shot):
+    page = open_notebook(RECORD, SHOW)
+    area = show(page)
+    height = page.locator(f"{PLOT} .main-svg").first.bounding_box()["height"]
+    whole = window_of(page)
+    for _ in range(3):
+        page.get_by_role("button", name="Zoom in").click()
+    painted(page)
+
+    # A drag to the right goes back in time.
+    at = window_of(page)
+    drag(page, (area["x"] + 300, area["y"] + 30), 200)
+    painted(page)
+    moved = window_of(page)
+    expected = at[0] - (at[1] - at[0]) * 200 / area["width"]
+    assert moved[0] == pytest.approx(expected, abs=(at[1] - at[0]) * 0.02)
+
+    # Search, next and previous; names are shown as they are.
+    page.keyboard.press("/")
+    page.keyboard.type("step 1")
+    page.keyboard.press("Enter")
+    painted(page)
+    assert page.locator(f"{ROOM} .found").inner_text().endswith("of 11")
+    assert "selected: step 1" in status(page)
+    page.get_by_role("button", name="Next match").click()
+    painted(page)
+    page.get_by_role("searchbox").fill("<b>small")
+    page.keyboard.press("Enter")
+    painted(page)
+    details = page.get_by_role("region", name="Details of the selected span")
+    assert details.get_by_role("cell", name="<b>small</b>").first.is_visible()
+    shot("search")
+    page.keyboard.press("Escape")
+    page.keyboard.press("f")
+    painted(page)
+    assert window_of(page) == whole
+
+    # Measure, then hide a track; the plot never changes its height.
+    page.keyboard.press("m")
+    page.mouse.click(area["x"] + 200, area["y"] + 40)
+    page.mouse.click(area["x"] + 400, area["y"] + 40)
+    page.wait_for_function(
+        f"() => document.querySelector('{ROOM} .status').innerText.includes('between the two')"
+    )
+    page.locator(f"{ROOM} summary", has_text="Tracks").click()
+    page.get_by_label("API calls").uncheck()
+    painted(page)
+    assert "API calls" not in page.locator(f"{PLOT} .yaxislayer-above").first.text_content()
+    assert page.locator(f"{PLOT} .main-svg").first.bounding_box()["height"] == height
+    page.set_viewport_size({"width": 1000, "height": 1000})  # asks again when resized
+    page.wait_for_function(
+        f"""() => {{
+            const room = document.querySelector('{ROOM}').clientWidth;
+            const svg = document.querySelector('{PLOT} .main-svg').clientWidth;
+            return room < 900 && Math.abs(svg - room) < 40;
+        }}"""
+    )
+
+
+@pytest.mark.timeout(120)
+def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
+    page = open_notebook(RECORD, SHOW)
+    show(page)
+    page.locator(f"{ROOM} .gpuscope-timeline-bar button:visible").first.focus()
+    reached = []
+    for _ in range(14):
+        reached.append(page.evaluate("""() => {
+            const now = document.activeElement;
+            return now.getAttribute('aria-label') ?? now.innerText;
+        }"""))  # fmt: skip
+        page.keyboard.press("Tab")
+    assert [one for one in reached if one.startswith("Timeline. W and S zoom")], reached
+    for label in ("Pan left", "Zoom in", "Show everything", "Search names of spans", "Tracks"):
+        assert label in reached
+    plot = page.locator(PLOT)
+    assert plot.get_attribute("role") == "application"
+    plot.focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("region", name="Details of the selected span").wait_for()
+    assert page.locator(f"{ROOM} [role=status]").count() == 1
+
+
+@pytest.mark.timeout(150)
+def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
+    open_notebook, tmp_path, console, shot
+):
+    page = open_notebook("import gpuscope as gs", LIVE, "timeline = None")
+    run_all(page)
+    page.locator(f"{PLOT} .barlayer .point").first.wait_for()
+    page.locator(ROOM).scroll_into_view_if_needed()
+    assert page.evaluate(BUSY)
+    first = page.evaluate("() => window.frames_painted.length")
+    page.wait_for_function(f"() => window.frames_painted.length >= {first} + 20")
+    assert page.evaluate(BUSY), "the frames came after the cell"
+    assert "live (SIMULATED)" in page.locator(f"{PLOT} .gtitle").first.text_content()
+    page.wait_for_function(
+        f"() => document.querySelector('{PLOT} .yaxislayer-above').textContent.includes('ranges')"
+    )
+    shot("live")
+    follow = page.get_by_role("button", name="Follow the newest spans")
+    assert follow.get_attribute("aria-pressed") == "true"
+    page.locator(PLOT).focus()
+    page.keyboard.press("a")  # answered while the cell runs
+    page.locator(f"{ROOM} button[aria-pressed=false]", has_text="Follow").wait_for()
+    here = ticks(page)
+    time.sleep(0.5)
+    assert ticks(page) == here, "it moved though nobody asked it to"
+    assert page.evaluate(BUSY), "it was answered after the cell"
+    follow.click()
+    page.locator(f"{ROOM} button[aria-pressed=true]", has_text="Follow").wait_for()
+    (tmp_path / "notebooks" / "enough").touch()
+    page.wait_for_function(f"() => !({BUSY})()")
+    follow.wait_for(state="hidden")
+    page.wait_for_function(
+        f"() => !document.querySelector('{PLOT} .gtitle').textContent.includes('live')"
+    )
+    shot("ended")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_is_readable_in_either_theme(open_notebook, console, shot, dark):
+    page = open_notebook(RECORD, SHOW, dark=dark)
+    area = show(page)
+    page.mouse.click(*bar_of(page, area, "· t"))
+    page.get_by_text("launched at").wait_for()
+    page.keyboard.press("w")
+    painted(page)
+    page.set_viewport_size({"width": 1280, "height": 1500})
+    page.locator(ROOM).scroll_into_view_if_needed()
+    page.mouse.move(5, 5)
+    painted(page)
+    ink = page.locator(f"{PLOT} .gtitle").first.evaluate("one => getComputedStyle(one).fill")
+    paper = page.evaluate(
+        "() => getComputedStyle(document.querySelector('.jp-Notebook')).background"
+    )
+    shades = [sum(map(int, re.findall(r"\d+", text)[:3])) for text in (ink, paper)]
+    assert abs(shades[0] - shades[1]) > 400, f"{ink} on {paper}"
+    name = f"timeline-{'dark' if dark else 'light'}.png"
+    page.locator(ROOM).screenshot(path=RESULTS / name)
+    if os.environ.get("GPUSCOPE_UPDATE_IMAGES") == "1":
+        IMAGES.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(RESULTS / name, IMAGES / name)

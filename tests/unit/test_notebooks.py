@@ -1,0 +1,214 @@
+"""The lessons: executed on the simulated GPU, answered right and wrong, and well made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from lesson_answers import KEYS
+from lessons import LESSONS, NOTEBOOKS, asked_in, cells, play
+from nbclient import NotebookClient
+
+MOST_CELLS = 44
+PLOTLY = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+HIDDEN = {"predict", "outcome", "check", "fact"}
+"""Tags of cells whose source is collapsed: it would tell too early."""
+
+
+def test_there_are_ten_lessons_and_a_key_to_each():
+    assert [name[:2] for name in LESSONS] == [f"{number:02}" for number in range(1, 11)]
+    assert sorted(KEYS) == LESSONS
+
+
+# -- executed, by nobody in particular ----------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_runs_in_a_kernel_where_nobody_answers(name, tmp_path, monkeypatch):
+    for place in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(place, str(tmp_path / place.lower()))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
+    book = nbformat.read(NOTEBOOKS / name, as_version=4)
+    NotebookClient(
+        book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    assert list(tmp_path.glob("*.csv")) == [], "a lesson writes no files by itself"
+    outputs = {cell.id: cell.outputs for cell in book.cells if cell.cell_type == "code"}
+    shown = [data for found in outputs.values() for one in found if (data := one.get("data"))]
+    figures = [data[PLOTLY] for data in shown if PLOTLY in data]
+    assert figures
+    for figure in figures:
+        title = figure["layout"]["title"]["text"]
+        assert "SIMULATED" in title or "recorded" in title
+    asked = asked_in(name)
+    assert len([data for data in shown if WIDGET in data]) == len(
+        [what for what in asked.values() if what != "check"]
+    )
+    results = outputs["results"][-1]["data"]["text/html"]
+    assert results.count("<td>not predicted</td>") == list(asked.values()).count("predict")
+    assert "wrong" not in results
+
+
+# -- answered -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_who_knows_is_told_so(name):
+    key = KEYS[name]
+    results = play(name, answers=key.right, changed=key.solved).results
+    verdicts = {one.name: one.verdict for one in results.values()}
+    kinds = {one.name: one.kind for one in results.values()}
+    wanted = {"prediction": "right", "exercise": "solved"}
+    assert verdicts == {asked: wanted[kinds[asked]] for asked in verdicts}
+    assert set(verdicts) == set(asked_in(name))
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_who_is_wrong_is_told_so_and_why(name):
+    key = KEYS[name]
+    played = play(name, answers=key.wrong, changed=key.failed)
+    for result in played.results.values():
+        wanted = {"prediction": "wrong", "exercise": "not solved"}[result.kind]
+        assert result.verdict == wanted, result
+        assert result.attempts == 1, result
+    outcomes = [value for value in played.values.values() if hasattr(value, "rule")]
+    assert len(outcomes) == list(asked_in(name).values()).count("predict")
+    for outcome in outcomes:
+        assert outcome.rule, outcome.result
+        assert "Not this time." in outcome.html()
+        assert outcome.result.measured
+    assert any(outcome.explanation is not None for outcome in outcomes)
+    assert any(outcome.figure is not None for outcome in outcomes)
+    for value in played.values.values():
+        if hasattr(value, "hint"):
+            assert value.found, value
+            assert value.hint, value
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_hints_do_not_give_the_answer_away(name):
+    key = KEYS[name]
+    played = play(name, answers=key.wrong, changed=key.failed)
+    lesson = played.names["lesson"]
+    for asked, what in asked_in(name).items():
+        if what == "quiz":
+            question = lesson.questions[asked]
+            right = question.kind.show(question.kind.read(key.right[asked]))
+            for _ in range(4):
+                hint = question.said.partition("Hint: ")[2]
+                assert hint, asked
+                assert right.lower() not in hint.lower(), (asked, hint)
+                question.give(*key.wrong[asked])
+    for cell in cells(name):
+        if cell["metadata"].get("tags") and "check" in cell["metadata"]["tags"]:
+            for task, source in key.solved.items():
+                before = next(one["source"] for one in cells(name) if one["id"] == task)
+                new = {line.strip() for line in source.splitlines()} - {
+                    line.strip() for line in before.splitlines()
+                }
+                for line in new - {"", "pass"}:
+                    assert line not in cell["source"], (task, line)
+
+
+# -- well made ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_is_committed_without_what_running_leaves(name):
+    book = nbformat.read(NOTEBOOKS / name, as_version=4)
+    nbformat.validate(book)
+    ids = [cell.id for cell in book.cells]
+    assert len(set(ids)) == len(ids) <= MOST_CELLS
+    assert all(re.fullmatch(r"[a-z0-9-]+", one) for one in ids)
+    for cell in book.cells:
+        assert cell.cell_type != "code" or (not cell.outputs and cell.execution_count is None)
+    assert book.metadata.kernelspec.name == "python3"
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_what_would_tell_too_early_is_collapsed(name):
+    for cell in cells(name):
+        tags = set(cell["metadata"].get("tags", ()))
+        if tags & HIDDEN:
+            assert cell["metadata"]["jupyter"]["source_hidden"] is True, cell["id"]
+            assert tags & {"hide-input", "remove-cell"}, cell["id"]
+        source = cell["source"]
+        if cell["cell_type"] == "code" and re.search(
+            r"lesson\.(reveal|quiz|check)|^assert", source
+        ):
+            assert tags & HIDDEN, cell["id"]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_each_prediction_comes_before_what_it_is_about(name):
+    told = {}
+    for index, cell in enumerate(cells(name)):
+        for what, asked in re.findall(r"lesson\.(predict|reveal)\(\s*\"(\w+)\"", cell["source"]):
+            assert (what, asked) not in told
+            told[what, asked] = index
+    predictions = [asked for what, asked in told if what == "predict"]
+    assert len(predictions) >= 3
+    for asked in predictions:
+        assert told["predict", asked] < told["reveal", asked]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_has_its_parts(name):
+    texts = [cell["source"] for cell in cells(name) if cell["cell_type"] == "markdown"]
+    number = int(name[:2])
+    assert texts[0].startswith(f"# Lesson {number}: ")
+    (minutes,) = re.findall(r"\*About (\d+) minutes", texts[0])
+    assert 10 <= int(minutes) <= 20
+    headings = [line for text in texts for line in text.splitlines() if line.startswith("## ")]
+    assert headings[-2:] == ["## What you take with you", "## Read on"]
+    assert "## Exercises" in headings or number == 10
+    exercises = [what for what in asked_in(name).values() if what != "predict"]
+    assert len(exercises) >= 3
+    code = "".join(cell["source"] for cell in cells(name) if cell["cell_type"] == "code")
+    assert "gs.open_device()" in code, "the same text on any device"
+    assert f"lesson_{number:02}.csv" in code
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_links_lead_somewhere(name):
+    found = 0
+    for cell in cells(name):
+        if cell["cell_type"] == "markdown":
+            for target in re.findall(r"\]\(([^)#]+)\)", cell["source"]):
+                if not target.startswith("http"):
+                    assert (NOTEBOOKS / target).exists(), f"{name} → {target}"
+                    found += 1
+    assert found >= 2
+
+
+# -- the rules ----------------------------------------------------------------------------
+
+
+def test_every_rule_names_a_lesson_and_an_exercise_that_are_there():
+    page = (Path(NOTEBOOKS).parent / "docs" / "rules.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([A-Z]+\d+) \| (.+?) \| (.+?) \| (.+?) \|$", page, re.MULTILINE)
+    assert len(rows) > 40
+    numbers = [number for number, *_ in rows]
+    assert len(set(numbers)) == len(numbers)
+    asked = {name[:2]: set(asked_in(name)) for name in LESSONS}
+    for number, rule, section, met in rows:
+        assert rule, number
+        assert re.search(r"\d|API", section), number
+        places = re.findall(r"\[lesson (\d+)\]\(\.\./notebooks/(\S+?)\): ((?:`\w+`(?:, )?)+)", met)
+        assert places, f"{number} is met by nothing: {met!r}"
+        for lesson, path, names in places:
+            assert path in LESSONS
+            assert int(path[:2]) == int(lesson)
+            for one in re.findall(r"`(\w+)`", names):
+                assert one in asked[path[:2]], f"{number}: lesson {lesson} does not ask {one}"
+
+
+def test_every_lesson_meets_a_rule_or_says_of_what_it_is():
+    page = (Path(NOTEBOOKS).parent / "docs" / "rules.md").read_text("utf-8")
+    for name in LESSONS[:9]:
+        assert name in page

@@ -33,10 +33,7 @@ sys.path.insert(0, str(ROOT / "tests" / "ui"))
 from jupyter_lab import open_browser, running_lab  # noqa: E402
 
 import gpuscope as gs  # noqa: E402
-from gpuscope.trace import (
-    arrow,
-    schema,
-)
+from gpuscope.trace import arrow, schema  # noqa: E402
 from gpuscope.trace.model import TraceMetadata  # noqa: E402
 
 SPANS, STREAMS = 1_000_000, 64

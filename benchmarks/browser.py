@@ -274,7 +274,7 @@ gpu = gs.open_device("sim:h200", pace="real", quiet=True)
 BUSY = """
 with gpu.carve({{"small": 16, "load": "rest"}}) as parts:
     streams = [part.create_stream() for part in parts.values()]
-    works = [Spin(gpu, duration_ns=250_000, name=name) for name in parts]
+    works = [Spin(gpu, duration_ns=375_000, name=name) for name in parts]
     with gs.profile(gpu, live=True):
         until, number = time.monotonic() + {seconds}, 0
         while time.monotonic() < until:

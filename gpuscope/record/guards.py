@@ -37,6 +37,10 @@ class SelectionLog:
         """What was selected: each distinct object once."""
         self._numbers: dict[int, int] = {}
         self._changes: dict[int, list[list[int]]] = {}
+        self._tables: dict[int, np.ndarray[Any, Any]] = {}
+        """Thread → its changes as far as they were looked at."""
+        self._rewritten: set[int] = set()
+        """Threads of which such a change became another since."""
         self._in_tasks: dict[int, tuple[int, int, threading.Event, asyncio.Handle]] = {}
         """Guard of a task that is entered → thread, its first change, whether others ran."""
         self._lock = threading.Lock()
@@ -95,6 +99,7 @@ class SelectionLog:
             if others_ran.is_set():
                 for change in self._changes[thread][first:]:
                     change[1] = UNSURE
+                self._rewritten.add(thread)
         number = self._number(before)
         if in_task is not None and before is None and caller.thread_has_guard():
             number = UNSURE  # in a task nothing is selected; when the loop ends, the thread's is
@@ -105,14 +110,26 @@ class SelectionLog:
     ) -> np.ndarray[Any, Any]:
         """Return the number of the stream selected on each thread at each Unix time, ns."""
         found = np.full(len(times), NOTHING, np.int64)
-        for thread, changes in list(self._changes.items()):
+        for thread in list(self._changes):
             mine = np.flatnonzero(threads == thread)
             if not len(mine):
                 continue
-            table = np.array(changes, np.int64)
+            table = self._table(thread)
             for other, first, others_ran, _ in list(self._in_tasks.values()):
                 if other == thread and others_ran.is_set():
+                    table = table.copy()
                     table[first:, 1] = UNSURE
             at = np.searchsorted(table[:, 0], times[mine], "right") - 1
             found[mine] = np.where(at >= 0, table[np.maximum(at, 0), 1], NOTHING)
         return found
+
+    def _table(self, thread: int) -> np.ndarray[Any, Any]:
+        """Return a thread's changes; while it records this is asked again and again."""
+        if thread in self._rewritten:
+            self._rewritten.discard(thread)
+            self._tables.pop(thread, None)
+        known = self._tables.get(thread, np.zeros((0, 2), np.int64))
+        new = self._changes[thread][len(known) :]
+        if new:
+            known = self._tables[thread] = np.concatenate([known, np.array(new, np.int64)])
+        return known

@@ -9,6 +9,7 @@ from gpuscope.figures.bars import look
 from gpuscope.figures.frame import frame
 from gpuscope.figures.places import nothing, y_axis
 from gpuscope.figures.sm_picture import sm_axis, sm_image
+from gpuscope.figures.text import escape
 from gpuscope.figures.view import View
 from gpuscope.widgets import camera
 from gpuscope.widgets.overlays import ink, links, on_axis, outlines, ruler
@@ -101,7 +102,7 @@ def first_layout(shot: Shot, height: float) -> dict[str, Any]:
 
 def _tracks(shot: Shot) -> dict[str, Any]:
     """Return what marks the tracks."""
-    centres, labels = shot.places.ticks()
+    centres, _ = shot.places.ticks()
     px = min(shot.places.heights, default=26) * (shot.plot_px - shot.sms_px) / shot.height
     shapes = [
         {**one, "fillcolor": STRIPE} if one["type"] == "rect" else one for one in shot.places.shapes
@@ -109,7 +110,7 @@ def _tracks(shot: Shot) -> dict[str, Any]:
     return {
         "yaxis.range": [shot.height, 0],
         "yaxis.tickvals": centres,
-        "yaxis.ticktext": [_short(label) for label in labels],
+        "yaxis.ticktext": [escape(track.label, _LABEL) for track in shot.places.tracks],
         "yaxis.tickfont.size": min(12, max(6, 0.9 * px)),
         "shapes": shapes,
         "annotations": shot.places.annotations
@@ -137,7 +138,3 @@ def _divide(drawn: Drawn, shot: Shot) -> None:
     axis = {**sm_axis(shot.held.blocks.height), "domain": [0, share - 0.05], "automargin": False}
     drawn.layout.update({"yaxis.domain": [share, 1], "xaxis.anchor": "y2", "yaxis2": axis})
     drawn.overlays["sms"] = {"visible": True}
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"

@@ -98,9 +98,10 @@ class Scene:
 
     def extend(self, more: Trace) -> Window:
         """Add rows; return when they were."""
-        count = len(self.tracks)
+        count, sources = len(self.tracks), len(self.tracks.coded["source"].values)
         self.tracks = self.tracks.extended(more.spans, more.edges, more.metadata)
-        self._heading = _live_heading(self.tracks)
+        if not count or len(self.tracks.coded["source"].values) > sources:
+            self._heading = _live_heading(self.tracks)
         self._place()
         start, end = self.tracks.start_ns[count:], self.tracks.end_ns[count:]
         if not len(start):

@@ -319,7 +319,7 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
         }"""))  # fmt: skip
         page.keyboard.press("Tab")
     assert [one for one in reached if one.startswith("Timeline. W and S zoom")], reached
-    for label in ("Pan left", "Zoom in", "Show everything", "Search names of spans", "Tracks"):
+    for label in ("Pan left", "Zoom in", "Fit: show everything", "Search names of spans", "Tracks"):
         assert label in reached
     plot = page.locator(PLOT)
     assert plot.get_attribute("role") == "application"

@@ -306,6 +306,23 @@ def test_one_that_awaits_does_not_spoil_those_before_and_after_it(log, made):
     made.check(log)
 
 
+def test_to_be_asked_again_and_again_changes_nothing(log, made):
+    async def held():
+        with CallerStreamGuard(B):
+            made.launch(B, UNSURE)
+            assert made.known(log)[-1] == B  # asked while nobody else can have run …
+            await asyncio.sleep(0)
+
+    for _ in range(3):
+        with CallerStreamGuard(A):
+            made.launch(A)
+            made.check(log)
+        asyncio.run(held())
+        assert made.known(log)[-1] == UNSURE  # … and when others may have
+        made.check(log)
+        made.launch(NOTHING)
+
+
 def test_guards_of_tasks_that_interleave_count_for_nobody(log, made):
     async def task(stream, turns):
         with CallerStreamGuard(stream):

@@ -27,7 +27,8 @@ class Ranges:
         self._data: list[Columns] = []
         self._early_ends: list[Columns] = []
         self._open: Columns | None = None
-        self._done: list[Columns] = []
+        self._done: list[tuple[int, Columns]] = []
+        """What is a row already: the last end of each piece, and its ranges."""
         self._texts: dict[int, str] = {}
         self._numbers = 1
 
@@ -84,7 +85,11 @@ class Ranges:
     def around(self, threads: Array, times: Array) -> Array:
         """Return the row of the innermost range around each moment of a thread, or NONE."""
         self._update()
-        parts = [*self._done, *([self._open] if self._open is not None else [])]
+        # Ranges that were over before are around nothing; else a long recording read often
+        # would look at all of them each time.
+        since = times.min(initial=_OPEN)
+        parts = [part for last, part in self._done if last >= since]
+        parts += [self._open] if self._open is not None else []
         if not parts:
             return np.full(len(times), NONE, np.int64)
         every = tables.join_columns(parts)
@@ -105,7 +110,7 @@ class Ranges:
         now = tables.select(self._open, ended & ~canary)
         parents = self.around(now["thread"], now["first"] - 1)
         if len(now["row"]):
-            self._done.append(now)
+            self._done.append((int(now["last"].max()), now))
         self._open = tables.select(self._open, ~ended & ~canary)
         count = len(now["row"])
         if not count:

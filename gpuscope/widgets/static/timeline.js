@@ -75,7 +75,7 @@ function toolbar(model, el) {
   const previous = button("‹", "Previous match", { do: "previous" }, "Shift+N");
   const next = button("›", "Next match", { do: "next" }, "N");
   const measure = button("Measure", "Measure between two clicks", { do: "measure" }, "M");
-  const sms = button("SMs", "Show the SMs below the tracks", () => ({ do: "sms", on: !model.get("state").sms }));
+  const sms = button("SMs", "SMs below the tracks", () => ({ do: "sms", on: !model.get("state").sms }));
   const list = make("div", { className: "list" });
   const tracks = make("details", {}, make("summary", {}, "Tracks"), list);
   const status = make("div", { className: "status", role: "status" });
@@ -87,7 +87,7 @@ function toolbar(model, el) {
       button("▸", "Pan right", KEYS.d, "D"),
       button("+", "Zoom in", KEYS.w, "W"),
       button("−", "Zoom out", KEYS.s, "S"),
-      button("Fit", "Show everything", KEYS.f, "F"),
+      button("Fit", "Fit: show everything", KEYS.f, "F"),
     ),
     group("Search", search, previous, next, found),
     group("View", measure, sms, tracks),

@@ -1,0 +1,78 @@
+"""When SMs were held, and by whose blocks: against a scan of every block."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuscope import Trace
+from gpuscope.figures.sm_blocks import Blocks, HeldIndex, union_by
+from gpuscope.trace.model import TraceMetadata
+
+PARTITIONS = ("decode", "prefill", None)
+TIMES = st.integers(0, 5_000)
+BLOCKS = st.lists(
+    st.tuples(st.integers(0, 3), TIMES, st.integers(0, 900), st.sampled_from(PARTITIONS)),
+    min_size=1, max_size=60,
+)  # fmt: skip
+
+
+def covered(spans, low: int, high: int) -> int:
+    """Ns of a window that spans cover, counted one by one."""
+    held = np.zeros(high - low, bool)
+    for start, end in spans:
+        held[max(start - low, 0) : max(end - low, 0)] = True
+    return int(held.sum())
+
+
+@given(BLOCKS)
+def test_a_union_is_what_a_scan_finds(blocks):
+    sm, start, lasts, _ = (np.array(column) for column in zip(*blocks, strict=True))
+    starts, ends, groups = union_by(start, start + lasts, sm)
+    for group in np.unique(sm):
+        mine = groups == group
+        assert (starts[mine][1:] > ends[mine][:-1]).all()  # apart, in order
+        spans = list(zip(start[sm == group], (start + lasts)[sm == group], strict=True))
+        assert int((ends - starts)[mine].sum()) == covered(spans, 0, 6_000)
+
+
+@given(BLOCKS, TIMES, st.integers(50, 5_000), st.integers(1, 60))
+def test_cells_are_what_a_scan_finds(blocks, low, length, pixels):
+    sm, start, lasts, partition = zip(*blocks, strict=True)
+    count = len(sm)
+    trace = Trace.from_columns(
+        {
+            "id": list(range(count)), "kind": ["block"] * count, "name": ["k"] * count,
+            "source": ["blocks"] * count, "device": [0] * count, "sm": list(sm),
+            "start_ns": list(start), "partition": list(partition),
+            "end_ns": [one + more for one, more in zip(start, lasts, strict=True)],
+        },
+        metadata=TraceMetadata(devices={"cuda:0": {"index": 0, "sm_count": 5}}),
+    )  # fmt: skip
+    held = HeldIndex(Blocks(trace, None))
+    cells = held.cells((low, low + length), pixels)
+    assert cells.share.shape[0] == 5
+    for column in range(cells.share.shape[1]):
+        begin = cells.origin_ns + column * cells.column_ns
+        end = begin + cells.column_ns
+        if begin < low or end > low + length:
+            continue  # what lies beyond the window need not be there
+        for one in range(5):
+            spans = {
+                name: [
+                    (at, at + more) for number, at, more, owner in zip(
+                        sm, start, lasts, partition, strict=True)
+                    if number == one and owner == name
+                ]
+                for name in PARTITIONS
+            }  # fmt: skip
+            by_owner = {name: covered(mine, begin, end) for name, mine in spans.items()}
+            whole = covered([span for mine in spans.values() for span in mine], begin, end)
+            assert abs(cells.share[one, column] * cells.column_ns - whole) <= 0.01
+            owner = int(cells.owner[one, column])
+            if whole == 0:
+                assert owner == -1
+            else:
+                name = held.blocks.partitions[owner]
+                assert by_owner[name] >= max(by_owner.values()) - 1

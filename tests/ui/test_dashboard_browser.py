@@ -359,6 +359,8 @@ def restart_and_reopen(page, lab, console, shot) -> None:
         "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
     )
     page.wait_for_function(IDLE)
+    button(page, "Stop").click()
+    page.get_by_text("The kernel of this widget is gone: run its cell again.").wait_for()
     assert not errors(console), "\n".join(errors(console))
     open_notebook(page, lab)
     saved = page.locator(".gpuscope-saved")

@@ -1,5 +1,6 @@
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-carver", "Partitions: the GPU's SMs shared out");
+  const send = voice(model, home);
   const names = h("div", { class: "gs-names", "aria-hidden": "true" });
   const cells = h("div", { class: "gs-cells", role: "img" });
   const handles = h("div", { class: "gs-handles" });
@@ -7,7 +8,7 @@ function render({ model, el }) {
   const strip = h("div", { class: "gs-strip" }, cells, handles, bubble);
   const facts = h("p", { class: "gs-facts" });
   const list = h("ul", { class: "gs-rows" });
-  const act = (action) => () => model.send({ action });
+  const act = (action) => () => send({ action });
   const add = h("button", { type: "button", onclick: act("add") }, "Add partition");
   const apply = h("button", { type: "button", class: "gs-primary", onclick: act("apply") }, "Apply");
   const revert = h("button", { type: "button", onclick: act("revert") }, "Revert");
@@ -195,11 +196,11 @@ function render({ model, el }) {
     const own = { name: freshId(), count: freshId() };
     const parts = {
       color: h("input", {
-        type: "color", onchange: (event) => model.send({ action: "color", id, color: event.target.value }),
+        type: "color", onchange: (event) => send({ action: "color", id, color: event.target.value }),
       }),
       name: commits(
         h("input", { type: "text", class: "gs-name", spellcheck: "false" }),
-        (name) => model.send({ action: "rename", id, name }),
+        (name) => send({ action: "rename", id, name }),
       ),
       nameError: h("span", { class: "gs-fault", id: own.name, hidden: true }),
       count: commits(
@@ -213,7 +214,7 @@ function render({ model, el }) {
       }),
       granted: h("output", { class: "gs-granted" }),
       remove: h("button", {
-        type: "button", class: "gs-quiet", onclick: () => model.send({ action: "remove", id }),
+        type: "button", class: "gs-quiet", onclick: () => send({ action: "remove", id }),
       }, "Remove"),
     };
     node.append(

@@ -92,3 +92,16 @@ function root(model, el, className, label) {
   el.append(node);
   return node;
 }
+
+// How a control speaks to its kernel; where that is gone, it says so once.
+function voice(model, home) {
+  return (message) => {
+    try {
+      model.send(message);
+    } catch {
+      home.querySelector(":scope > .gs-gone")?.remove();
+      home.append(h("p", { class: "gs-error gs-gone", role: "alert" },
+        "The kernel of this widget is gone: run its cell again."));
+    }
+  };
+}

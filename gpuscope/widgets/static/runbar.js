@@ -1,6 +1,7 @@
 function render({ model, el }) {
   const home = root(model, el, "gpuscope-bar", "Run");
-  const act = (action, more = {}) => () => model.send({ action, ...more });
+  const send = voice(model, home);
+  const act = (action, more = {}) => () => send({ action, ...more });
   const button = (words, action, more = {}, look = {}) =>
     h("button", { type: "button", onclick: act(action, more), ...look }, words);
   const run = button("Run", "run", {}, { class: "gs-primary" });
@@ -19,7 +20,7 @@ function render({ model, el }) {
   const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen" });
   file.addEventListener("change", async () => {
     const [chosen] = file.files;
-    if (chosen) model.send({ action: "open", name: chosen.name, text: await chosen.text() });
+    if (chosen) send({ action: "open", name: chosen.name, text: await chosen.text() });
     file.value = "";
   });
   const open = h("label", { class: "gs-file" }, file, "Open TOML");

@@ -1,15 +1,16 @@
 function render({ model, el }) {
   const noun = model.get("noun");
   const home = root(model, el, "gpuscope-table", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
+  const send = voice(model, home);
   const list = h("ul", { class: "gs-rows" });
   const add = h(
-    "button", { type: "button", onclick: () => model.send({ action: "add" }) }, `Add ${noun}`,
+    "button", { type: "button", onclick: () => send({ action: "add" }) }, `Add ${noun}`,
   );
   const error = h("p", { class: "gs-error", role: "alert", hidden: true });
   home.append(list, error, h("div", { class: "gs-buttons" }, add));
   const kept = new Map();
   const rowOf = (id) => model.get("rows").find((row) => row.id === id);
-  const edit = (id, field, value) => model.send({ action: "edit", id, field, value });
+  const edit = (id, field, value) => send({ action: "edit", id, field, value });
 
   // What looks like a number is one; anything else goes as it is, to be refused with a reason.
   function typed(text) {
@@ -87,7 +88,7 @@ function render({ model, el }) {
   function row(id) {
     const legend = h("legend", { class: "gs-unseen" });
     const remove = h("button", {
-      type: "button", class: "gs-quiet", onclick: () => model.send({ action: "remove", id }),
+      type: "button", class: "gs-quiet", onclick: () => send({ action: "remove", id }),
     }, "Remove");
     const cells = new Map(model.get("fields").map((field) => [field.name, cell(id, field)]));
     const whole = h("span", { class: "gs-fault gs-whole", role: "alert", hidden: true });

@@ -131,6 +131,13 @@ function toolbar(model, el) {
 function attend(model, el, search) {
   const root = el.closest(".gpuscope-timeline");
   const undo = [];
+  const tell = (message) => {
+    try {
+      model.send(message);
+    } catch {
+      // Its kernel is gone: nobody waits for what the page would tell.
+    }
+  };
   const on = (target, name, act, options) => {
     target.addEventListener(name, act, options);
     undo.push(() => target.removeEventListener(name, act, options));
@@ -159,7 +166,7 @@ function attend(model, el, search) {
       search.focus();
       search.select();
     } else if (known) {
-      model.send(known.do === "zoom" && pointer ? { ...known, at: pointer.x } : known);
+      tell(known.do === "zoom" && pointer ? { ...known, at: pointer.x } : known);
     } else if (event.key.length !== 1 || event.key === " ") {
       return; // Tab, Enter, space: whoever has the focus
     }
@@ -172,12 +179,12 @@ function attend(model, el, search) {
   on(root, "pointerdown", (event) => {
     if (!event.target.closest(PLOT)) return;
     down = event.button === 0 && within(event) ? event : null;
-    if (down) model.send({ do: "hold", on: true });
+    if (down) tell({ do: "hold", on: true });
     plot().focus({ preventScroll: true });
   }, true);
   on(window, "pointerup", (event) => {
     const dragged = down !== null;
-    if (dragged) model.send({ do: "hold", on: false });
+    if (dragged) tell({ do: "hold", on: false });
     const still = down && Math.hypot(event.clientX - down.clientX, event.clientY - down.clientY) < DRAG_PX;
     down = null;
     const at = still ? within(event) : null;
@@ -185,14 +192,14 @@ function attend(model, el, search) {
       // Plotly covers the page while a button is down: the browser sees no double click.
       const twice = event.timeStamp - clicked < DOUBLE_MS && !model.get("state").measuring;
       clicked = twice ? 0 : event.timeStamp;
-      model.send(twice ? { do: "fit" } : { do: "click", ...at });
+      tell(twice ? { do: "fit" } : { do: "click", ...at });
     }
     // Before Plotly redraws what it has: the kernel works meanwhile.
     const range = dragged && !still ? plot()._fullLayout?.xaxis?.range : null;
-    if (range) model.send({ do: "range", low: range[0], high: range[1] });
+    if (range) tell({ do: "range", low: range[0], high: range[1] });
   }, true);
   on(window, "pointercancel", () => {
-    if (down) model.send({ do: "hold", on: false });
+    if (down) tell({ do: "hold", on: false });
     down = null;
   });
   on(root, "pointermove", (event) => (pointer = within(event)), true);
@@ -202,7 +209,7 @@ function attend(model, el, search) {
     if (!event.ctrlKey && !event.metaKey) event.stopPropagation();
   }, { capture: true, passive: true });
 
-  const tellTheme = () => model.send({ do: "theme", dark: isDark(root) });
+  const tellTheme = () => tell({ do: "theme", dark: isDark(root) });
   const themes = new MutationObserver(tellTheme);
   themes.observe(document.body, { attributes: true });
   if (isDark(root) !== model.get("state").dark) tellTheme();
@@ -211,7 +218,7 @@ function attend(model, el, search) {
   let asked = 0;
   const tellWidth = () => {
     const now = Math.round(area()?.width ?? 0);
-    if (now && now !== width) model.send({ do: "size", pixels: (width = now) });
+    if (now && now !== width) tell({ do: "size", pixels: (width = now) });
   };
   let dressed = null;
   const sizes = new ResizeObserver(() => requestAnimationFrame(dress));
@@ -245,7 +252,7 @@ function attend(model, el, search) {
     const frame = model.get("frame");
     if (!plot()?._fullData?.length) return; // it is not there yet
     requestAnimationFrame(() => setTimeout(() => {
-      model.send({ do: "painted", frame });
+      tell({ do: "painted", frame });
       root.dispatchEvent(new CustomEvent("gpuscope-painted", { bubbles: true, detail: { frame } }));
     }));
   };

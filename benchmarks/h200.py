@@ -22,6 +22,7 @@ from typing import Any
 
 import contracts  # beside this file
 import cupy
+import live
 import ml_dtypes
 import numpy as np
 import recording
@@ -325,6 +326,7 @@ BENCHMARKS = {
     "quickstart": quickstart,
     "contracts": contract_figures,
     "recording": lambda gpu: recording.recording_figures(gpu, row),
+    "live": lambda gpu: live.live_figures(gpu, row),
     "latency": latency,
     "shapes": lambda gpu: shapes.shape_figures(gpu, row),
 }

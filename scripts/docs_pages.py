@@ -73,6 +73,7 @@ GROUPS = {
     "quickstart": "The quickstart",
     "contracts": "The stream contracts",
     "recording": "Recording",
+    "live": "A live timeline",
     "latency": "Latency of a small GEMM, alone",
     "shapes": "The simulator's times of fresh shapes",
 }

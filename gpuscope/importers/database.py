@@ -82,7 +82,8 @@ class Database:
     Attributes
     ----------
     tables
-        Name → its columns that can be read, in order; plain tables only.
+        Name → its columns that can be read, in order, and whether each may be empty; plain
+        tables only.
     asked
         Name → columns that were asked for.
     """
@@ -97,7 +98,7 @@ class Database:
         self._rows = 0
         self._most_rows = nbytes // _LEAST_ROW_BYTES
         self._text_left = max(1 << 20, 4 * nbytes)
-        self.tables: dict[str, list[str]] = {}
+        self.tables: dict[str, dict[str, bool]] = {}
         self.asked: dict[str, set[str]] = {}
         connection.set_progress_handler(self._is_over, _OPERATIONS)
         for name, sql in self._execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
@@ -115,10 +116,10 @@ class Database:
     def _execute(self, sql: str) -> sqlite3.Cursor:
         return self._connection.execute(sql)
 
-    def _columns(self, table: str) -> list[str]:
+    def _columns(self, table: str) -> dict[str, bool]:
         """Return the stored columns: one that is computed would run what the file says."""
         found = self._execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
-        return [row[1] for row in found if row[6] == 0 and "\0" not in row[1]]
+        return {row[1]: not row[3] for row in found if row[6] == 0 and "\0" not in row[1]}
 
     def __contains__(self, table: str) -> bool:
         return table in self.tables
@@ -133,6 +134,16 @@ class Database:
         (found,) = self._execute(sql).fetchone()
         return int(found)
 
+    def filled(self, table: str, columns: Sequence[str]) -> list[str]:
+        """Return those of the columns that have a value in some row."""
+        there = self._there(table, columns)
+        if not there:
+            return []
+        listed = ", ".join(f"count({_quoted(one)})" for one in there)
+        sql = f"SELECT {listed} FROM {_quoted(table)}"  # noqa: S608 - quoted
+        counts = self._execute(sql).fetchone()
+        return [name for name, count in zip(there, counts, strict=True) if count]
+
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         """Return integer columns; null and what the table lacks is NONE.
 
@@ -141,7 +152,10 @@ class Database:
         there = self._there(table, columns)
         if not there:
             return dict.fromkeys(columns, np.zeros(0, np.int64))
-        listed = ", ".join(f"ifnull({_quoted(one)}, {NONE})" for one in there)
+        may_lack = self.tables[table]
+        listed = ", ".join(
+            f"ifnull({_quoted(one)}, {NONE})" if may_lack[one] else _quoted(one) for one in there
+        )
         try:
             flat = np.fromiter(chain.from_iterable(self._select(listed, table)), np.int64)
         except (TypeError, ValueError, OverflowError) as error:

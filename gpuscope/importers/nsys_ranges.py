@@ -96,15 +96,11 @@ def _argb(color: Array) -> Array:
 def _loose(capture: Capture, count: int) -> dict[str, list[Any] | None]:
     """Return the columns that are no plain integers; ``None`` for what is not there."""
     names = ("text", "jsonText", "binaryData", *_VALUES)
-    there = [name for name in names if name in capture.database.tables.get(NVTX, ())]
-    columns = [list(one) for one in zip(*capture.database.rows(NVTX, there), strict=True)]
-    found = dict(zip(there, columns or [[] for _ in there], strict=True))
-    capture.database.asked[NVTX].update(names)
-    return {
-        name: found[name] if name in found and len(found[name]) == count and
-        any(value is not None for value in found[name]) else None
-        for name in names
-    }  # fmt: skip
+    there = capture.database.filled(NVTX, names)
+    columns = zip(*capture.database.rows(NVTX, there), strict=True)
+    found = dict(zip(there, map(list, columns), strict=False))
+    # A damaged table may have other rows the second time.
+    return {name: found.get(name) if len(found.get(name, ())) == count else None for name in names}
 
 
 def _texts(capture: Capture, numbers: Array, texts: list[Any] | None) -> list[str | None]:

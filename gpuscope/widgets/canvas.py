@@ -36,7 +36,7 @@ class Canvas(go.FigureWidget):  # type: ignore[misc]
         Called with the range of the time axis when the plot was dragged or zoomed by itself.
     """
 
-    def __init__(self, layout: Mapping[str, Any], ranged: Callable[[float, float], None]) -> None:
+    def __init__(self, ranged: Callable[[float, float], None]) -> None:
         self._lock = threading.RLock()
         self._ranged = ranged
         self._is_made = False
@@ -47,8 +47,7 @@ class Canvas(go.FigureWidget):  # type: ignore[misc]
         super().__init__(
             data=[{"type": "scatter", "x": [], "y": [], "name": name, "hoverinfo": "skip",
                    "mode": mode, "showlegend": False, "textposition": "bottom center"}
-                  for name, mode in OVERLAYS.items()],
-            layout=dict(layout),
+                  for name, mode in OVERLAYS.items()]
         )  # fmt: skip
         self._config: dict[str, Any] = {**self._config, **_CONFIG}
         self._is_made = True
@@ -77,6 +76,10 @@ class Canvas(go.FigureWidget):  # type: ignore[misc]
                 self._trait_values["_widget_layout"] = copy.deepcopy(self._layout_obj._props)
                 self._trait_values["_widget_data"] = copy.deepcopy(self._data)
         return super().get_state(*args, **options)
+
+    def settle(self) -> None:
+        """Send all of it anew: whoever keeps a widget's state keeps what was sent as a whole."""
+        self.send_state(["_widget_data", "_widget_layout"])
 
     def draw(
         self, bars: Bars, overlays: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]

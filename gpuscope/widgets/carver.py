@@ -10,7 +10,7 @@ from typing import Any
 
 import traitlets
 
-from gpuscope.device.carve import REMAINDER, CarvePlan, Sizes, SmLayout, named_sizes
+from gpuscope.device.carve import Sizes, named_sizes
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partitions, sm_ranges
 from gpuscope.device.select import open_device
@@ -18,10 +18,10 @@ from gpuscope.errors import GpuscopeError, InvalidPartition
 from gpuscope.figures.style import OKABE_ITO
 from gpuscope.figures.text import clean
 from gpuscope.widgets.base import Control, script
+from gpuscope.widgets.proposal import NAME_LIMIT, check, size_of, strip_of
 
 SIZES: Mapping[str, int | str] = {"small": 16, "load": "rest"}
 """What a carver starts from."""
-_NAME_LIMIT = 60
 
 
 class PartitionCarver(Control):
@@ -34,7 +34,8 @@ class PartitionCarver(Control):
     Parameters
     ----------
     device
-        An open device or a name for :func:`~gpuscope.open_device`; ``"auto"`` if not given.
+        An open device or a name for :func:`~gpuscope.open_device`; ``"auto"`` if not given. A
+        simulated GPU that is named is another one each time: give the one that you use.
     sizes
         Name → SM count, or ``"rest"`` for one of them, or a list of these, to start from; 16
         SMs and the rest if not given, ``{}`` for a GPU that is whole.
@@ -260,7 +261,7 @@ class PartitionCarver(Control):
                     "granted now, and apply again"
                 )
             rows = [dict(row) for row in self.rows]
-            sizes = {row["name"]: _size(row) for row in rows}
+            sizes = {row["name"]: size_of(row) for row in rows}
             self._adopt(sizes)
             now = {row["id"]: row["name"] for row in rows}
             self._renamed = {
@@ -286,7 +287,7 @@ class PartitionCarver(Control):
 
     def _problems(self) -> list[str]:
         said = [
-            f"partition {clean(row['name'], _NAME_LIMIT)!r}: {row[what]}"
+            f"partition {clean(row['name'], NAME_LIMIT)!r}: {row[what]}"
             for row in self.rows
             for what in ("name_error", "count_error")
             if row[what]
@@ -359,7 +360,7 @@ class PartitionCarver(Control):
         What is not ``active`` keeps what it was granted, if that is possible.
         """
         plan, error = None, ""
-        labels = _check(rows)
+        labels = check(rows)
         if rows and not any(row["count_error"] for row in rows):
             wanted = {
                 labels[row["id"]]: row["asked"]
@@ -385,9 +386,10 @@ class PartitionCarver(Control):
         with self.hold_sync():
             self.error, self.refused = error, ""
             if plan is not None or not rows or not self.strip:
-                self.strip = self._strip(plan, rows)
+                layout = plan.layout if plan is not None else self._target().layout
+                self.strip = strip_of(layout, plan, [row["id"] for row in rows])
             self.rows = rows
-            proposed = {row["id"]: (row["name"], _size(row)) for row in rows}
+            proposed = {row["id"]: (row["name"], size_of(row)) for row in rows}
             self.pending = list(proposed.items()) != [
                 (key, (name, self.sizes[name])) for key, name in self._applied.items()
             ]
@@ -404,51 +406,3 @@ class PartitionCarver(Control):
         ):
             return ""
         return sm_ranges(live[name].sm_ids)
-
-    def _strip(self, plan: CarvePlan | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        layout = plan.layout if plan is not None else self._target().layout
-        planned = plan.partitions if plan is not None else ()
-        owned = [(row["id"], one.parts) for row, one in zip(rows, planned, strict=False)]
-        used = {part for _, parts in owned for part in parts}
-        every = [*range(layout.quanta), *([REMAINDER] if layout.remainder_sm_count else [])]
-        free = set(plan.remainder_parts) if plan is not None else set(every)
-        owned.append((0, tuple(part for part in every if part in free)))
-        owned.append((-1, tuple(part for part in every if part not in used | free)))
-        return {
-            "total": layout.sm_count,
-            "quantum": layout.quantum_sm_count,
-            "remainder": layout.remainder_sm_count,
-            "groups": [
-                _group(layout, owner, part)
-                for owner, parts in owned
-                for part in sorted(parts, key=lambda part: (part == REMAINDER, part))
-            ],
-        }
-
-
-def _group(layout: SmLayout, owner: int, part: int) -> dict[str, Any]:
-    kind = "remainder" if part == REMAINDER else f"quantum {part + 1}"
-    return {"owner": owner, "sm_count": layout.sm_count_of([part]), "kind": kind}
-
-
-def _size(row: Mapping[str, Any]) -> int | str:
-    """Return what a row of the proposal amounts to."""
-    return "rest" if row["asked"] == "rest" else row["granted"]
-
-
-def _check(rows: list[dict[str, Any]]) -> dict[int, str]:
-    """Say beside each field what is wrong with it; return row id → a name that is its own."""
-    labels: dict[int, str] = {}
-    for row in rows:
-        name, asked = row["name"], row["asked"]
-        row["name_error"] = row["count_error"] = ""
-        if not isinstance(name, str) or not name.strip():
-            row["name_error"] = "a partition needs a name"
-        elif name in labels.values():
-            row["name_error"] = f"two partitions are called {clean(name, _NAME_LIMIT)!r}"
-        labels[row["id"]] = f"partition {row['id']}" if row["name_error"] else name
-        if asked != "rest" and (isinstance(asked, bool) or not isinstance(asked, int)):
-            row["count_error"] = f"a whole number or the rest, not {clean(asked, 40)!r}"
-        elif asked != "rest" and asked < 1:
-            row["count_error"] = f"at least one SM, not {asked}"
-    return labels

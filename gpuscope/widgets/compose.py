@@ -15,6 +15,8 @@ from gpuscope.widgets.overlays import ink, links, on_axis, outlines, ruler
 from gpuscope.widgets.shot import Drawn, Shot
 from gpuscope.widgets.theme import STRIPE
 
+_CHARACTERS = 110_000
+"""What the texts of a frame may take, so that it stays below 250 kB."""
 _NOTES = 2
 _LEGEND_PX, _LEGEND_ROWS = 20, (2, 5)
 _LEFT, _LABEL = 210, 32
@@ -28,8 +30,9 @@ def compose(shot: Shot, before: Drawn | None) -> Drawn:
     pixels = max(1, round(shot.pixels * (1 + 2 * shot.margin) / 2))
     view = View.among(shot.tracks, shot.places.tracks, fetched, max_spans=shot.most, pixels=pixels)
     made = frame(view, shot.places, shot.colours, zero_ns=shot.zero_ns)
+    said = sum(len(text) for one in made.bars.values() for text in one["hovertext"])
     bars = {
-        one: (look(shot.tracks, one, shot.colours, "µs"), properties)
+        one: (look(shot.tracks, one, shot.colours, "µs"), _light(properties, said))
         for one, properties in made.bars.items()
     }
     drawn = Drawn(shot, view, bars, {}, {})
@@ -58,6 +61,14 @@ def compose(shot: Shot, before: Drawn | None) -> Drawn:
         drawn.layout["title.text"] = f"<b>{title}</b>"
         drawn.layout["title.subtitle.text"] = "<br>".join(notes)
     return drawn
+
+
+def _light(bars: dict[str, Any], said: int) -> dict[str, Any]:
+    """Return bars without what is not needed, and without the narrowest ones' texts if too long."""
+    texts = bars["hovertext"]
+    kept = len(texts) if said <= _CHARACTERS else len(texts) * _CHARACTERS // said
+    less = {name: value for name, value in bars.items() if name != "customdata"}
+    return {**less, "hovertext": texts[:kept] + [""] * (len(texts) - kept)}
 
 
 def first_layout(shot: Shot, height: float) -> dict[str, Any]:

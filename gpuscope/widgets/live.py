@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,10 +11,30 @@ from gpuscope.record.recorder import Recording
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 
+SWITCH_S = 0.001
+"""Python's switch interval meanwhile: every NumPy call of ours gives the lock away, and a busy
+cell keeps it for that long. With the usual 5 ms a frame takes ten times its own time."""
 PERIOD_S = 0.1
 """Time from one reading to the next, at least."""
 SHARE = 0.5
 """Which part of the time reading may take: what is slow is read less often."""
+
+
+_quick = 0
+_before_s = 0.0
+_quick_lock = threading.Lock()
+
+
+def _switch_quickly(*, on: bool) -> None:
+    """Shorten Python's switch interval as long as anything is live."""
+    global _quick, _before_s  # noqa: PLW0603 - one interval a process
+    with _quick_lock:
+        _quick += 1 if on else -1
+        if on and _quick == 1:
+            _before_s = sys.getswitchinterval()
+            sys.setswitchinterval(min(SWITCH_S, _before_s))
+        elif _quick == 0:
+            sys.setswitchinterval(_before_s)
 
 
 class Pump:
@@ -60,6 +81,13 @@ class Pump:
             self._grew(Trace(spans, edges, self._recording.known()))
 
     def _loop(self) -> None:
+        _switch_quickly(on=True)
+        try:
+            self._read_on()
+        finally:
+            _switch_quickly(on=False)
+
+    def _read_on(self) -> None:
         nap_s = PERIOD_S
         while not self._stop.wait(nap_s):
             began_s = time.monotonic()
@@ -70,7 +98,8 @@ class Pump:
                     return
                 self.read()
             except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-                self._failed(error)
+                if over or not self._recording.is_over:  # else it ended meanwhile
+                    self._failed(error)
                 if over:
                     return
             took_s = time.monotonic() - began_s

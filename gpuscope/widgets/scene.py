@@ -22,7 +22,8 @@ from gpuscope.widgets.shot import SM_HEIGHT, Shot
 from gpuscope.widgets.theme import DARK, LIGHT, Theme
 
 SPANS, LIVE_SPANS = 800, 2000
-"""Bars of a frame at most: when panning is to be quick, and while a recording is followed."""
+"""Bars of a frame at most. While a recording is followed, up to as many as the second are all
+drawn; of more, the first."""
 MARGIN = 0.5
 """What is drawn on either side of the view, for panning, as a part of its width."""
 HEIGHTS = (140, 640)
@@ -237,7 +238,7 @@ class Scene:
             colours=self._colours,
             window_ns=window,
             margin=0.0 if following else MARGIN,
-            most=LIVE_SPANS if following else SPANS,
+            most=LIVE_SPANS if following and self._count(window) <= LIVE_SPANS else SPANS,
             pixels=self._pixels,
             zero_ns=self._zero_ns,
             plot_px=self.height,
@@ -248,6 +249,11 @@ class Scene:
             heading=self._heading,
             held=self._held if self._shows_sms else None,
         )
+
+    def _count(self, window: Window) -> int:
+        """Return how many spans are in a window."""
+        numbers = np.array([one.number for one in self._places.tracks], np.int64)
+        return int(self.tracks.index.counts(window, numbers).sum())
 
 
 def _live_heading(tracks: Tracks) -> tuple[str, ...]:

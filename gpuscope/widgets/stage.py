@@ -59,12 +59,14 @@ class Stage(ipw.VBox):  # type: ignore[misc]
     def __init__(self, trace: Trace, height: int | None, **options: Any) -> None:
         self._lock = threading.RLock()
         self._painter = Painter(self._draw, failed=self._failed)
-        self._scene = Scene(trace, height)
         self._search = Search()
         self._drawn: Drawn | None = None
         self._is_live = self._is_measuring = self._is_held = self._is_stale = False
+        # First, so that the browser reads Plotly while the trace is being indexed.
+        self.figure = Canvas(self._ranged)
+        self._scene = Scene(trace, height)
         layout = first_layout(self._scene.shot((0, 1), following=False), self._scene.height)
-        self.figure = Canvas(layout, self._ranged)
+        self.figure.update_layout(layout)
         self._bar = Bar(self._told, height=layout["height"])
         self._details = Details()
         self._details.on_msg(lambda _widget, content, _buffers: self._told(content))
@@ -76,6 +78,7 @@ class Stage(ipw.VBox):  # type: ignore[misc]
         self.observe(self._followed, "follow")
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
+        self.figure.settle()
         bundle = super()._repr_mimebundle_(**options)
         facts = bundle[0] if isinstance(bundle, tuple) else bundle
         if facts:

@@ -23,10 +23,10 @@ class Timeline(Stage):
     """A timeline of any size: what a browser gets depends on its pixels, not on the trace.
 
     Display it as the last line of a notebook cell. With the mouse: drag to pan, Ctrl and the
-    wheel to zoom, click a span for all that is known of it. With the keyboard, once the plot
-    has the focus: W and S zoom, A and D pan, F shows everything, / searches names, N and
-    Shift+N go to the next and previous match, the arrow keys go from span to span, M measures
-    between two clicks, Escape clears.
+    wheel to zoom, click a span for all that is known of it, click twice to show everything.
+    With the keyboard, once the plot has the focus: W and S zoom, A and D pan, F shows
+    everything, / searches names, N and Shift+N go to the next and previous match, the arrow
+    keys go from span to span, M measures between two clicks, Escape clears.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Timeline(Stage):
         A trace; or a recording, which is followed while it goes on; or nothing yet.
     height
         Of the plot in px, for ever: Plotly stops following the width of its place once a
-        height is changed. Default: what the tracks need, of a recording 480.
+        height is changed. Default: what the tracks need, of a recording 420.
     followed_ns
         How much is in view at first while a recording is followed.
 

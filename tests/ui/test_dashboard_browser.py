@@ -352,6 +352,9 @@ def restart_and_reopen(page, lab, console, shot) -> None:
     """Without its kernel, the notebook shows what was there last; run again, it lives."""
     command(page, "docmanager:save")
     page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    repeat(page, 1_000_000)
+    button(page, "Run").click()
+    page.get_by_text("Running:").wait_for()  # a run that is on goes with its kernel
     page.evaluate(
         "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
     )

@@ -734,11 +734,17 @@ def test_a_span_can_be_selected_while_the_recording_goes_on_and_stays_so(gpu):
 
 
 def test_closing_ends_its_threads_and_the_recording_goes_on(gpu):
+    before_s = sys.getswitchinterval()
     with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
         timeline = gs.Timeline(recording)
+        other = gs.Timeline(recording)
         assert live_threads()
+        until(lambda: sys.getswitchinterval() < before_s, "frames wait for a busy cell")
         timeline.close()
+        assert sys.getswitchinterval() < before_s
+        other.close()
         assert not live_threads()
+        assert sys.getswitchinterval() == before_s
         launch(gpu, stream, 2)
     assert recording.trace.kind_counts()["kernel"] == 2
 

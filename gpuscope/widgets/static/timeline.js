@@ -21,6 +21,7 @@ const HELP =
   "N and Shift N go to the next and previous match, arrow keys go from span to span, " +
   "M measures between two clicks, Escape clears.";
 const DRAG_PX = 4;
+const DOUBLE_MS = 350;
 const PLOT = ".js-plotly-plot";
 const AREA = ".nsewdrag"; // Plotly's name for the area between the axes
 
@@ -167,6 +168,7 @@ function attend(model, el, search) {
   }, true);
 
   let down = null;
+  let clicked = 0;
   on(root, "pointerdown", (event) => {
     if (!event.target.closest(PLOT)) return;
     down = event.button === 0 && within(event) ? event : null;
@@ -179,7 +181,12 @@ function attend(model, el, search) {
     const still = down && Math.hypot(event.clientX - down.clientX, event.clientY - down.clientY) < DRAG_PX;
     down = null;
     const at = still ? within(event) : null;
-    if (at) model.send({ do: "click", ...at });
+    if (at) {
+      // Plotly covers the page while a button is down: the browser sees no double click.
+      const twice = event.timeStamp - clicked < DOUBLE_MS && !model.get("state").measuring;
+      clicked = twice ? 0 : event.timeStamp;
+      model.send(twice ? { do: "fit" } : { do: "click", ...at });
+    }
     // Before Plotly redraws what it has: the kernel works meanwhile.
     const range = dragged && !still ? plot()._fullLayout?.xaxis?.range : null;
     if (range) model.send({ do: "range", low: range[0], high: range[1] });
@@ -190,7 +197,6 @@ function attend(model, el, search) {
   });
   on(root, "pointermove", (event) => (pointer = within(event)), true);
   on(root, "pointerleave", () => (pointer = null));
-  on(root, "dblclick", (event) => within(event) && model.send({ do: "fit" }), true);
   // A wheel scrolls the page, with Ctrl it zooms: Plotly alone would take every turn of it.
   on(root, "wheel", (event) => {
     if (!event.ctrlKey && !event.metaKey) event.stopPropagation();

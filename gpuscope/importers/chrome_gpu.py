@@ -1,0 +1,134 @@
+"""What the arguments of GPU work and API calls tell in Kineto's traces."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpuscope.importers import chrome_events as raw
+from gpuscope.importers.chrome_spans import Spans
+from gpuscope.trace import arrow
+from gpuscope.trace.arrow import NONE, Array
+
+_ARGUMENTS = {
+    "device": "device", "context": "context", "stream": "stream", "correlation": "correlation",
+    "external_correlation": "External id", "graph": "graph id", "graph_node": "graph node id",
+    "nbytes": "bytes",
+}  # fmt: skip
+"""Column → Kineto's name of the argument."""
+_CONFIG = {"grid": "grid", "block": "block", "registers": "registers per thread",
+           "shared_memory": "shared memory"}  # fmt: skip
+_COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
+_FOREIGN = 1_000_000_000
+"""A stream whose number another device has, too, is numbered from here."""
+WANTED = (*_ARGUMENTS.values(), *_CONFIG.values())
+"""Names of the arguments that are read."""
+AS_WRITTEN = ("grid", "block")
+
+
+def places(
+    spans: Spans, called: Array, on_gpu: Array, told: dict[str, list[Any]]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the columns that arguments tell, of all spans, and what is known of streams."""
+    count = len(spans.rows)
+    columns: dict[str, Any] = {}
+    for name, argument in _ARGUMENTS.items():
+        values = raw.whole(told[argument])
+        known = np.asarray(values.is_valid(), dtype=bool)
+        numbers = np.full(count, NONE, np.int64)
+        if known.any():
+            numbers[called[known]] = np.asarray(values.drop_null())
+        columns[name] = numbers
+    in_graph = columns["graph"] > 0
+    columns["graph"] = np.where(in_graph, columns["graph"], NONE)
+    columns["graph_node"] = np.where(in_graph, columns["graph_node"], NONE)
+    process, thread = spans.process[spans.rows], spans.thread[spans.rows]
+    columns["device"] = np.where(on_gpu & (columns["device"] == NONE), process,
+                                 columns["device"])  # fmt: skip
+    small = (columns["device"] >= 0) & (columns["device"] < 1 << 15)
+    columns["device"] = np.where(small, columns["device"], NONE)
+    streams = np.where(on_gpu & (columns["stream"] == NONE), thread, columns["stream"])
+    streams = np.where(on_gpu & (streams >= 0), streams, NONE)
+    columns["stream"], facts = _streams(columns["device"], streams)
+    columns["launch_config"] = _launch_configs(count, called, told)
+    return columns, facts
+
+
+def _streams(device: Array, stream: Array) -> tuple[Array, dict[str, dict[str, Any]]]:
+    """Return a number for each stream of each device; Kineto's repeat."""
+    codes, distinct = arrow.coded_rows(device, stream)
+    facts: dict[str, dict[str, Any]] = {}
+    numbers = []
+    for place, (index, number) in enumerate(distinct):
+        if number == NONE:
+            numbers.append(NONE)
+            continue
+        free = str(number) not in facts
+        own = number if free else _FOREIGN + place
+        name = f"stream {number}" if free else f"stream {number} of GPU {index}"
+        facts[str(own)] = {
+            "name": name, "partition": None, "priority": None, "device": f"cuda:{index}",
+        }  # fmt: skip
+        numbers.append(own)
+    return np.array(numbers or [NONE], np.int64)[codes], facts
+
+
+def _launch_configs(count: int, called: Array, told: dict[str, list[Any]]) -> Any:
+    """Return the launch configurations as JSON, each distinct one once."""
+    known: dict[Any, int] = {}
+    columns = [told[name] for name in _CONFIG.values()]
+    # A value that cannot be a key is no number.
+    codes = np.full(count, NONE, np.int64)
+    codes[called] = [
+        known.setdefault((bytes(grid), bytes(block), repr(registers), repr(shared)), len(known))
+        if grid is not raw.ABSENT and block is not raw.ABSENT
+        else NONE
+        for grid, block, registers, shared in zip(*columns, strict=True)
+    ]
+    texts: list[str | None] = []
+    for key in known:
+        facts = zip(_CONFIG, key, strict=True)
+        texts.append(_config({name: _readable(value) for name, value in facts}))
+    return arrow.text_column(codes, texts)
+
+
+def _readable(value: bytes | str) -> Any:
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return None
+
+
+def _config(facts: dict[str, Any]) -> str | None:
+    """Return a launch configuration as JSON, if it has the numbers of one."""
+    sizes = [*listed(facts["grid"], int), *listed(facts["block"], int)]
+    if len(sizes) != 6:
+        return None
+    told = {"grid": sizes[:3], "block": sizes[3:]}
+    more = {name: facts[name] for name in ("registers", "shared_memory")}
+    return json.dumps(told | {name: one for name, one in more.items() if isinstance(one, int)})
+
+
+def copies(names: Any, is_copy: Array) -> dict[str, Any]:
+    """Return what the names of copies tell: direction and kinds of memory."""
+    if not is_copy.any():
+        return {}
+    found = [_COPY.match(name or "") for name in names.dictionary.to_pylist()]
+    codes = np.where(is_copy, np.asarray(names.indices.fill_null(NONE)), NONE).astype(np.int64)
+    return {
+        column: arrow.text_column(
+            codes, [None if one is None else word(one.group(place)) for one in found]
+        )
+        for place, column, word in (
+            (1, "copy_kind", str), (2, "src_kind", str.lower), (3, "dst_kind", str.lower),
+        )
+    }  # fmt: skip
+
+
+def listed(found: Any, kind: type) -> list[Any]:
+    """Return the values of one type in what should be a list."""
+    return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []

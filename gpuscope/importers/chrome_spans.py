@@ -1,0 +1,146 @@
+"""Which events of a Chrome trace are spans, from when to when, and who they are of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from gpuscope.importers import chrome_events as raw
+from gpuscope.importers.chrome_events import Event
+from gpuscope.trace import arrow
+from gpuscope.trace.arrow import NONE, Array
+
+_KINDS = {
+    "kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "api",
+    "cuda_driver": "api", "cuda_sync": "sync", "cuda_event": "event",
+}  # fmt: skip
+"""Kineto's categories → kinds; anything else that lasts is a range."""
+KINDS = ("kernel", "memcpy", "memset", "api", "sync", "event", "range", "mark")
+"""Kinds by number."""
+_DERIVED = "gpu_user_annotation"
+"""Kineto's projection of ranges: ours is made from the ranges, range_projection()."""
+_UNIX_NS = 1_000_000_000_000_000_000
+"""Times after 2001, if they count from 1970."""
+_HINTS = ("process_labels", "process_sort_index", "thread_sort_index")
+_INSTANTS = ("i", "I", "R", "n")
+LONGEST_FACT = 80
+NEVER = np.iinfo(np.int64).max
+"""End of a span whose end is unknown."""
+
+
+class Spans:
+    """The events of a trace as arrays, and those of them that are spans.
+
+    Attributes
+    ----------
+    starts, ends, open, phase, process, thread, category
+        Event → ns from the trace's base, whether its end is unknown, and numbers.
+    process_names, thread_names
+        Number → name.
+    left
+        What was not taken → number.
+    rows
+        Events that are spans, in the file's order.
+    kind
+        Span → position in :data:`KINDS`.
+    """
+
+    def __init__(self, events: list[Event], top: dict[str, msgspec.Raw]) -> None:
+        self.events = events
+        self.left: Counter[str] = Counter()
+        self.base_ns, self.time_base = 0, "relative"
+        self.starts, timed = raw.nanoseconds([one.ts for one in events])
+        lasts, lasting = raw.nanoseconds([one.dur for one in events])
+        phase, phases = arrow.coded(pa.array([one.ph for one in events], pa.string()))
+        self.phase, self.phases = phase, phases
+        self.process, self.process_names = raw.numbers([one.pid for one in events])
+        self.thread, self.thread_names = raw.numbers([one.tid for one in events])
+        self.ends = np.where(lasting, self.starts + lasts, 0)
+        self.open = ~lasting
+        untimed = ~timed & ~self.of("M")
+        if untimed.any():
+            self.left["events without a readable time"] = int(untimed.sum())
+        category, categories = arrow.coded(pa.array([one.cat or "" for one in events], pa.string()))
+        self.category, self.categories = category.astype(np.int64), categories
+        self._describe(top)
+        self.rows = self._spans(timed)
+        numbers = [KINDS.index(_KINDS.get(one, "range")) for one in categories]
+        kind = np.array(numbers or [0], np.int64)[self.category[self.rows]]
+        self.kind = np.where(self.of(*_INSTANTS)[self.rows], KINDS.index("mark"), kind)
+
+    def of(self, *phases: str) -> Array:
+        """Event → whether it has one of these phases."""
+        return np.array([one in phases for one in (*self.phases, "")])[self.phase]
+
+    def is_(self, *kinds: str) -> Array:
+        """Span → whether it has one of these kinds."""
+        return np.array([one in kinds for one in KINDS])[self.kind]
+
+    def _describe(self, top: dict[str, msgspec.Raw]) -> None:
+        """Take the clock and the names of processes and threads."""
+        base = fact(top, "baseTimeNanoseconds")
+        known = self.starts[~self.of("M")]
+        if isinstance(base, int) and 0 < base < _UNIX_NS * 4:
+            self.base_ns, self.time_base = base, "unix"
+        elif len(known) and int(np.median(known)) > _UNIX_NS:
+            self.time_base = "unix"
+        names = {"process_name": (self.process, self.process_names),
+                 "thread_name": (self.thread, self.thread_names)}  # fmt: skip
+        for row in np.flatnonzero(self.of("M")).tolist():
+            event = self.events[row]
+            if event.name in names:
+                ids, found = names[str(event.name)]
+                given = msgspec.json.decode(event.args) if bytes(event.args) else {}
+                name = given.get("name") if isinstance(given, dict) else None
+                if name is not None and ids[row] != NONE:
+                    found[int(ids[row])] = str(name)[:LONGEST_FACT]
+            elif event.name not in _HINTS:
+                self.left[f"metadata events {str(event.name)[:40]!r}"] += 1
+
+    def _spans(self, timed: Array) -> Array:
+        """Pair begins and ends, count what is not taken, and return the events that are spans."""
+        events = self.events
+        derived = self.category == _position(self.categories, _DERIVED)
+        stacked = np.flatnonzero(self.of("B", "E") & timed).tolist()
+        crossing = np.flatnonzero(self.of("b", "e", "S", "F") & timed).tolist()
+        for rows, begins, keys in (
+            (stacked, "B", [(self.process[row], self.thread[row]) for row in stacked]),
+            (crossing, "bS", [identity(events[row], self.process[row]) for row in crossing]),
+        ):
+            found, lost = raw.pairs(events, rows, keys, begins, self.starts)
+            for begin, end in found.items():
+                self.ends[begin], self.open[begin] = self.starts[end], False
+            if lost:
+                self.left["ends of spans without a begin"] += lost
+        instant = self.of(*_INSTANTS)
+        self.ends = np.where(instant, self.starts, self.ends)
+        self.open &= ~instant
+        backwards = ~self.open & (self.ends < self.starts)
+        if backwards.any():
+            self.left["ends before their begin"] = int(backwards.sum())
+            self.open |= backwards
+        taken = (self.of("X", "B", "b", "S") | instant) & timed & ~derived
+        used = taken | self.of("E", "e", "F", "M", "s", "t", "f", "C") | ~timed
+        for number, count in Counter(self.phase[~used & ~derived].tolist()).items():
+            self.left[f"events of phase {self.phases[number][:10]!r}"] += count
+        if (derived & timed).any():
+            self.left[f"events of category {_DERIVED}"] = int((derived & timed).sum())
+        return np.flatnonzero(taken)
+
+
+def _position(values: list[Any], wanted: str) -> int:
+    return values.index(wanted) if wanted in values else NONE
+
+
+def fact(top: dict[str, msgspec.Raw], name: str) -> Any:
+    """Return what stands beside the events under a name."""
+    return msgspec.json.decode(top[name]) if name in top else None
+
+
+def identity(event: Event, process: Any) -> tuple[Any, ...]:
+    """Return what the events of one async span or arrow share."""
+    return event.cat, bytes(event.id), bytes(event.id2), process if bytes(event.id2) else NONE

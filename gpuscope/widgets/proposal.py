@@ -1,0 +1,67 @@
+"""What a carver's proposal amounts to: pure functions of its rows and of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuscope.device.carve import REMAINDER, CarvePlan, SmLayout
+from gpuscope.figures.text import clean
+
+NAME_LIMIT = 60
+"""Characters of a foreign name in a message."""
+
+
+def strip_of(layout: SmLayout, plan: CarvePlan | None, ids: Sequence[int]) -> dict[str, Any]:
+    """Return the SMs in the driver's groups, each with its owner.
+
+    Parameters
+    ----------
+    ids
+        Of the plan's partitions, in its order; 0 owns what is free, -1 what others hold.
+    """
+    planned = plan.partitions if plan is not None else ()
+    owned = [(number, one.parts) for number, one in zip(ids, planned, strict=False)]
+    used = {part for _, parts in owned for part in parts}
+    every = [*range(layout.quanta), *([REMAINDER] if layout.remainder_sm_count else [])]
+    free = set(plan.remainder_parts) if plan is not None else set(every)
+    owned.append((0, tuple(part for part in every if part in free)))
+    owned.append((-1, tuple(part for part in every if part not in used | free)))
+    return {
+        "total": layout.sm_count,
+        "quantum": layout.quantum_sm_count,
+        "remainder": layout.remainder_sm_count,
+        "groups": [
+            _group(layout, owner, part)
+            for owner, parts in owned
+            for part in sorted(parts, key=lambda part: (part == REMAINDER, part))
+        ],
+    }
+
+
+def _group(layout: SmLayout, owner: int, part: int) -> dict[str, Any]:
+    kind = "remainder" if part == REMAINDER else f"quantum {part + 1}"
+    return {"owner": owner, "sm_count": layout.sm_count_of([part]), "kind": kind}
+
+
+def size_of(row: Mapping[str, Any]) -> int | str:
+    """Return what a row of the proposal amounts to."""
+    return "rest" if row["asked"] == "rest" else row["granted"]
+
+
+def check(rows: list[dict[str, Any]]) -> dict[int, str]:
+    """Say beside each field what is wrong with it; return row id → a name that is its own."""
+    labels: dict[int, str] = {}
+    for row in rows:
+        name, asked = row["name"], row["asked"]
+        row["name_error"] = row["count_error"] = ""
+        if not isinstance(name, str) or not name.strip():
+            row["name_error"] = "a partition needs a name"
+        elif name in labels.values():
+            row["name_error"] = f"two partitions are called {clean(name, NAME_LIMIT)!r}"
+        labels[row["id"]] = f"partition {row['id']}" if row["name_error"] else name
+        if asked != "rest" and (isinstance(asked, bool) or not isinstance(asked, int)):
+            row["count_error"] = f"a whole number or the rest, not {clean(asked, 40)!r}"
+        elif asked != "rest" and asked < 1:
+            row["count_error"] = f"at least one SM, not {asked}"
+    return labels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ nb_execution_mode = "force"
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_mime_priority_overrides = [("html", "text/html", 0)]  # before widgets, which need a kernel
 
 autosummary_generate = True
 autodoc_member_order = "bysource"
@@ -49,10 +49,17 @@ napoleon_use_rtype = False
 
 
 def _bring_notebooks(_app: Any) -> None:
-    """Put the notebooks where Sphinx looks for sources."""
+    """Put the notebooks where Sphinx looks for sources; their links lead to pages from there."""
     LESSONS.mkdir(exist_ok=True)
     for path in (HERE.parent / "notebooks").glob("*.ipynb"):
-        shutil.copy2(path, LESSONS / path.name)
+        text = path.read_text("utf-8").replace("](../docs/", "](../")
+        (LESSONS / path.name).write_text(text, "utf-8")
+
+
+def _link_to_lessons(_app: Any, docname: str, source: list[str]) -> None:
+    """Let a page's links to notebooks lead to their pages."""
+    if not docname.startswith("lessons/"):
+        source[0] = source[0].replace("](../notebooks/", "](lessons/")
 
 
 def _leave_out_foreign(
@@ -73,4 +80,5 @@ def setup(app: Any) -> None:
     """Register what runs at building."""
     sys.path.insert(0, str(HERE.parent))
     app.connect("builder-inited", _bring_notebooks, priority=100)
+    app.connect("source-read", _link_to_lessons)
     app.connect("autodoc-skip-member", _leave_out_foreign)

@@ -118,12 +118,19 @@ class _Drawing:
         return axis
 
     def _shape(self, shape: Properties) -> None:
-        axis = self._axis(shape["yref"])
-        edges = (self._box[0], self._y(shape["y0"], axis), self._box[2], self._y(shape["y1"], axis))
-        if shape["type"] == "rect":
-            self._draw.rectangle(edges, fill=shape["fillcolor"])
-        else:
-            self._draw.line(edges, fill=shape["line"]["color"])
+        left, upper, right, lower = self._box
+        if shape["xref"] == "x":  # a stretch of time, or a moment
+            left, right = self._x(shape["x0"]), self._x(shape["x1"])
+        if shape["yref"] != "y domain":
+            axis = self._axis(shape["yref"])
+            upper, lower = self._y(shape["y0"], axis), self._y(shape["y1"], axis)
+        if shape["type"] != "rect":
+            self._draw.line((left, upper, right, lower), fill=shape["line"]["color"])
+            return
+        before = self.image.copy()
+        self._draw.rectangle((left, upper, right, lower), fill=shape["fillcolor"])
+        if (opacity := shape.get("opacity", 1)) < 1:
+            self.image.paste(Image.blend(before, self.image, opacity))
 
     def _picture(self, picture: Properties) -> None:
         axis = self._axis(picture["yref"])
@@ -204,8 +211,11 @@ class _Drawing:
             self._draw.text((14, 42 + 18 * number), _plain(line), style.MUTED, self._plain)
         left, _, right, _ = self._box
         for one in self._layout.get("annotations") or ():
-            where = (left + one["x"] * (right - left), self._y(one["y"], self._axis(one["yref"])))
-            anchor = "lm" if one.get("xanchor") == "left" else "mm"
+            x = self._x(one["x"]) if one.get("xref") == "x" else left + one["x"] * (right - left)
+            is_above = one["yref"] == "y domain"
+            y = self._box[1] - 10 if is_above else self._y(one["y"], self._axis(one["yref"]))
+            where = (min(x, right), y)
+            anchor = {"left": "lm", "right": "rm"}.get(one.get("xanchor"), "mm")
             self._draw.text(where, _plain(one["text"]), style.INK, self._plain, anchor=anchor)
         x, y = 14.0, self._box[3] + 50
         for trace in traces:

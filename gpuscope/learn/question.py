@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,15 @@ class Question(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return f"Question({self.text!r})"
+
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Add what a page without scripts can show: the question, and what it offers."""
+        shown = super()._repr_mimebundle_(**options)
+        if shown is None:
+            return None
+        bundle, metadata = shown
+        offered = [escape(str(one)) for field in self.fields for one in field.get("options", ())]
+        listed = "".join(f"<li>{one}</li>" for one in dict.fromkeys(offered))
+        return {
+            **bundle, "text/html": f"<p><b>{escape(self.text)}</b></p><ul>{listed}</ul>",
+        }, metadata  # fmt: skip

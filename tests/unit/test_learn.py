@@ -10,6 +10,7 @@ import pytest
 from lessons import cells
 
 import gpuscope as gs
+from gpuscope.figures.raster import png
 from gpuscope.learn import Choice, Interval, Order, Value
 from gpuscope.learn.recorded import note_of
 from gpuscope.workloads.spin import Spin
@@ -139,6 +140,12 @@ def test_the_page_gets_texts_and_fields_only(lesson):
     assert "data-lm-suppress-shortcuts" in str(script), "keys are the form's, not JupyterLab's"
 
 
+def test_a_page_without_scripts_shows_the_question(lesson):
+    bundle, _ = lesson.predict("when", "When <b>?", Order(["a", "b"]))._repr_mimebundle_()
+    assert bundle["text/html"] == "<p><b>When &lt;b&gt;?</b></p><ul><li>a</li><li>b</li></ul>"
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
 # -- outcomes -----------------------------------------------------------------------------
 
 
@@ -196,6 +203,7 @@ def test_the_picture_shows_the_predicted_range_and_what_was_waited_for(lesson, t
     guess = next(shape for shape in shapes if shape.line.dash == "dot")
     assert guess.x1 - guess.x0 == pytest.approx(60)
     assert len(shapes) == 2
+    assert png(figure).startswith(b"\x89PNG"), "for pages without scripts"
 
 
 def test_a_window_is_what_is_drawn(lesson, trace):

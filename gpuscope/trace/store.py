@@ -121,8 +121,8 @@ def read_parquet(path: str | Path, *, most_rows: int | None = None) -> Trace:
     lacking += [name.decode() for name in (_SPANS, _METADATA) if name not in facts]
     if lacking:
         raise TraceFormatError(
-            f"{source.name!r} says that it is a gpuscope trace but lacks {lacking[0]}, or has it "
-            "twice"
+            f"{source.name!r} says that it is a gpuscope trace but does not hold one (it lacks "
+            f"{lacking[0]}, or has it twice)"
         )
     try:
         count = int(facts[_SPANS])

@@ -116,13 +116,21 @@ def read_parquet(path: str | Path, *, most_rows: int | None = None) -> Trace:
             f"{source.name!r} has schema version {version}, but this gpuscope reads version "
             f"{schema.SCHEMA_VERSION}: use the gpuscope that wrote it, or record again"
         )
+    wanted = {**schema.SPAN_TYPES, **_EDGE_COLUMNS}
+    lacking = [name for name in wanted if len(table.schema.get_all_field_indices(name)) != 1]
+    lacking += [name.decode() for name in (_SPANS, _METADATA) if name not in facts]
+    if lacking:
+        raise TraceFormatError(
+            f"{source.name!r} says that it is a gpuscope trace but does not hold one (it lacks "
+            f"{lacking[0]}, or has it twice)"
+        )
     try:
         count = int(facts[_SPANS])
         metadata = TraceMetadata.from_json(facts[_METADATA].decode())
         spans = _columns(table.slice(0, count), schema.SPAN_TYPES, "")
         edges = _columns(table.slice(count), schema.EDGE_TYPES, "edge_")
         empty = [name for name in schema.REQUIRED if spans.column(name).null_count]
-    except (KeyError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
+    except (ValueError, TypeError, RecursionError, pa.ArrowException) as error:
         raise TraceFormatError(
             f"{source.name!r} says that it is a gpuscope trace but does not hold one ({error})"
         ) from error

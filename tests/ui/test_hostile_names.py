@@ -19,6 +19,7 @@ from gpuscope.report.run import html_report
 from gpuscope.report.trace import trace_report
 from gpuscope.trace.model import TraceMetadata
 from gpuscope.widgets import html as dashboard
+from gpuscope.widgets import results
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 import nsight_files as nsight
@@ -304,10 +305,12 @@ def test_the_report_of_a_foreign_trace_does_not_act(which, files, browser_page, 
 def test_a_run_with_such_names_does_not_act(browser_page, tmp_path):
     run = hostile_run()
     name, trace = next(iter(run.items()))
+    summary = results.summarise(run)
     found = {
         "run": run._repr_html_(),
         "report": html_report(run, tmp_path / "r.html", title=NAMES[0]).read_text("utf-8"),
-        "results of the dashboard": dashboard.results(run, [NAMES[0]]),
+        "verdicts of the dashboard": results.verdicts(summary, dict.fromkeys(NAMES, "#123456")),
+        "numbers of the dashboard": results.numbers(summary, summary),
         "timeline": figures.timelines(run.traces).to_html(include_plotlyjs=True),
         **{f"{name}: {what}": content for what, content in outputs(trace).items()},
     }
@@ -318,9 +321,12 @@ def test_a_run_with_such_names_does_not_act(browser_page, tmp_path):
 
 
 def test_fragments_of_the_dashboard_do_not_act(browser_page, tmp_path):
-    found = {"device": dashboard.device(gs.open_device("cpu", quiet=True).info, NAMES[0])}
+    found = {}
     for name in NAMES:
-        found |= {f"problem {name}": dashboard.problem(name), f"note {name}": dashboard.note(name)}
+        found |= {
+            f"problem {name}": dashboard.problem(name), f"note {name}": dashboard.note(name),
+            f"card {name}": dashboard.card(name, [dashboard.text(name)]),
+        }  # fmt: skip
     for what, content in found.items():
         assert not shown(browser_page, content, what, folder=tmp_path)
 

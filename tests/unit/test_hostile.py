@@ -126,16 +126,23 @@ def small_parquet(path):
     return path.read_bytes()
 
 
+class Seeds(dict):
+    """Whole files by format, which a failing example need not show."""
+
+    def __repr__(self):
+        return f"<{', '.join(self)}>"
+
+
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory):
     """Format → whole files."""
     folder = tmp_path_factory.mktemp("seeds")
-    return {
-        "sqlite": [small_report(folder / "small.sqlite")],
-        "json": [json.dumps(one, indent=1).encode() for one in (small_json(), own_json())],
-        "gzip": [gzip.compress(json.dumps(small_json()).encode())],
-        "parquet": [small_parquet(folder / "t.parquet")],
-    }
+    return Seeds(
+        sqlite=[small_report(folder / "small.sqlite")],
+        json=[json.dumps(one, indent=1).encode() for one in (small_json(), own_json())],
+        gzip=[gzip.compress(json.dumps(small_json()).encode())],
+        parquet=[small_parquet(folder / "t.parquet")],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -536,6 +543,16 @@ def test_metadata_of_other_types_is_refused(name, value, tmp_path):
 def test_metadata_that_is_no_object_is_refused(text, tmp_path):
     with pytest.raises(TraceFormatError):
         gs.load_trace(rewritten(tmp_path / "t.parquet", lambda _: text))
+
+
+def test_a_column_that_is_missing_is_named(tmp_path):
+    path = tmp_path / "t.parquet"
+    small_parquet(path)
+    table = pq.read_table(path)
+    for changed_table in (table.drop_columns(["host"]), table.append_column("host", table["host"])):
+        pq.write_table(changed_table, path)
+        with pytest.raises(TraceFormatError, match="lacks host, or has it twice"):
+            gs.load_trace(path)
 
 
 def test_a_column_that_unpacks_without_end_is_refused(tmp_path):

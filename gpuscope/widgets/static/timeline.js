@@ -35,6 +35,10 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+function distance(one, other) {
+  return Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY);
+}
+
 function isDark(element) {
   for (let at = element; at; at = at.parentElement) {
     const [red, green, blue, alpha] = getComputedStyle(at)
@@ -175,7 +179,7 @@ function attend(model, el, search) {
   }, true);
 
   let down = null;
-  let clicked = 0;
+  let clicked = null;
   on(root, "pointerdown", (event) => {
     if (!event.target.closest(PLOT)) return;
     down = event.button === 0 && within(event) ? event : null;
@@ -185,13 +189,14 @@ function attend(model, el, search) {
   on(window, "pointerup", (event) => {
     const dragged = down !== null;
     if (dragged) tell({ do: "hold", on: false });
-    const still = down && Math.hypot(event.clientX - down.clientX, event.clientY - down.clientY) < DRAG_PX;
+    const still = down && distance(event, down) < DRAG_PX;
     down = null;
     const at = still ? within(event) : null;
     if (at) {
       // Plotly covers the page while a button is down: the browser sees no double click.
-      const twice = event.timeStamp - clicked < DOUBLE_MS && !model.get("state").measuring;
-      clicked = twice ? 0 : event.timeStamp;
+      const twice = clicked && event.timeStamp - clicked.timeStamp < DOUBLE_MS &&
+        distance(event, clicked) < DRAG_PX && !model.get("state").measuring;
+      clicked = twice ? null : event;
       tell(twice ? { do: "fit" } : { do: "click", ...at });
     }
     // Before Plotly redraws what it has: the kernel works meanwhile.

@@ -191,7 +191,6 @@ def test_lesson_2_by_clicks_and_keys(learner):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("learner", ["05_carving_sms.ipynb"], indirect=True)
-@pytest.mark.xfail(reason="not always in time where other programs hold both cores", strict=False)
 def test_lesson_5_by_clicks_and_keys(learner):
     key = KEYS["05_carving_sms.ipynb"]
     learner.run_until("predict-plan")

@@ -358,7 +358,6 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
     assert page.locator(f"{ROOM} [role=status]").count() == 1
 
 
-@pytest.mark.xfail(reason="not always in time where other programs hold both cores", strict=False)
 @pytest.mark.timeout(150)
 def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
     open_notebook, tmp_path, console, shot

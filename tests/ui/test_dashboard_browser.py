@@ -384,7 +384,7 @@ def test_carve_assign_run_watch_judge_take_away_and_reopen(
     lab, browser_page, console, shot, tmp_path
 ):
     page = browser_page
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(40_000)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.set_viewport_size({"width": 1280, "height": 1900})
     write_notebook(lab.folder, CELLS)

@@ -349,10 +349,7 @@ CELLS = (
         "display(gs.analysis.range_projection(traces[0]), gs.analysis.confinement(traces[2]),\n"
         "        traces[0].explain(traces[0].where(kind='kernel').spans.column('id')[0].as_py()))"
     ),
-    (
-        "from gpuscope.widgets.picture import Picture\n"
-        "picture = Picture(); picture.show_end(traces[2], live=False); display(picture.figure)"
-    ),
+    "display(*(gs.Timeline(trace) for trace in traces))",
     "gs.load_trace(Path({folder!r}) / 'chrome.json', limits=gs.Limits(rows=1))",
 )
 IDLE = """() => {
@@ -376,16 +373,15 @@ def test_a_notebook_of_foreign_traces_does_not_act(files, lab, browser_page):
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
     # The last cell fails, so that an error's text is among what is shown.
     page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").wait_for(
-        timeout=90_000
+        timeout=45_000
     )
     page.wait_for_function(IDLE, timeout=60_000)
     outputs = ".jp-OutputArea-output"
-    for what, least in ((".js-plotly-plot .main-svg", 4), (f"{outputs} table", 12)):
+    for what, least in ((".js-plotly-plot, .gpuscope-timeline", 3), (f"{outputs} table", 12)):
         page.wait_for_function(
             "([what, least]) => document.querySelectorAll(what).length >= least",
-            arg=[what, least], timeout=60_000,
+            arg=[what, least], timeout=45_000,
         )  # fmt: skip
-    page.evaluate(HOVER)
     page.wait_for_timeout(1000)  # formulas, were there any, are typeset late
     page.screenshot(path=RESULTS / "hostile-names.png")
     assert not dialogs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 
-import plotly.io
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -26,7 +25,6 @@ for _ in range(3):
 def shell():
     patch = pytest.MonkeyPatch()
     patch.setattr(select, "_open", weakref.WeakSet())  # devices that other tests left open
-    patch.setattr(plotly.io.renderers, "default", "plotly_mimetype")  # as in JupyterLab
     made = InteractiveShell.instance()
     made.run_line_magic("load_ext", "gpuscope")
     made.user_ns["gs"] = gs

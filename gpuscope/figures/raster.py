@@ -29,7 +29,10 @@ Properties = dict[str, Any]
 
 
 class StaticFigure(go.Figure):  # type: ignore[misc]
-    """A figure that brings its PNG wherever a notebook shows it."""
+    """A figure that brings its PNG wherever a notebook shows it.
+
+    JupyterLab shows the PNG, and draws the figure itself when the pointer comes to it.
+    """
 
     def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Properties:
         bundle: Properties = super()._repr_mimebundle_(*args, **kwargs)

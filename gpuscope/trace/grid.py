@@ -71,14 +71,14 @@ class Grid:
         self.begins += self._sums(track[inside], column[inside], sign[inside])
         end = self.origin + self.columns * self.column
         edges = [
-            (np.clip(side[changed], self.origin, end) - self.origin) / self.column
+            np.clip(side[changed], self.origin, end) - self.origin
             for side in (spans.start, spans.end)
         ]
         over = self._overlapping[track]
         alone = ~over
         self._add_intervals(track[alone], edges[0][alone], edges[1][alone], sign[alone])
         over &= sign > 0  # the others stay in the cells: what they cover may be another's too
-        offset = track[over] * (self.columns + 1.0)
+        offset = track[over] * (self.columns + 1) * self.column
         begin, until = edges[0][over] + offset, edges[1][over] + offset
         order = np.argsort(begin, kind="stable")  # few runs that ascend: quick to merge
         begin, until, offset = begin[order], until[order], offset[order]
@@ -88,17 +88,17 @@ class Grid:
         self._add_intervals(track[over][order], begin - offset, until - offset, np.ones(len(order)))
 
     def _add_intervals(self, track: Array, begin: Array, until: Array, sign: Array) -> None:
-        """Add intervals, in columns, that do not overlap in a track."""
-        # Each is a step up and a step down; in the column of a step part of it counts.
+        """Add intervals, in ns from the origin, that do not overlap in a track."""
+        # Each is a step up and a step down; in the column of a step part of it counts. They are
+        # summed in whole ns: sums of fractions would leave a trace of what has ended.
         steps = np.zeros((len(self.covered), self.columns + 2))
         for at, weight in ((begin, sign), (until, -sign)):
-            column = at.astype(np.int64)
-            late = at - column
-            for shift, part in ((0, 1 - late), (1, late)):
+            column, late = np.divmod(at, self.column)
+            for shift, part in ((0, self.column - late), (1, late)):
                 steps += np.bincount(
                     track * (self.columns + 2) + column + shift, weight * part, steps.size
                 ).reshape(steps.shape)
-        self.covered += np.cumsum(steps, axis=1)[:, : self.columns]
+        self.covered += np.cumsum(steps, axis=1)[:, : self.columns] / self.column
 
     def _count_summand(self, track: Array) -> None:
         self._summands += np.bincount(track, minlength=len(self._summands)) > 0

@@ -24,8 +24,6 @@ from gpuscope.widgets.theme import DARK, LIGHT, Theme
 SPANS, LIVE_SPANS = 800, 2000
 """Bars of a frame at most. While a recording is followed, up to as many as the second are all
 drawn; of more, the first."""
-MARGIN = 0.5
-"""What is drawn on either side of the view, for panning, as a part of its width."""
 HEIGHTS = (140, 640)
 """Least and most px of the plotting area, if nobody says."""
 _LINKS = 60
@@ -238,7 +236,7 @@ class Scene:
             places=self._places,
             colours=self._colours,
             window_ns=window,
-            margin=0.0 if following else MARGIN,
+            following=following,
             most=LIVE_SPANS if following and self._count(window) <= LIVE_SPANS else SPANS,
             pixels=self._pixels,
             zero_ns=self._zero_ns,

@@ -18,6 +18,8 @@ from gpuscope.widgets.theme import Theme
 
 SM_HEIGHT = 200
 """Of the SMs below the tracks in px, or half of the plot where that is less."""
+MARGIN = 0.5
+"""What is drawn on either side of the view, for panning, as a part of its width."""
 LARGEST = 1.6
 """How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
@@ -32,7 +34,7 @@ class Shot:
     places: Places
     colours: dict[str, str]
     window_ns: Window
-    margin: float
+    following: bool
     most: int
     pixels: int
     zero_ns: int
@@ -43,6 +45,11 @@ class Shot:
     marks: tuple[int, ...]
     heading: tuple[str, ...]
     held: HeldIndex | None
+
+    @property
+    def margin(self) -> float:
+        """How much more than the view is fetched on either side, in widths of the view."""
+        return 0.0 if self.following else MARGIN
 
     @property
     def sms_px(self) -> float:

@@ -185,18 +185,20 @@ class Stage(ipw.VBox):  # type: ignore[misc]
             self._show_state()
             return None
         drawn = compose(shot, before)
+        self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
         with self._lock:
             self._drawn = drawn
-        self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
         self._show_state()
         self._bar.frame += 1
         return self._bar.frame
 
     def _show_state(self, problem: str = "") -> None:
         with self._lock:
+            shown = self._drawn.shot if self._drawn is not None else None
             self._bar.state = {
                 "live": self._is_live,
-                "follow": self.follow,
+                # What is seen, not what was asked for: a frame may still be on its way.
+                "follow": self.follow if shown is None else shown.following,
                 "measuring": self._is_measuring,
                 "sms": self.sms if self._scene.has_blocks else None,
                 "tracks": self._scene.labels,

@@ -9,8 +9,8 @@ from gpuscope.trace.model import Trace
 from gpuscope.widgets import camera
 from gpuscope.widgets.details import links
 from gpuscope.widgets.live import Pump
-from gpuscope.widgets.scene import MARGIN
 from gpuscope.widgets.search import Search
+from gpuscope.widgets.shot import MARGIN
 from gpuscope.widgets.stage import Stage
 
 LIVE_HEIGHT = 420

@@ -377,11 +377,18 @@ def test_a_notebook_of_foreign_traces_does_not_act(files, lab, browser_page):
     )
     page.wait_for_function(IDLE, timeout=60_000)
     outputs = ".jp-OutputArea-output"
-    for what, least in ((".js-plotly-plot, .gpuscope-timeline", 3), (f"{outputs} table", 12)):
+    figure = ".jp-RenderedPlotly"
+    for what, least in (
+        (f"{figure} img.plot-img[src]", 3), (".gpuscope-timeline .js-plotly-plot .main-svg", 3),
+        (f"{outputs} table", 12),
+    ):  # fmt: skip
         page.wait_for_function(
             "([what, least]) => document.querySelectorAll(what).length >= least",
             arg=[what, least], timeout=45_000,
         )  # fmt: skip
+    for one in page.locator(figure).all():  # pictures, until the pointer comes
+        one.locator("img.plot-img").dispatch_event("mouseenter")
+        one.locator(".plot-container .main-svg").first.wait_for()
     page.wait_for_timeout(1000)  # formulas, were there any, are typeset late
     page.screenshot(path=RESULTS / "hostile-names.png")
     assert not dialogs

@@ -101,6 +101,8 @@ class Learner:
         return box.inner_text()
 
     def sees_a_timeline(self, which: str) -> None:
+        # JupyterLab shows a Plotly figure's PNG until the pointer comes.
+        self.cell(which).locator(".jp-RenderedPlotly img.plot-img").hover(force=True)
         title = self.cell(which).locator(".js-plotly-plot .gtitle")
         title.wait_for()
         assert "SIMULATED" in title.text_content()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+import plotly.io as pio
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -25,6 +26,8 @@ for _ in range(3):
 def shell():
     patch = pytest.MonkeyPatch()
     patch.setattr(select, "_open", weakref.WeakSet())  # devices that other tests left open
+    # As in a notebook's kernel; what Plotly takes depends on when in a process it is imported.
+    patch.setattr(pio.renderers, "default", "plotly_mimetype")
     made = InteractiveShell.instance()
     made.run_line_magic("load_ext", "gpuscope")
     made.user_ns["gs"] = gs

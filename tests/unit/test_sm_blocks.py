@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuscope import Trace
@@ -38,6 +38,7 @@ def test_a_union_is_what_a_scan_finds(blocks):
 
 
 @given(BLOCKS, TIMES, st.integers(50, 5_000), st.integers(1, 60))
+@example([(0, 0, 217, "decode")], 203, 799, 28)
 def test_cells_are_what_a_scan_finds(blocks, low, length, pixels):
     sm, start, lasts, partition = zip(*blocks, strict=True)
     count = len(sm)

@@ -698,6 +698,39 @@ def test_panning_back_stands_still_and_follow_goes_on(gpu):
     timeline.close()
 
 
+def test_a_frame_on_its_way_does_not_say_that_following_has_ended(gpu, monkeypatch):
+    timeline = gs.Timeline()
+    draw, drawing, go_on = timeline.figure.draw, threading.Event(), threading.Event()
+
+    def slowly(*frame):
+        drawing.set()
+        assert go_on.wait(PATIENCE_S)
+        draw(*frame)
+
+    said = []
+    with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+        timeline.watch(recording)
+        launch(gpu, stream, 5)
+        until(lambda: timeline.find("step") == 5, "ranges do not arrive")
+        settle(timeline)
+        monkeypatch.setattr(timeline.figure, "draw", slowly)
+        timeline._bar.observe(
+            lambda change: said.append(
+                (change["new"]["follow"], tuple(timeline.figure.layout.xaxis.range))
+            ),
+            "state",
+        )
+        timeline.window_ns = camera.widened(timeline.window_ns, 1)
+        assert drawing.wait(PATIENCE_S)
+        timeline.pan(-0.5)
+        go_on.set()
+        settle(timeline)
+        until(lambda: not timeline._bar.state["follow"], "the button stays pressed")
+        ended = tuple(timeline.figure.layout.xaxis.range)
+    assert {where for follows, where in said if not follows} == {ended}
+    timeline.close()
+
+
 def test_while_the_plot_is_held_no_frame_takes_it_out_of_the_hand(gpu):
     timeline = gs.Timeline()
     with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:

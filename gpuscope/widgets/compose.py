@@ -19,7 +19,7 @@ from gpuscope.widgets.theme import STRIPE
 _CHARACTERS = 110_000
 """What the texts of a frame may take, so that it stays below 250 kB."""
 _NOTES = 2
-_LEGEND_PX, _LEGEND_ROWS = 20, (2, 5)
+_LEGEND_PX, _LEGEND_ROWS = 20, (3, 5)
 _LEFT, _LABEL = 210, 32
 """Px for the labels of tracks, and characters that fit: Plotly's own margin costs a second pass."""
 

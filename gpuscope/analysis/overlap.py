@@ -109,6 +109,16 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     ------
     MissingEvidence
         The trace holds no finished kernel.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> gs.analysis.overlap(trace)["stream 7", "stream 8"]
+    0.4
     """
     found = kernels(trace)
     starts, ends = found.array("start_ns"), found.array("end_ns")

@@ -39,6 +39,16 @@ class Copy(Handle):
     ------
     InvalidOperand
         ``nbytes`` is not positive.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads.copy import Copy
+    >>> with Copy(gpu, nbytes=1000) as copy, gpu.create_stream() as stream:
+    ...     written = copy.execute(stream=stream)
+    ...     written.nbytes
+    1008
     """
 
     def __init__(

@@ -42,6 +42,16 @@ class Spin(Handle):
     ------
     InvalidOperand
         A number is out of range.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads.spin import Spin
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     Spin(gpu, duration_ns=50_000).execute(stream=stream)
+    >>> gs.analysis.summary(recording.trace).streams[0].busy_ns >= 50_000
+    True
     """
 
     def __init__(

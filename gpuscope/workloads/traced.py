@@ -323,6 +323,16 @@ class TracedGemm(Gemm):
     While the device is observed, each call's launch has an array of
     ``ceil(m / 128) * ceil(n / 128)`` block records: see :mod:`gpuscope.workloads.traced`. A
     launch that becomes part of a graph has none, so neither has a call that replays one.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads.traced import TracedGemm
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     _ = TracedGemm(gpu, m=256, n=256, k=64).execute(stream=stream)
+    >>> recording.trace.kind_counts().get("block", 0)  # on a CUDA GPU 4: 2 × 2 tiles
+    0
     """
 
     def __init__(
@@ -437,6 +447,16 @@ class TracedCopy(Copy):
     While the device is observed, each call's launch has an array of block records, four for
     each SM that it may run on: see :mod:`gpuscope.workloads.traced`. A launch that becomes
     part of a graph has none, so neither has a call that replays one.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads.traced import TracedCopy
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     _ = TracedCopy(gpu, nbytes=1 << 20).execute(stream=stream)
+    >>> recording.trace.kind_counts().get("block", 0)  # on a CUDA GPU 4 for each SM
+    0
     """
 
     def __init__(

@@ -41,6 +41,11 @@ overlap with every span shrunk by its stated uncertainty, null where none is sta
 def compare(traces: Mapping[str, Trace]) -> pa.Table:
     """Return one row per setting and workload; see :data:`COLUMNS`.
 
+    Parameters
+    ----------
+    traces
+        Setting → trace, such as a run. One without a finished kernel has no rows.
+
     Examples
     --------
     >>> import gpuscope as gs

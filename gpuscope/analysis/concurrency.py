@@ -46,6 +46,11 @@ class ConcurrencyResult(Result):
 def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     """Count how many groups of kernels are busy at once.
 
+    Parameters
+    ----------
+    by
+        ``"partition"``, ``"stream"`` or ``"workload"``.
+
     Raises
     ------
     MissingEvidence

@@ -105,6 +105,8 @@ def timelines(
         which is as long as the longest.
     max_spans
         For the whole figure; every setting gets the same share.
+    title
+        Default ``"Timelines by setting"``. That the traces are simulated is added.
 
     Raises
     ------

@@ -52,7 +52,12 @@ class Case:
 
 
 def case(name: str) -> Case:
-    """Make one of the cases ``"A"`` to ``"D"``.
+    """Make one of the cases.
+
+    Parameters
+    ----------
+    name
+        ``"A"`` to ``"D"``.
 
     Raises
     ------

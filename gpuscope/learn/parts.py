@@ -17,6 +17,8 @@ def spin_kernel(device: Device, name: str = "spin") -> Kernel:
 
     Parameters
     ----------
+    device
+        Where it runs.
     name
         What it is called in traces; an identifier of C.
 

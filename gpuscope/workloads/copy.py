@@ -32,6 +32,10 @@ class Copy(Handle):
         The device, or a partition that closes the handle with itself.
     nbytes
         Bytes read, and bytes written; rounded up to a multiple of 16.
+    name
+        For people, timelines and analyses; it says the size if not given.
+    seed
+        Of the array that is read: uniform values in [-0.5, 0.5).
     max_in_flight
         How many calls may overlap; each writes an array of its own.
 

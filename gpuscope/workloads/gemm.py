@@ -264,6 +264,8 @@ class Gemm(Handle):
         Sizes in elements.
     dtype
         ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"float64"``.
+    name
+        For people, timelines and analyses; it says the sizes if not given.
     sm_count_target
         SMs that the library tunes for: ``"auto"``, those of the stream's partition;
         a number; or ``None``, not told.

@@ -35,6 +35,8 @@ class Spin(Handle):
         How long each block spins; at most 10 s, so that a mistake ends.
     blocks
         Thread blocks; 1 unless said.
+    name
+        For people, timelines and analyses; it says the duration if not given.
     max_in_flight
         How many calls may overlap.
 

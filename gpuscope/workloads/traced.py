@@ -303,6 +303,8 @@ class TracedGemm(Gemm):
         The device, or a partition that closes the handle with itself.
     m, n, k
         Sizes in elements. Multiples of 8 for n and k make it more than twice as fast.
+    name
+        For people, timelines and analyses; it says the sizes if not given.
     seed
         Of its own operands: uniform values in [-0.5, 0.5), made at first use.
     max_in_flight
@@ -432,6 +434,8 @@ class TracedCopy(Copy):
         The device, or a partition that closes the handle with itself.
     nbytes
         Bytes read, and bytes written; rounded up to a multiple of 16.
+    name
+        For people, timelines and analyses; it says the size if not given.
     seed
         Of the array that is read: uniform values in [-0.5, 0.5).
     max_in_flight

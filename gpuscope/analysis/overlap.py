@@ -27,10 +27,8 @@ class PairOverlap:
 
     Attributes
     ----------
-    fraction
-        |busy(a) ∩ busy(b)| / min(|busy(a)|, |busy(b)|).
     tight_fraction
-        The same with every span as short as the uncertainty it states allows; ``None`` where
+        ``fraction`` with every span as short as the uncertainty it states allows; ``None`` where
         the source states none. Bracketing events count waiting for SMs as running.
     """
 
@@ -43,7 +41,7 @@ class PairOverlap:
 
     @property
     def fraction(self) -> float:
-        """Overlap over the shorter busy time."""
+        """``|busy(a) ∩ busy(b)| / min(|busy(a)|, |busy(b)|)``."""
         shorter = min(self.busy_a_ns, self.busy_b_ns)
         return self.overlap_ns / shorter if shorter else 0.0
 

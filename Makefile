@@ -31,7 +31,7 @@ help:
 	@echo 'make bench       benchmarks that need no GPU'
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
 	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/h200.json (OFFLINE=1 too)'
-	@echo 'make docs        the documentation, its notebooks executed, in site/'
+	@echo 'make docs        the documentation, its notebooks executed, in site/html/'
 	@echo 'make fuzz        property tests on many more examples (EXAMPLES=2000)'
 	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
 	@echo 'make clean       remove outputs and caches; distclean: .venv and .wheels too'
@@ -75,7 +75,7 @@ bench-gpu:
 docs:
 	@$(SETUP) docs
 	$(PY) scripts/docs_pages.py
-	$(PY) -m sphinx -W --keep-going -b html docs site
+	$(PY) -m sphinx -W --keep-going -b html docs site/html
 
 fuzz:
 	@$(SETUP) test

@@ -1,4 +1,4 @@
-"""The documentation site: ``make docs`` builds it into site/."""
+"""The documentation site: ``make docs`` builds it into site/html/."""
 
 from __future__ import annotations
 

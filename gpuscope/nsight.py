@@ -123,6 +123,13 @@ def profile(
     Notes
     -----
     Workloads of one's own (``python:module:function``) are imported anew in that process.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> done = gs.nsight.profile("experiment.toml", "seen.nsys-rep")  # doctest: +SKIP
+    >>> done.trace.kind_counts()["kernel"]  # doctest: +SKIP
+    200
     """
     described = _described(experiment)
     found = _nsys.find(tool, program)

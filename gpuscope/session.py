@@ -237,6 +237,18 @@ def run(
     ------
     InvalidExperiment, InvalidPartition, GpuscopeError
         Before anything is launched where that can be told.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> run = gs.run(one, gpu)
+    >>> run["default"].kind_counts()["kernel"]
+    2
     """
     described, target = _prepared(experiment, device)
     return _Session(described, target, viewer, stop or threading.Event()).run()

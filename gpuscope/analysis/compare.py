@@ -39,7 +39,25 @@ overlap with every span shrunk by its stated uncertainty, null where none is sta
 
 
 def compare(traces: Mapping[str, Trace]) -> pa.Table:
-    """Return one row per setting and workload; see :data:`COLUMNS`."""
+    """Return one row per setting and workload; see :data:`COLUMNS`.
+
+    Parameters
+    ----------
+    traces
+        Setting → trace, such as a run. One without a finished kernel has no rows.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> table = gs.analysis.compare(gs.run(one, gpu))
+    >>> table.select(["setting", "workload", "kernels"]).to_pylist()
+    [{'setting': 'default', 'workload': 'w', 'kernels': 2}]
+    """
     rows: list[dict[str, Any]] = []
     for setting, trace in traces.items():
         try:

@@ -46,10 +46,25 @@ class ConcurrencyResult(Result):
 def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     """Count how many groups of kernels are busy at once.
 
+    Parameters
+    ----------
+    by
+        ``"partition"``, ``"stream"`` or ``"workload"``.
+
     Raises
     ------
     MissingEvidence
         The trace holds no finished kernel.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> gs.analysis.concurrency(trace).time_ns
+    {1: 120, 2: 40}
     """
     found = kernels(trace)
     starts, ends = found.array("start_ns"), found.array("end_ns")

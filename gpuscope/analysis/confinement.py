@@ -232,7 +232,11 @@ def confinement(
 
     Examples
     --------
-    >>> confinement(trace, intended={"decode step": 3})  # doctest: +SKIP
+    >>> import gpuscope as gs
+    >>> decode = gs.analysis.confinement(gs.learn.case("A").trace)["decode"]
+    >>> decode.fraction < 1, [one.kernel for one in decode.escapes]
+    (True, ['norm'])
+    >>> gs.analysis.confinement(trace, intended={"decode step": 3})  # doctest: +SKIP
     """
     rows = rows_of(trace, "kernel")
     work = _Work(trace, rows[~is_open(trace)[rows]])

@@ -183,6 +183,16 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
         The trace holds no kernel, copy or memset.
     ValueError
         ``by`` is none of these, or ``min_ns`` is negative.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["one", "two"], "stream": [7, 7],
+    ...     "start_ns": [0, 130], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> gs.analysis.gaps(trace)["stream 7"].longest[0]
+    Gap(start_ns=100, end_ns=130, before='one', after='two')
     """
     if min_ns < 0:
         raise ValueError(f"min_ns is at least 0, not {min_ns}")

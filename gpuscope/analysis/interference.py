@@ -183,6 +183,16 @@ def interference(
     ------
     ValueError
         ``inside`` is not in (0, 1], or the two names are the same.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> together, alone = (gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["a", "b"], "stream": [7, 8],
+    ...     "start_ns": [20, 0], "end_ns": [end, 100], "source": ["cupti", "cupti"],
+    ... }) for end in (80, 60))
+    >>> gs.analysis.interference(together, alone.where(name="a"), of="a", given="b").value
+    0.5
     """
     if not 0 < inside <= 1:
         raise ValueError(f"inside is a share in (0, 1], not {inside}")

@@ -83,6 +83,19 @@ def latency(trace: Trace) -> LatencyResult:
     ------
     MissingEvidence
         The trace holds no handle row whose completion was seen.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream() as stream, gs.Gemm(gpu, m=64, n=64, k=64, name="w") as gemm:
+    ...     with gs.profile(gpu) as recording:
+    ...         for _ in range(5):
+    ...             _ = gemm.execute(stream=stream)
+    ...             gemm.wait()
+    >>> seen = gs.analysis.latency(recording.trace)["w"]
+    >>> seen.n, seen.p50_ns <= seen.max_ns, seen.p99_ns
+    (5, True, None)
     """
     rows = trace.where(kind="handle")
     starts, ends = rows.array("start_ns"), rows.array("end_ns", fill=-1)
@@ -154,6 +167,17 @@ def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     ------
     MissingEvidence
         The trace has no such rows, or the kernels' launch times are unknown.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2, 3], "kind": ["kernel", "kernel", "handle"], "name": ["k", "k", "w"],
+    ...     "category": ["load", "load", "small"], "source": ["cupti", "cupti", "host"],
+    ...     "queued_ns": [0, 10, None], "start_ns": [5, 100, 50], "end_ns": [100, 200, 80],
+    ... })
+    >>> gs.analysis.queue_depth(trace, of="load", at="small").depths
+    (2,)
     """
     load = trace.where(kind="kernel", category=of)
     samples = trace.where(kind="handle", category=at)

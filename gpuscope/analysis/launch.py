@@ -145,6 +145,18 @@ def launch_latency(trace: Trace) -> LaunchLatencyResult:
     ------
     MissingEvidence
         The trace holds no kernel, or no kernel is linked to its launch call.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    >>> seen = gs.analysis.launch_latency(recording.trace).streams[0]
+    >>> seen.name, seen.n, seen.max_ns > 50_000  # the second one queued behind the first
+    ('s', 2, True)
     """
     every = rows_of(trace, "kernel")
     if not len(every):

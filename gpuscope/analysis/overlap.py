@@ -27,10 +27,8 @@ class PairOverlap:
 
     Attributes
     ----------
-    fraction
-        |busy(a) ∩ busy(b)| / min(|busy(a)|, |busy(b)|).
     tight_fraction
-        The same with every span as short as the uncertainty it states allows; ``None`` where
+        ``fraction`` with every span as short as the uncertainty it states allows; ``None`` where
         the source states none. Bracketing events count waiting for SMs as running.
     """
 
@@ -43,7 +41,7 @@ class PairOverlap:
 
     @property
     def fraction(self) -> float:
-        """Overlap over the shorter busy time."""
+        """``|busy(a) ∩ busy(b)| / min(|busy(a)|, |busy(b)|)``."""
         shorter = min(self.busy_a_ns, self.busy_b_ns)
         return self.overlap_ns / shorter if shorter else 0.0
 
@@ -109,6 +107,16 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     ------
     MissingEvidence
         The trace holds no finished kernel.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> gs.analysis.overlap(trace)["stream 7", "stream 8"]
+    0.4
     """
     found = kernels(trace)
     starts, ends = found.array("start_ns"), found.array("end_ns")

@@ -129,6 +129,17 @@ def prediction(
         finished kernel.
     ValueError
         A run is given with a trace, or the first one is no prediction.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> gs.analysis.prediction(gs.predict(one), gs.run(one, gpu)).median_error
+    0.0
     """
     if isinstance(predicted, Trace) != isinstance(measured, Trace):
         raise ValueError("give two runs or two traces, not one of each: run[setting] is a trace")

@@ -198,6 +198,18 @@ def range_projection(
     MissingEvidence
         The trace holds no such range, no finished GPU work, or none is linked to its launch
         call.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     with gs.annotate("step"):
+    ...         stream.launch(kernel, 50_000, grid=1, block=32)
+    >>> step = gs.analysis.range_projection(recording.trace)["step"]
+    >>> step.kernels, step.busy_ns >= 50_000, step.host_ns < step.busy_ns
+    (1, True, True)
     """
     ranges = _ranges(trace, name, domain)
     unknown = is_open(trace)

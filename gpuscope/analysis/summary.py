@@ -71,6 +71,16 @@ def summary(trace: Trace) -> SummaryResult:
     ------
     MissingEvidence
         The trace holds no finished kernel.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> [(row.stream, row.kernels, row.busy_ns) for row in gs.analysis.summary(trace).streams]
+    [('stream 7', 1, 100), ('stream 8', 1, 100)]
     """
     found = kernels(trace)
     starts, ends = found.array("start_ns"), found.array("end_ns")

@@ -45,6 +45,13 @@ class DeviceInfo:
         ``(9, 0)`` on Hopper.
     driver
         Driver and CUDA version in words.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> info = gs.open_device("sim:h200", quiet=True).info
+    >>> info.key, info.sm_count, info.compute_capability
+    ('sim:h200', 132, (9, 0))
     """
 
     key: str
@@ -81,6 +88,13 @@ class Capabilities:
         Streams can be captured into graphs.
     reasons
         Capability → what it requires and what was found, for each that is false.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> can = gs.open_device("cpu", quiet=True).capabilities
+    >>> can.partitions, can.reasons["partitions"]  # doctest: +ELLIPSIS
+    (False, 'a CPU has no SMs: ...')
     """
 
     streams: bool
@@ -168,6 +182,19 @@ class KernelModel:
         or ``None``.
     compute
         Values of the arrays read → new value of the one written.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.device.api import KernelCost, KernelModel
+    >>> model = KernelModel(lambda profile, grid, args, sm_count: KernelCost(grid, block_ns=5_000))
+    >>> source = 'extern "C" __global__ void nap() { __nanosleep(5000); }'
+    >>> kernel = gpu.compile(source, "nap", model=model)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, grid=1, block=32)
+    >>> gs.analysis.summary(recording.trace).streams[0].busy_ns >= 5_000
+    True
     """
 
     cost: Callable[[Any, int, Sequence[Any], int], KernelCost]

@@ -91,6 +91,16 @@ def get_caller_stream() -> Any:
     -----
     Child threads and tasks start with ``None``, also those made inside a guard:
     a context copied into a task carries the selection, but it names its owner.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream() as stream, gs.CallerStreamGuard(stream):
+    ...     gs.get_caller_stream() is stream
+    True
+    >>> gs.get_caller_stream() is None
+    True
     """
     loop = _get_running_loop()
     task = None if loop is None else _current_task(loop)
@@ -170,6 +180,17 @@ class CallerStreamGuard:
     The innermost guard wins and each exit restores exactly what was there before. The
     guard owns and destroys no stream and touches no device. Origin: contract A,
     the caller-stream guard of ExecuTorch #20158.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> a = gpu.random((64, 64))
+    >>> with gpu.create_stream(name="mine") as stream, gs.profile(gpu) as recording:
+    ...     with gs.CallerStreamGuard(stream):
+    ...         _ = gs.mm_out(gpu.empty((64, 64)), a, a)
+    >>> [row.stream for row in gs.analysis.summary(recording.trace).streams]
+    ['mine']
     """
 
     __slots__ = ("_before", "_bound", "stream", "task")

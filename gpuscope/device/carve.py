@@ -82,6 +82,14 @@ class CarvePlan:
         SMs that nobody asked for.
     remainder_parts
         The quanta they are in.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> plan = gpu.plan_carve({"a": 13, "b": 64}, rounding="up")
+    >>> plan.granted(), plan.remainder_sm_count
+    ({'a': 16, 'b': 64}, 52)
     """
 
     layout: SmLayout

@@ -45,6 +45,18 @@ class Device:
         What does the work; its own business.
     observers
         Who watches it.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> gpu
+    Device('sim:h200', NVIDIA H200 (simulated), 132 SMs)
+    >>> with gpu.carve({"small": 16, "load": "rest"}) as parts:
+    ...     parts["load"].sm_count
+    116
+    >>> gpu.to_host(gpu.asarray([1, 2, 3], "float32")).tolist()
+    [1.0, 2.0, 3.0]
     """
 
     def __init__(self, backend: Backend, *, correlations: Iterator[int] | None = None) -> None:

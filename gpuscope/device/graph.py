@@ -54,6 +54,20 @@ class Graph:
     partition
         The partition its work runs in, or ``None`` for the whole GPU. Work of a stream that
         joined the capture keeps that stream's.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream:
+    ...     with stream.capture(name="two") as graph:
+    ...         stream.launch(kernel, 5_000, grid=1, block=32)
+    ...         stream.launch(kernel, 5_000, grid=1, block=32)
+    ...     with graph, gs.profile(gpu) as recording:
+    ...         graph.launch(stream=stream)
+    >>> recording.trace.kind_counts()["kernel"]
+    2
     """
 
     def __init__(self, stream: Stream, name: str | None) -> None:

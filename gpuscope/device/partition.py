@@ -46,6 +46,18 @@ class Partition:
         Number of its green context.
     color
         For pictures, as ``"#RRGGBB"``; empty where pictures choose.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.carve({"small": 16, "load": "rest"}) as parts:
+    ...     small = parts["small"]
+    ...     stream = small.create_stream(name="s")
+    ...     small.sm_count, stream.partition is small
+    (16, True)
+    >>> small.closed, stream.closed
+    (True, True)
     """
 
     def __init__(
@@ -124,6 +136,16 @@ class Partitions(Mapping[str, Partition]):
     ----------
     plan
         What was planned, from which the granted counts follow.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.carve({"small": 16, "load": "rest"}) as parts:
+    ...     parts
+    ...     parts["small"] is parts[0]
+    Partitions(small: 16 SMs, load: 116 SMs)
+    True
     """
 
     def __init__(self, device: Device, plan: CarvePlan, partitions: list[Partition]) -> None:

@@ -57,6 +57,16 @@ class Scratch:
         Its size.
     stream
         The stream that orders it, its tag; ``None`` for untagged memory.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.scratch(1024) as scratch:
+    ...     scratch.view((16, 16), "float32").shape
+    (16, 16)
+    >>> scratch.closed
+    True
     """
 
     __slots__ = ("_array", "_device", "_give_back", "_memory", "nbytes", "stream")
@@ -178,6 +188,20 @@ class WorkloadContext:
     Notes
     -----
     Valid inside its ``with`` block, on the thread that entered it; contexts nest.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> @gs.workload
+    ... def cube(ctx, a):
+    ...     square = ctx.scratch(a.nbytes).view(a.shape, a.dtype)
+    ...     gs.mm_out(square, a, a)
+    ...     return gs.mm_out(ctx.device.empty(a.shape, a.dtype), square, a)
+    >>> with cube(gpu) as handle, gpu.create_stream() as stream:
+    ...     out = handle.execute(gpu.asarray([[2]], "float32"), stream=stream)
+    ...     gpu.to_host(out).tolist()
+    [[8.0]]
     """
 
     __slots__ = ("_arena", "_known", "_spare", "_state", "_stream", "_taken", "_used", "device")

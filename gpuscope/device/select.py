@@ -56,6 +56,15 @@ def open_device(
         the unified stream that is asked for.
     MissingDependency
         A CUDA device was asked for and a package it needs is missing.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> gpu.sm_count, gpu.is_simulated
+    (132, True)
+    >>> gs.open_device("cpu", quiet=True).capabilities.partitions
+    False
     """
     kind, _, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     why = ""

@@ -31,6 +31,19 @@ class Event:
     -----
     Timing is on unless asked off. CUDA gives the time between two events as a float of
     milliseconds, good to about 0.5 µs and worse over long spans.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gpu.create_stream() as other:
+    ...     start = stream.record()
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    ...     end = stream.record()
+    ...     other.wait(end)
+    >>> end.is_done, end.elapsed_ns(since=start) >= 50_000
+    (True, True)
     """
 
     __slots__ = (
@@ -136,6 +149,19 @@ class Stream:
         Whether it is known to stand in the legacy default stream's barrier.
     id
         Number in traces.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream(name="s") as stream:
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    ...     stream.is_done
+    ...     stream.synchronize()
+    ...     stream.is_done
+    False
+    True
     """
 
     def __init__(

@@ -43,7 +43,15 @@ def compare(
 
     Examples
     --------
-    >>> compare(gs.predict(measured.experiment), measured).show()  # doctest: +SKIP
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> figure = gs.figures.compare(gs.predict(one), gs.run(one, gpu))
+    >>> figure.layout.title.text
+    '<b>Predicted and measured (SIMULATED)</b>'
     """
     result = analysis.prediction(predicted, measured)
     y, places, annotations = float(_HEADING), [], []

@@ -50,6 +50,13 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
     ------
     MissingEvidence
         As :func:`gpuscope.analysis.confinement`.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> figure = gs.figures.confinement(gs.learn.case("A").trace)
+    >>> [bars.name for bars in figure.data]
+    ['inside, simulated', 'escaped, simulated', 'inside, simulated']
     """
     if isinstance(judged, Trace):
         result = analysis.confinement(judged)

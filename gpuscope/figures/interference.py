@@ -30,6 +30,18 @@ def interference(result: InterferenceResult) -> go.Figure:
     ------
     MissingEvidence
         The result has no pair.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> short = {"kind": "spin", "duration_us": 10, "partition": "a"}
+    >>> long = {"kind": "spin", "duration_us": 200, "partition": "b"}
+    >>> result = gs.measure_interference(
+    ...     gpu, {"a": 16, "b": "rest"}, {"short": short, "long": long}, repeats=5, rounds=2)
+    >>> figure = gs.figures.interference(result)
+    >>> figure.layout.title.text
+    '<b>Interference of A given B (SIMULATED)</b>'
     """
     if not result.cells:
         raise MissingEvidence("the result has no pair of workloads: measure at least two")

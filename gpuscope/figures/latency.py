@@ -38,6 +38,18 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     ------
     MissingEvidence
         No setting holds a finished call of this handle.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> figure = gs.figures.latency(gs.run(one, gpu), "w")
+    >>> figure.data[0].y.tolist()
+    [0.0, 0.5, 1.0]
     """
     data: list[go.Scatter] = []
     absent: list[str] = []

@@ -57,6 +57,17 @@ def sm_map(
         The trace holds no finished thread block whose SM is known, on that device.
     ValueError
         The window is empty or ``bins`` is below 1.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["block", "block"], "name": ["k", "k"], "sm": [0, 3],
+    ...     "start_ns": [0, 50], "end_ns": [100, 150], "source": ["blocks", "blocks"],
+    ... })
+    >>> figure = gs.figures.sm_map(trace, bins=3)
+    >>> figure.data[0].z[0].tolist()  # SM 0 is held in the first two of three bins
+    [1.0, 1.0, nan]
     """
     if bins < 1:
         raise ValueError(f"bins is at least 1, not {bins}")

@@ -67,7 +67,14 @@ def timeline(
 
     Examples
     --------
-    >>> timeline(trace, window_ns=(0, 2_000_000)).show()  # doctest: +SKIP
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> figure = gs.figures.timeline(trace, window_ns=(0, 100))
+    >>> sum(len(bars.x) for bars in figure.data)
+    2
     """
     window = default_window_ns(trace) if window_ns is None else window_ns
     band = _Band(View.of(Tracks.of(trace), window, max_spans=max_spans), trace, None)
@@ -98,11 +105,26 @@ def timelines(
         which is as long as the longest.
     max_spans
         For the whole figure; every setting gets the same share.
+    title
+        Default ``"Timelines by setting"``. That the traces are simulated is added.
 
     Raises
     ------
     ValueError
         There is no trace, a window is empty, or ``max_spans`` is below 1.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> run = gs.run({**one, "settings": {"first": {}, "second": {}}}, gpu)
+    >>> figure = gs.figures.timelines(run)
+    >>> [note.text.partition("<br>")[0] for note in figure.layout.annotations]
+    ['<b>first</b>', '<b>second</b>']
     """
     if not traces:
         raise ValueError("no trace to draw: give at least one setting")

@@ -69,6 +69,21 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
     ------
     MissingEvidence
         No setting has both; what is missing is said.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> gemm = {"kind": "gemm", "m": 512, "n": 512, "k": 512, "repeats": 5}
+    >>> both = {
+    ...     "name": "both", "alone_repeats": 2, "partitions": {"a": 16, "b": "rest"},
+    ...     "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
+    ...     "workloads": {"small": {**gemm, "stream": "s"}, "load": {**gemm, "stream": "t"}},
+    ... }
+    >>> result = gs.sweep(both, {"partitions.a": [8, 16]}, gpu)
+    >>> figure = gs.figures.tradeoff(result, latency="small", throughput="load")
+    >>> figure.data[-1].text
+    ('8', '16')
     """
     points, left_out = _points(result, latency, throughput)
     if not points:

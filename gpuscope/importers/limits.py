@@ -26,6 +26,19 @@ class Limits:
     ------
     ValueError
         A limit is not at least 1.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> path = gs.save_trace(trace, "two.parquet")
+    >>> gs.load_trace(path, limits=gs.Limits(rows=1))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    gpuscope.errors.TraceFormatError: ...
     """
 
     file_bytes: int = 16 << 30

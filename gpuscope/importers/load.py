@@ -58,8 +58,15 @@ def load_trace(
 
     Examples
     --------
-    >>> trace = load_trace("report.sqlite")  # doctest: +SKIP
-    >>> trace.metadata.counts  # doctest: +SKIP
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> path = gs.save_trace(trace, "two.parquet")
+    >>> gs.load_trace(path).kind_counts()
+    {'kernel': 2}
+    >>> gs.load_trace("report.sqlite").metadata.counts  # doctest: +SKIP
     {'received': 3272, 'rows of PROFILER_OVERHEAD not taken': 36}
     """
     source = Path(path)

@@ -52,12 +52,24 @@ class Case:
 
 
 def case(name: str) -> Case:
-    """Make one of the cases ``"A"`` to ``"D"``.
+    """Make one of the cases.
+
+    Parameters
+    ----------
+    name
+        ``"A"`` to ``"D"``.
 
     Raises
     ------
     LookupError
         There is no such case.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> case = gs.learn.case("D")
+    >>> case.culprit, case.cause
+    ('statistics', 'the legacy default stream puts everything in order')
     """
     if name not in _CASES:
         raise LookupError(f"there is no case {name!r}; there are {sorted(_CASES)}")

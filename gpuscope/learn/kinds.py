@@ -38,6 +38,13 @@ class Choice:
     ----------
     options
         Texts, each once.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> kind = gs.learn.Choice(["in order", "at once"])
+    >>> kind.is_right(kind.read(["at once"]), measured="in order")
+    False
     """
 
     options: Sequence[str]
@@ -75,6 +82,13 @@ class Order:
     ----------
     items
         Texts, each once.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> kind = gs.learn.Order(["load", "compute"])
+    >>> kind.show(kind.read(["compute", "load"]))
+    'compute → load'
     """
 
     items: Sequence[str]
@@ -118,6 +132,13 @@ class Value:
         Of the number.
     within
         How far off it may be, as a share of what was measured; 0 asks for the very number.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> kind = gs.learn.Value("µs", within=0.1)
+    >>> kind.is_right(95.0, measured=100.0), kind.is_right(80.0, measured=100.0)
+    (True, False)
     """
 
     unit: str = ""
@@ -152,6 +173,17 @@ class Interval:
     factor
         The upper end is at most this many times the lower one: a range that says
         everything predicts nothing.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> kind = gs.learn.Interval("µs", factor=4)
+    >>> kind.is_right(kind.read(["50", "200"]), measured=120.0)
+    True
+    >>> kind.read(["1", "1000"])
+    Traceback (most recent call last):
+        ...
+    ValueError: Be bolder: let the range end at 4 times its beginning or before.
     """
 
     unit: str

@@ -153,6 +153,16 @@ def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = Non
     ------
     MissingEvidence
         The trace has no such row.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> gs.learn.find(trace, "k"), gs.learn.find(trace, "k", -1)
+    (1, 2)
     """
     kinds = ("kernel", "memcpy", "memset", "host function") if kind is None else (kind,)
     rows = trace.where(kind=kinds)

@@ -17,6 +17,8 @@ def spin_kernel(device: Device, name: str = "spin") -> Kernel:
 
     Parameters
     ----------
+    device
+        Where it runs.
     name
         What it is called in traces; an identifier of C.
 
@@ -37,7 +39,16 @@ def spin_kernel(device: Device, name: str = "spin") -> Kernel:
 
 
 def address(array: Any) -> int:
-    """Return where an array begins in the device's memory, simulated or not."""
+    """Return where an array begins in the device's memory, simulated or not.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> array = gpu.empty(8, "float32")
+    >>> gs.learn.address(array[2:]) - gs.learn.address(array)
+    8
+    """
     buffer = getattr(array, "buffer", None)
     if buffer is None:
         return int(array.data.ptr)

@@ -28,6 +28,16 @@ class Question(anywidget.AnyWidget):
         What the form's button says.
     on_answer
         Called with each answer that could be read.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> lesson = gs.learn.Lesson(0, "An example", gpu)
+    >>> question = lesson.predict("first", "Which ends first?", gs.learn.Choice(["a", "b"]))
+    >>> question.give("b")
+    >>> question.given, question.locked
+    (['b'], True)
     """
 
     _esm = (_STATIC / "question.js").read_text("utf-8")

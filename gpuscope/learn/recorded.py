@@ -35,6 +35,17 @@ def observe(device: Device, name: str, function: Callable[[Device], Any]) -> Tra
     ------
     LookupError
         It cannot run here, and there is no such recording.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> def product(device):
+    ...     return gs.Gemm(device, m=64, n=64, k=64).execute()
+    >>> trace = gs.learn.observe(gpu, "cupy", product)  # doctest: +ELLIPSIS
+    Not run: there is no GPU here. What follows was recorded on NVIDIA H200, ...
+    >>> trace.is_simulated
+    False
     """
     why = "there is no GPU here"
     if not device.is_simulated:
@@ -59,6 +70,13 @@ def recording_of(name: str) -> Trace:
     ------
     LookupError
         There is none of that name.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.learn.recording_of("torch")
+    >>> trace.is_simulated, trace.kind_counts()["kernel"] > 0
+    (False, True)
     """
     path = RECORDINGS / f"{name}.parquet"
     if not path.exists():
@@ -68,7 +86,16 @@ def recording_of(name: str) -> Trace:
 
 
 def label(trace: Trace) -> str:
-    """Return `` (recorded on …)`` for a shipped recording, for titles; else nothing."""
+    """Return `` (recorded on …)`` for a shipped recording, for titles; else nothing.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.learn.label(gs.learn.recording_of("torch"))
+    ' (recorded on NVIDIA H200)'
+    >>> gs.learn.label(gs.learn.case("A").trace)
+    ''
+    """
     said = _origin(trace).partition(",")[0]
     return f" ({said})" if said else ""
 

@@ -71,6 +71,18 @@ class Recording:
     memory_limit
         Bytes of buffers that CUPTI may fill between two readings.
 
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 5_000, grid=1, block=32)
+    ...     stream.synchronize()
+    ...     recording.is_over, recording.snapshot().kind_counts()["kernel"]
+    (False, 1)
+    >>> recording.is_over, len(recording.trace) == len(recording.snapshot())
+    (True, True)
     """
 
     def __init__(

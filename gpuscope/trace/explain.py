@@ -70,6 +70,18 @@ class Explanation:
         In order of time, up to ``at_ns``.
     doubts
         What is uncertain, and what evidence the trace lacks.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    >>> second = gs.learn.find(recording.trace, "spin", 1)
+    >>> [reason.kind for reason in recording.trace.explain(second).reasons]
+    ['launch', 'stream order', 'launch latency']
     """
 
     span: int

@@ -58,6 +58,16 @@ class TraceMetadata:
         of an asyncio task during which other tasks may have run: given to no partition).
     complete
         Whether everything that was launched is known to be here; else the notes say why not.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gs.profile(gpu) as recording:
+    ...     pass
+    >>> facts = recording.trace.metadata
+    >>> facts.time_base, facts.simulated, facts.devices["sim:h200"]["sm_count"]
+    ('virtual', True, 132)
     """
 
     time_base: str = "unix"
@@ -113,6 +123,18 @@ class Trace:
         Which span led to which.
     metadata
         Devices, partitions, streams, clocks, counts.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> trace
+    Trace(2 spans: 2 kernel; measured on host only; kernel times from: cupti)
+    >>> trace.where(stream=8).array("start_ns").tolist()
+    [60]
     """
 
     def __init__(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> None:
@@ -415,6 +437,20 @@ class Run(Mapping[str, Trace]):
         The description that was run.
     stopped
         Whether it was stopped before its end; what was recorded is here.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> run = gs.run({**one, "settings": {"first": {}, "second": {}}}, gpu)
+    >>> list(run), run.stopped
+    (['first', 'second'], False)
+    >>> run.comparison.column("kernels").to_pylist()
+    [2, 2]
     """
 
     traces: Mapping[str, Trace]

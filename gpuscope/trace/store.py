@@ -31,6 +31,16 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
     ------
     GpuscopeError
         The file cannot be written (no such folder, no room).
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     _ = gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
+    >>> path = gs.save_trace(recording.trace, "gemm.parquet")
+    >>> gs.load_trace(path).kind_counts() == recording.trace.kind_counts()
+    True
     """
     target = Path(path)
     spans, edges = trace.spans, trace.edges

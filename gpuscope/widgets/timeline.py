@@ -55,8 +55,8 @@ class Timeline(Stage):
     >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
     ...     _ = gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
     >>> timeline = gs.Timeline(recording.trace)
-    >>> timeline.find("gemm")
-    1
+    >>> timeline.find("gemm")  # the launch call, the kernel, the handle's row
+    3
     >>> timeline.close()
     """
 

@@ -32,6 +32,10 @@ class Copy(Handle):
         The device, or a partition that closes the handle with itself.
     nbytes
         Bytes read, and bytes written; rounded up to a multiple of 16.
+    name
+        For people, timelines and analyses; it says the size if not given.
+    seed
+        Of the array that is read: uniform values in [-0.5, 0.5).
     max_in_flight
         How many calls may overlap; each writes an array of its own.
 
@@ -39,6 +43,16 @@ class Copy(Handle):
     ------
     InvalidOperand
         ``nbytes`` is not positive.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads.copy import Copy
+    >>> with Copy(gpu, nbytes=1000) as copy, gpu.create_stream() as stream:
+    ...     written = copy.execute(stream=stream)
+    ...     written.nbytes
+    1008
     """
 
     def __init__(

@@ -55,6 +55,16 @@ def mm_out(out: Any, a: Any, b: Any, *, stream: Any = None) -> Any:
     -----
     Origin: contract E, ExecuTorch #19360. The library is told how many SMs the stream's
     partition has, TF32 and reduced-precision split-K are off.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> a = gpu.asarray([[1, 2], [3, 4]], "float32")
+    >>> with gpu.create_stream() as stream:
+    ...     out = gs.mm_out(gpu.empty((2, 2)), a, a, stream=stream)
+    >>> gpu.to_host(out).tolist()
+    [[7.0, 10.0], [15.0, 22.0]]
     """
     device = device_of(out, "out")
     target = out
@@ -254,6 +264,8 @@ class Gemm(Handle):
         Sizes in elements.
     dtype
         ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"float64"``.
+    name
+        For people, timelines and analyses; it says the sizes if not given.
     sm_count_target
         SMs that the library tunes for: ``"auto"``, those of the stream's partition;
         a number; or ``None``, not told.
@@ -267,6 +279,16 @@ class Gemm(Handle):
     ------
     InvalidOperand
         A size is not positive, or the dtype is not supported.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gs.Gemm(gpu, m=64, n=32, k=16) as gemm, gpu.create_stream() as stream:
+    ...     out = gemm.execute(stream=stream)
+    ...     gemm.wait()
+    ...     out.shape, gemm.flop_count
+    ((64, 32), 65536)
     """
 
     _context_type = _GemmContext

@@ -60,6 +60,18 @@ class Handle:
     completion, and whoever launches the graph orders it.
 
     Origin: contract B, Torch-TensorRT #4314.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gs.Gemm(gpu, m=64, n=64, k=64) as handle, gpu.create_stream() as stream:
+    ...     _ = handle.execute(stream=stream)
+    ...     handle.completion.is_done
+    ...     handle.wait()
+    ...     handle.completion.is_done
+    False
+    True
     """
 
     _context_type: type[Context] = Context

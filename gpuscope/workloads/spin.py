@@ -35,6 +35,8 @@ class Spin(Handle):
         How long each block spins; at most 10 s, so that a mistake ends.
     blocks
         Thread blocks; 1 unless said.
+    name
+        For people, timelines and analyses; it says the duration if not given.
     max_in_flight
         How many calls may overlap.
 
@@ -42,6 +44,16 @@ class Spin(Handle):
     ------
     InvalidOperand
         A number is out of range.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads.spin import Spin
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     Spin(gpu, duration_ns=50_000).execute(stream=stream)
+    >>> gs.analysis.summary(recording.trace).streams[0].busy_ns >= 50_000
+    True
     """
 
     def __init__(

@@ -303,6 +303,8 @@ class TracedGemm(Gemm):
         The device, or a partition that closes the handle with itself.
     m, n, k
         Sizes in elements. Multiples of 8 for n and k make it more than twice as fast.
+    name
+        For people, timelines and analyses; it says the sizes if not given.
     seed
         Of its own operands: uniform values in [-0.5, 0.5), made at first use.
     max_in_flight
@@ -323,6 +325,16 @@ class TracedGemm(Gemm):
     While the device is observed, each call's launch has an array of
     ``ceil(m / 128) * ceil(n / 128)`` block records: see :mod:`gpuscope.workloads.traced`. A
     launch that becomes part of a graph has none, so neither has a call that replays one.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads.traced import TracedGemm
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     _ = TracedGemm(gpu, m=256, n=256, k=64).execute(stream=stream)
+    >>> recording.trace.kind_counts().get("block", 0)  # on a CUDA GPU 4: 2 × 2 tiles
+    0
     """
 
     def __init__(
@@ -422,6 +434,8 @@ class TracedCopy(Copy):
         The device, or a partition that closes the handle with itself.
     nbytes
         Bytes read, and bytes written; rounded up to a multiple of 16.
+    name
+        For people, timelines and analyses; it says the size if not given.
     seed
         Of the array that is read: uniform values in [-0.5, 0.5).
     max_in_flight
@@ -437,6 +451,16 @@ class TracedCopy(Copy):
     While the device is observed, each call's launch has an array of block records, four for
     each SM that it may run on: see :mod:`gpuscope.workloads.traced`. A launch that becomes
     part of a graph has none, so neither has a call that replays one.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads.traced import TracedCopy
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     _ = TracedCopy(gpu, nbytes=1 << 20).execute(stream=stream)
+    >>> recording.trace.kind_counts().get("block", 0)  # on a CUDA GPU 4 for each SM
+    0
     """
 
     def __init__(

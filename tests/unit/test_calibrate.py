@@ -8,7 +8,6 @@ the first one does.
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import json
 from importlib import resources
 from pathlib import Path
@@ -303,13 +302,6 @@ def test_what_is_no_gpu_is_refused(tmp_path):
     with pytest.raises(DeviceUnavailable, match="a real GPU, and cpu is no GPU"):
         gs.calibrate(gs.open_device("cpu", quiet=True), path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_docstring_example_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = doctest.testmod(calibration)
-    assert found.attempted > 0
-    assert found.failed == 0
 
 
 def test_live_partitions_are_in_the_way_and_named(as_cuda, tmp_path):

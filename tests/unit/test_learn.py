@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import doctest
 import importlib
 
 import pytest
@@ -369,13 +368,6 @@ def test_a_recording_is_of_the_code_in_the_lesson_and_names_nobody(name):
 
 
 # -- what lessons are made of -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("module", ["lesson", "parts"])
-def test_docstring_examples_run(module):
-    result = doctest.testmod(importlib.import_module(f"gpuscope.learn.{module}"))
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_addresses_tell_arrays_apart(gpu):

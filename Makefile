@@ -61,8 +61,8 @@ bench:
 	$(PY) benchmarks/cpu.py
 	$(PY) benchmarks/timeline.py
 	$(PY) benchmarks/browser.py
-	$(PY) benchmarks/exporting.py
-	$(PY) benchmarks/importing.py
+	$(PY) benchmarks/exporting.py --out benchmarks/results/exporting.json
+	$(PY) benchmarks/importing.py --out benchmarks/results/importing.json
 
 test-gpu:
 	@$(GPU_SETUP)

@@ -8,8 +8,10 @@ Each format in a process of its own, on one core.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -177,8 +179,16 @@ def main() -> None:
         )
         results.append(json.loads(done.stdout))
         print(results[-1])
-    if asked.out:
-        asked.out.write_text(json.dumps(results, indent=1) + "\n")
+    if not asked.out:
+        return
+    facts = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "command": "python benchmarks/exporting.py",
+        "machine": f"{platform.machine()}, one core",
+        "python": platform.python_version(),
+        "rows": results,
+    }
+    asked.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

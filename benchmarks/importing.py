@@ -9,9 +9,11 @@ NumPy and PyArrow). ``--hta`` names a Python that has HolisticTraceAnalysis.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import lzma
 import os
+import platform
 import random
 import resource
 import sqlite3
@@ -193,8 +195,16 @@ def main() -> None:
             results.append(row)
             print(row, flush=True)
             path.unlink()
-    if asked.out:
-        asked.out.write_text(json.dumps(results, indent=1) + "\n")
+    if not asked.out:
+        return
+    facts = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "command": "python benchmarks/importing.py",
+        "machine": f"{platform.machine()}, one core",
+        "python": platform.python_version(),
+        "rows": results,
+    }
+    asked.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from gpuscope.trace.query import Index
 Array = np.ndarray[Any, Any]
 
 TRACKS, PARTITIONS = 64, 8
-PIXELS, BARS = 1000, 800
+PIXELS, BARS = 1000, 400
 EPOCH_NS = 1_700_000_000_000_000_000
 OWN_BYTES = 8 + 8 + 4
 """Start, end and track of a span."""

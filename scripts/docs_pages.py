@@ -1,6 +1,6 @@
-"""Write the pages of docs/ that follow from other files: docs/h200.md, the tables and the
-differences from hardware in docs/simulator.md from benchmark results, docs/gpu_profile.md from
-the profile's schema.
+"""Write the pages of docs/ that follow from other files: docs/h200.md, docs/figures.md, the
+tables and the differences from hardware in docs/simulator.md from benchmark results,
+docs/gpu_profile.md from the profile's schema.
 
     python scripts/docs_pages.py [--check]
 
@@ -16,6 +16,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from figures_page import figures_page
 from pydantic import BaseModel
 
 from gpuscope.device.sim import schema
@@ -455,6 +456,9 @@ def pages() -> dict[Path, str]:
     results = RESULTS / "h200.json"
     found[ROOT / "docs" / "h200.md"] = h200_page(json.loads(results.read_text("utf-8")))
     found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
+    names = ("cpu", "timeline", "browser", "importing", "exporting")
+    measured = [json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in names]
+    found[ROOT / "docs" / "figures.md"] = figures_page(*measured[:3], measured[3:])
     simulator = ROOT / "docs" / "simulator.md"
     text = simulator.read_text("utf-8")
     cpu = json.loads((RESULTS / "cpu.json").read_text("utf-8"))

@@ -4,6 +4,7 @@ Every figure says on which device it was seen, by which source, and whether it w
 simulated or measured. Names in a trace are foreign text and are escaped.
 """
 
+from gpuscope import _plotly as _plotly
 from gpuscope.figures.compare import compare as compare
 from gpuscope.figures.confinement import confinement as confinement
 from gpuscope.figures.interference import interference as interference

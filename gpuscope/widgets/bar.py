@@ -51,6 +51,8 @@ def act(timeline: Any, message: Message) -> None:
     KeyError, TypeError, ValueError
         The message is none of ours.
     """
+    if message.get("released"):
+        timeline._hold(on=False)
     _ACTS[message["do"]](timeline, message)
 
 
@@ -70,8 +72,8 @@ _ACTS: dict[str, Callable[[Any, Message], object]] = {
     "follow": lambda it, told: it.set_trait("follow", bool(told["on"])),
     "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
     "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
-    "hold": lambda it, told: it._hold(on=bool(told["on"])),
     "size": lambda it, told: it._sized(int(told["pixels"])),
     "theme": lambda it, told: it._themed(dark=bool(told["dark"])),
+    "hold": lambda it, told: it._hold(on=bool(told["on"])),
     "painted": lambda it, told: it._painter.painted(int(told["frame"])),
 }

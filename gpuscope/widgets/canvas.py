@@ -20,6 +20,8 @@ _SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo
 """Without a trace on it, Plotly leaves out the axis of the SMs; with one, there is always one."""
 _EMPTY: dict[str, Any] = {"base": [], "x": [], "y": [], "width": [], "hovertext": []}
 _SETTLED = ("type", "orientation")
+_WHOLE = {"_widget_data", "_widget_layout"}
+"""What a page that opens needs; a frame is sent by another property."""
 _CONFIG = {"responsive": True, "scrollZoom": True, "doubleClick": False, "displaylogo": False}
 
 Bars = Mapping[Any, tuple[Mapping[str, Any], Mapping[str, Any]]]
@@ -69,17 +71,18 @@ class Canvas(go.FigureWidget):  # type: ignore[misc]
                 self._sent.get("layout", {}).pop("xaxis.range", None)  # the plot has another now
             self._ranged(low, high)
 
-    def get_state(self, *args: Any, **options: Any) -> Any:
-        """Return the state for a page that opens, with all that was drawn so far."""
-        if self._is_made:
+    def get_state(self, key: Any = None, **options: Any) -> Any:
+        """Return the state; for a page that opens, with all that was drawn so far."""
+        wanted = {key} if isinstance(key, str) else key
+        if self._is_made and (wanted is None or _WHOLE & set(wanted)):
             with self._lock:
                 self._trait_values["_widget_layout"] = copy.deepcopy(self._layout_obj._props)
                 self._trait_values["_widget_data"] = copy.deepcopy(self._data)
-        return super().get_state(*args, **options)
+        return super().get_state(key, **options)
 
     def settle(self) -> None:
         """Send all of it anew: whoever keeps a widget's state keeps what was sent as a whole."""
-        self.send_state(["_widget_data", "_widget_layout"])
+        self.send_state(sorted(_WHOLE))
 
     def draw(
         self, bars: Bars, overlays: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]

@@ -11,7 +11,7 @@ from gpuscope.record.recorder import Recording
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 
-SWITCH_S = 0.001
+SWITCH_S = 0.0002
 """Python's switch interval meanwhile: every NumPy call of ours gives the lock away, and a busy
 cell keeps it for that long. With the usual 5 ms a frame takes ten times its own time."""
 PERIOD_S = 0.1

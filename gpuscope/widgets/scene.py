@@ -21,7 +21,7 @@ from gpuscope.widgets.camera import Window
 from gpuscope.widgets.shot import SM_HEIGHT, Shot
 from gpuscope.widgets.theme import DARK, LIGHT, Theme
 
-SPANS, LIVE_SPANS = 800, 2000
+SPANS, LIVE_SPANS = 400, 2000
 """Bars of a frame at most. While a recording is followed, up to as many as the second are all
 drawn; of more, the first."""
 HEIGHTS = (140, 640)

@@ -742,7 +742,7 @@ def test_while_the_plot_is_held_no_frame_takes_it_out_of_the_hand(gpu):
         until(lambda: timeline.find("step") == 5, "ranges do not arrive")
         settle(timeline)
         assert timeline._bar.frame <= frame + 1  # the search's own
-        tell(timeline, "hold", on=False)
+        tell(timeline, "click", x=0.5, y=2, released=True)
         launch(gpu, stream, 1)
         until(lambda: timeline._bar.frame > frame + 1, "it stands still for ever")
     timeline.close()

@@ -148,6 +148,8 @@ function attend(model, el, search) {
   };
   const plot = () => root.querySelector(PLOT);
   const area = () => root.querySelector(`${PLOT} ${AREA}`)?.getBoundingClientRect();
+  // To look for what is under the pointer, until it moves again, would hold up each frame.
+  const unhover = () => root.querySelector(`${PLOT} ${AREA}`)?.dispatchEvent(new MouseEvent("mouseout"));
   let pointer = null;
 
   const within = (event) => {
@@ -170,6 +172,7 @@ function attend(model, el, search) {
       search.focus();
       search.select();
     } else if (known) {
+      unhover();
       tell(known.do === "zoom" && pointer ? { ...known, at: pointer.x } : known);
     } else if (event.key.length !== 1 || event.key === " ") {
       return; // Tab, Enter, space: whoever has the focus
@@ -188,7 +191,6 @@ function attend(model, el, search) {
   }, true);
   on(window, "pointerup", (event) => {
     const dragged = down !== null;
-    if (dragged) tell({ do: "hold", on: false });
     const still = down && distance(event, down) < DRAG_PX;
     down = null;
     const at = still ? within(event) : null;
@@ -197,11 +199,15 @@ function attend(model, el, search) {
       const twice = clicked && event.timeStamp - clicked.timeStamp < DOUBLE_MS &&
         distance(event, clicked) < DRAG_PX && !model.get("state").measuring;
       clicked = twice ? null : event;
-      tell(twice ? { do: "fit" } : { do: "click", ...at });
+      tell(twice ? { do: "fit", released: true } : { do: "click", ...at, released: true });
+      return;
     }
+    if (!dragged) return;
+    const layout = plot()._fullLayout;
+    const range = still ? null : layout?.xaxis?.range;
     // Before Plotly redraws what it has: the kernel works meanwhile.
-    const range = dragged && !still ? plot()._fullLayout?.xaxis?.range : null;
-    if (range) tell({ do: "range", low: range[0], high: range[1] });
+    tell(range ? { do: "range", low: range[0], high: range[1], released: true } : { do: "hold", on: false });
+    if (range) layout._rehover = null; // while it drags, Plotly hears of no pointer that leaves
   }, true);
   on(window, "pointercancel", () => {
     if (down) tell({ do: "hold", on: false });

@@ -1,0 +1,115 @@
+"""The page of figures that need no GPU, from benchmarks/results; docs_pages.py writes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Facts = dict[str, Any]
+Row = tuple[str, str, str, bool | None]
+"""What, goal, measured, whether it is met (None where nothing is owed)."""
+
+INTRODUCTION = """# Figures measured without a GPU
+
+Generated from `benchmarks/results` by `make docs`; do not edit. `make bench` measures them anew.
+Those of the simulator's accuracy stand in [its page](simulator.md), those of a GPU
+[on theirs](h200.md)."""
+
+
+def figures_page(cpu: Facts, timeline: Facts, browser: Facts, files: list[Facts]) -> str:
+    """Return the page."""
+    parts = [
+        INTRODUCTION,
+        _section("The simulator", cpu, _simulator(cpu["rows"])),
+        _section("An index of a trace, and a frame of a timeline", timeline, _timeline(timeline)),
+        _section("A timeline in JupyterLab", browser, _browser(browser)),
+        *(_section(title, facts, _files(facts)) for title, facts in zip(
+            ("Reading 10⁶ spans", "Writing 10⁶ spans"), files, strict=True)),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(title: str, facts: Facts, rows: list[Row]) -> str:
+    marks = {True: "yes", False: "**no**", None: "–"}
+    lines = [
+        f"## {title}",
+        "",
+        f"{facts['date']}, `{facts['command']}`, {facts['machine']}, Python {facts['python']}.",
+        "",
+        "| what | goal | measured | met |",
+        "| --- | --- | --- | --- |",
+        *(f"| {what} | {goal} | {value} | {marks[met]} |" for what, goal, value, met in rows),
+    ]
+    return "\n".join(lines)
+
+
+def _at_most(what: str, value: float, goal: float, unit: str, beside: str = "") -> Row:
+    return what, f"≤ {goal:g} {unit}", f"{value:.3g} {unit}{beside}", value <= goal
+
+
+def _simulator(rows: list[Facts]) -> list[Row]:
+    by_what = {row["what"]: row for row in rows}
+    launches = by_what["100000 simulated launches on 4 streams in 3 partitions"]
+    growth = by_what["10⁶ against 10⁴ simulated launches, time of each"]["ratio"]
+    return [
+        _at_most("10⁵ launches on 4 streams in 3 partitions", launches["seconds"], 2, "s"),
+        _at_most("memory of a launch", by_what["memory of a pending simulated launch"]["bytes"],
+                 600, "bytes"),
+        ("time of a launch, of 10⁶ / of 10⁴", "1 ± 0.2 ×", f"{growth:.3g} ×",
+         abs(growth - 1) <= 0.2),
+        ("`import gpuscope`", "–", f"{1e3 * by_what['import gpuscope']['seconds']:.3g} ms", None),
+        ("the quickstart, 20,920 rows", "–",
+         f"{by_what['quickstart on the simulated H200']['seconds']:.3g} s", None),
+    ]  # fmt: skip
+
+
+def _timeline(facts: Facts) -> list[Row]:
+    million, nested, ten, growing, frames, static = facts["rows"]
+    found: list[Row] = []
+    for row, shape in ((million, ""), (nested, ", nested")):
+        queries = f" (median {row['query']['p50_ms']:.3g} ms)"
+        found += [
+            _at_most(f"index of 10⁶ spans{shape}", row["seconds"], 0.5, "s"),
+            _at_most("its memory / that of the spans' start, end and track",
+                     row["of_the_spans_own_memory"], 1.5, "×"),
+            _at_most("query of any window, p99", row["query"]["p99_ms"], 20, "ms", queries),
+        ]  # fmt: skip
+    return [
+        *found,
+        ("index of 10⁷ spans; query, p99", "–",
+         f"{ten['seconds']:.3g} s; {ten['query']['p99_ms']:.3g} ms", None),
+        ("20,000 spans more in an index of up to 10⁶", "–",
+         f"{growing['extend']['p50_ms']:.3g} ms", None),
+        _at_most("bytes of a frame of 800 bars, of 10⁶ spans, at most",
+                 frames["bytes"]["max"] / 1e3, 250, "kB",
+                 f" (median {frames['bytes']['median'] / 1e3:.3g} kB)"),
+        ("`figures.timeline` of 10⁶ spans; its PNG", "–",
+         f"{static['seconds']:.3g} s; {static['png_seconds']:.3g} s", None),
+    ]  # fmt: skip
+
+
+def _browser(facts: Facts) -> list[Row]:
+    found: list[Row] = []
+    for row in facts["rows"]:
+        value = f"{row['value']:.3g} {row['unit']}"
+        if "spread" in row:
+            value += f" ({row['spread']['min']:.3g} to {row['spread']['max']:.3g})"
+        found.append((row["what"], row["goal"], value, row["met"]))
+    return found
+
+
+def _files(facts: Facts) -> list[Row]:
+    found: list[Row] = []
+    for row in facts["rows"]:
+        what = f"{row['what']}, {row['spans']:,} spans, {row['file_mb']:.0f} MB"
+        if row["goal_s"] is None:
+            found.append((what, "–", f"{row['seconds']:.3g} s", None))
+        else:
+            found.append(_at_most(what, row["seconds"], row["goal_s"], "s"))
+        if "hta" in row:
+            beside = row["hta"]
+            found.append((f"the same file by HolisticTraceAnalysis, {beside['rows']:,} rows", "–",
+                          f"{beside['seconds']:.3g} s", None))  # fmt: skip
+        if "peak_over_trace" in row:
+            found.append(_at_most("peak memory / the trace's", row["peak_over_trace"],
+                                  row["memory_goal"], "×"))  # fmt: skip
+    return found

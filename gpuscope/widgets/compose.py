@@ -33,7 +33,7 @@ def compose(shot: Shot, before: Drawn | None) -> Drawn:
     made = frame(view, shot.places, shot.colours, zero_ns=shot.zero_ns)
     said = sum(len(text) for one in made.bars.values() for text in one["hovertext"])
     bars = {
-        one: (look(shot.tracks, one, shot.colours, "µs"), _light(properties, said))
+        one: (look(shot.tracks, one, shot.colours, "µs"), _light(properties, said, shot))
         for one, properties in made.bars.items()
     }
     drawn = Drawn(shot, view, bars, {}, {})
@@ -64,11 +64,13 @@ def compose(shot: Shot, before: Drawn | None) -> Drawn:
     return drawn
 
 
-def _light(bars: dict[str, Any], said: int) -> dict[str, Any]:
+def _light(bars: dict[str, Any], said: int, shot: Shot) -> dict[str, Any]:
     """Return bars without what is not needed, and without the narrowest ones' texts if too long."""
     texts = bars["hovertext"]
     kept = len(texts) if said <= _CHARACTERS else len(texts) * _CHARACTERS // said
     less = {name: value for name, value in bars.items() if name != "customdata"}
+    if shot.following and "text" in less:  # nobody reads what moves, and to fit it in takes long
+        less["text"] = [""] * len(texts)
     return {**less, "hovertext": texts[:kept] + [""] * (len(texts) - kept)}
 
 

@@ -8,6 +8,15 @@ Facts = dict[str, Any]
 Row = tuple[str, str, str, bool | None]
 """What, goal, measured, whether it is met (None where nothing is owed)."""
 
+FORMATS = {
+    "import nsight": "Nsight Systems' SQLite",
+    "import chrome": "Chrome JSON",
+    "import kineto": "PyTorch's Chrome JSON",
+    "import kineto_all": "PyTorch's Chrome JSON, longer",
+    "export json": "Chrome JSON",
+    "export sqlite": "SQLite for `nsys stats`",
+    "export parquet": "Parquet",
+}
 INTRODUCTION = """# Figures measured without a GPU
 
 Generated from `benchmarks/results` by `make docs`; do not edit. `make bench` measures them anew.
@@ -30,16 +39,28 @@ def figures_page(cpu: Facts, timeline: Facts, browser: Facts, files: list[Facts]
 
 def _section(title: str, facts: Facts, rows: list[Row]) -> str:
     marks = {True: "yes", False: "**no**", None: "–"}
+    where = f"{facts['command']}`, {facts['machine']}, Python {facts['python']}."
     lines = [
         f"## {title}",
         "",
-        f"{facts['date']}, `{facts['command']}`, {facts['machine']}, Python {facts['python']}.",
+        f"{facts['date']}, `{where}{_disturbed(facts)}",
         "",
         "| what | goal | measured | met |",
         "| --- | --- | --- | --- |",
         *(f"| {what} | {goal} | {value} | {marks[met]} |" for what, goal, value, met in rows),
     ]
     return "\n".join(lines)
+
+
+def _disturbed(facts: Facts) -> str:
+    """Say how fast the machine was, where others on it make figures vary."""
+    if "loop_ms" not in facts:
+        return ""
+    before, after = facts["loop_ms"]
+    return (
+        f" The machine is shared: a loop of 3·10⁶ steps in Python took {before:.0f} ms before and "
+        f"{after:.0f} ms after; undisturbed it takes {facts['loop_undisturbed_ms']:.0f} ms."
+    )
 
 
 def _at_most(what: str, value: float, goal: float, unit: str, beside: str = "") -> Row:
@@ -79,7 +100,7 @@ def _timeline(facts: Facts) -> list[Row]:
          f"{ten['seconds']:.3g} s; {ten['query']['p99_ms']:.3g} ms", None),
         ("20,000 spans more in an index of up to 10⁶", "–",
          f"{growing['extend']['p50_ms']:.3g} ms", None),
-        _at_most("bytes of a frame of 800 bars, of 10⁶ spans, at most",
+        _at_most(f"{frames['what'].replace('1e+06', '10⁶')}: bytes, at most",
                  frames["bytes"]["max"] / 1e3, 250, "kB",
                  f" (median {frames['bytes']['median'] / 1e3:.3g} kB)"),
         ("`figures.timeline` of 10⁶ spans; its PNG", "–",
@@ -91,8 +112,8 @@ def _browser(facts: Facts) -> list[Row]:
     found: list[Row] = []
     for row in facts["rows"]:
         value = f"{row['value']:.3g} {row['unit']}"
-        if "spread" in row:
-            value += f" ({row['spread']['min']:.3g} to {row['spread']['max']:.3g})"
+        if "spread" in row and row["unit"] == "ms":
+            value += f" ({row['spread']['min']:.0f} to {row['spread']['max']:,.0f})"
         found.append((row["what"], row["goal"], value, row["met"]))
     return found
 
@@ -100,7 +121,7 @@ def _browser(facts: Facts) -> list[Row]:
 def _files(facts: Facts) -> list[Row]:
     found: list[Row] = []
     for row in facts["rows"]:
-        what = f"{row['what']}, {row['spans']:,} spans, {row['file_mb']:.0f} MB"
+        what = f"{FORMATS[row['what']]}, {row['spans']:,} spans, {row['file_mb']:.0f} MB"
         if row["goal_s"] is None:
             found.append((what, "–", f"{row['seconds']:.3g} s", None))
         else:

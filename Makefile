@@ -54,7 +54,7 @@ test:
 
 lab:
 	@$(SETUP) run
-	.venv/bin/jupyter lab --notebook-dir=notebooks $$(test "$$(id -u)" != 0 || echo --allow-root)
+	.venv/bin/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks $$(test "$$(id -u)" != 0 || echo --allow-root)
 
 bench:
 	@$(SETUP) test

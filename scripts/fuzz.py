@@ -27,7 +27,9 @@ def main(examples: int, mutations: int) -> int:
     )
     quiet = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis is loaded already
     marked = "hypothesis and not gpu"
-    profile = ["--hypothesis-profile=fuzz", "--timeout=0"]
+    # A stack that is dumped every so often ends Python 3.11 now and then.
+    endless = ["--timeout=0", "-o", "faulthandler_timeout=0"]
+    profile = ["--hypothesis-profile=fuzz", *endless]
     return int(pytest.main([*profile, "-W", quiet, "-m", marked, "tests"]))
 
 

@@ -259,7 +259,7 @@ def mended(duration_ns):
             "second_carving": ("an error that says who holds them",),
             "evidence": ("simulated",),
             "after_closing": ("an error",),
-            "partition_and_legacy": ("no: a partition's streams are non-blocking",),
+            "partition_and_legacy": ("it does not wait",),
         },
         wrong={
             "rest": (120,),
@@ -269,7 +269,7 @@ def mended(duration_ns):
             "second_carving": ("the first one shrinks",),
             "evidence": ("allocated",),
             "after_closing": ("it runs on the whole GPU",),
-            "partition_and_legacy": ("yes: the legacy default stream waits for all streams",),
+            "partition_and_legacy": ("it waits",),
         },
         solved={
             "task-sizes": """

@@ -213,6 +213,9 @@ class Device:
                     f"partition {one.name!r} was planned apart from {', '.join(seen)}, but the "
                     "driver gave it SMs of theirs: close them first"
                 )
+            for other in live:
+                if other.name in seen:
+                    other.shares_with += (one.name,)
         self._partitions.update(partitions)
         return partitions
 

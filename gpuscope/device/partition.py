@@ -41,7 +41,7 @@ class Partition:
     sm_count_target
         SMs that libraries should tune for: those on which clusters of thread blocks fit.
     shares_with
-        Names of partitions that were live when it was made and have SMs in common with it.
+        Names of partitions that have, or had while it was live, SMs in common with it.
     context
         Number of its green context.
     color

@@ -18,7 +18,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from gpuscope.figures import style
 
-_WIDTH = 1000
+WIDTH = 860
+"""What a cell of JupyterLab has, its file browser open, in a window of 1,200 px."""
 _FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf",
           "arial.ttf")  # fmt: skip
 _LABEL_GAP = 8
@@ -89,8 +90,8 @@ class _Drawing:
         labels = [_plain(text) for axis in self._axes for text in axis.get("ticktext") or ()]
         widest = max((self._small.getlength(label) for label in labels), default=0)
         left = max(margin["l"], int(widest) + 2 * _LABEL_GAP)
-        self._box = (left, margin["t"], _WIDTH - margin["r"], height - margin["b"])
-        self.image = Image.new("RGB", (_WIDTH, height), "white")
+        self._box = (left, margin["t"], WIDTH - margin["r"], height - margin["b"])
+        self.image = Image.new("RGB", (WIDTH, height), "white")
         self._draw = ImageDraw.Draw(self.image)
         for shape in layout.get("shapes") or ():
             self._shape(shape)
@@ -224,7 +225,7 @@ class _Drawing:
         for trace in traces:
             name = _plain(trace["name"])
             length = 18 + self._small.getlength(name) + 18
-            if x + length > _WIDTH and x > 14:
+            if x + length > WIDTH and x > 14:
                 x, y = 14.0, y + 20
             colour = _fill(trace["marker"])
             self._draw.rectangle((x, y, x + 11, y + 11), fill=colour, outline=style.MUTED)

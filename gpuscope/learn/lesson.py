@@ -12,7 +12,7 @@ from typing import Any
 from gpuscope._files import replacing
 from gpuscope.device.device import Device
 from gpuscope.learn.kinds import Interval, Kind
-from gpuscope.learn.outcome import Feedback, Outcome, Result, find, picture
+from gpuscope.learn.outcome import Feedback, Outcome, Result, find, picture, window_of
 from gpuscope.learn.question import Question
 from gpuscope.trace.model import Trace
 
@@ -142,7 +142,10 @@ class Lesson:
             if since_ns is not None and answer is not None and isinstance(kind, Interval):
                 low, high = (since_ns + round(end * _SCALES[kind.unit]) for end in answer)
                 guess = low, high
-            figure = picture(trace, result, explanation, guess, window_ns)
+            window = window_ns or window_of(trace, explanation, guess)
+            if explanation is not None:
+                explanation = replace(explanation, zero_ns=window[0])  # as in the picture
+            figure = picture(trace, result, explanation, window, guess)
         return Outcome(result, rule, explanation, figure)
 
     # -- exercises --------------------------------------------------------------------
@@ -178,7 +181,14 @@ class Lesson:
         return Feedback(result, said, "" if solved else _hint(hints, result.attempts))
 
     def quiz(
-        self, name: str, question: str, kind: Kind, answer: Any, hints: Sequence[str] = ()
+        self,
+        name: str,
+        question: str,
+        kind: Kind,
+        answer: Any,
+        hints: Sequence[str] = (),
+        *,
+        rule: str = "",
     ) -> Question:
         """Ask a question that is checked when it is answered; it may be answered again.
 
@@ -188,6 +198,8 @@ class Lesson:
             The right one: measured, where it can be.
         hints
             Given one after the other, one at each answer that is wrong.
+        rule
+            The rule that explains it, told once the answer is right.
         """
         self._keep(name, "exercise", question, "not tried")
 
@@ -195,7 +207,7 @@ class Lesson:
             solved = kind.is_right(given, answer)
             result = self._tried(name, kind.show(given), solved=solved)
             if solved:
-                form.tell(f"Right: {kind.show(given)}.", "right", locked=True)
+                form.tell(f"Right: {kind.show(given)}. {rule}".rstrip(), "right", locked=True)
                 return
             hint = _hint(hints, result.attempts)
             form.tell(f"Not {kind.show(given)}. {hint and 'Hint: '}{hint}".rstrip(), "wrong")

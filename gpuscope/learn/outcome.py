@@ -179,19 +179,17 @@ def picture(
     trace: Trace,
     result: Result,
     explanation: Explanation | None,
+    window: tuple[int, int],
     guessed_ns: tuple[int, int] | None = None,
-    window_ns: tuple[int, int] | None = None,
 ) -> Any:
     """Draw the timeline, with what a span waited for and a predicted range of time.
 
     Parameters
     ----------
-    guessed_ns, window_ns
-        On the trace's clock: what was predicted, and the part to draw.
+    window, guessed_ns
+        On the trace's clock: the part to draw, and what was predicted.
     """
-    if explanation is None or explanation.kind != "handle":
-        trace = trace.where([kind != "handle" for kind in trace.texts("kind")])  # calls say more
-    window = window_ns or _window(trace, guessed_ns)
+    trace = _of_interest(trace, explanation)
     said = "nothing" if result.answer is None else result.answer
     origin = label(trace)
     room = (_TITLE - len(origin)) // 2
@@ -223,7 +221,18 @@ def picture(
     return figure
 
 
-def _window(trace: Trace, guessed_ns: tuple[int, int] | None) -> tuple[int, int]:
+def _of_interest(trace: Trace, explanation: Explanation | None) -> Trace:
+    """Leave out handles where calls say more."""
+    if explanation is not None and explanation.kind == "handle":
+        return trace
+    return trace.where([kind != "handle" for kind in trace.texts("kind")])
+
+
+def window_of(
+    trace: Trace, explanation: Explanation | None, guessed_ns: tuple[int, int] | None
+) -> tuple[int, int]:
+    """Return the part of a trace to draw: all of it, and what was predicted, with a margin."""
+    trace = _of_interest(trace, explanation)
     starts = trace.array("start_ns")
     ends = np.maximum(trace.array("end_ns", fill=-1), starts)
     low, high = int(starts.min()), int(ends.max())

@@ -24,14 +24,16 @@ DEFINITIONS = {
     "one never ran without the other. Of more than two workloads, the largest pair is shown. Where "
     "kernel times come from bracketing events, waiting for SMs counts as running: the tight value "
     "takes every span as short as its stated uncertainty allows.",
-    "Gain": "The sum of the kernel times alone, on the same partitions, over the makespan. Two "
-    "workloads that overlap fully and each take twice as long have overlap 1 and gain 1: "
-    "overlapping won nothing. Unknown without solo times.",
+    "Gain": "The sum of the kernel times alone, on the same partitions, over the time from the "
+    "first start to the last end of them together. Two workloads that overlap fully and each take "
+    "twice as long have overlap 1 and gain 1: overlapping won nothing. Unknown without solo times.",
     "Latency": "Host time from entering execute() until its completion is seen. A percentile "
     "states its number of calls, n; no p99 is given below 1,000 calls.",
     "TFLOP/s": "Floating-point operations of the workload's kernels over the time from the first "
     "start to the last end, within the recording windows, in 10¹² a second. A workload that waits "
     "for its next call scores low, however fast its kernels are.",
+    "Target": "How many SMs a GEMM library is told to plan for: those of the partition on which "
+    "clusters of thread blocks fit. With no target it plans for the whole GPU.",
     "Share of alone": "That rate over the workload's rate alone, back to back, on the whole GPU.",
 }
 

@@ -74,6 +74,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         _stopped(run),
         "<h2>In short</h2>",
         *_in_short(run, rows, foreground),
+        *_too_good(run),
         "<h2>The settings compared</h2>",
         page.table(_told([_headed(row) for row in rows]), _SHARES),
         *_cost(rows, background),
@@ -85,6 +86,21 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         sections += ["<h2>Latency</h2>", *parts.latency_figures(run.traces, foreground)]
     sections += parts.ending(run.traces)
     return page.write(path, heading, sections)
+
+
+def _too_good(run: Run) -> list[str]:
+    """Say in which way simulated figures are off, next to them."""
+    if not any(trace.is_simulated for trace in run.traces.values()):
+        return []
+    return [
+        page.paragraph(
+            "Simulated latencies are too short: on a GPU a recorded call takes time of the host's "
+            "that is not simulated. So a partition seems to shorten latency by a larger factor "
+            "than it does. Overlap without a partition is simulated too small. How far off: the "
+            "error tables of docs/simulator.md.",
+            "muted",
+        )
+    ]
 
 
 def _workloads(run: Run, rows: list[Row]) -> tuple[list[str], list[str]]:
@@ -207,6 +223,7 @@ def _of_priority(run: Run, rows: list[Row], workload: str, plain: str, raised: s
             return (
                 f"{where} priority alone {helped}: the {mark} latency of {workload} is "
                 f"{duration(after * 1e3)} in “{raised}”, and {duration(before * 1e3)} in “{plain}”."
+                " Priority chooses among blocks that wait; it takes no SM from those that run."
             )
     return None
 

@@ -100,7 +100,7 @@ def read_parquet(path: str | Path, *, most_rows: int | None = None) -> Trace:
     try:
         # Not read_table(): given a folder, it joins whatever Parquet lies in it.
         with source.open("rb"), pq.ParquetFile(source, page_checksum_verification=True) as file:
-            _check(file, source.name, most_rows)
+            _check(file, source, most_rows)
             table = file.read()
     except FileNotFoundError as error:
         raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error
@@ -154,15 +154,12 @@ _UNPACKED = 1000
 _ROOM = 64 << 20
 
 
-def _check(file: pq.ParquetFile, name: str, most_rows: int | None) -> None:
+def _check(file: pq.ParquetFile, source: Path, most_rows: int | None) -> None:
     """Refuse what is no trace of ours, or would fill the memory, before anything is unpacked."""
-    found = file.metadata
+    found, name = file.metadata, source.name
+    # Columns of a row group are not asked for: of one that is not there, PyArrow ends the process.
     unpacked = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
-    packed = sum(
-        found.row_group(group).column(column).total_compressed_size
-        for group in range(found.num_row_groups)
-        for column in range(found.num_columns)
-    )
+    packed = source.stat().st_size
     if most_rows is not None and found.num_rows > most_rows:
         raise TraceFormatError(
             f"{name!r} has {found.num_rows:,} rows, where {most_rows:,} is the limit. If you trust "
@@ -180,4 +177,6 @@ def _columns(table: pa.Table, types: dict[str, Any], prefix: str) -> pa.Table:
             columns[name] = pa.nulls(len(column))
         else:
             columns[name] = column.cast(kind).combine_chunks()
-    return pa.table(columns)
+    found = pa.table(columns)
+    found.validate(full=True)  # places in dictionaries, ends of texts
+    return found

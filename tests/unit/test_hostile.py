@@ -32,6 +32,7 @@ import gpuscope as gs
 from gpuscope import analysis
 from gpuscope.errors import GpuscopeError, InvalidExperiment, MissingEvidence, TraceFormatError
 from gpuscope.importers.database import opened
+from gpuscope.trace import store
 from gpuscope.trace.model import TraceMetadata
 
 MUTATIONS = int(os.environ.get("GPUSCOPE_MUTATIONS", "500"))
@@ -216,6 +217,20 @@ def test_mutated_files_give_a_trace_or_an_error_of_ours(form, seeds, folder, mon
     path = folder / f"file.{form}"
     path.write_bytes(changed(content, data.draw(edits)))
     harmless(path)
+
+
+def test_a_footer_that_would_end_the_process_is_refused():
+    # Found by mutation: PyArrow aborts when asked for a column whose size statistics do not fit.
+    path = Path(__file__).resolve().parents[1] / "data/hostile/histogram.parquet"
+    with pytest.raises(TraceFormatError, match="histogram size mismatch"):
+        gs.load_trace(path)
+
+
+def test_a_place_beyond_a_dictionarys_end_is_found():
+    # Found by mutation, where a page came without a checksum.
+    wrong = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), ["k"], safe=False)
+    with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
+        store._columns(pa.table({"name": wrong}), {"name": wrong.type}, "")
 
 
 CELLS = st.one_of(

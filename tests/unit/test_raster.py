@@ -14,6 +14,7 @@ from IPython.utils.capture import capture_output
 from PIL import Image
 
 from gpuscope import figures
+from gpuscope.figures import raster
 from gpuscope.figures.raster import png
 from gpuscope.figures.style import OKABE_ITO, WHOLE_GPU_COLOUR
 from gpuscope.trace.model import Trace, TraceMetadata
@@ -58,7 +59,7 @@ def share(picture, colour):
 def test_bars_are_where_the_figure_has_them():
     figure = figures.timeline(trace())
     picture = opened(png(figure))
-    assert picture.shape == (figure.layout.height, 1000, 3)
+    assert picture.shape == (figure.layout.height, raster.WIDTH, 3)
     margin = figure.layout.margin
     height = figure.layout.yaxis.range[0]
     upper, lower = margin.t, figure.layout.height - margin.b

@@ -62,18 +62,10 @@ def _link_to_lessons(_app: Any, docname: str, source: list[str]) -> None:
         source[0] = source[0].replace("](../notebooks/", "](lessons/")
 
 
-def _leave_out_foreign(
-    _app: Any,
-    what: str,
-    name: str,
-    item: Any,
-    skip: bool,  # noqa: FBT001 - Sphinx's signature
-    _options: Any,
-) -> bool:
-    """Leave out what a class inherits from libraries."""
+def _leave_out_foreign(_app: Any, _what: str, _name: str, item: Any, *_: Any) -> bool | None:
+    """Leave out what a class inherits from libraries; of the rest Sphinx decides (None)."""
     home = inspect.getmodule(item)
-    del what, name
-    return skip or (home is not None and not home.__name__.startswith("gpuscope"))
+    return True if home is not None and not home.__name__.startswith("gpuscope") else None
 
 
 def setup(app: Any) -> None:

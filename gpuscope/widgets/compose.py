@@ -13,7 +13,7 @@ from gpuscope.figures.text import escape
 from gpuscope.figures.view import View
 from gpuscope.widgets import camera
 from gpuscope.widgets.overlays import ink, links, on_axis, outlines, ruler
-from gpuscope.widgets.shot import Drawn, Shot
+from gpuscope.widgets.shot import SPANS, Drawn, Shot
 from gpuscope.widgets.theme import STRIPE
 
 _CHARACTERS = 110_000
@@ -29,7 +29,7 @@ def compose(shot: Shot, before: Drawn | None) -> Drawn:
     fetched = camera.widened(shot.window_ns, shot.margin)
     # Shading in columns of two pixels: half the work, and nobody sees it.
     pixels = max(1, round(shot.pixels * (1 + 2 * shot.margin) / 2))
-    view = View.among(shot.tracks, shot.places.tracks, fetched, max_spans=shot.most, pixels=pixels)
+    view = View.among(shot.tracks, shot.places.tracks, fetched, max_spans=SPANS, pixels=pixels)
     made = frame(view, shot.places, shot.colours, zero_ns=shot.zero_ns)
     said = sum(len(text) for one in made.bars.values() for text in one["hovertext"])
     bars = {

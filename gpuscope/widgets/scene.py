@@ -21,9 +21,6 @@ from gpuscope.widgets.camera import Window
 from gpuscope.widgets.shot import SM_HEIGHT, Shot
 from gpuscope.widgets.theme import DARK, LIGHT, Theme
 
-SPANS, LIVE_SPANS = 400, 2000
-"""Bars of a frame at most. While a recording is followed, up to as many as the second are all
-drawn; of more, the first."""
 HEIGHTS = (140, 640)
 """Least and most px of the plotting area, if nobody says."""
 _LINKS = 60
@@ -237,7 +234,6 @@ class Scene:
             colours=self._colours,
             window_ns=window,
             following=following,
-            most=LIVE_SPANS if following and self._count(window) <= LIVE_SPANS else SPANS,
             pixels=self._pixels,
             zero_ns=self._zero_ns,
             plot_px=self.height,
@@ -248,11 +244,6 @@ class Scene:
             heading=self._heading,
             held=self._held if self._shows_sms else None,
         )
-
-    def _count(self, window: Window) -> int:
-        """Return how many spans are in a window."""
-        numbers = np.array([one.number for one in self._places.tracks], np.int64)
-        return int(self.tracks.index.counts(window, numbers).sum())
 
 
 def _live_heading(tracks: Tracks) -> tuple[str, ...]:

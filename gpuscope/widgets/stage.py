@@ -22,9 +22,9 @@ from gpuscope.widgets.comms import hear_beside_cells
 from gpuscope.widgets.compose import compose, first_layout
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.painter import Painter
-from gpuscope.widgets.scene import SPANS, Scene
+from gpuscope.widgets.scene import Scene
 from gpuscope.widgets.search import Search
-from gpuscope.widgets.shot import Drawn
+from gpuscope.widgets.shot import SPANS, Drawn
 
 
 class Stage(ipw.VBox):  # type: ignore[misc]

@@ -23,7 +23,7 @@ from gpuscope.trace.model import TraceMetadata
 from gpuscope.widgets import camera
 from gpuscope.widgets.canvas import Canvas
 from gpuscope.widgets.painter import Painter
-from gpuscope.widgets.scene import SPANS
+from gpuscope.widgets.shot import SPANS
 from gpuscope.widgets.stage import Stage
 from gpuscope.widgets.theme import DARK
 from gpuscope.workloads.spin import Spin

@@ -62,7 +62,8 @@ bench:
 	$(PY) benchmarks/timeline.py
 	$(PY) benchmarks/browser.py
 	$(PY) benchmarks/exporting.py --out benchmarks/results/exporting.json
-	$(PY) benchmarks/importing.py --out benchmarks/results/importing.json
+	@scripts/readers.sh
+	$(PY) benchmarks/importing.py --hta .cache/readers/hta/bin/python --out benchmarks/results/importing.json
 
 test-gpu:
 	@$(GPU_SETUP)

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
 import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import facts
 import nbformat
 import numpy as np
 import pyarrow as pa
@@ -326,10 +325,6 @@ def live(seconds: int) -> list[dict]:
     ]  # fmt: skip
 
 
-UNDISTURBED_MS = 135
-"""The loop's best on the machine of the results in this repository."""
-
-
 def loop_ms() -> float:
     """Return how long a loop in Python takes: others on a shared machine slow it."""
     start, total = time.perf_counter(), 0
@@ -354,18 +349,11 @@ def main() -> None:
     for one in rows:
         print(f"{'ok  ' if one['met'] else 'MISS'} {one['what']}: {one['value']:.4g} "
               f"{one['unit']} ({one['goal']})")  # fmt: skip
-    facts = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": "python benchmarks/browser.py",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, headless Chromium",
-        "loop_ms": [before, loop_ms()],
-        "loop_undisturbed_ms": UNDISTURBED_MS,
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "rows": rows,
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    facts.write(
+        arguments.out, "python benchmarks/browser.py", f"{os.cpu_count()} cores, headless Chromium",
+        rows, loop_ms=[before, loop_ms()],
+        versions={name: importlib.metadata.version(name) for name in PACKAGES},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ python benchmarks/cpu.py --out benchmarks/results/cpu.json
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,7 +17,8 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import pairs  # beside this file
+import facts  # beside this file
+import pairs
 import shapes
 
 import gpuscope as gs
@@ -149,15 +148,7 @@ def main() -> None:
     for benchmark in benchmarks:
         rows.append(benchmark())
         print(json.dumps(rows[-1], indent=1), flush=True)
-    facts = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": "make bench",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "rows": rows,
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    facts.write(arguments.out, "make bench", f"{os.cpu_count()} cores", rows)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ Each format in a process of its own, on one core.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -20,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import facts
 import numpy as np
 import pyarrow as pa
 
@@ -179,16 +178,8 @@ def main() -> None:
         )
         results.append(json.loads(done.stdout))
         print(results[-1])
-    if not asked.out:
-        return
-    facts = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": "python benchmarks/exporting.py",
-        "machine": f"{platform.machine()}, one core",
-        "python": platform.python_version(),
-        "rows": results,
-    }
-    asked.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    if asked.out:
+        facts.write(asked.out, "python benchmarks/exporting.py", "one core", results)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,9 @@ NumPy and PyArrow). ``--hta`` names a Python that has HolisticTraceAnalysis.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import lzma
 import os
-import platform
 import random
 import resource
 import sqlite3
@@ -24,6 +22,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import facts
 
 CAPTURE = Path(__file__).resolve().parents[1] / "tests/data/nsight/graph_nodes.sqlite.xz"
 PID = 458
@@ -195,16 +195,9 @@ def main() -> None:
             results.append(row)
             print(row, flush=True)
             path.unlink()
-    if not asked.out:
-        return
-    facts = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": "python benchmarks/importing.py",
-        "machine": f"{platform.machine()}, one core",
-        "python": platform.python_version(),
-        "rows": results,
-    }
-    asked.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    if asked.out:
+        beside = " --hta PYTHON" if asked.hta else ""
+        facts.write(asked.out, f"python benchmarks/importing.py{beside}", "one core", results)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ and reach over those that follow.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
-import platform
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import facts
 import numpy as np
 import pyarrow as pa
 
@@ -229,15 +228,7 @@ def main() -> None:
     ):
         rows.append(benchmark())
         print(json.dumps(rows[-1], indent=1), flush=True)
-    facts = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": "python benchmarks/timeline.py",
-        "machine": f"{platform.machine()}, CPU time of one core",
-        "python": platform.python_version(),
-        "rows": rows,
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    facts.write(arguments.out, "python benchmarks/timeline.py", "CPU time of one core", rows)
 
 
 if __name__ == "__main__":

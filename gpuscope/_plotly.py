@@ -21,8 +21,8 @@ class _Deferred(ModuleType):
 def _import_renderers() -> None:
     """Import Plotly's renderers without nbformat, of which show() alone needs the version.
 
-    It brings jsonschema, whose checks of formats (rfc3987-syntax) build a parser at import: 2 to
-    4 s before a first figure.
+    It brings jsonschema, whose checks of formats (rfc3987-syntax) build a parser at import:
+    seconds before a first figure.
     """
     name, user = "nbformat", "plotly.io._renderers"
     if {name, user} & set(sys.modules) or importlib.util.find_spec(name) is None:

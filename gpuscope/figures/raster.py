@@ -18,8 +18,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from gpuscope.figures import style
 
-WIDTH = 860
-"""What a cell of JupyterLab has, its file browser open, in a window of 1,200 px."""
+WIDTH = 840
+"""A little less than a cell of JupyterLab has in a window of 1,280 px, its file browser open."""
 _FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf",
           "arial.ttf")  # fmt: skip
 _LABEL_GAP = 8

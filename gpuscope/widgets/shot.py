@@ -19,8 +19,8 @@ from gpuscope.widgets.theme import Theme
 SM_HEIGHT = 200
 """Of the SMs below the tracks in px, or half of the plot where that is less."""
 SPANS = 400
-"""Bars of a frame at most, the widest; the others are shading. Each costs the browser 0.1 ms, so
-that with 2,000 of them a live timeline paints three times a second."""
+"""Bars of a frame at most, the widest; the others are shading. Each costs the browser time, and
+with several times as many a live timeline lags behind."""
 MARGIN = 0.5
 """What is drawn on either side of the view, for panning, as a part of its width."""
 LARGEST = 1.6

@@ -64,6 +64,9 @@ def test_a_second_carving_over_a_live_one_is_refused_unless_shared(gpu):
             assert more["d"].shares_with == ()
         with gpu.carve({"e": 24}, allow_shared=True) as shared:
             assert set(shared["e"].shares_with) & {"a", "b"}
+            for name in ("a", "b"):  # and they name it
+                named = parts[name].shares_with == ("e",)
+                assert named == (name in shared["e"].shares_with)
     with gpu.carve({"c": 24}):
         pass
 

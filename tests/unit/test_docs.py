@@ -59,18 +59,27 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=named)
+def commands(page: Path) -> list[list[str]]:
+    """Return the gpuscope commands of a page's shell blocks, from the subcommand on."""
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL):
+        for line in block.splitlines():
+            words = line.partition("#")[0].split()
+            for place, word in enumerate(words[:-1]):
+                if word.rpartition("/")[2] == "gpuscope" and words[place - 1] != "venv":
+                    found.append(words[place + 1 :])
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", [one for one in (ROOT / "README.md", *PAGES) if commands(one)], ids=named
+)
 def test_the_commands_of_a_page_exist(page):
-    shell = re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
-    for line in "".join(shell).splitlines():
-        words = line.partition("#")[0].split()
-        at = next((place for place, word in enumerate(words) if word.endswith("gpuscope")), None)
-        if at is None or at + 1 == len(words) or words[at - 1] == "venv":
-            continue
-        said = CliRunner().invoke(app, [words[at + 1], "--help"], env={"COLUMNS": "200"})
-        assert said.exit_code == 0, line
-        for word in words[at:]:
-            assert not word.startswith("--") or word in said.output, f"{word} of: {line}"
+    for subcommand, *rest in commands(page):
+        said = CliRunner().invoke(app, [subcommand, "--help"], env={"COLUMNS": "200"})
+        assert said.exit_code == 0, subcommand
+        for word in rest:
+            assert not word.startswith("--") or word in said.output, f"{word} of {subcommand}"
 
 
 def test_links_in_the_docs_lead_somewhere():

@@ -1,0 +1,31 @@
+"""Writing what a benchmark saw, with all that says where and when."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def write(out: Path, command: str, machine: str, rows: list[dict], **more: Any) -> None:
+    """Write rows to a file of results.
+
+    Parameters
+    ----------
+    machine
+        What of the machine was used, after its architecture.
+    more
+        Further facts of the run.
+    """
+    found = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "command": command,
+        "machine": f"{platform.machine()}, {machine}",
+        "python": platform.python_version(),
+        **more,
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")

@@ -57,6 +57,7 @@ SPAN_TYPES: dict[str, Any] = {
 """Column → type of a span. Times are ns on the trace's time base; ``end_ns`` is null
 while a span is open. The uncertainties are one-sided: the true start lies in
 [start, start + start_uncertainty], the true end in [end − end_uncertainty, end].
+``queued_ns`` is when the call that launched the work returned: short work may be done by then.
 ``color`` is ARGB. ``launch_config`` and ``payload`` are JSON texts."""
 
 REQUIRED = ("id", "kind", "name", "start_ns", "source")

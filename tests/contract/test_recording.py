@@ -41,7 +41,8 @@ def test_every_launch_is_a_kernel_row_on_its_stream(gpu):
     for row in kernels:
         assert row["partition"] == row["intended_partition"]
         assert row["end_ns"] >= row["start_ns"]
-        assert row["queued_ns"] <= row["end_ns"]
+        # A short kernel may be done before its call returns, if the host is kept from running.
+        assert row["queued_ns"] <= row["end_ns"] or not gpu.is_simulated
         assert trace.stream_name(row["stream"]) == f"s-{row['partition']}"
         assert row["source"] in (("simulated",) if gpu.is_simulated else ("cupti", "events"))
     assert {row["flop_count"] for row in kernels} == {2 * 64**3, None}

@@ -8,6 +8,10 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,15 @@ from cuda.bindings import driver
 import gpuscope as gs
 
 CYCLES = 150
+PATIENCE_S = 6
+"""How long a wait may last that should take milliseconds."""
+SPIN = cupy.RawKernel(
+    r"""extern "C" __global__ void spin(long long ns) {
+        long long start, now;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+        do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - start < ns);
+    }""", "spin",
+)  # fmt: skip
 
 
 def resident_bytes() -> int:
@@ -73,10 +86,89 @@ def sm_count_targets(gpu: Any) -> dict[str, Any]:
     return found
 
 
+def missed_graph(gpu: Any) -> dict[str, float]:
+    """Milliseconds that waits last for a graph of 20 ms, by bare calls in a partition's stream."""
+    runtime = cupy.cuda.runtime
+    with gpu.carve({"small": 16, "load": "rest"}) as parts:
+        stream = parts["small"].create_stream()
+        with cupy.cuda.Stream.from_external(stream) as bare:
+            SPIN((1,), (1,), (1000,))
+            bare.synchronize()
+            bare.begin_capture()
+            SPIN((1,), (1,), (20_000_000,))
+            graph = bare.end_capture()
+            found = {}
+            for name, wait in (
+                ("device", runtime.deviceSynchronize),
+                ("stream", bare.synchronize),
+            ):
+                graph.launch(bare)
+                start = time.perf_counter_ns()
+                wait()
+                found[name] = (time.perf_counter_ns() - start) / 1e6
+                bare.synchronize()
+    return found
+
+
+def orphaned_lock(freed: str, thread: str) -> None:
+    """Give pool memory back, let a thread end, wait for the device; print how long that took.
+
+    Parameters
+    ----------
+    freed
+        ``"legacy"`` or ``"own"``: in which stream the memory goes back.
+    thread
+        ``"waits"`` for the work in its per-thread default stream before it ends, or ``"goes"``.
+    """
+    SPIN((1,), (1,), (1000,))
+    own, per_thread = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.ptds
+    (pool,) = checked(driver.cuDeviceGetDefaultMemPool(driver.CUdevice(0)))
+    (pointer,) = checked(driver.cuMemAllocFromPoolAsync(4096, pool, own.ptr))
+    cupy.cuda.Device().synchronize()
+    checked(driver.cuMemFreeAsync(pointer, own.ptr if freed == "own" else 1))
+
+    def work() -> None:
+        with per_thread:
+            SPIN((1,), (1,), (2_000_000,))
+        if thread == "waits":
+            per_thread.synchronize()
+
+    longest = 0.0
+    for _ in range(6):
+        one = threading.Thread(target=work)
+        one.start()
+        one.join()
+        start = time.perf_counter_ns()
+        cupy.cuda.Device().synchronize()
+        longest = max(longest, (time.perf_counter_ns() - start) / 1e6)
+    print(longest, flush=True)
+
+
+def orphaned_locks() -> dict[str, float | None]:
+    """Milliseconds that the wait lasts, at most of six; None: it had not returned in 6 s."""
+    found: dict[str, float | None] = {}
+    for freed in ("legacy", "own"):
+        for thread in ("goes", "waits"):
+            command = [sys.executable, __file__, "--orphaned-lock", freed, thread]
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            try:
+                said, _ = child.communicate(timeout=PATIENCE_S)
+                found[f"freed in {freed}, thread {thread}"] = float(said)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                found[f"freed in {freed}, thread {thread}"] = None
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--orphaned-lock", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/findings.json"))
     arguments = parser.parse_args()
+    if arguments.orphaned_lock:
+        orphaned_lock(*arguments.orphaned_lock)
+        return
     gpu = gs.open_device("cuda:0")
     facts = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
@@ -85,6 +177,8 @@ def main() -> None:
         "driver": gpu.info.driver,
         "sm_count_targets_us": sm_count_targets(gpu),
         "lost_by_one_green_context": lost_memory(),
+        "wait_for_a_graph_of_20_ms": missed_graph(gpu),
+        "wait_for_the_device_ms": orphaned_locks(),
     }
     print(json.dumps(facts, indent=1))
     arguments.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -174,6 +176,36 @@ def test_guard_10_a_stream_of_another_gpu(gpu, second, cupy, torch):
         assert torch.cuda.current_device() == 0
         assert torch.cuda.current_stream(1).cuda_stream != stream.handle
     assert current(cupy, torch) == before
+
+
+# -- C4 -----------------------------------------------------------------------------------
+def test_scratch_04_what_goes_back_untagged_never_stops_a_wait_for_the_device():
+    """In a process of its own, since a wait that never returns cannot be left.
+
+    With driver 580 there is such a wait, once memory of a pool went back in the legacy default
+    stream and a thread ended while the work in its per-thread default stream was running.
+    """
+    program = """
+import threading, gpuscope as gs
+from gpuscope.workloads.spin import Spin
+gpu = gs.open_device("cuda:0", quiet=True)
+handle = gs.workload(lambda ctx: ctx.scratch(64).nbytes)(gpu)
+with gpu.create_stream() as stream:
+    handle.execute(stream=stream)
+handle.close()  # its stream is gone: the scratch goes back untagged
+spin = Spin(gpu, duration_ns=2_000_000)
+spin.execute()
+for _ in range(6):
+    thread = threading.Thread(target=lambda: spin.execute(stream=gpu.wrap_stream(2)))
+    thread.start()
+    thread.join()
+    gpu.synchronize()
+print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "done\n", done.stderr
 
 
 # -- D8 -----------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ class CudaBackend:
         self._kernels: dict[tuple[str, str], Any] = {}
         self._blas = blas.Blas()
         self._scratch_pool: Any = None
+        self._untagged_stream: Any = None
         self._plain_bytes = 0
         with self._current():
             pools = bool(self._device.properties.memory_pools_supported)
@@ -372,7 +373,17 @@ class CudaBackend:
                 return
             if stream is None:
                 self._runtime.deviceSynchronize()
-            memory.raw.close(self.default_stream()[0] if stream is None else stream.raw)
+            memory.raw.close(self._untagged() if stream is None else stream.raw)
+
+    def _untagged(self) -> Any:
+        """Return the stream in which memory goes back that no stream is waiting for.
+
+        Not a default stream: with driver 580 a wait for the device never returns once memory
+        of a pool went back there and a thread ended before the work in its own was done.
+        """
+        if self._untagged_stream is None:
+            self._untagged_stream = self.make_stream(None, 0)[0]
+        return self._untagged_stream
 
     def reserved_bytes(self) -> int:
         """Return what the pool holds, and plain scratch."""

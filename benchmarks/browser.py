@@ -29,7 +29,7 @@ import pyarrow as pa
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "ui"))
 
-from jupyter_lab import open_browser, running_lab  # noqa: E402
+from jupyter_lab import IDLE, ask, open_browser, running_lab  # noqa: E402
 
 import gpuscope as gs  # noqa: E402
 from gpuscope.trace import arrow, schema  # noqa: E402
@@ -39,10 +39,6 @@ SPANS, STREAMS = 1_000_000, 64
 PANS, ZOOMS = 15, 15
 LIVE_S = 60
 PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "numpy", "pyarrow")
-IDLE = """() => {
-    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
-    return kernel?.status === 'idle';
-}"""
 RUN_CELL = """() => {
     window.pressed = performance.now();
     window.jupyterapp.commands.execute('notebook:run-cell-and-select-next');
@@ -137,24 +133,6 @@ def run_next(page: Any) -> None:
     """Run the selected cell and wait for its end."""
     page.evaluate(RUN_CELL)
     page.wait_for_function(IDLE)
-
-
-def ask(page: Any, code: str) -> str:
-    """Run code in the kernel beside the notebook; returns what it printed."""
-    return page.evaluate(
-        """async code => {
-            const widget = window.jupyterapp.shell.currentWidget;
-            const kernel = widget.sessionContext.session.kernel;
-            const future = kernel.requestExecute({ code, store_history: false });
-            let said = '';
-            future.onIOPub = message => {
-                said += message.content?.text ?? message.content?.traceback?.join('\\n') ?? '';
-            };
-            await future.done;
-            return said;
-        }""",
-        code,
-    )
 
 
 LOAD = """import gpuscope as gs

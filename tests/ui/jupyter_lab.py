@@ -28,6 +28,25 @@ SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
 }
 START_S = 40
+IDLE = """() => {
+    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
+    return kernel?.status === 'idle';
+}"""
+"""For ``page.wait_for_function``: the notebook's kernel is there and idle."""
+# With callbacks in a thread of their own, the kernel says that it is idle while a cell runs.
+BUSY = """() => [...document.querySelectorAll('.jp-InputPrompt')]
+    .some(one => one.innerText.includes('*'))"""
+"""Whether a cell runs."""
+_ASK = """async code => {
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const future = kernel.requestExecute({ code, store_history: false });
+    let said = '';
+    future.onIOPub = message => {
+        said += message.content?.text ?? message.content?.traceback?.join('\\n') ?? '';
+    };
+    await future.done;
+    return said;
+}"""
 _CLASSES = {"jupyterlab": "LabApp", "notebook": "JupyterNotebookApp"}
 
 
@@ -98,6 +117,11 @@ def running_lab(tmp_path: Path, notebooks: Path, app: str = "jupyterlab") -> Ite
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
+
+
+def ask(page: Any, code: str) -> str:
+    """Run code in the kernel, beside the notebook; returns what it printed."""
+    return str(page.evaluate(_ASK, code)).strip()
 
 
 def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_lab import running_lab
+from jupyter_lab import BUSY, IDLE, running_lab
 
 from gpuscope.experiment import Experiment
 
@@ -26,12 +26,6 @@ CELLS = [
     "import pathlib\n\nwhile not pathlib.Path('enough').exists():  # busy until then\n    pass",
 ]
 
-KERNEL = "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status"
-IDLE = f"() => {KERNEL} === 'idle'"
-# The kernel's status says nothing of it: a subshell, which hears the page, tells its own.
-CELL_RUNS = (
-    "[...document.querySelectorAll('.jp-InputPrompt')].some(one => /\\*/.test(one.innerText))"
-)
 RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
 # The outlines of the bars that are painted, once they differ from those before and the status
 # line from what it said before: [outlines, status, whether a cell runs].
@@ -39,7 +33,7 @@ PAINTED = f"""([bars, said]) => {{
     const now = [...document.querySelectorAll('{PLOT} .barlayer .point path')]
         .map(bar => bar.getAttribute('d')).join(' ');
     const says = document.querySelector('.gpuscope-status').innerText;
-    return now !== '' && now !== bars && says !== said && [now, says, {CELL_RUNS}];
+    return now !== '' && now !== bars && says !== said && [now, says, ({BUSY})()];
 }}"""
 
 pytestmark = pytest.mark.ui
@@ -197,7 +191,7 @@ def run_beside_a_busy_cell(page, lab, shot) -> None:
     page.get_by_text("Running:").wait_for()
     page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1; }")
     command(page, "notebook:run-cell")
-    page.wait_for_function(f"() => {CELL_RUNS}")
+    page.wait_for_function(BUSY)
     seen = ["", "", False]
     for _ in range(3):
         seen = page.wait_for_function(PAINTED, arg=seen[:2]).json_value()
@@ -206,7 +200,7 @@ def run_beside_a_busy_cell(page, lab, shot) -> None:
     assert re.search(r"about \d+ min left", page.locator(".gs-left").inner_text())
     shot("running")
     (lab.folder / "enough").touch()
-    page.wait_for_function(f"() => !{CELL_RUNS}")
+    page.wait_for_function(f"() => !({BUSY})()")
     button(page, "Stop").click()
     page.get_by_text("Stopped early:").wait_for()
 

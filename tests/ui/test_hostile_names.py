@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_lab import IDLE
 
 import gpuscope as gs
 from gpuscope import analysis, figures
@@ -352,10 +353,6 @@ CELLS = (
     "display(*(gs.Timeline(trace) for trace in traces))",
     "gs.load_trace(Path({folder!r}) / 'chrome.json', limits=gs.Limits(rows=1))",
 )
-IDLE = """() => {
-    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
-    return kernel?.status === 'idle';
-}"""
 
 
 def test_a_notebook_of_foreign_traces_does_not_act(files, lab, browser_page):

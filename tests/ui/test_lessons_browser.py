@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from jupyter_lab import IDLE
 from lesson_answers import KEYS, SAME
 from lessons import cells
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "test-results"
-IDLE = """() => {
-    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
-    return kernel?.status === 'idle';
-}"""
 COUNT = """index => window.jupyterapp.shell.currentWidget.content.widgets[index]
     .model.sharedModel.execution_count"""
 RAN = f"([index, before]) => {{ const now = ({COUNT})(index); return now && now !== before; }}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_lab import running_lab
+from jupyter_lab import BUSY, IDLE, ask, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "test-results"
@@ -20,29 +20,11 @@ ROOM = ".gpuscope-timeline"
 PLOT = f"{ROOM} .js-plotly-plot"
 PATIENCE_S = 40
 
-IDLE = """() => {
-    const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
-    return kernel?.status === 'idle';
-}"""
-# With callbacks in a thread of their own, the kernel says that it is idle while a cell runs.
-BUSY = """() => [...document.querySelectorAll('.jp-InputPrompt')]
-    .some(one => one.innerText.includes('*'))"""
 LISTEN = """() => {
     window.frames_painted = [];
     window.addEventListener('gpuscope-painted',
         event => window.frames_painted.push(event.detail.frame), true);
 }"""
-ASK = """async code => {
-    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-    const future = kernel.requestExecute({ code, store_history: false });
-    let said = '';
-    future.onIOPub = message => {
-        said += message.content?.text ?? message.content?.traceback?.join('') ?? '';
-    };
-    await future.done;
-    return said;
-}"""
-
 RECORD = """
 import gpuscope as gs
 gpu = gs.open_device("sim:h200", quiet=True)
@@ -165,10 +147,6 @@ def eventually(check) -> None:
             time.sleep(0.2)
         else:
             return
-
-
-def ask(page, code: str) -> str:
-    return page.evaluate(ASK, code).strip()
 
 
 def window_of(page) -> tuple[int, int]:

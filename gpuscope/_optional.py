@@ -7,7 +7,14 @@ from types import ModuleType
 
 from gpuscope.errors import MissingDependency
 
-_EXTRAS = "pip install 'gpuscope[cuda13]' (with a driver older than 580: 'gpuscope[cuda12]')"
+
+def how_to_install(*extras: str) -> str:
+    """Return the command that brings one of ``extras``: gpuscope is installed from its folder."""
+    commands = " or ".join(f"pip install '.[{extra}]'" for extra in extras)
+    return f"{commands} in gpuscope's folder"
+
+
+_CUDA_EXTRAS = f"{how_to_install('cuda13')} (with a driver older than 580: '.[cuda12]')"
 
 
 def require(module: str, *, package: str, feature: str, install: str | None = None) -> ModuleType:
@@ -34,5 +41,5 @@ def require(module: str, *, package: str, feature: str, install: str | None = No
     except ImportError as error:
         raise MissingDependency(
             f"{feature} needs the package {package}, which cannot be imported ({error}). "
-            f"Run: {install or _EXTRAS}"
+            f"Run: {install or _CUDA_EXTRAS}"
         ) from error

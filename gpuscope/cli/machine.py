@@ -13,7 +13,7 @@ import typer
 
 from gpuscope.cli.app import FAILED, Json, app, stdout
 from gpuscope.cli.doctor import check_machine
-from gpuscope.device.select import open_device
+from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
 
 
@@ -30,7 +30,7 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
             device = open_device(f"cuda:{index}", quiet=True)
         except GpuscopeError as error:
             if index == 0:
-                found.append({"device": "cuda:0", "available": False, "what": str(error)})
+                found.append({"device": "cuda:0", "available": False, "what": why_not(error)})
             break
         found.append(_facts(device))
         index += 1

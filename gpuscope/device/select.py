@@ -78,7 +78,7 @@ def open_device(
         try:
             device = _open_cuda(0, unified_stream=unified_stream)
         except GpuscopeError as error:
-            why = str(error).splitlines()[0]
+            why = why_not(error)
             device = _open_sim("h200", pace, unified_stream=unified_stream)
     else:
         raise DeviceUnavailable(
@@ -87,6 +87,13 @@ def open_device(
     if not quiet:
         _say(device, why)
     return device
+
+
+def why_not(error: GpuscopeError) -> str:
+    """Return in one line why there is no GPU, for whoever goes on with a simulated one."""
+    from gpuscope.device.cuda.driver import ELSEWHERE  # noqa: PLC0415 - only where it fails
+
+    return str(error).splitlines()[0].removesuffix(ELSEWHERE)
 
 
 def _say(device: Device, why: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import traitlets
 
 from gpuscope.device.device import Device
-from gpuscope.device.select import open_device
+from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
 from gpuscope.widgets.base import Control, script
 
@@ -46,7 +46,7 @@ def find_devices(wanted: Device | str | None) -> Devices:
     try:
         keys.insert(0, open_device("cuda:0", quiet=True).info.key)
     except GpuscopeError as error:
-        why = str(error).splitlines()[0]
+        why = why_not(error)
     if isinstance(wanted, Device):
         first = wanted.info.key
     elif wanted is None or wanted == "auto":

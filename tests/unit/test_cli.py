@@ -356,6 +356,7 @@ def test_without_a_gpu_cuda_is_an_error_and_auto_says_why(command, trial, tmp_pa
     assert code == 0
     assert "no GPU used: " in printed
     assert "no NVIDIA driver was found" in printed
+    assert "use a machine" not in printed
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_the_run(command, trial, tmp_path, monkeypatch):
@@ -492,7 +493,7 @@ def test_doctor_without_cuda_says_what_to_do_and_exits_1(command, without_cuda):
     assert "no  driver: " in printed
     assert "no  CuPy: " in printed
     assert "→ use a machine with an NVIDIA GPU" in printed
-    assert printed.count("→ Run: pip install 'gpuscope[cuda13]'") == 1
+    assert printed.count("→ Run: pip install '.[cuda13]' in gpuscope's folder") == 1
     assert "ok  JupyterLab: installed" in printed
     assert "simulated H200" in printed
     code, printed, said = command("doctor", "--json")

@@ -81,7 +81,7 @@ def test_a_driver_must_be_of_cupys_major_version(version, runtime, refused):
         driver.check_driver(version, runtime)
     assert f"CUDA {driver.version_text(version)} was found" in str(caught.value)
     assert "13.0 or newer" in str(caught.value)
-    assert "gpuscope[cuda12]" in str(caught.value)
+    assert "pip install '.[cuda12]' in gpuscope's folder" in str(caught.value)
 
 
 # -- packages that are missing, or too many -------------------------------------------------
@@ -149,6 +149,7 @@ def test_two_cupy_wheels_are_both_named(monkeypatch, wheels):
     installed(monkeypatch, *wheels)
     with pytest.raises(MissingDependency, match="pip uninstall") as caught:
         driver.import_cupy()
+    assert "pip install '.[cuda12]' or pip install '.[cuda13]'" in str(caught.value)
     for wheel in wheels:
         assert wheel in str(caught.value)
 
@@ -164,7 +165,12 @@ def test_a_missing_cupy_is_named_with_feature_package_and_extra(monkeypatch):
     installed(monkeypatch)
     with pytest.raises(MissingDependency) as caught:
         driver.import_cupy()
-    for text in ("a CUDA device", "cupy-cuda13x", "gpuscope[cuda13]", "gpuscope[cuda12]"):
+    for text in (
+        "a CUDA device",
+        "cupy-cuda13x",
+        "pip install '.[cuda13]' in gpuscope's folder",
+        "'.[cuda12]'",
+    ):
         assert text in str(caught.value)
     assert isinstance(caught.value, ImportError)
     assert isinstance(caught.value, gs.GpuscopeError)
@@ -199,6 +205,18 @@ def test_auto_falls_back_and_says_why_in_one_line(capsys, monkeypatch):
     assert "NVIDIA H200 (simulated)" in opened
     assert "no GPU used: a CUDA device needs the package cuda-bindings" in why
     assert "pip install" in why
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_who_gets_a_simulated_gpu_is_not_told_to_open_one(capsys, monkeypatch):
+    monkeypatch.setattr(driver, "has_driver", lambda: False)
+    assert gs.open_device("auto").is_simulated
+    _, why = capsys.readouterr().out.splitlines()
+    assert why.strip() == (
+        "no GPU used: no NVIDIA driver was found (libcuda.so.1 cannot be loaded)"
+    )
+    with pytest.raises(gs.DeviceUnavailable, match=r"use a machine.*open_device\('sim:h200'\)"):
+        gs.open_device("cuda:0")
 
 
 @pytest.mark.usefixtures("without_cuda")

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpuscope._optional import require
+from gpuscope._optional import how_to_install, require
 from gpuscope.device.api import Capabilities
 from gpuscope.errors import DeviceUnavailable, MissingDependency
 
@@ -16,10 +16,9 @@ GREEN_CONTEXTS = 12040
 """Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
 HETEROGENEOUS_SPLIT = 13010
 """Driver version that splits SMs into groups of different sizes: CUDA 13.1."""
-_NO_DRIVER = (
-    "no NVIDIA driver was found (libcuda.so.1 cannot be loaded): use a machine with an NVIDIA GPU, "
-    "or open_device('sim:h200')"
-)
+ELSEWHERE = ": use a machine with an NVIDIA GPU, or open_device('sim:h200')"
+"""What to do where there is no GPU; idle where a simulated one is opened instead."""
+_NO_DRIVER = f"no NVIDIA driver was found (libcuda.so.1 cannot be loaded){ELSEWHERE}"
 STREAM_ORDERED_MEMORY = 11020
 """Driver version that brought memory pools and allocation in stream order: CUDA 11.2."""
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -52,8 +51,7 @@ def check_cupy_wheels() -> None:
     if len(found) > 1:
         raise MissingDependency(
             f"{' and '.join(found)} are installed together and overwrite each other's files: "
-            f"run pip uninstall {' '.join(found)}, then install one of gpuscope[cuda12] and "
-            "gpuscope[cuda13]"
+            f"run pip uninstall {' '.join(found)}, then {how_to_install('cuda12', 'cuda13')}"
         )
 
 
@@ -129,8 +127,8 @@ def check_driver(version: int, runtime: int) -> None:
     if version < runtime // 1000 * 1000:
         raise DeviceUnavailable(
             f"the driver is too old: CUDA {version_text(version)} was found, but the installed "
-            f"CuPy needs {runtime // 1000}.0 or newer. Update the driver, or install "
-            "gpuscope[cuda12]"
+            f"CuPy needs {runtime // 1000}.0 or newer. Update the driver, or run "
+            f"{how_to_install('cuda12')}"
         )
 
 

@@ -36,7 +36,7 @@ ROUNDS = 15
 BESIDE = "(beside it)"
 """Goal of a row that is there for comparison."""
 PACKAGES = ("gpuscope", "numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings",
-            "nvmath-python", "cupti-python", "nvidia-cuda-cupti", "nvtx", "torch")  # fmt: skip
+            "nvmath-python", "cupti-python", "nvidia-cuda-cupti", "nvtx", "torch", "triton")  # fmt: skip
 
 
 def row(what: str, goal: str, value: float, unit: str, *, met: bool, **detail: Any) -> dict:

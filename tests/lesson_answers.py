@@ -72,8 +72,10 @@ def read_first(stream, page, sevens):
         failed={
             "task-timer": """
 def gpu_time_ns(stream, handle):
+    stream.synchronize()
     before = gpu.now_ns()
     handle.execute(stream=stream)
+    stream.synchronize()
     return gpu.now_ns() - before
 """,
             "task-read": """
@@ -287,7 +289,7 @@ def serve(small, large, parts):
         failed={
             "task-sizes": """
 def carve_for_decode(gpu):
-    return gpu.plan_carve({"decode": 30, "prefill": "rest"}, rounding="down")
+    return gpu.plan_carve({"decode": 32, "prefill": "rest"})
 """,
             "task-serve": """
 def serve(small, large, parts):

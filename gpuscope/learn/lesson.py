@@ -16,6 +16,10 @@ from gpuscope.learn.outcome import Feedback, Outcome, Result, find, picture, win
 from gpuscope.learn.question import Question
 from gpuscope.trace.model import Trace
 
+_UNTRIED = (
+    "Change the cell above, then run this one. If you did: does your code return or launch "
+    "anything?"
+)
 _SCALES = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
@@ -158,6 +162,8 @@ class Lesson:
     ) -> Feedback:
         """Check an exercise that is solved by code.
 
+        What was solved once stays so in the results, whatever is tried later.
+
         Parameters
         ----------
         task
@@ -174,7 +180,7 @@ class Lesson:
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
             found = f"It raised {type(error).__name__}: {error}"
         if found is None:
-            return Feedback(self._results[name], "Change the cell above, then run this one.", "")
+            return Feedback(self._results[name], _UNTRIED, "")
         solved = found is True
         said = "" if isinstance(found, bool) else str(found)
         result = self._tried(name, None, solved=solved)
@@ -273,11 +279,13 @@ class Lesson:
 
     def _tried(self, name: str, answer: str | None, *, solved: bool) -> Result:
         had = self._results[name]
-        self._results[name] = replace(
+        now = replace(
             had, answer=answer, verdict="solved" if solved else "not solved",
             attempts=had.attempts + 1,
         )  # fmt: skip
-        return self._results[name]
+        if had.verdict != "solved":
+            self._results[name] = now
+        return now
 
 
 def _hint(hints: Sequence[str], attempts: int) -> str:

@@ -86,7 +86,7 @@ class Outcome:
     def html(self) -> str:
         """Return the verdict and its reasons as HTML."""
         result = self.result
-        measured = f"Measured: <b>{escape(result.measured)}</b>."
+        measured = f"Outcome: <b>{escape(result.measured)}</b>."
         if result.verdict == "not predicted":
             text = f"<b>You made no prediction.</b> {measured}"
         else:
@@ -193,7 +193,7 @@ def picture(
     said = "nothing" if result.answer is None else result.answer
     origin = label(trace)
     room = (_TITLE - len(origin)) // 2
-    title = f"Predicted: {clean(said, room)}. Measured: {clean(result.measured, room)}{origin}"
+    title = f"Predicted: {clean(said, room)}. Outcome: {clean(result.measured, room)}{origin}"
     figure = figures.timeline(trace, window_ns=window, title=title)
     unit_ns = axis_unit(window[1] - window[0])[1]
 

@@ -69,7 +69,8 @@ class Question(anywidget.AnyWidget):
         Parameters
         ----------
         values
-            One for each field: the option; the items in order; the number; both ends.
+            One for each field, as arguments of their own: the option; each item in order; the
+            number; both ends.
 
         Raises
         ------
@@ -79,7 +80,9 @@ class Question(anywidget.AnyWidget):
         if self.locked:
             raise ValueError("this question is answered already: run its cell again to start anew")
         if len(values) != len(self.fields):
-            raise ValueError(f"{len(self.fields)} values are needed, not {len(values)}")
+            raise ValueError(
+                f"{len(self.fields)} values are needed, one after the other, not {len(values)}"
+            )
         answer = self.kind.read(values)
         self.given = list(values)
         self._on_answer(answer)

@@ -156,11 +156,11 @@ def test_a_right_and_a_wrong_prediction_are_told_so(lesson, trace):
     assert (right.result.verdict, wrong.result.verdict) == ("right", "wrong")
     assert "Right." in right.html()
     assert "Not this time." in wrong.html()
-    for words in ("You predicted: <b>at once</b>", "Measured: <b>later</b>", "The rule: In order."):
+    for words in ("You predicted: <b>at once</b>", "Outcome: <b>later</b>", "The rule: In order."):
         assert words in wrong.html()
     assert "waited for first before it in stream s until" in wrong.html()
     title = wrong.figure.layout.title.text
-    assert "Predicted: at once. Measured: later" in title
+    assert "Predicted: at once. Outcome: later" in title
     assert "SIMULATED" in title
     assert lesson.questions["two"].tone == "wrong"
 

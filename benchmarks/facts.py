@@ -8,6 +8,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
+BESIDE = "(beside it)"
+"""Goal of a row that is there for comparison."""
+
 
 def write(out: Path, command: str, machine: str, rows: list[dict], **more: Any) -> None:
     """Write rows to a file of results.

@@ -28,15 +28,15 @@ import numpy as np
 import recording
 import shapes
 import torch
+from facts import BESIDE
 
 import gpuscope as gs
 from gpuscope.session import run
 
 ROUNDS = 15
-BESIDE = "(beside it)"
-"""Goal of a row that is there for comparison."""
 PACKAGES = ("gpuscope", "numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings",
-            "nvmath-python", "cupti-python", "nvidia-cuda-cupti", "nvtx", "torch", "triton")  # fmt: skip
+            "nvmath-python", "cupti-python", "nvidia-cuda-cupti", "nvtx", "torch",
+            "triton")  # fmt: skip
 
 
 def row(what: str, goal: str, value: float, unit: str, *, met: bool, **detail: Any) -> dict:

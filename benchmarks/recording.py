@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from facts import BESIDE
 
 CHUNK, CHUNKS = 6000, 20
 """Launches between two changes, and changes: 120,000 recorded launches, alternating with

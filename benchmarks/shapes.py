@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from facts import BESIDE
 
 import gpuscope as gs
 from gpuscope.calibration import judge
@@ -249,7 +250,7 @@ def judged(measured: Row, row: Callable[..., Row]) -> list[Row]:
             )  # fmt: skip
     once_more = reproduced(measured["again"])
     rows.append(
-        row("shapes of the fit measured again: median time / that in the fit", "(beside it)",
+        row("shapes of the fit measured again: median time / that in the fit", BESIDE,
             once_more["ratio"], "×", met=True, again=once_more)
     )  # fmt: skip
     return rows

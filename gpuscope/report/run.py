@@ -94,10 +94,11 @@ def _too_good(run: Run) -> list[str]:
         return []
     return [
         page.paragraph(
-            "Simulated latencies are too short: on a GPU a recorded call takes time of the host's "
-            "that is not simulated. So a partition seems to shorten latency by a larger factor "
-            "than it does. Overlap without a partition is simulated too small. How far off: the "
-            "error tables of docs/simulator.md.",
+            "Simulated latencies have no tail, since nothing jitters, and leave out what recording "
+            "costs the host. So a partition seems to shorten p99 by a larger factor than it does "
+            "on a GPU; part of that difference is not explained. Without a partition overlap is "
+            "simulated too small, and a median may be too long. How far off, with figures: "
+            "docs/simulator.md.",
             "muted",
         )
     ]

@@ -162,6 +162,10 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"min": float(low), "median": statistics.median(values), "max": float(high)}
 
 
+def whole(values: list[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
 def overhead(row: Row) -> list[dict]:
     goals = {"kernels": 0.8, "ids": 1.3, "runtime": 1.3, "torch.profiler": None}
     names = {
@@ -204,9 +208,7 @@ def apart(who: str, bare_us: list[float], recorded_us: list[float], row: Row) ->
     return row(
         f"recording torch.mm 64³ by {who}: added a launch (median, least and most of {TURNS} "
         "bare processes and as many recorded ones, in turns)", BESIDE, statistics.median(added),
-        "µs", met=True, spread={"min": min(added), "median": statistics.median(added),
-                                "max": max(added)},
-        bare_us=bare_us, recorded_us=recorded_us,
+        "µs", met=True, spread=whole(added), bare_us=whole(bare_us), recorded_us=whole(recorded_us),
     )  # fmt: skip
 
 

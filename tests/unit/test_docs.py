@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import gpuscope as gs
 from gpuscope.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +35,45 @@ def test_the_readme_example_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert (tmp_path / "timeline.html").stat().st_size > 1_000_000
-    assert (tmp_path / "run.parquet").exists()
+    trace = gs.load_trace(tmp_path / "run.parquet")
+    assert len(trace.where(kind="handle")) == 40
+    assert not trace.spans.column("end_ns").null_count  # the host saw each call's end
+
+
+def test_the_readmes_figures_are_those_of_the_results():
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    cpu, gpu = (
+        json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+        for name in ("cpu", "h200")
+    )
+
+    def row(begin):
+        (found,) = [one for one in gpu["rows"] if one["what"].startswith(begin)]
+        return found
+
+    (simulated,) = [
+        {one["setting"]: one["latency_p99_us"] for one in row["comparison"]
+         if one["workload"] == "small"}
+        for row in cpu["rows"] if "comparison" in row
+    ]  # fmt: skip
+    (alone,) = [
+        one["us"]["guard alone"] for one in gpu["rows"] if "guard alone" in one.get("us", {})
+    ]
+    p99, guard, live = map(row, ("quickstart: p99", "CallerStreamGuard enter + exit, unbound",
+                                 "a live timeline"))  # fmt: skip
+    bare, recorded = (row(f"512³ float16 alone on 16 SMs, told, {how}")["value"]
+                      for how in ("bare", "recorded"))  # fmt: skip
+    kept = simulated["no partition"] / simulated["16 | rest"]
+    twice = f"{guard['value']:.3g} µs ({alone['median']:.3g} in another run)"
+    for said in (
+        f"p99 is {kept:.3g} times as short, where an H200 gave {p99['value']:.3g} times",
+        f"({recorded - bare:.0f} µs at the median)",
+        f"those {p99['value']:.3g} times were to be 3",
+        f"costs {twice} where the goal is 0.5",
+        f"costs {live['value']:.3g} µs more where it is 1.5",
+    ):
+        assert said in readme
+    assert not any(one["met"] for one in (p99, guard, live))
 
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -430,8 +430,9 @@ def confinement(gpu: Any, row: Row) -> list[dict]:
 def mixed_pairs(gpu: Any) -> dict[str, Any]:
     """Time 2,000 kernels of mixed sizes by events, and by CUPTI beside them."""
     import gpuscope as gs
-    from gpuscope.record.cupti import layout, tables
+    from gpuscope.record.cupti import layout
     from gpuscope.record.cupti.collector import get_collector
+    from gpuscope.trace.joins import match
     from gpuscope.workloads.copy import Copy
     from gpuscope.workloads.spin import Spin
 
@@ -467,7 +468,7 @@ def mixed_pairs(gpu: Any) -> dict[str, Any]:
         kernels.append(read[layout.KERNEL])
         apis += [read[kind] for kind in (layout.RUNTIME, layout.DRIVER) if kind in read]
     exact, api = layout.join(kernels), layout.join(apis)
-    launched_by = tables.match(exact["correlation"], api["correlation"])
+    launched_by = match(exact["correlation"], api["correlation"])
     middle = (api["start"] + api["end"])[launched_by].astype(np.int64) // 2
     stated = events.trace.where(kind="kernel")
     calls = events.trace.where(kind="api")

@@ -81,8 +81,15 @@ def again() -> list[Shape]:
     return [shapes[index] for index in sorted(chosen.tolist())]
 
 
+def width(row: Row) -> int:
+    """Bytes to which the rows of all operands are aligned."""
+    m, n, k = row["shape"]
+    return alignment(m, n, k, row["dtype"])
+
+
 def predicted_us(profile: Profile, row: Row, sms: int, told: int) -> float:
-    cost = profile.gemm_cost(*row["shape"], row["dtype"], sms, told)
+    m, n, k = row["shape"]
+    cost = profile.gemm_cost(m, n, k, row["dtype"], sms, told)
     return cost.block_ns * -(-cost.blocks // sms) / 1e3
 
 
@@ -276,10 +283,7 @@ def forecast() -> Row:
     kept = json.loads(KEPT.read_text("utf-8"))
     profile = Profile.load("h200")
     every = kept["fresh"] + kept["again"]
-    unaligned = [
-        row for row in every
-        if ITEM_BYTES[row["dtype"]] == 2 and alignment(*row["shape"], row["dtype"]) < 16
-    ]  # fmt: skip
+    unaligned = [row for row in every if ITEM_BYTES[row["dtype"]] == 2 and width(row) < 16]
     squares = [
         row for row in kept["again"]
         if row["dtype"] == "float16" and row["shape"] in ([512] * 3, [1024] * 3)

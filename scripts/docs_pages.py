@@ -505,9 +505,11 @@ def pages() -> dict[Path, str]:
     results = RESULTS / "h200.json"
     found[ROOT / "docs" / "h200.md"] = h200_page(json.loads(results.read_text("utf-8")))
     found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
-    names = ("cpu", "timeline", "browser", "importing", "exporting")
-    measured = [json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in names]
-    found[ROOT / "docs" / "figures.md"] = figures_page(*measured[:3], measured[3:])
+    cpu, timeline, browser, *files = (
+        json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+        for name in ("cpu", "timeline", "browser", "importing", "exporting")
+    )
+    found[ROOT / "docs" / "figures.md"] = figures_page(cpu, timeline, browser, files)
     simulator = ROOT / "docs" / "simulator.md"
     text = simulator.read_text("utf-8")
     cpu = json.loads((RESULTS / "cpu.json").read_text("utf-8"))

@@ -102,7 +102,8 @@ def _work(
     extra: tuple[str, ...],
     describe: Callable[[Capture, _Columns], dict[str, Any]],
 ) -> Part:
-    found = capture.database.integers(table, (*_SHARED, *extra))
+    named = (_name_column(capture),) if table == KERNEL else ()
+    found = capture.database.integers(table, (*_SHARED, *named, *extra))
     count = len(found["start"])
     process = found["globalPid"] & _PROCESS
     at = _call_of(calls, process, found["correlationId"])
@@ -142,11 +143,15 @@ def _work(
     )
 
 
+def _name_column(capture: Capture) -> str:
+    """Return the column of kernels' names; not every report has the first."""
+    there = capture.database.tables.get(KERNEL, ())
+    return next((one for one in _NAMES if one in there), _NAMES[0])
+
+
 def _kernel(capture: Capture, found: _Columns) -> dict[str, Any]:
-    there = capture.database.tables[KERNEL]
-    name = next((one for one in _NAMES if one in there), _NAMES[0])
     return {
-        "name": capture.texts(found[name], "(unnamed kernel)"),
+        "name": capture.texts(found[_name_column(capture)], "(unnamed kernel)"),
         "launch_config": _launch_config(*(found[one] for one in _CONFIG)),
     }
 
@@ -216,7 +221,7 @@ def _graph(capture: Capture, found: _Columns) -> dict[str, Any]:
 
 
 TABLES = {
-    KERNEL: ("kernel", (*_NAMES[:1], *_CONFIG), _kernel),
+    KERNEL: ("kernel", _CONFIG, _kernel),
     COPY: ("memcpy", ("bytes", "copyKind", "srcKind", "dstKind"), _copy),
     SET: ("memset", ("bytes", "memKind"), _set),
     GRAPH: ("graph", ("graphId", "graphExecId"), _graph),

@@ -321,6 +321,14 @@ def test_paths_lose_their_folders(text, kept):
 
 
 # -- Nsight Systems of other versions and shapes ----------------------------------------------
+@pytest.mark.parametrize("column", ["demangledName", "shortName", "mangledName", None])
+def test_kernels_are_named_by_the_first_column_that_is_there(tmp_path, column):
+    kernel = {"start": 1, "end": 2, "deviceId": 0, **({column: 0} if column else {})}
+    path = nsight.build(tmp_path / "names.sqlite", {KERNEL: [kernel]}, ("k",))
+    (found,) = rows(gs.load_trace(path), kind="kernel")
+    assert found["name"] == ("k" if column else "(unnamed kernel)")
+
+
 def test_an_old_schema_is_read_as_far_as_it_goes(tmp_path):
     path = nsight.build(
         tmp_path / "old.sqlite",

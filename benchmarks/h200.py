@@ -17,6 +17,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -348,12 +349,17 @@ def main() -> None:
         rows = [
             {"date": before["date"], **one} for one in before["rows"] if one["group"] not in chosen
         ]
+    failed = []
     for name in chosen:
-        for one in BENCHMARKS[name](gpu):
-            rows.append({"group": name, "date": today, **one})
-            mark = "ok  " if one["met"] else "MISS"
-            print(f"{mark} {one['what']}: {one['value']:.4g} {one['unit']} (goal {one['goal']})",
-                  flush=True)  # fmt: skip
+        try:
+            for one in BENCHMARKS[name](gpu):
+                rows.append({"group": name, "date": today, **one})
+                mark = "ok  " if one["met"] else "MISS"
+                print(f"{mark} {one['what']}: {one['value']:.4g} {one['unit']} "
+                      f"(goal {one['goal']})", flush=True)  # fmt: skip
+        except Exception:  # noqa: BLE001 - what the others measured is not lost
+            traceback.print_exc()
+            failed.append(name)
     facts = {
         "date": today,
         "command": "python benchmarks/h200.py",
@@ -368,6 +374,8 @@ def main() -> None:
     rows.sort(key=lambda one: list(BENCHMARKS).index(one["group"]))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if failed:
+        sys.exit(f"failed, and incomplete in {arguments.out}: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

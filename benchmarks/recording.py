@@ -507,12 +507,15 @@ def events_truth(gpu: Any, row: Row) -> list[dict]:
     ]  # fmt: skip
 
 
-def recording_figures(gpu: Any, row: Row) -> list[dict]:
-    """Return every figure about recording."""
-    return [
-        *overhead(row), *decoding(gpu, row), *annotating(gpu, row), *clocks(gpu, row),
-        *confinement(gpu, row), *events_truth(gpu, row), *beside_nsys(row),
-    ]  # fmt: skip
+def recording_figures(gpu: Any, row: Row) -> Iterator[dict]:
+    """Return every figure about recording, each when it is there."""
+    yield from overhead(row)
+    yield from decoding(gpu, row)
+    yield from annotating(gpu, row)
+    yield from clocks(gpu, row)
+    yield from confinement(gpu, row)
+    yield from events_truth(gpu, row)
+    yield from beside_nsys(row)
 
 
 if __name__ == "__main__":

@@ -502,18 +502,15 @@ def between(text: str, name: str, inside: list[str]) -> str:
 
 def pages() -> dict[Path, str]:
     found = {}
-    results = RESULTS / "h200.json"
-    found[ROOT / "docs" / "h200.md"] = h200_page(json.loads(results.read_text("utf-8")))
-    found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
-    cpu, timeline, browser, *files = (
+    gpu, cpu, timeline, browser, *files = (
         json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-        for name in ("cpu", "timeline", "browser", "importing", "exporting")
+        for name in ("h200", "cpu", "timeline", "browser", "importing", "exporting")
     )
+    found[ROOT / "docs" / "h200.md"] = h200_page(gpu)
+    found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
     found[ROOT / "docs" / "figures.md"] = figures_page(cpu, timeline, browser, files)
     simulator = ROOT / "docs" / "simulator.md"
     text = simulator.read_text("utf-8")
-    cpu = json.loads((RESULTS / "cpu.json").read_text("utf-8"))
-    gpu = json.loads(results.read_text("utf-8"))
     parts = {
         "error table": error_table(cpu),
         "fresh table": fresh_table(cpu),

@@ -25,6 +25,7 @@ import facts
 import nbformat
 import numpy as np
 import pyarrow as pa
+from facts import row
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "ui"))
@@ -54,13 +55,8 @@ LISTEN = """() => {
 PLOT = ".gpuscope-timeline .js-plotly-plot"
 
 
-def row(what: str, goal: str, value: float, unit: str, *, met: bool, **detail: Any) -> dict:
-    return {"what": what, "goal": goal, "value": value, "unit": unit, "met": met, **detail}
-
-
 def spread(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values),
-            "n": len(values)}  # fmt: skip
+    return {**facts.spread(values), "n": len(values)}
 
 
 def make_trace(count: int = SPANS) -> gs.Trace:

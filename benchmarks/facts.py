@@ -1,15 +1,24 @@
-"""Writing what a benchmark saw, with all that says where and when."""
+"""What a benchmark saw: its rows, their spread, and a file with all that says where and when."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import platform
+import statistics
 from pathlib import Path
 from typing import Any
 
 BESIDE = "(beside it)"
 """Goal of a row that is there for comparison."""
+
+
+def row(what: str, goal: str, value: float, unit: str, *, met: bool, **detail: Any) -> dict:
+    return {"what": what, "goal": goal, "value": value, "unit": unit, "met": met, **detail}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 def write(out: Path, command: str, machine: str, rows: list[dict], **more: Any) -> None:

@@ -19,17 +19,12 @@ import cupy
 from cuda.bindings import driver
 
 import gpuscope as gs
+from gpuscope.workloads import spin
 
 CYCLES = 150
 PATIENCE_S = 6
 """How long a wait may last that should take milliseconds."""
-SPIN = cupy.RawKernel(
-    r"""extern "C" __global__ void spin(long long ns) {
-        long long start, now;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-        do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - start < ns);
-    }""", "spin",
-)  # fmt: skip
+SPIN = cupy.RawKernel(spin.SOURCE, "spin_kernel")
 
 
 def resident_bytes() -> int:
@@ -150,14 +145,11 @@ def orphaned_locks() -> dict[str, float | None]:
     for freed in ("legacy", "own"):
         for thread in ("goes", "waits"):
             command = [sys.executable, __file__, "--orphaned-lock", freed, thread]
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            case = f"freed in {freed}, thread {thread}"
             try:
-                said, _ = child.communicate(timeout=PATIENCE_S)
-                found[f"freed in {freed}, thread {thread}"] = float(said)
+                found[case] = float(subprocess.check_output(command, timeout=PATIENCE_S))
             except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-                found[f"freed in {freed}, thread {thread}"] = None
+                found[case] = None
     return found
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import recording
 import shapes
 import torch
-from facts import BESIDE
+from facts import BESIDE, row, spread
 
 import gpuscope as gs
 from gpuscope.session import run
@@ -38,14 +38,6 @@ ROUNDS = 15
 PACKAGES = ("gpuscope", "numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings",
             "nvmath-python", "cupti-python", "nvidia-cuda-cupti", "nvtx", "torch",
             "triton")  # fmt: skip
-
-
-def row(what: str, goal: str, value: float, unit: str, *, met: bool, **detail: Any) -> dict:
-    return {"what": what, "goal": goal, "value": value, "unit": unit, "met": met, **detail}
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 def carving(gpu: Any) -> list[dict]:

@@ -96,15 +96,15 @@ def live_figures(_gpu: Any, row: recording.Row) -> list[dict]:
             raise RuntimeError(f"live: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         found = json.loads(out.read_text())
     pairs = zip(found["live"], found["alone"], strict=True)
-    added = recording.spread([live - alone for live, alone in pairs])
+    added = recording.quartiles([live - alone for live, alone in pairs])
     rate = statistics.median(found["frames_per_s"])
     return [
         row(
             f"a live timeline of torch.mm 64³: added a launch beyond recording alone (median and "
             f"quartiles of {CHUNKS} alternations of {CHUNK} launches)",
             "≤ 1.5 µs at 10 Hz", added["median"], "µs", met=added["median"] <= 1.5 and rate >= 9,
-            spread=added, alone_us=recording.spread(found["alone"]),
-            frames_per_s=recording.spread(found["frames_per_s"]), rows=found["rows"],
+            spread=added, alone_us=recording.quartiles(found["alone"]),
+            frames_per_s=recording.quartiles(found["frames_per_s"]), rows=found["rows"],
             bytes_a_frame=found["bytes_a_frame"],
         ),
     ]  # fmt: skip

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import json
 import os
-import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -21,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from facts import BESIDE
+from facts import BESIDE, spread
+
+from gpuscope import _nsys
+from gpuscope.errors import MissingDependency
 
 CHUNK, CHUNKS = 6000, 20
 """Launches between two changes, and changes: 120,000 recorded launches, alternating with
@@ -157,13 +159,9 @@ def child(mode: str, prefix: tuple[str, ...] = ()) -> dict:
 
 
 # -- figures -------------------------------------------------------------------------------
-def spread(values: list[float]) -> dict[str, float]:
+def quartiles(values: list[float]) -> dict[str, float]:
     low, high = np.quantile(values, [0.25, 0.75])
     return {"min": float(low), "median": statistics.median(values), "max": float(high)}
-
-
-def whole(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 def overhead(row: Row) -> list[dict]:
@@ -182,13 +180,13 @@ def overhead(row: Row) -> list[dict]:
             print(f"  {mode}: {error}")
             continue
         pairs = zip(found["recorded"], found["bare"], strict=True)
-        added = spread([recorded - bare for recorded, bare in pairs])
+        added = quartiles([recorded - bare for recorded, bare in pairs])
         rows.append(row(
             f"recording torch.mm 64³ by {names[mode]}: added a launch (median and quartiles of "
             f"{CHUNKS} alternations of {CHUNK} launches)",
             f"≤ {goal} µs" if goal else BESIDE, added["median"], "µs",
             met=goal is None or added["median"] <= goal, spread=added,
-            bare_us=spread(found["bare"]),
+            bare_us=quartiles(found["bare"]),
         ))  # fmt: skip
     return [*rows, beside_proton(row)]
 
@@ -208,16 +206,9 @@ def apart(who: str, bare_us: list[float], recorded_us: list[float], row: Row) ->
     return row(
         f"recording torch.mm 64³ by {who}: added a launch (median, least and most of {TURNS} "
         "bare processes and as many recorded ones, in turns)", BESIDE, statistics.median(added),
-        "µs", met=True, spread=whole(added), bare_us=whole(bare_us), recorded_us=whole(recorded_us),
+        "µs", met=True, spread=spread(added), bare_us=spread(bare_us),
+        recorded_us=spread(recorded_us),
     )  # fmt: skip
-
-
-def find_nsys() -> str | None:
-    found = shutil.which("nsys")
-    if found:
-        return found
-    there = sorted(Path("/opt/nvidia").glob("nsight-compute/*/host/target-linux-x64/nsys"))
-    return str(there[-1]) if there else None
 
 
 def nsys_kernels(report: Path) -> dict[str, Any]:
@@ -245,9 +236,10 @@ def under_nsys(nsys: str) -> tuple[dict, dict]:
 
 
 def beside_nsys(row: Row) -> list[dict]:
-    nsys = find_nsys()
-    if nsys is None:
-        print("  no nsys here: not compared")
+    try:
+        nsys = str(_nsys.find("nsys"))
+    except MissingDependency as error:
+        print(f"  not compared: {error}")
         return []
     ours, theirs, bare_us, nsys_us = [], [], [], []
     for _ in range(TURNS):
@@ -355,9 +347,9 @@ def annotating(gpu: Any, row: Row) -> list[dict]:
             recording.append(cost())
     return [
         row("annotate, enter and exit, while recording", "≤ 1.2 µs", statistics.median(recording),
-            "µs", met=statistics.median(recording) <= 1.2, spread=spread(recording)),
+            "µs", met=statistics.median(recording) <= 1.2, spread=quartiles(recording)),
         row("annotate, enter and exit, not recording", "≤ 0.4 µs", statistics.median(idle), "µs",
-            met=statistics.median(idle) <= 0.4, spread=spread(idle)),
+            met=statistics.median(idle) <= 0.4, spread=quartiles(idle)),
     ]  # fmt: skip
 
 

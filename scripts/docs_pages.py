@@ -22,6 +22,10 @@ from pydantic import BaseModel
 from gpuscope.device.sim import schema
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from facts import BESIDE  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 NOTE = """Kernel times: {source}. Timed by events, without a partition the small kernel's median
 and the overlap would be mostly waiting for SMs; `overlap_tight` takes every span as short as
@@ -32,9 +36,6 @@ COUNTS = """Counts are equal where nsys has each of our kernels as often in ever
 watches the program from its start: one call before the passes, then the warm-up pass and the
 measured one, while gpuscope records the measured one alone. So {ours} of ours are 1 + 2 × {ours}
 of nsys's."""
-
-BESIDE = "(beside it)"
-"""Goal of a row that is there for comparison."""
 
 CALIBRATION = """## Your own GPU
 

@@ -180,7 +180,7 @@ class Lesson:
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
             found = f"It raised {type(error).__name__}: {error}"
         if found is None:
-            return Feedback(self._results[name], _UNTRIED, "")
+            return Feedback(replace(self._results[name], verdict="not tried"), _UNTRIED, "")
         solved = found is True
         said = "" if isinstance(found, bool) else str(found)
         result = self._tried(name, None, solved=solved)

@@ -280,6 +280,20 @@ def test_a_check_tells_what_it_found_and_hints_one_after_the_other(lesson):
     assert "Solved." in solved._repr_html_()
 
 
+def test_what_was_solved_stays_so_whatever_is_tried_later(lesson):
+    found = iter([True, "It was 3.", None])
+
+    def check():
+        return lesson.check("sum", "Add", lambda: next(found), ["First?"])
+
+    check()
+    again = check()
+    assert (again.result.verdict, again.found, again.hint) == ("not solved", "It was 3.", "First?")
+    assert check().result.verdict == "not tried"
+    (kept,) = lesson.results
+    assert (kept.verdict, kept.attempts) == ("solved", 1)
+
+
 def test_an_error_of_the_learners_code_is_told(lesson):
     feedback = lesson.check("sum", "Add", lambda: 1 / 0, ["Think."])
     assert feedback.found == "It raised ZeroDivisionError: division by zero"

@@ -378,8 +378,8 @@ class CudaBackend:
     def _untagged(self) -> Any:
         """Return the stream in which memory goes back that no stream is waiting for.
 
-        Not a default stream: with driver 580 a wait for the device never returns once memory
-        of a pool went back there and a thread ended before the work in its own was done.
+        Not a default stream: with driver 580 a wait for the device never returned, once memory
+        had gone back there and a thread had ended before the work in its own was done.
         """
         if self._untagged_stream is None:
             self._untagged_stream = self.make_stream(None, 0)[0]

@@ -49,10 +49,17 @@ def measure(gpu: Any, sm_count: int) -> list[dict[str, Any]]:
                         )  # fmt: skip
             operands = {}
             for name, handle in handles.items():
-                dtype, side, _ = name.split()
+                dtype, side, told = name.split()
                 operands.setdefault((dtype, side), handle.operands())
-                handle.execute(*operands[dtype, side], stream=stream)
+                try:
+                    handle.execute(*operands[dtype, side], stream=stream)
+                except gs.GpuscopeError as error:
+                    rows.append({"sm_count": sm_count, "auto": part.sm_count_target,
+                                 "dtype": dtype, "side": int(side), "told": int(told),
+                                 "refused": str(error)})  # fmt: skip
             stream.synchronize()
+            refused = {f"{row['dtype']} {row['side']} {row['told']}" for row in rows}
+            handles = {name: handles[name] for name in handles if name not in refused}
             with gs.profile(gpu) as recording:
                 for _ in range(ROUNDS):
                     for name, handle in handles.items():
@@ -100,7 +107,8 @@ def main() -> None:
                 mine = [r for r in rows if (r["sm_count"], r["dtype"], r["side"]) ==
                         (count, dtype, side)]  # fmt: skip
                 texts = [
-                    f"{r['told']}{'*' if r['told'] == r['auto'] else ''}: {r['us']:.1f}"
+                    f"{r['told']}{'*' if r['told'] == r['auto'] else ''}: "
+                    + (f"{r['us']:.1f}" if "us" in r else "refused")
                     for r in mine
                 ]
                 print(f"  {count:3d} SMs  " + "   ".join(texts))

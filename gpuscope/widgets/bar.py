@@ -26,8 +26,8 @@ class Bar(anywidget.AnyWidget):
         Called with each message; may be called on any thread.
     """
 
-    _esm = _STATIC / "timeline.js"
-    _css = _STATIC / "timeline.css"
+    _esm = (_STATIC / "timeline.js").read_text("utf-8")
+    _css = (_STATIC / "timeline.css").read_text("utf-8")
 
     state = traitlets.Dict().tag(sync=True)
     """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is

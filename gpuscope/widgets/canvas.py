@@ -38,6 +38,9 @@ class Canvas(go.FigureWidget):  # type: ignore[misc]
         Called with the range of the time axis when the plot was dragged or zoomed by itself.
     """
 
+    # As text: anywidget keeps every widget whose script is a file for ever, to tell of its changes.
+    _esm = f"{go.FigureWidget._esm}\n"
+
     def __init__(self, ranged: Callable[[float, float], None]) -> None:
         self._lock = threading.RLock()
         self._ranged = ranged

@@ -25,8 +25,8 @@ _NESTED = 8
 class Details(anywidget.AnyWidget):
     """The panel that shows one span; empty while none is selected."""
 
-    _esm = _STATIC / "details.js"
-    _css = _STATIC / "details.css"
+    _esm = (_STATIC / "details.js").read_text("utf-8")
+    _css = (_STATIC / "details.css").read_text("utf-8")
 
     facts = traitlets.Dict(None, allow_none=True, read_only=True).tag(sync=True)
     """What :func:`describe` says of the selected span; ``None`` shows nothing."""

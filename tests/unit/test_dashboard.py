@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import queue
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -746,3 +747,16 @@ def test_leaving_waits_for_what_is_being_drawn_and_draws_no_more():
     assert drawn[0] == 1
     live.offer(3)
     assert 3 not in drawn
+
+
+def test_a_closed_dashboard_is_forgotten_with_its_trace():
+    dashboard = Dashboard("sim:h200")
+    short(dashboard)
+    run(dashboard)
+    parts = (dashboard, dashboard.bar, dashboard.form, dashboard.timeline,
+             dashboard.timeline._trace)  # fmt: skip
+    kept = [weakref.ref(one) for one in parts]
+    dashboard.close()
+    del dashboard, parts
+    gc.collect()
+    assert [one() for one in kept] == [None] * len(kept)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import base64
+import gc
+import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import anywidget
 import numpy as np
 import pytest
 import traitlets
@@ -19,9 +26,12 @@ from hypothesis import strategies as st
 import gpuscope as gs
 from gpuscope import session
 from gpuscope.errors import MissingEvidence
+from gpuscope.learn.question import Question
 from gpuscope.trace.model import TraceMetadata
 from gpuscope.widgets import camera
+from gpuscope.widgets.bar import Bar
 from gpuscope.widgets.canvas import Canvas
+from gpuscope.widgets.details import Details
 from gpuscope.widgets.painter import Painter
 from gpuscope.widgets.shot import SPANS
 from gpuscope.widgets.stage import Stage
@@ -823,3 +833,46 @@ def test_profile_live_shows_a_timeline_that_stays(gpu, monkeypatch, capsys):
     assert bars(timeline)["whole GPU: kernel"] == 4
     assert not live_threads()
     timeline.close()
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_closed_timeline_is_forgotten_with_its_trace(gpu, live):
+    with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+        timeline = gs.Timeline(recording) if live else None
+        launch(gpu, stream, 4)
+    trace = recording.trace
+    timeline = timeline or gs.Timeline(trace)
+    timeline.find("gemm")
+    timeline.next()
+    settle(timeline)
+    kept = [weakref.ref(one) for one in (timeline, timeline.figure, timeline._scene, trace)]
+    timeline.close()
+    del timeline, recording, trace, stream
+    assert_collected(kept)
+
+
+def test_no_widget_has_a_script_or_style_that_keeps_it():
+    """anywidget has a file's contents call each widget, for ever, when they change."""
+    for module in pkgutil.walk_packages(gs.__path__, "gpuscope."):
+        if module.name.startswith(("gpuscope.widgets", "gpuscope.learn")):
+            importlib.import_module(module.name)
+    widgets = set(below(anywidget.AnyWidget))
+    assert {Canvas, Bar, Details, Question} <= widgets
+    for widget in widgets:
+        if widget.__module__.startswith("gpuscope."):
+            for name in ("_esm", "_css"):
+                assert isinstance(getattr(widget, name, ""), str), (widget, name)
+
+
+def below(base: type) -> Iterator[type]:
+    for one in base.__subclasses__():
+        yield one
+        yield from below(one)
+
+
+def assert_collected(kept: list[weakref.ref[Any]]) -> None:
+    for thread in threading.enumerate():
+        if thread.name == "gpuscope-explain":  # it has the trace in hand until it has explained
+            thread.join()
+    gc.collect()
+    assert [one() for one in kept] == [None] * len(kept)

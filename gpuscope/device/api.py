@@ -120,8 +120,8 @@ class GrantedPartition:
     Attributes
     ----------
     sm_count_target
-        SMs that libraries should tune for: those on which clusters of four thread blocks
-        fit. On the H200 that leaves out the remainder, whose SMs cannot hold one.
+        SMs that libraries are told to tune for; 0 if they are told nothing. See
+        :func:`~gpuscope.device.carve.sm_count_to_tell`.
     """
 
     raw: Any

@@ -18,6 +18,9 @@ Rounding = Literal["exact", "up", "down", "nearest"]
 REMAINDER = -1
 """Index that stands for the remainder in lists of quanta."""
 
+_TELL_FROM = 0.8
+"""Share of a partition's SMs that hold clusters, from which on libraries are told of them."""
+
 
 @dataclass(frozen=True)
 class SmLayout:
@@ -103,6 +106,28 @@ class CarvePlan:
 
 
 Sizes = Mapping[str, int | str] | Sequence[int | str]
+
+
+def sm_count_to_tell(sm_count: int, holding: int) -> int:
+    """Return the SM count that a GEMM library should tune for; 0 to tell it none.
+
+    Parameters
+    ----------
+    sm_count
+        SMs of the partition.
+    holding
+        Those of them on which clusters of four thread blocks fit at the same time. The H200's
+        remainder of 12 SMs holds none.
+
+    Notes
+    -----
+    cuBLAS, told an SM count, launches clusters of four or eight blocks, which leave the other
+    SMs idle; told none, clusters of two, which run on every SM. Measured on an H200 with float16
+    squares of 1024 to 8192 (``benchmarks/remainder.py``): where 57 to 73 % of the SMs hold
+    clusters, a told product takes up to 1.7 times as long, and where 40 % do, 2.6 times; from
+    80 % on it takes 0.6 to 1.17 times as long. On the remainder alone a told cuBLAS fails.
+    """
+    return holding if holding >= _TELL_FROM * sm_count else 0
 
 
 def named_sizes(sizes: Sizes) -> dict[str, int | str]:

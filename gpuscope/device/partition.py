@@ -39,7 +39,8 @@ class Partition:
     sm_ids
         The ids of its SMs, as a probe kernel saw them.
     sm_count_target
-        SMs that libraries should tune for: those on which clusters of thread blocks fit.
+        SMs that libraries are told to tune for: those on which clusters of thread blocks fit;
+        0 where these are too few to be worth it, and libraries are told nothing.
     shares_with
         Names of partitions that have, or had while it was live, SMs in common with it.
     context

@@ -95,10 +95,21 @@ def test_the_sm_count_target_leaves_out_sms_that_hold_no_cluster(gpu):
     with gpu.carve({"quanta": 64, "mixed": "rest"}) as parts:
         assert parts["quanta"].sm_count_target == 64
         assert parts["mixed"].sm_count == 68
-        assert 0 < parts["mixed"].sm_count_target <= 68
+        assert parts["mixed"].sm_count_target == 56
         assert parts["quanta"].create_stream().sm_count_target == 64
     with gpu.create_stream() as whole:
         assert whole.sm_count_target == 0
+
+
+@pytest.mark.parametrize("sm_count", [12, 20])
+def test_a_product_runs_where_few_sms_or_none_hold_clusters(gpu, sm_count):
+    ones = gpu.asarray(np.ones((1024, 1024), np.float16))
+    out = gpu.empty((1024, 1024), "float16")
+    with gpu.carve([sm_count]) as parts, parts[0].create_stream() as stream:
+        assert parts[0].sm_count_target == 0
+        gs.mm_out(out, ones, ones, stream=stream)
+        stream.synchronize()
+    assert (gpu.to_host(out) == 1024).all()
 
 
 def test_a_thread_that_never_used_cuda_can_use_everything(gpu):

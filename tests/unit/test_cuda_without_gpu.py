@@ -549,7 +549,7 @@ def test_each_partition_gets_a_context_and_its_sm_ids(planned):
     granted = GreenContexts(CORE, machine, splitter).make(partitions, probe)
     assert [one.sm_count for one in granted] == [64, 24, 44]
     assert [len(one.sm_ids) for one in granted] == [64, 24, 44]
-    assert [one.sm_count_target for one in granted] == [64, 16, 32]
+    assert [one.sm_count_target for one in granted] == [64, 0, 0], "16 of 24, 32 of 44 hold some"
     assert [one.raw.context.name for one in granted] == ["context 1", "context 2", "context 3"]
     assert len({one.context for one in granted}) == 3
     assert probe.seen == [["stream 1", "stream 2", "stream 3"]], "all probed at the same time"

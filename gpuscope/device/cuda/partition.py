@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpuscope.device.api import GrantedPartition
-from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout, sm_count_to_tell
 from gpuscope.errors import InvalidPartition
 
 _contexts = itertools.count(2)
@@ -230,7 +230,10 @@ class GreenContexts:
                     probed.callback(streams[-1].close)
                 ids = probe.sm_ids(streams, counts)
                 pairs = zip(streams, counts, strict=True)
-                targets = [probe.cluster_sm_count(*pair) for pair in pairs]
+                targets = [
+                    sm_count_to_tell(count, probe.cluster_sm_count(stream, count))
+                    for stream, count in pairs
+                ]
             undo.pop_all()
         return [
             GrantedPartition(green, one.sm_count, sms, next(_contexts), target)

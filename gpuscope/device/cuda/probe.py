@@ -55,14 +55,13 @@ class SmProbe:
     def cluster_sm_count(self, stream: Any, sm_count: int) -> int:
         """Return on how many of a stream's SMs clusters of four blocks fit at the same time.
 
-        Libraries launch such clusters, one block an SM; told of SMs that cannot hold one,
-        they pay a second wave. Devices without clusters use every SM.
+        One block an SM, as GEMM libraries launch them. Devices without clusters use every SM.
         """
         if not self._has_clusters:
             return sm_count
         config = LaunchConfig(grid=1, cluster=_CLUSTER, block=32, shmem_size=self._shared_bytes)
         fitting = self._kernel.occupancy.max_active_clusters(config, stream=stream) * _CLUSTER
-        return min(fitting, sm_count) or sm_count
+        return min(int(fitting), sm_count)
 
     def sm_ids(self, streams: Sequence[Any], counts: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the sorted SM ids behind each stream, all probed at the same time.

@@ -27,7 +27,7 @@ from gpuscope.device.api import (
     Places,
     Shape,
 )
-from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition
+from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
 from gpuscope.device.graph import Graph
 from gpuscope.device.sim.assumed import (
     GRAPH_LAUNCH_CALL_NS,
@@ -224,12 +224,13 @@ class SimBackend:
                 self._pay("create_partition_call_ns")
                 mask = self._mask(partition.parts)
                 ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
-                count = len(ids)
-                if REMAINDER in partition.parts and len(partition.parts) > 1:
-                    count -= self.layout.remainder_sm_count  # clusters do not fit there
+                holding = len(ids)
+                if REMAINDER in partition.parts:
+                    holding -= self.layout.remainder_sm_count
+                told = sm_count_to_tell(len(ids), holding)
                 context = next(self._contexts)
                 made.append(
-                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, count)
+                    GrantedPartition(SimPartition(mask, context), len(ids), ids, context, told)
                 )
             return made
 

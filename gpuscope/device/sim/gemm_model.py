@@ -149,6 +149,8 @@ def durations(
     blocks = kernels.blocks(m, n)
     if times.persistent:
         launched, clustered = grid(kernels, m, n, believed, layout)
+        if capped:  # told, the library launches clusters of four or eight, wherever they fit
+            clustered = clustered | (believed <= layout.quantum_sm_count * layout.quanta)
         usable = np.where(clustered, _holding_clusters(sm_count, layout), sm_count)
         # The tiles go to whichever block is free; blocks that came late find few or none.
         late = (blocks > launched) & (launched > usable)

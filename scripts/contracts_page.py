@@ -125,7 +125,12 @@ NOTES = """## How rules are read
 - D6: leaving `with`, and `close()`, wait for the stream's work first; on a device that is gone
   it is this wait that raises. What follows, the destroying, is silent, and so are destructors.
   At the interpreter's end nothing is said: no traceback, and no ResourceWarning either.
-- A10: a simulated stream is none of CuPy's or PyTorch's, and leaves theirs as they are.
+- A3: a guard left on its thread and in its task while one entered later is active, as by a
+  generator that is closed early, is taken out: the innermost still wins, and what its exit
+  restores is the next guard outside it that is still active.
+- A10: a simulated stream is none of CuPy's or PyTorch's, and leaves theirs as they are. A bound
+  guard left out of order raises, and selects no more; CuPy and PyTorch get their streams back
+  when the next guard inside it is left.
 - A12: a stream that `get_current_stream` created belongs to the registry: it needs no closing.
 - E6: sharing memory queues no waits between streams. Which stream follows which is the
   caller's choice, as everywhere.

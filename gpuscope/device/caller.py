@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from gpuscope.errors import StreamError
 
@@ -60,8 +60,8 @@ def _slot() -> Any:
 
 
 # Guards of another copy of the package are read by the names of their attributes, so these
-# names are part of the slot: stream, task. What a guard holds when it was never entered, or
-# was left, is kept there too: guards made before a reload live on after it.
+# names are part of the slot: stream, task, _before, _bound. What a guard holds when it was
+# never entered, or was left, is kept there too: guards made before a reload live on after it.
 _of_thread: Any = _slot().of_thread
 _current: Any = _slot().streams
 _of_task: ContextVar[Any] = _slot().of_task
@@ -173,11 +173,15 @@ class CallerStreamGuard:
     StreamError
         (a ``RuntimeError``) The guard is entered twice, left twice, left on another thread
         or in another task than it was entered, or left while CuPy or PyTorch have another
-        current stream than it gave them; or it cannot be bound. Nothing changes then.
+        current stream than it gave them; or it cannot be bound. Nothing changes then. A bound
+        guard is left while one entered later is still active: it selects no more, and CuPy
+        and PyTorch get their streams back when the next guard inside it is left.
 
     Notes
     -----
-    The innermost guard wins and each exit restores exactly what was there before. The
+    The innermost guard wins and each exit restores exactly what was there before. A guard
+    left while one entered later is still active, as by a generator that is closed early, is
+    taken out: it selects no more, and the innermost still wins. The
     guard owns and destroys no stream and touches no device. Origin: contract A,
     the caller-stream guard of ExecuTorch #20158.
 
@@ -193,7 +197,7 @@ class CallerStreamGuard:
     ['mine']
     """
 
-    __slots__ = ("_before", "_bound", "stream", "task")
+    __slots__ = ("_before", "_bound", "_token", "_unused", "stream", "task")
 
     def __init__(self, stream: Any, *, bind: bool = False) -> None:
         if type(stream) not in _accepted:
@@ -201,15 +205,24 @@ class CallerStreamGuard:
         self.stream = stream
         self._before: Any = _NEVER
         self._bound: Any = bind
+        self._unused = True
 
     def __enter__(self) -> Any:
-        if self._before is not _NEVER:
-            raise StreamError("this CallerStreamGuard was entered already: make one guard per with")
+        try:
+            del self._unused  # of threads that enter at once, one succeeds
+        except AttributeError:
+            raise StreamError(
+                "this CallerStreamGuard was entered already: make one guard per with"
+            ) from None
+        if self._bound:
+            try:
+                self._bound = _bind_libraries(self.stream)
+            except BaseException:
+                self._unused = True
+                raise
         loop = _get_running_loop()
         if loop is not None and (task := _current_task(loop)) is not None:
             return self._enter_in_task(task)
-        if self._bound:
-            self._bound = _bind_libraries(self.stream)
         self._before = _of_thread.guard
         _of_thread.guard = self
         if watchers:
@@ -247,44 +260,66 @@ class CallerStreamGuard:
             watcher.left(self, get_caller_stream())
 
     def _enter_in_task(self, task: Any) -> Any:
-        if self._bound:
-            self._bound = _bind_libraries(self.stream)
         self.task = task
-        self._before = _of_task.set(self)
+        self._before = _of_task.get()
+        self._token = _of_task.set(self)
         if watchers:
             self._tell_entered()
         return self.stream
 
     def _exit_with_care(self) -> None:
-        """Leave in a task, or in a callback of a loop; or refuse."""
+        """Leave in a task, in a callback of a loop or out of order; or refuse."""
         task = _running_task()
-        in_task = task is not None and _of_task.get() is self and self.task is task
-        in_thread = task is None and _of_thread.guard is self
-        if not in_task and not in_thread:
+        innermost = _of_thread.guard if task is None else _of_task.get()
+        inside = None
+        if innermost is not self:
+            inside = innermost
+            while inside is not None and getattr(inside, "_before", None) is not self:
+                inside = getattr(inside, "_before", None)
+        is_here = innermost is self or inside is not None
+        if not is_here or (task is not None and self.task is not task):
             raise StreamError(
                 "this CallerStreamGuard was left already or never entered"
                 if self._before in (_NEVER, _LEFT)
                 else "a CallerStreamGuard must be left on the thread and in the task that entered "
-                "it, innermost first: nothing was changed"
+                "it: nothing was changed"
             )
-        if self._bound:
+        if self._bound and inside is None:
             _check_bound(self._bound)
-        if in_thread:
+        if task is not None:
+            self._restore_in_task(innermost)
+        elif inside is None:
             _of_thread.guard = self._before
-        else:
-            try:
-                _of_task.reset(self._before)
-            except ValueError:
-                raise StreamError(
-                    "a CallerStreamGuard must be left in the context that entered it, not in a "
-                    "copy of it: nothing was changed"
-                ) from None
-            self.task = None  # contexts copied inside it hold on to it: it selects no more
+        if inside is not None:
+            inside._before = self._before
         self._before = _LEFT
         if watchers:
             self._tell_left()
-        if self._bound:
+        if not self._bound:
+            return
+        if inside is None:
             _unbind(self._bound)
+        else:
+            inside._bound = _handed_over(self._bound, inside._bound)
+            raise StreamError(
+                "a bound CallerStreamGuard is left while one entered later is still active: it "
+                "selects no more, but CuPy and PyTorch get their streams back when that one is "
+                "left. Leave guards innermost first"
+            )
+
+    def _restore_in_task(self, innermost: Any) -> None:
+        """Select in this task what was there before; or keep ``innermost``, if that is another."""
+        try:
+            _of_task.reset(self._token)
+        except ValueError:
+            raise StreamError(
+                "a CallerStreamGuard must be left in the context that entered it, not in a "
+                "copy of it: nothing was changed"
+            ) from None
+        now = self._before if innermost is self else innermost
+        if _of_task.get() is not now:
+            _of_task.set(now)
+        self.task = None  # contexts copied inside it hold on to it: it selects no more
 
     def _refuse_copy(self, *_: object) -> NoReturn:
         raise TypeError(
@@ -301,8 +336,13 @@ def raw_handle(stream: Any) -> int:
     return stream if isinstance(stream, int) else int(stream.__cuda_stream__()[1])
 
 
-_Bound = tuple[Callable[[], Any], Any, Callable[[], Any]]
-"""What tells a library's current stream, what it was given, and what gives it back its own."""
+class _Bound(NamedTuple):
+    """A library that was given a stream: how to ask it, what it was given, and its own back."""
+
+    library: str
+    current: Callable[[], Any]
+    given: Any
+    restore: Callable[[], Any]
 
 
 def _bind_libraries(stream: Any) -> list[_Bound]:
@@ -323,9 +363,9 @@ def _bind_libraries(stream: Any) -> list[_Bound]:
 
 
 def _check_bound(bound: list[_Bound]) -> None:
-    for current, ours, _ in bound:
-        now = current()
-        if now is not ours and now != ours:
+    for one in bound:
+        now = one.current()
+        if now is not one.given and now != one.given:
             raise StreamError(
                 "a bound CallerStreamGuard is left while CuPy or PyTorch have another current "
                 "stream than it gave them: leave guards innermost first, and do not await inside "
@@ -337,9 +377,18 @@ def _unbind(bound: list[_Bound]) -> None:
     """Restore what the libraries had, the second also if the first refuses."""
     if bound:
         try:
-            bound[0][2]()
+            bound[0].restore()
         finally:
             _unbind(bound[1:])
+
+
+def _handed_over(left: list[_Bound], inside: list[_Bound] | Literal[False]) -> list[_Bound]:
+    """Return what the guard inside one that was left restores from now on, in its place."""
+    bound = {one.library: one for one in left}
+    for one in inside or ():
+        had = bound.get(one.library, one)
+        bound[one.library] = one._replace(restore=had.restore)
+    return list(bound.values())
 
 
 def _cuda_index(stream: Any) -> int | None:
@@ -373,7 +422,7 @@ def _bind_cupy(stream: Any, cupy: Any) -> _Bound | None:
             f"CuPy cannot make the stream current ({error}): make the stream's device current "
             "first, as in `with cupy.cuda.Device(…)`. Nothing was changed"
         ) from error
-    return current, ours, before.use
+    return _Bound("CuPy", current, ours, before.use)
 
 
 def _bind_torch(stream: Any, torch: Any) -> _Bound | None:
@@ -394,7 +443,7 @@ def _bind_torch(stream: Any, torch: Any) -> _Bound | None:
             cuda.set_stream(replaced)
         cuda.set_stream(before)
 
-    return (lambda: cuda.current_stream().cuda_stream), handle, restore
+    return _Bound("PyTorch", lambda: cuda.current_stream().cuda_stream, handle, restore)
 
 
 class _Handle:

@@ -436,17 +436,127 @@ def test_guard_06_one_context_in_two_tasks():
     asyncio.run(main())
 
 
-def test_guard_06_leaving_out_of_order():
-    outer, inner = CallerStreamGuard(1), CallerStreamGuard(2)
-    outer.__enter__()
-    inner.__enter__()
-    with pytest.raises(RuntimeError, match="innermost first"):
-        outer.__exit__(None, None, None)
-    assert get_caller_stream() == 2
-    inner.__exit__(None, None, None)
-    assert get_caller_stream() == 1
-    outer.__exit__(None, None, None)
+def selecting(stream: Any, **options: Any) -> Any:
+    """A generator that selects a stream for as long as it is suspended."""
+    with CallerStreamGuard(stream, **options):
+        yield
+
+
+def test_guard_03_one_left_out_of_order_is_taken_out():
+    guards = [CallerStreamGuard(handle) for handle in range(4)]
+    for guard in guards:
+        guard.__enter__()
+    guards[1].__exit__(None, None, None)
+    guards[2].__exit__(None, None, None)
+    assert get_caller_stream() == 3, "the innermost wins"
+    with pytest.raises(RuntimeError, match="left already"):
+        guards[1].__exit__(None, None, None)
+    guards[3].__exit__(None, None, None)
+    assert get_caller_stream() == 0, "those that were left are not selected again"
+    guards[0].__exit__(None, None, None)
     assert get_caller_stream() is None
+
+
+def test_guard_03_a_generator_closed_early_leaves_nothing_selected():
+    for order in ((0, 1, 2), (1, 0, 2), (1, 2, 0), (0, 2, 1)):
+        generators = [selecting(handle) for handle in (1, 2, 3)]
+        for generator in generators:
+            next(generator)
+        live = [1, 2, 3]
+        for position in order:
+            generators[position].close()
+            live.remove(position + 1)
+            assert get_caller_stream() == (live[-1] if live else None)
+
+
+def test_guard_03_out_of_order_in_a_task():
+    async def main() -> None:
+        with CallerStreamGuard(0):
+            first, second = selecting(1), selecting(2)
+            next(first)
+            next(second)
+            with CallerStreamGuard(3):
+                first.close()
+                await asyncio.sleep(0)
+                assert get_caller_stream() == 3
+                second.close()
+                assert get_caller_stream() == 3
+            assert get_caller_stream() == 0
+        assert get_caller_stream() is None
+
+    asyncio.run(main())
+
+
+def test_guard_06_out_of_order_in_a_copied_context_is_refused():
+    async def main() -> None:
+        outer, inner = CallerStreamGuard(1), CallerStreamGuard(2)
+
+        def leave() -> None:
+            with inner, pytest.raises(RuntimeError, match="nothing was changed"):
+                outer.__exit__(None, None, None)
+
+        with outer:
+            contextvars.copy_context().run(leave)
+            assert get_caller_stream() == 1
+        assert get_caller_stream() is None
+
+    asyncio.run(main())
+
+
+def test_guard_06_of_threads_that_enter_one_at_once_one_succeeds(cupy, monkeypatch):
+    # CuPy is given the stream in the middle of an entry: there the second thread comes in.
+    guard = CallerStreamGuard(5, bind=True)
+    refused: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            with guard:
+                pass
+        except StreamError as error:
+            refused.append(error)
+        assert get_caller_stream() is None
+
+    def use(stream: Any, real: Any = cupy.Stream.use) -> None:
+        monkeypatch.setattr(cupy.Stream, "use", real)
+        in_thread(second)
+        real(stream)
+
+    monkeypatch.setattr(cupy.Stream, "use", use)
+    with guard:
+        assert get_caller_stream() == 5
+    assert [str(error)[:41] for error in refused] == ["this CallerStreamGuard was entered alread"]
+
+
+def test_guard_06_threads_that_race_for_one_guard(monkeypatch):
+    rounds, threads = 400, 4
+    guards = [CallerStreamGuard(number) for number in range(rounds)]
+    barrier = threading.Barrier(threads)
+    entered: list[int] = []
+    broken: list[Any] = []
+
+    def race() -> None:
+        for guard in guards:
+            barrier.wait()
+            try:
+                guard.__enter__()
+            except StreamError:
+                continue
+            entered.append(guard.stream)
+            broken.extend([get_caller_stream()] if get_caller_stream() != guard.stream else [])
+            guard.__exit__(None, None, None)
+        if get_caller_stream() is not None:
+            broken.append(get_caller_stream())
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for answer in [pool.submit(race) for _ in range(threads)]:
+                answer.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert sorted(entered) == list(range(rounds))
+    assert broken == []
 
 
 def test_guard_06_errors_are_ours_too():
@@ -824,11 +934,13 @@ def test_guard_08_a_second_copy_keeps_threads_and_tasks_apart(other):
     asyncio.run(main())
 
 
-def test_guard_08_a_second_copy_refuses_what_the_first_would(other):
-    outer, inner = CallerStreamGuard(1), other.CallerStreamGuard(2)
-    with outer:
-        with inner, pytest.raises(RuntimeError, match="innermost first"):
-            outer.__exit__(None, None, None)
+def test_guard_08_a_second_copy_refuses_and_takes_out_what_the_first_would(other):
+    inner, generator = other.CallerStreamGuard(3), selecting(2)
+    with CallerStreamGuard(1):
+        next(generator)
+        with inner:
+            generator.close()
+            assert get_caller_stream() == other.get_caller_stream() == 3
         assert other.get_caller_stream() == 1
         with pytest.raises(RuntimeError, match="left already"):
             inner.__exit__(None, None, None)
@@ -1042,16 +1154,40 @@ def test_guard_10_out_of_order_across_awaits_raises_and_touches_nothing(cupy, to
     asyncio.run(main())
 
 
-def test_guard_10_out_of_order_on_one_thread(cupy, torch):
-    outer, inner = CallerStreamGuard(1, bind=True), CallerStreamGuard(2, bind=True)
-    outer.__enter__()
-    inner.__enter__()
-    with pytest.raises(RuntimeError, match="innermost first"):
-        outer.__exit__(None, None, None)
-    assert cupy.current.ptr == torch.current == 2
-    inner.__exit__(None, None, None)
-    outer.__exit__(None, None, None)
+@pytest.mark.parametrize("bind", [True, False], ids=["bound", "not bound"])
+def test_guard_10_out_of_order_on_one_thread(cupy, torch, bind):
+    generator = selecting(1, bind=True)
+    next(generator)
+    with CallerStreamGuard(2, bind=bind), CallerStreamGuard(3):
+        with pytest.raises(RuntimeError, match="innermost first"):
+            generator.close()
+        assert cupy.current.ptr == torch.current == (2 if bind else 1), "left as they were"
+        assert get_caller_stream() == 3
+    assert get_caller_stream() is None
     assert cupy.current is cupy.null
+    assert torch.current == 0
+
+
+def test_guard_10_out_of_order_where_only_one_library_was_there(cupy, monkeypatch):
+    generator = selecting(1, bind=True)
+    next(generator)
+    torch = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with CallerStreamGuard(2, bind=True):
+        with pytest.raises(RuntimeError, match="innermost first"):
+            generator.close()
+        assert cupy.current.ptr == torch.current == 2
+    assert cupy.current is cupy.null
+    assert torch.current == 0
+
+
+def test_guard_10_one_that_cannot_be_bound_can_be_entered_again(cupy):
+    guard = CallerStreamGuard(OnCuda(1, index=1), bind=True)
+    with pytest.raises(StreamError, match="CuPy cannot make the stream current"):
+        guard.__enter__()
+    del sys.modules["cupy"]
+    with guard as stream:
+        assert get_caller_stream() is stream
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import re
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuscope.errors import GpuscopeError
 
+_SUFFIX = ".partial"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, with what is above it, if it is not there.
+
+    Raises
+    ------
+    GpuscopeError
+        It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise GpuscopeError(
+            f"cannot make the folder {folder.name!r}: {_why(error)}. Choose another path"
+        ) from error
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it over ``path`` on success.
+    """Yield a temporary path of the same name; rename it over ``path`` on success.
 
-    On any error, a full disk included, the temporary file is removed and whatever
-    stood under ``path`` before is still there, unchanged.
+    It lies in a hidden folder of its own, which may be used for more and is removed. On any
+    error, a full disk included, whatever stood under ``path`` before is still there, unchanged.
+    The mode is the one of the file that was there, else what the umask leaves. A symbolic link
+    stays, and what it points to is replaced; what is no file, such as a pipe, is written to.
+    What a killed process left of the same name is removed.
 
     Raises
     ------
@@ -24,28 +50,87 @@ def replacing(path: Path) -> Iterator[Path]:
         The folder does not exist or the file could not be written.
     """
     try:
-        descriptor, name = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name}.", suffix=".partial"
-        )
-        os.close(descriptor)
-    except OSError as error:
+        is_stream = _is_stream(path)
+        target = path if is_stream else Path(os.path.realpath(path))
+        parent = Path(tempfile.gettempdir()) if is_stream else target.parent
+        _remove_stale(parent, target.name)
+        folder, lock = _claimed_folder(parent, target.name)
+    except (OSError, ValueError) as error:
         raise GpuscopeError(
-            f"cannot write {path.name!r}: {error.strerror}. Choose a folder that exists and can be "
-            "written, with room left."
+            f"cannot write {path.name!r}: {_why(error)}. Choose a folder that exists and can be "
+            "written, with room left, and a name that is no folder's."
         ) from error
-    temporary = Path(name)
     try:
+        temporary = folder / path.name
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = (target if target.exists() else temporary).stat().st_mode
         yield temporary
+        if is_stream:
+            with temporary.open("rb") as made, target.open("wb") as stream:
+                shutil.copyfileobj(made, stream)
+            return
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        temporary.chmod(stat.S_IMODE(mode))
+        temporary.replace(target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise GpuscopeError(
-            f"could not write {path.name!r}: {error.strerror or error}. Nothing was left under "
+            f"could not write {path.name!r}: {_why(error)}. Nothing was left under "
             "that name that was not there before; free some room or choose another folder."
         ) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _why(error: OSError | ValueError) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is written to rather than replaced.
+
+    Raises
+    ------
+    OSError
+        It is a folder.
+    """
+    folder = os.path.realpath(path.parent)  # in these, names stand for what a process has open
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return not stat.S_ISREG(mode) or folder == "/dev" or folder.startswith("/proc/")
+
+
+def _claimed_folder(parent: Path, name: str) -> tuple[Path, int]:
+    """Make a hidden folder; it is in use as long as the descriptor that comes with it is open."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name}.", suffix=_SUFFIX))
+        with suppress(FileNotFoundError):  # taken for a stale one before it was locked
+            lock = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _remove_stale(parent: Path, name: str) -> None:
+    """Remove what killed processes left: the kernel has taken back their locks."""
+    stale = re.compile(rf"\.{re.escape(name)}\.[a-z0-9_]{{8}}{re.escape(_SUFFIX)}")
+    for entry in os.scandir(parent):
+        if not stale.fullmatch(entry.name):
+            continue
+        with suppress(OSError):  # in use, or not ours to remove
+            lock = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry)
+                else:  # as older versions made it
+                    Path(entry).unlink()
+            finally:
+                os.close(lock)

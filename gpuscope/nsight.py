@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpuscope import _nsys
+from gpuscope._files import replacing
 from gpuscope.errors import Cancelled, ExportError, GpuscopeError, MissingDependency
 from gpuscope.experiment import Experiment
 from gpuscope.importers.load import load_trace
@@ -134,16 +135,9 @@ def profile(
     described = _described(experiment)
     found = _nsys.find(tool, program)
     target = _target(report, described, tool)
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = Path(stack.enter_context(
-                tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.")
-            ))  # fmt: skip
-        except OSError as error:
-            raise GpuscopeError(
-                f"cannot write {target.name!r}: {error.strerror}. Choose a folder that exists and "
-                "can be written"
-            ) from error
+    with replacing(target) as temporary:
+        folder = temporary.with_name("work")
+        folder.mkdir()
         description = folder / "experiment.json"
         description.write_text(json.dumps(described.to_dict()), "utf-8")
         made = folder / f"report{_SUFFIXES[tool]}"
@@ -158,7 +152,7 @@ def profile(
         if status or not made.exists():
             raise _failure(tool, found, folder, status, said)
         trace = _imported(made, folder, found) if tool == "nsys" else None
-        made.replace(target)
+        made.replace(temporary)
     return Profile(target, trace, command)
 
 

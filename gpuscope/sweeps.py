@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuscope._files import replacing
+from gpuscope._files import make_folder, replacing
 from gpuscope.analysis.compare import COLUMNS
 from gpuscope.analysis.sweep import SweepResult
 from gpuscope.device.device import Device
@@ -275,12 +275,7 @@ def _kept(folder: Path, facts: dict[str, Any]) -> dict[int, pa.Table]:
     GpuscopeError
         They are of another experiment, other parameters or another device.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GpuscopeError(
-            f"cannot use the folder {folder.name!r}: {error.strerror}. Choose another path"
-        ) from error
+    make_folder(folder)
     found = _load_all(folder)
     wanted = json.loads(json.dumps(facts))
     for table in found.values():

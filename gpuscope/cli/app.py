@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-
-from gpuscope.errors import GpuscopeError
 
 FAILED, BAD_USAGE = 1, 2
 
@@ -22,13 +19,3 @@ stdout = Console(soft_wrap=True)
 stderr = Console(stderr=True, soft_wrap=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
-
-def make_folder(folder: Path) -> None:
-    """Make it, with what is above it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GpuscopeError(
-            f"cannot make the folder {folder.name!r}: {error.strerror}. Choose another with --out"
-        ) from error

@@ -11,8 +11,9 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gpuscope._files import make_folder
 from gpuscope.calibration.calibrate import Calibration, calibrate
-from gpuscope.cli.app import Json, app, make_folder, stderr, stdout
+from gpuscope.cli.app import Json, app, stderr, stdout
 from gpuscope.device.select import open_device
 
 

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuscope import nsight
-from gpuscope._files import replacing
+from gpuscope._files import make_folder, replacing
 from gpuscope.analysis.prediction import PredictionResult, prediction
 from gpuscope.analysis.result import format_value
-from gpuscope.cli.app import FAILED, Json, app, make_folder, stderr, stdout
+from gpuscope.cli.app import FAILED, Json, app, stderr, stdout
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError

@@ -66,12 +66,10 @@ def write(
     if merge_into is not None:
         _check_merge(trace, target, merge_into)
         options["report_merge"] = str(merge_into)
-    with (
-        replacing(target) as temporary,
-        # The writer appends its suffix to a name; the folder is on the target's disk.
-        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder,
-    ):
-        name = Path(folder) / target.name[: -len(".nsys-rep")]
+    with replacing(target) as temporary:
+        folder = temporary.with_name("work")
+        folder.mkdir()
+        name = folder / "made"  # to which the writer appends its suffix
         with _failing(target), writer.Session(str(name), **options) as session:
             sent = _send(session, trace, base_ns, step)
         made = name.with_name(f"{name.name}.nsys-rep")

@@ -375,7 +375,7 @@ def test_folders_that_cannot_be(gpu, tmp_path):
     with pytest.raises(gs.GpuscopeError, match="no point of a sweep in 'nowhere'"):
         load_sweep(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    with pytest.raises(gs.GpuscopeError, match="cannot use the folder 'file'"):
+    with pytest.raises(gs.GpuscopeError, match="cannot make the folder 'file'"):
         gs.sweep(described(), SIZES, gpu, path=tmp_path / "file")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -282,6 +282,23 @@ class Call:
         self.superseded = False
 
 
+class Release(NamedTuple):
+    """A kernel that released SMs which another got that waited for them.
+
+    Attributes
+    ----------
+    correlation, node
+        Which kernel, as :class:`Activity` has them.
+    by_priority
+        Whether it was ready later than the one that waited, and only its stream's priority
+        let it go first.
+    """
+
+    correlation: int
+    node: int | None
+    by_priority: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
     """Work that a device knows it did: only simulated devices report these themselves.
@@ -298,6 +315,12 @@ class Activity:
         Which node of a launched graph it is; ``None`` for what is none.
     context
         Number of the partition's context that it ran in; ``None`` for the whole GPU's.
+    after
+        Nodes of the same launch that it followed.
+    released_by
+        Of a kernel that waited for SMs: who released those that its first blocks got.
+    engine, nbytes
+        Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
     """
 
     kind: str
@@ -309,6 +332,10 @@ class Activity:
     waited_for: tuple[int, ...] = ()
     node: int | None = None
     context: int | None = None
+    after: tuple[int, ...] = ()
+    released_by: tuple[Release, ...] = ()
+    engine: str | None = None
+    nbytes: int | None = None
 
 
 class Observer(Protocol):

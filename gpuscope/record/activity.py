@@ -9,6 +9,9 @@ from gpuscope.device.api import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.record.rows import Rows, call_row, node_row, work_columns
 
+_KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
+_COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD"}
+
 
 class ActivitySource:
     """Joins what a device says it did with the calls that queued it."""
@@ -17,12 +20,14 @@ class ActivitySource:
         self._device = device
         self.name = "simulated" if device.is_simulated else "host"
         self._calls: dict[int, Call] = {}
+        self._first: int | None = None  # number of the first call that was seen
         self._done: deque[Activity] = deque()
-        self._nodes: dict[int, int] = {}  # launch of a graph → nodes that are rows already
         self._partitions: dict[int, str] = {}  # names by context
 
     def before(self, call: Call) -> None:
         """Remember the call until its work is done."""
+        if self._first is None:
+            self._first = call.correlation
         self._calls[call.correlation] = call
 
     def after(self, call: Call) -> None:
@@ -36,20 +41,36 @@ class ActivitySource:
             self._done.append(activity)
 
     def drain(self, rows: Rows) -> None:
-        """Turn finished work into rows; a graph's launch has one for each kernel and copy."""
+        """Turn finished work into rows; a graph's launch has one for each of its nodes."""
         for _ in range(len(self._done)):  # the launching thread may append meanwhile
             activity = self._done.popleft()
             if activity.node is not None:
-                if activity.kind in ("kernel", "memcpy"):
-                    self._add_node(activity, rows)
+                self._add(self._calls[activity.correlation], activity, rows)
                 continue
             call = self._calls.pop(activity.correlation)
-            if not self._nodes.pop(activity.correlation, 0):
-                rows.spans.append(self._row(call, activity))
+            if activity.kind != "graph":  # of which all nodes are rows already
+                self._add(call, activity, rows)
+
+    def _add(self, call: Call, activity: Activity, rows: Rows) -> None:
+        """Add the row of finished work, and what it tells of order."""
+        columns = self._row(call, activity)
+        if activity.node is not None:
+            columns.update(self._node_columns(activity))
+            row = columns["id"]
+            if activity.node:
+                rows.edges.append((call_row(activity.correlation), row, "launch"))
+            for before in activity.after:
+                rows.edges.append((node_row(activity.correlation, before), row, "graph"))
+        for release in activity.released_by:
+            if self._first is not None and release.correlation >= self._first:
+                before = node_row(release.correlation, release.node or 0)
+                kind = "priority" if release.by_priority else "SMs"
+                rows.edges.append((before, columns["id"], kind))
+        rows.spans.append(columns)
 
     def _row(self, call: Call, activity: Activity) -> dict[str, Any]:
         info = self._device.info
-        return {
+        columns = {
             **work_columns(call, info.index, info.uuid),
             # A call that waits for its own work returns later than it queued it.
             "queued_ns": min(call.end_ns or activity.queued_ns, activity.queued_ns),
@@ -57,30 +78,27 @@ class ActivitySource:
             "end_ns": activity.end_ns,
             "source": self.name,
         }
+        if activity.engine is not None:
+            columns["copy_kind"] = _COPY_KINDS[activity.engine]
+        return columns
 
-    def _add_node(self, activity: Activity, rows: Rows) -> None:
-        """Add the row of a graph's node, which ran where it was captured."""
-        call = self._calls[activity.correlation]
-        number = self._nodes.get(activity.correlation, 0)
-        self._nodes[activity.correlation] = number + 1
-        row = node_row(activity.correlation, number)
-        if number:
-            rows.edges.append((call_row(activity.correlation), row, "launch"))
+    def _node_columns(self, activity: Activity) -> dict[str, Any]:
+        """Return what a graph's node has of its own: it ran where it was captured."""
         context = activity.context
         if context is not None and context not in self._partitions:
             self._partitions.update({one.context: one.name for one in self._device.partitions})
-        rows.spans.append(
-            {
-                **self._row(call, activity),
-                "id": row,
-                "kind": activity.kind,
-                "name": activity.name,
-                "context": context,
-                "green_context": context,
-                "partition": self._partitions.get(context) if context is not None else None,
-                "graph_node": activity.node,
-            }
-        )
+        moved = activity.nbytes
+        return {
+            "id": node_row(activity.correlation, activity.node or 0),
+            "kind": _KINDS[activity.kind],
+            "name": activity.name,
+            "context": context,
+            "green_context": context,
+            "partition": self._partitions.get(context) if context is not None else None,
+            "graph_node": activity.node,
+            # A copy on the device reads its bytes and writes them.
+            "nbytes": moved // 2 if moved is not None and activity.engine == "device" else moved,
+        }
 
     def close(self) -> dict[str, float]:
         """Return the calibration of a clock that is its own reference."""

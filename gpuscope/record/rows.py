@@ -48,7 +48,7 @@ def block_row(correlations: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any])
 
 
 def node_row(correlation: int, number: int) -> int:
-    """Id of the row of the n-th work that a graph's launch did; the first has the launch's."""
+    """Id of the row of the n-th node of a graph's launch; the first has the launch's."""
     return _NODES + (correlation << 22) + number if number else work_row(correlation)
 
 

@@ -75,7 +75,14 @@ SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nsys", "ch
 EDGE_TYPES: dict[str, Any] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}
 """An edge leads from the span that must come first to the one that follows from it."""
 
-EDGE_KINDS = ("launch", "event wait", "host wait", "graph", "range")
+EDGE_KINDS = (
+    "launch", "event wait", "host wait", "graph", "range", "legacy default stream", "SMs",
+    "priority",
+)  # fmt: skip
+"""``graph``: a node of a graph's launch to one that follows it, or the last launch of a graph to
+its next. ``legacy default stream``: by its barrier. ``SMs``: from the kernel that released the SMs
+that one got which waited for them; ``priority`` where only its stream's priority had let it go
+first. Only simulated devices tell of these two."""
 
 
 def table(columns: dict[str, list[Any]], types: dict[str, Any]) -> pa.Table:

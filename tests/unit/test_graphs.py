@@ -62,3 +62,37 @@ def test_batches_while_a_graph_runs_are_the_trace_too():
     rows = recording.trace.where(kind="kernel").spans.to_pylist()
     assert [row["graph_node"] for row in rows] == [0, 1, 2]
     assert len({row["id"] for row in rows}) == 3
+
+
+def test_rows_of_a_simulated_graph_are_what_it_contains():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    array, other, host = gpu.empty(1000), gpu.empty(1000), gpu.empty_pinned(1000)
+
+    def think():
+        pass
+
+    with gpu.create_stream() as stream:
+        with stream.capture() as calls:
+            stream.host_call(think)
+        with stream.capture() as nothing:
+            pass
+        with stream.capture() as copies:
+            stream.copy(array, host)
+            stream.copy(other, array)
+        with gs.profile(gpu) as recording:
+            for graph in (calls, nothing, copies):
+                graph.launch(stream=stream)
+        for graph in (calls, nothing, copies):
+            graph.close()
+    trace = recording.trace
+    rows = trace.where(kind=("kernel", "memcpy", "host function", "graph")).spans.to_pylist()
+    names = ("kind", "copy_kind", "nbytes", "graph", "graph_node")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("host function", None, None, calls.id, 0),
+        ("memcpy", "HtoD", 4000, copies.id, 0),
+        ("memcpy", "DtoD", 4000, copies.id, 1),
+    ]
+    assert [row["name"] for row in rows] == ["think", "copy host to device", "copy device"]
+    assert "kernel" not in trace.kind_counts(), "nothing of it keeps SMs busy"
+    edges = [(edge["from"], edge["to"], edge["kind"]) for edge in trace.edges.to_pylist()]
+    assert (rows[1]["id"], rows[2]["id"], "graph") in edges

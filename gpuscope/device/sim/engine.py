@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gpuscope.device.api import Activity
+from gpuscope.device.api import Activity, Release
 from gpuscope.errors import StreamError
 
 Effect = Callable[[], Callable[[], None]]
@@ -125,9 +125,15 @@ class WaveOp(Op):
 
 
 class KernelOp(WaveOp):
-    """Equal blocks that need SMs, and move ``nbytes`` together."""
+    """Equal blocks that need SMs, and move ``nbytes`` together.
 
-    __slots__ = ("blocks", "left", "nbytes", "ready_ns", "running")
+    Attributes
+    ----------
+    released_by
+        Who released the SMs that its first blocks got, where it waited for SMs.
+    """
+
+    __slots__ = ("blocks", "left", "nbytes", "ready_ns", "released_by", "running")
 
     kind = "kernel"
 
@@ -148,6 +154,7 @@ class KernelOp(WaveOp):
         self.nbytes = nbytes
         self.running = 0
         self.ready_ns = 0
+        self.released_by: tuple[Release, ...] = ()
 
     def again(self, queued_ns: int, correlation: int) -> KernelOp:
         """Return the same kernel, not yet run."""
@@ -379,6 +386,8 @@ class Engine:
         self._sharing: dict[Wave, None] = {}
         self._shared = False  # whether anything runs slower than it could
         self._demand_changed = False
+        self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
+        self._released_ns = -1
 
     # -- queueing ---------------------------------------------------------------------
     def submit(self, op: Op) -> None:
@@ -473,7 +482,7 @@ class Engine:
         if isinstance(op, KernelOp):
             op.ready_ns = self._ready_ns(op)
             self._at(op.ready_ns, self._enter, op)
-        elif isinstance(op, GraphOp):
+        elif isinstance(op, GraphOp) and op.nodes:
             self._at(self._ready_ns(op), self._expand, op)
         else:
             self._at(max(op.queued_ns, op.free_ns), self._begin, op)
@@ -508,10 +517,6 @@ class Engine:
 
     def _expand(self, op: GraphOp) -> None:
         """Start a graph: make its nodes, and let those run that follow none."""
-        if not op.nodes:
-            op.start_ns = self.now_ns
-            self._finish(op)
-            return
         made: list[Op] = []
         for number, (captured, after) in enumerate(op.nodes):
             node = captured.again(op.queued_ns, op.correlation)
@@ -555,6 +560,8 @@ class Engine:
         op.left -= count
         op.running += count
         self.free &= ~taken
+        if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
+            op.released_by = _releases(op, taken, self._released)
         self._run(Wave(op, taken, count, self.now_ns))
 
     def _dispatch_copies(self) -> None:
@@ -587,6 +594,10 @@ class Engine:
             self._demand -= op.rate * wave.count
             self._demand_changed = True
         if isinstance(op, KernelOp):
+            if self._released_ns != self.now_ns:
+                self._released_ns = self.now_ns
+                self._released.clear()
+            self._released.append((wave.sms, op))
             self.free |= wave.sms
             op.running -= wave.count
             if op.left or op.running:
@@ -646,12 +657,28 @@ class Engine:
     def _report(self, sink: Callable[[Activity], None], op: Op) -> None:
         assert op.start_ns is not None  # noqa: S101 - it is done, so it started
         held = op.owner is None and op.kind in _ORDERED_BY_EVENTS
+        after = op.owner.nodes[op.node][1] if op.owner is not None and op.node is not None else ()
         sink(
             Activity(
                 op.kind, op.name, op.correlation, op.queued_ns, op.start_ns, self.now_ns,
-                tuple(op.stream.waited) if held else (), op.node, op.stream.context,
+                tuple(op.stream.waited) if held else (), op.node, op.stream.context, tuple(after),
+                op.released_by if isinstance(op, KernelOp) else (),
+                *((op.engine, op.nbytes) if isinstance(op, CopyOp) else ()),
             )
         )  # fmt: skip
+
+
+def _releases(
+    op: KernelOp, taken: int, released: Iterable[tuple[int, KernelOp]]
+) -> tuple[Release, ...]:
+    """Return who released the SMs that ``op`` took at an instant, each once."""
+    found: dict[Release, None] = {}
+    for sms, other in released:
+        if sms & taken:
+            later = (other.ready_ns, other.correlation) > (op.ready_ns, op.correlation)
+            ahead = later and other.stream.priority < op.stream.priority
+            found[Release(other.correlation, other.node, ahead)] = None
+    return tuple(found)
 
 
 def _lowest(mask: int, count: int) -> int:

@@ -131,6 +131,7 @@ def measure_interference(
         },
         stopped=series.stopped,
         provenance=f"{whole.provenance}; {uncertainty(whole)}",
+        incomplete=whole.metadata.incomplete,
     )
 
 

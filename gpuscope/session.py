@@ -36,7 +36,7 @@ from gpuscope.experiment import (
 )
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import MEMORY_LIMIT, Recording
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Run, Trace, incomplete
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.function import FunctionHandle, find_workload
 from gpuscope.workloads.gemm import Gemm
@@ -329,9 +329,7 @@ class _Session:
                 "the run was interrupted: it returns what was recorded until then", stacklevel=3
             )
         traces = {
-            name: Trace.concat(parts).with_metadata(
-                solo=self._solo(name), experiment=self.experiment.to_dict(), setting=name
-            )
+            name: self._whole(name, Trace.concat(parts))
             for name, parts in self.traces.items()
             if parts
         }
@@ -340,6 +338,23 @@ class _Session:
         return Run(
             traces, compare(traces), self.experiment.to_dict(), stopped or self.stop.is_set()
         )
+
+    def _whole(self, setting: str, trace: Trace) -> Trace:
+        """Return a setting's trace with what was seen of each workload alone."""
+        trace = trace.with_metadata(
+            solo=self._solo(setting), experiment=self.experiment.to_dict(), setting=setting
+        )
+        alone = {
+            f"{workload} alone{'' if where else ' on the whole GPU'}, round {number}": part
+            for (where, workload), parts in self.alone.items()
+            for number, part in enumerate(parts, 1)
+            if where in (setting, "")
+        }
+        missing = incomplete(alone)
+        if not missing:
+            return trace
+        notes = (*trace.metadata.notes, f"what ran alone is {missing}")
+        return trace.with_metadata(complete=False, notes=notes)
 
     def perform(self) -> bool:
         """Do every round of every setting; returns whether that was interrupted."""

@@ -252,6 +252,7 @@ def _result(tables: Sequence[pa.Table]) -> SweepResult:
     seen = dict.fromkeys(line for table in tables for line in _said(table)["provenance"])
     plain = [table.replace_schema_metadata() for table in tables]
     whole = pa.concat_tables(plain, promote_options="default")
+    missing = dict.fromkeys(filter(None, whole.column("incomplete").to_pylist()))
     planned = math.prod(len(values) for values in facts["parameters"].values())
     return SweepResult(
         table=whole,
@@ -259,6 +260,7 @@ def _result(tables: Sequence[pa.Table]) -> SweepResult:
         parameters={name: tuple(values) for name, values in facts["parameters"].items()},
         stopped=len(tables) < planned or _STOPPED in whole.column("error").to_pylist(),
         provenance="; ".join(seen) or f"nothing was run on {facts['device']['name']}",
+        incomplete="; ".join(missing),
     )
 
 

@@ -29,13 +29,15 @@ COLUMNS = {
     "overlap": pa.float64(),
     "overlap_tight": pa.float64(),
     "gain": pa.float64(),
+    "incomplete": pa.string(),
 }
 """Column → type of a comparison; units in the names. ``tflop_per_s`` is operations over
 first start to last end, null where its kernels do not state them;
 ``share_of_alone_on_whole_gpu`` that rate over the workload's rate alone on the
 unpartitioned GPU; both are null for a workload that arrives at a given rate, and latency
 is null for a background. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
-overlap with every span shrunk by its stated uncertainty, null where none is stated."""
+overlap with every span shrunk by its stated uncertainty, null where none is stated.
+``incomplete`` says what of the setting's trace is missing, null where nothing is."""
 
 
 def compare(traces: Mapping[str, Trace]) -> pa.Table:
@@ -105,6 +107,7 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
                     "overlap": most.fraction if most else None,
                     "overlap_tight": most.tight_fraction if most else None,
                     "gain": together.gain,
+                    "incomplete": trace.metadata.incomplete or None,
                 }
             )
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))

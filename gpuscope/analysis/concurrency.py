@@ -29,7 +29,7 @@ class ConcurrencyResult(Result):
     time_ns: dict[int, int]
     provenance: str
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per number of busy groups."""
         total = sum(self.time_ns.values())
         return [
@@ -84,4 +84,6 @@ def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     }
     busy_ns = sum(time_ns.values())
     mean = sum(count * ns for count, ns in time_ns.items()) / busy_ns if busy_ns else 0.0
-    return ConcurrencyResult(by, mean, time_ns, trace.provenance)
+    return ConcurrencyResult(
+        by, mean, time_ns, trace.provenance, incomplete=trace.metadata.incomplete
+    )

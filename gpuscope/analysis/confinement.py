@@ -159,7 +159,7 @@ class ConfinementResult(Result):
             f"no partition {name!r}; there are {[one.partition for one in self.partitions]}"
         )
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per partition."""
         return [
             {
@@ -260,6 +260,7 @@ def confinement(
         ),
         tuple(notes),
         trace.provenance,
+        incomplete=trace.metadata.incomplete,
     )
 
 

@@ -131,7 +131,7 @@ class GapsResult(Result):
                 return track
         raise KeyError(f"no {self.by} {name!r}; there are {[track.name for track in self.tracks]}")
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per track."""
         return [
             {
@@ -217,7 +217,9 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     for index, label in enumerate(labels):
         mine = order[bounds[index] : bounds[index + 1]]
         tracks.append(_track(trace, label, rows[mine], starts[mine], ends[mine], windows, min_ns))
-    return GapsResult(by, min_ns, tuple(tracks), trace.provenance)
+    return GapsResult(
+        by, min_ns, tuple(tracks), trace.provenance, incomplete=trace.metadata.incomplete
+    )
 
 
 def _track(

@@ -11,7 +11,7 @@ import numpy as np
 from gpuscope.analysis.intervals import Intervals, grouped, kernels, union
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.model import Trace
+from gpuscope.trace.model import Trace, incomplete
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Interference(Result):
     reason: str | None
     provenance: str
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row."""
         return [
             {
@@ -115,7 +115,7 @@ class InterferenceResult(Result):
         """Names of the workloads, in order."""
         return tuple(self.partitions)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per ordered pair."""
         return [
             {
@@ -224,6 +224,7 @@ def interference(
             for here, there in zip(met, own, strict=False)
             if len(here) and len(there) and np.median(there)
         ]
+    missing = incomplete(_labelled(rounds, solos))
     return Interference(
         of=of,
         given=given,
@@ -236,8 +237,18 @@ def interference(
         alone_ns=alone_ns,
         inside=inside,
         reason=reason,
-        provenance=next((trace.provenance for trace in rounds), ""),
+        provenance="; ".join(filter(None, [missing, *(one.origin for one in rounds[:1])])),
+        incomplete=missing,
     )
+
+
+def _labelled(rounds: Sequence[Trace], solos: Sequence[Trace]) -> dict[str, Trace]:
+    """Label → trace, for people."""
+    return {
+        f"{what}, round {number}": trace
+        for what, traces in (("together", rounds), ("alone", solos))
+        for number, trace in enumerate(traces, 1)
+    }
 
 
 def _rows(trace: Trace, workload: str) -> Trace:

@@ -52,7 +52,7 @@ class LatencyResult(Result):
                 return handle
         raise KeyError(f"no handle {name!r}; there are {[handle.name for handle in self.handles]}")
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per handle."""
         return [
             {
@@ -123,7 +123,7 @@ def latency(trace: Trace) -> LatencyResult:
         raise MissingEvidence(
             "no handle's completion was seen: call handle.wait() or ask is_done while recording"
         )
-    return LatencyResult(tuple(found), trace.provenance)
+    return LatencyResult(tuple(found), trace.provenance, incomplete=trace.metadata.incomplete)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class QueueDepth(Result):
         """The smallest count."""
         return min(self.depths)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row: the smallest, the median and the number of samples."""
         return [
             {
@@ -190,4 +190,6 @@ def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     ended = np.sort(load.array("end_ns", fill=np.iinfo(np.int64).max))
     times = samples.array("start_ns")
     depths = np.searchsorted(queued, times, "right") - np.searchsorted(ended, times, "right")
-    return QueueDepth(of, at, tuple(int(depth) for depth in depths))
+    return QueueDepth(
+        of, at, tuple(int(depth) for depth in depths), incomplete=trace.metadata.incomplete
+    )

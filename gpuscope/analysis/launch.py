@@ -104,7 +104,7 @@ class LaunchLatencyResult(Result):
     before_call: int
     provenance: str
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per stream, then one per kernel name."""
         return [
             {
@@ -176,6 +176,7 @@ def launch_latency(trace: Trace) -> LaunchLatencyResult:
         unmatched=len(every) - len(rows),
         before_call=int(np.count_nonzero(waited < 0)),
         provenance=trace.provenance,
+        incomplete=trace.metadata.incomplete,
     )
 
 

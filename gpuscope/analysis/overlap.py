@@ -72,7 +72,7 @@ class OverlapResult(Result):
                 return pair.fraction
         raise KeyError(f"no pair {names}; there are {[(pair.a, pair.b) for pair in self.pairs]}")
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per pair."""
         return [
             {
@@ -135,7 +135,10 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
         for a, b in itertools.combinations(sorted(busy), 2)
     )
     makespan = makespan_ns(found, starts, ends)
-    return OverlapResult(by, pairs, _gain(found, makespan), makespan, trace.provenance)
+    return OverlapResult(
+        by, pairs, _gain(found, makespan), makespan, trace.provenance,
+        incomplete=trace.metadata.incomplete,
+    )  # fmt: skip
 
 
 def _gain(found: Trace, makespan: int) -> float | None:

@@ -11,7 +11,7 @@ import numpy as np
 from gpuscope.analysis.intervals import grouped, kernels, makespan_ns
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.model import Trace
+from gpuscope.trace.model import Trace, incomplete
 
 Array = np.ndarray[Any, Any]
 
@@ -86,7 +86,7 @@ class PredictionResult(Result):
         """The median over workloads and settings of the error without its sign."""
         return float(np.median([abs(one.error) for one in self.times if one.of != MAKESPAN]))
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per setting and workload, and one for each setting's makespan."""
         return [
             {
@@ -176,7 +176,18 @@ def prediction(
         "; ".join(dict.fromkeys(one[setting].provenance for setting in common))
         for one in (first, other)
     ]
-    return PredictionResult(tuple(times), tuple(left_out), *provenances)
+    return PredictionResult(
+        tuple(times), tuple(left_out), *provenances, incomplete=incomplete(_labelled(first, other))
+    )
+
+
+def _labelled(predicted: Mapping[str, Trace], measured: Mapping[str, Trace]) -> dict[str, Trace]:
+    """Label → trace, for people."""
+    return {
+        f"{name}, {what}" if name else what: trace
+        for what, traces in (("predicted", predicted), ("measured", measured))
+        for name, trace in traces.items()
+    }
 
 
 def _check_same(setting: str, predicted: Trace, measured: Trace) -> None:

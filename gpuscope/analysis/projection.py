@@ -131,7 +131,7 @@ class ProjectionResult(Result):
                 return one
         raise KeyError(f"no range {name!r}; there are {[one.name for one in self.names[:20]]}")
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per name and domain."""
         return [
             {
@@ -253,6 +253,7 @@ def range_projection(
         unmatched=len(rows) - len(work),
         left_out=0 if whole_graphs else len(graphs),
         provenance=trace.provenance,
+        incomplete=trace.metadata.incomplete,
     )
 
 

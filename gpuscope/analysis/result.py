@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from gpuscope._text import shown
@@ -16,20 +17,37 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Result:
-    """Base of results: subclasses say their rows and a line about them."""
+    """Base of results: subclasses say their rows and a line about them.
+
+    Attributes
+    ----------
+    incomplete
+        How many rows of the trace are missing and why
+        (:attr:`gpuscope.trace.model.TraceMetadata.incomplete`); empty if none is.
+    """
+
+    incomplete: str = ""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per row, with units in the names."""
+        """Return one dict per row, with units in the names; each says what is incomplete."""
+        if not self.incomplete:
+            return self._rows()
+        return [
+            {**row, "incomplete": row.get("incomplete", self.incomplete)} for row in self._rows()
+        ]
+
+    def _rows(self) -> list[dict[str, Any]]:
         raise NotImplementedError
 
     @property
     def note(self) -> str:
         """What the rows rest on, in one line; empty if there is nothing to say."""
-        return ""
+        return self.incomplete
 
     def _repr_html_(self) -> str:
-        rows = self.rows()
+        rows = self._rows()
         note = f"<p>{shown(self.note)}</p>" if self.note else ""
         if not rows:
             return f"{note}<p>no rows</p>"

@@ -43,7 +43,7 @@ class SummaryResult(Result):
     streams: tuple[SummaryRow, ...]
     provenance: str
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per partition and stream."""
         return [
             {
@@ -104,4 +104,4 @@ def summary(trace: Trace) -> SummaryResult:
                 tflop_per_s=float(flops[mine].sum()) / span_ns / 1e3 if known else None,
             )
         )
-    return SummaryResult(tuple(rows), trace.provenance)
+    return SummaryResult(tuple(rows), trace.provenance, incomplete=trace.metadata.incomplete)

@@ -38,7 +38,7 @@ class SweepResult(Result):
     stopped: bool
     provenance: str
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """One row per point, setting and workload."""
         return list(self.table.to_pylist())
 

@@ -25,7 +25,7 @@ from gpuscope.experiment import Experiment
 from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.session import Progress as RunProgress
 from gpuscope.session import run as run_experiment
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Run, Trace, incomplete
 from gpuscope.trace.store import read_parquet, save_trace
 
 _Nsys = Annotated[
@@ -216,7 +216,9 @@ def _show(result: Run, written: list[Path]) -> None:
         overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
         stdout.print(f"{setting}: overlap {overlap}, gain {gain}", markup=False, highlight=False)
     stdout.print("of alone: the rate over the rate alone on the whole GPU")
-    stdout.print(next(iter(result.values())).provenance, markup=False)
+    stdout.print(next(iter(result.values())).origin, markup=False)
+    if missing := incomplete(result):
+        stdout.print(missing, markup=False, highlight=False)
     if result.stopped:
         stdout.print("stopped early: this is what was recorded until then")
     for path in written:

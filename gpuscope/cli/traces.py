@@ -104,7 +104,10 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
         if isinstance(found, str):
             stdout.print(f"{name}: {found}", markup=False, highlight=False)
         elif rows := found.rows():
-            stdout.print(_table(name, rows))
+            if found.incomplete:
+                stdout.print(f"{name}: {found.incomplete}", markup=False, highlight=False)
+            shown = ({k: v for k, v in row.items() if k != "incomplete"} for row in rows)
+            stdout.print(_table(name, list(shown)))
 
 
 _JUDGES: dict[str, Callable[[Trace], Result]] = {

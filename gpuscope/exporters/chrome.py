@@ -230,6 +230,8 @@ class _Events:
             "edges_left_out": self.lost_edges,
             "metadata": facts,
         }
+        if missing := self.trace.metadata.incomplete:
+            other["incomplete"] = missing
         top = {
             "schemaVersion": 1,
             "displayTimeUnit": "ns",

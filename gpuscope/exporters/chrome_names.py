@@ -30,6 +30,9 @@ class Names:
                 pid = track.process if not track.is_device else None
                 processes[key] = pid if fits(pid) else self._number()
                 self._tell("process_name", processes[key], 0, name=owner)
+                if trace.metadata.incomplete:
+                    self._tell("process_labels", processes[key], 0,
+                               labels=trace.metadata.incomplete)  # fmt: skip
                 self._tell("process_sort_index", processes[key], 0,
                            sort_index=len(processes) + 1000 * track.is_device)  # fmt: skip
             pid = processes[key]

@@ -30,6 +30,9 @@ def facts(
         "EXPORT_SCHEMA_VERSION_MICRO": micro,
     }
     ours = {"schema_version": str(schema.SCHEMA_VERSION), "metadata": known.to_json()}
+    capture = {"CAPTURE_PRODUCT_NAME": "gpuscope"}
+    if known.incomplete:
+        ours["incomplete"] = capture["CAPTURE_INCOMPLETE"] = known.incomplete
     processes = ids.processes()
     devices = [one for one in known.devices.values() if "index" in one]
     threads = [
@@ -63,7 +66,7 @@ def facts(
             table: [{"name": name, "value": value} for name, value in lines.items()]
             for table, lines in {
                 "META_DATA_EXPORT": export, "EXPORT_META_DATA": export,
-                "META_DATA_CAPTURE": {"CAPTURE_PRODUCT_NAME": "gpuscope"},
+                "META_DATA_CAPTURE": capture,
                 nsys.METADATA: ours,
             }.items()
         },

@@ -132,7 +132,10 @@ def _failing(target: Path) -> Iterator[None]:
 
 
 def _send(session: Any, trace: Trace, base_ns: int, step: Step) -> int:
-    """Write every row, stream by stream; returns how many ranges and marks that were."""
+    """Write every row, stream by stream; returns how many ranges and marks that were.
+
+    A mark at the first row says what of the trace is missing.
+    """
     spans = trace.spans
     starts = trace.array("start_ns") - base_ns
     unknown = np.asarray(spans.column("end_ns").is_null(), dtype=bool)
@@ -150,6 +153,14 @@ def _send(session: Any, trace: Trace, base_ns: int, step: Step) -> int:
     bounds = np.searchsorted(place[by_place], np.arange(len(first) + 1))
     names: set[str] = set()
     sent = 0
+    if missing := trace.metadata.incomplete:
+        home, name = session.get_domain(DOMAIN), f"{DOMAIN}/incomplete"
+        names.add(name)
+        with session.create_stream(name, domain=home, scope=home.get_scope(DOMAIN)) as stream:
+            at = int(starts.min()) if len(starts) else 0
+            message = home.get_registered_string(_text(missing))
+            stream.write_mark(at, message=message, color=None, category="incomplete")
+        sent = 1
     for number, row in enumerate(first.tolist()):
         domain_name = domains[domain[row]] if is_nvtx[row] else DOMAIN
         home = session.get_domain(None if domain_name is None else _text(domain_name))

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from gpuscope import analysis
 from gpuscope.analysis.prediction import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.figures import style
-from gpuscope.figures.text import duration, escape, provenance_of, uncertainty, wrapped
+from gpuscope.figures.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
 from gpuscope.trace.model import Trace
 
 _ROW = 30
@@ -104,7 +104,8 @@ def compare(
 
 
 def _suffix(result: PredictionResult) -> str:
-    return " (SIMULATED)" if "SIMULATED" in result.measured else " (prediction SIMULATED)"
+    prediction = "" if "SIMULATED" in result.measured else " (prediction SIMULATED)"
+    return prediction + suffix_of(result, result.measured)
 
 
 def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:

@@ -21,7 +21,7 @@ from gpuscope.figures.text import (
     escape,
     provenance_lines,
     provenance_of,
-    simulated_suffix,
+    suffix_of,
     title_suffix,
     wrapped,
 )
@@ -63,7 +63,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
         notes, suffix = provenance_lines({"": judged}), title_suffix([judged])
     else:
         result = judged
-        notes, suffix = provenance_of(result.provenance), simulated_suffix(result.provenance)
+        notes, suffix = provenance_of(result.provenance), suffix_of(result, result.provenance)
     notes += [escape(line) for note in result.notes for line in wrapped(note)]
     names = [one.partition for one in result.partitions]
     colours = {

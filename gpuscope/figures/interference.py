@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from gpuscope.analysis.interference import Interference, InterferenceResult, definition
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
-from gpuscope.figures.text import clean, duration, escape, provenance_of, simulated_suffix, wrapped
+from gpuscope.figures.text import clean, duration, escape, provenance_of, suffix_of, wrapped
 
 _CELL = 104
 _STRONGEST = 0.5
@@ -79,7 +79,7 @@ def interference(result: InterferenceResult) -> go.Figure:
     if result.stopped:
         notes.insert(0, "<b>stopped early</b>: what was measured until then")
     layout = style.base_layout(
-        f"Interference of A given B{simulated_suffix(result.provenance)}",
+        f"Interference of A given B{suffix_of(result, result.provenance)}",
         notes,
         _CELL * len(names) + 34,
         legend_rows=0,

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from gpuscope import _text
+from gpuscope.analysis.result import Result
 from gpuscope.trace.model import Trace
 
 clean = _text.clean
 LINE_CHARACTERS = 120
 """Characters that fit on a line under a title in a figure 900 px wide."""
+_INCOMPLETE = " (incomplete)"
 
 
 def escape(text: object, limit: int | None = None) -> str:
@@ -82,14 +84,17 @@ def provenance_lines(traces: Mapping[str, Trace]) -> list[str]:
 def provenance_of(line: str) -> list[str]:
     """Return a line of provenance as lines for Plotly."""
     return [
-        escape(part).replace("SIMULATED on", "<b>SIMULATED, not measured,</b> on")
+        escape(part)
+        .replace("SIMULATED on", "<b>SIMULATED, not measured,</b> on")
+        .replace("incomplete:", "<b>incomplete:</b>")
         for part in wrapped(line)
     ]
 
 
-def simulated_suffix(line: str) -> str:
-    """Return what a title adds where the provenance says that it was simulated."""
-    return " (SIMULATED)" if "SIMULATED" in line else ""
+def suffix_of(result: Result, line: str) -> str:
+    """Return what a title adds where a result is incomplete, or its provenance SIMULATED."""
+    simulated = " (SIMULATED)" if "SIMULATED" in line else ""
+    return simulated + (_INCOMPLETE if result.incomplete else "")
 
 
 def wrapped(line: str) -> list[str]:
@@ -98,8 +103,10 @@ def wrapped(line: str) -> list[str]:
 
 
 def title_suffix(traces: Iterable[Trace]) -> str:
-    """Return what a title adds when something in its picture was simulated."""
-    simulated = [trace.is_simulated for trace in traces]
+    """Return what a title adds when something in its picture was simulated or is incomplete."""
+    drawn = list(traces)
+    simulated = [trace.is_simulated for trace in drawn]
+    suffix = "" if all(trace.metadata.complete for trace in drawn) else _INCOMPLETE
     if not any(simulated):
-        return ""
-    return " (SIMULATED)" if all(simulated) else " (partly SIMULATED)"
+        return suffix
+    return (" (SIMULATED)" if all(simulated) else " (partly SIMULATED)") + suffix

@@ -12,7 +12,7 @@ from gpuscope.analysis.latency import P99_NEEDS
 from gpuscope.analysis.sweep import SweepResult
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
-from gpuscope.figures.text import clean, duration, escape, provenance_of, simulated_suffix, wrapped
+from gpuscope.figures.text import clean, duration, escape, provenance_of, suffix_of, wrapped
 
 _MARKS = {"p99": "latency_p99_us", "p50": "latency_p50_us"}
 """Quantile → its column; the last one is drawn on top."""
@@ -119,7 +119,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
         notes.insert(0, "stopped early: not every point is here")
     layout = style.base_layout(
         f"Latency of {escape(latency, 30)} against throughput of {escape(throughput, 30)}"
-        f"{simulated_suffix(result.provenance)}",
+        f"{suffix_of(result, result.provenance)}",
         [
             *(escape(part) for note in notes for part in wrapped(note)),
             *provenance_of(result.provenance),

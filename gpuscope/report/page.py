@@ -14,7 +14,7 @@ from gpuscope._files import replacing
 from gpuscope._text import safe
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import uncertainty
-from gpuscope.trace.model import Trace
+from gpuscope.trace.model import Trace, incomplete
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -36,6 +36,7 @@ p { margin: 6px 0; max-width: 82ch; overflow-wrap: anywhere; }
 .muted, small, dd, figcaption { color: var(--muted); }
 .banner { border: 2px solid var(--warn); border-radius: 8px; padding: 12px 16px; margin: 16px 0;
   background: var(--warn-page); color: var(--warn); }
+.warn { color: var(--warn); font-weight: 600; }
 .banner p { max-width: none; margin: 0; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 14px; }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
@@ -143,6 +144,28 @@ def simulated_banner(traces: Mapping[str, Trace]) -> str:
     )
 
 
+def incomplete_banner(traces: Mapping[str, Trace]) -> str:
+    """Return a warning if rows of a trace are missing, else nothing."""
+    told = incomplete(traces)
+    if not told:
+        return ""
+    return (
+        f'<div class="banner" role="note"><p><strong>{safe(told)}.</strong> What is below was '
+        "worked out from the rest.</p></div>"
+    )
+
+
+def warning(told: str) -> str:
+    """Return a paragraph that stands out; nothing of nothing."""
+    return paragraph(told, "warn") if told else ""
+
+
+def judged(rows: Sequence[Mapping[str, Any]], told: str, shares: Sequence[str] = ()) -> str:
+    """Return rows as a table, below the sentence that says what they lack; all plain text."""
+    shown = [{name: one for name, one in row.items() if name != "incomplete"} for row in rows]
+    return warning(told) + table(shown, shares)
+
+
 def provenance(traces: Mapping[str, Trace]) -> str:
     """Return where the times come from, setting by setting."""
     rows = []
@@ -151,7 +174,8 @@ def provenance(traces: Mapping[str, Trace]) -> str:
         versions = ", ".join(f"{package} {version}" for package, version in facts.versions.items())
         counts = ", ".join(f"{count:,} {what}" for what, count in facts.counts.items())
         lines = {
-            "seen": trace.provenance,
+            "seen": trace.origin,
+            "incomplete": facts.incomplete.removeprefix("incomplete: ") or None,
             "times": uncertainty(trace),
             "driver": facts.driver,
             "records": counts or None,

@@ -29,9 +29,10 @@ def prediction_report(
     sections = [
         f"<h1>{title}</h1>",
         page.simulated_banner(traces),
+        page.incomplete_banner(traces),
         page.figure(figures.compare(predicted, measured), "compare"),
         "<h2>Times</h2>",
-        page.table(result.rows(), shares=("error",)),
+        page.judged(result.rows(), result.incomplete, shares=("error",)),
         page.paragraph(result.note, "muted"),
         "<h2>Provenance</h2>",
         page.provenance(traces),

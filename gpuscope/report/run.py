@@ -12,7 +12,7 @@ from gpuscope._text import safe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.report import page, parts
-from gpuscope.trace.model import Run
+from gpuscope.trace.model import Run, incomplete
 
 _HEADINGS = {
     "setting": "Setting",
@@ -65,21 +65,23 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     heading = title or str(run.experiment.get("name") or "gpuscope run")
     background, foreground = _workloads(run, rows)
     count = len(run.traces)
+    missing = incomplete(run.traces)
     sections = [
         f"<h1>{safe(heading)}</h1>",
         page.paragraph(
             f"{count} setting{'' if count == 1 else 's'} compared: {', '.join(run.traces)}", "muted"
         ),
         page.simulated_banner(run.traces),
+        page.incomplete_banner(run.traces),
         _stopped(run),
         "<h2>In short</h2>",
         *_in_short(run, rows, foreground),
         *_too_good(run),
         "<h2>The settings compared</h2>",
-        page.table(_told([_headed(row) for row in rows]), _SHARES),
-        *_cost(rows, background),
-        *_confined(run),
-        *_queue(run, background, foreground),
+        page.judged(_told([_headed(row) for row in rows]), missing, _SHARES),
+        *_cost(rows, background, missing),
+        *_confined(run, missing),
+        *_queue(run, background, foreground, missing),
         *_timelines(run),
     ]
     if foreground:
@@ -150,6 +152,8 @@ def _in_short(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
                 facts["Overlap"] = f"{page.number(mine[0]['overlap_tight'])} to {facts['Overlap']}"
             gain = mine[0]["gain"]
             facts["Gain"] = "unknown: no solo times" if gain is None else page.number(gain)
+            if mine[0]["incomplete"]:
+                facts["All of it"] = mine[0]["incomplete"]
         else:
             facts["Kernels"] = "none finished"
         cards.append(page.card(setting, facts))
@@ -240,7 +244,7 @@ def _of_target(rows: list[Row], told: str, untold: str) -> list[str]:
     ]
 
 
-def _cost(rows: list[Row], background: list[str]) -> list[str]:
+def _cost(rows: list[Row], background: list[str], missing: str) -> list[str]:
     lines = []
     for row in rows:
         if row["workload"] not in background:
@@ -260,10 +264,14 @@ def _cost(rows: list[Row], background: list[str]) -> list[str]:
             "A gain near 1 says that running together won no throughput; what a partition can win "
             "is latency."
         )
-    return ["<h2>What it costs</h2>", *(page.paragraph(line) for line in lines)]
+    return [
+        "<h2>What it costs</h2>",
+        page.warning(missing),
+        *(page.paragraph(line) for line in lines),
+    ]
 
 
-def _queue(run: Run, background: list[str], foreground: list[str]) -> list[str]:
+def _queue(run: Run, background: list[str], foreground: list[str], missing: str) -> list[str]:
     """Show that the GPU was under load whenever a latency was measured."""
     rows, absent = [], []
     for setting, trace in run.traces.items():
@@ -298,12 +306,12 @@ def _queue(run: Run, background: list[str], foreground: list[str]) -> list[str]:
     return [
         "<h2>Was the GPU under load?</h2>",
         page.paragraph(said) if rows else "",
-        page.table(rows) if rows else "",
+        page.judged(rows, missing) if rows else "",
         *(page.paragraph(line, "muted") for line in absent),
     ]
 
 
-def _confined(run: Run) -> list[str]:
+def _confined(run: Run, missing: str) -> list[str]:
     """Show whether work stayed on the SMs that it was given, with the evidence."""
     rows, notes = [], []
     for setting, trace in run.traces.items():
@@ -314,12 +322,12 @@ def _confined(run: Run) -> list[str]:
         except MissingEvidence as error:
             notes.append(f"{setting}: {error}")
             continue
-        rows += [{"setting": setting, **row} for row in seen.rows()]
+        rows += [{"setting": setting, "incomplete": None, **row} for row in seen.rows()]
     if not rows and not notes:
         return []
     return [
         "<h2>Did the work stay where it was put?</h2>",
-        page.table(_told(rows)) if rows else "",
+        page.judged(_told(rows), missing) if rows else "",
         *(page.paragraph(line, "muted") for line in notes),
     ]
 

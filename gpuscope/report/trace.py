@@ -42,6 +42,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
         f"<h1>{safe(heading)}</h1>",
         page.paragraph(f"{len(trace):,} spans: {counts or 'none'}", "muted"),
         page.simulated_banner(traces),
+        page.incomplete_banner(traces),
         "<h2>Partitions and streams</h2>",
         _result(lambda: analysis.summary(trace)),
         "<h2>Overlap of streams</h2>",
@@ -57,9 +58,10 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
 
 def _result(judge: Callable[[], Result]) -> str:
     try:
-        return page.table(judge().rows())
+        found = judge()
     except MissingEvidence as error:
         return page.paragraph(str(error), "muted")
+    return page.judged(found.rows(), found.incomplete)
 
 
 def _overlap(trace: Trace) -> str:
@@ -72,8 +74,9 @@ def _overlap(trace: Trace) -> str:
     ]
     gain = "unknown: no solo times" if found.gain is None else page.number(found.gain)
     if not rows:
-        return page.paragraph(f"There is only one stream. Gain: {gain}.", "muted")
-    return page.paragraph(f"Gain: {gain}.") + page.table(rows)
+        told = f"There is only one stream. Gain: {gain}. {found.incomplete}"
+        return page.paragraph(told, "muted")
+    return page.paragraph(f"Gain: {gain}.") + page.judged(rows, found.incomplete)
 
 
 def _handles(trace: Trace) -> list[str]:

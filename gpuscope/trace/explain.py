@@ -544,8 +544,6 @@ def _doubts(rows: _Rows, row: int) -> list[str]:
             "How many SMs each kernel held is not in the trace, nor are event waits of other "
             "libraries: who ran on these SMs at that time is a candidate, not proof."
         )
-    if not rows.trace.metadata.complete:
-        said.append("The recording is incomplete: what is missing may be the reason.")
     return said
 
 
@@ -563,7 +561,9 @@ def _explanation(
     name = f"{kind} {rows.value('category', row) or rows.text('name', row)}{where}"
     if kind == "sync":
         name = f"host wait {rows.text('name', row)}"
+    lost = rows.trace.metadata.incomplete
+    missing = [f"What is missing may be the reason; {lost}."] if lost else []
     return Explanation(
         int(rows.ids[row]), kind, name, ended, at_ns, rows.zero_ns, tuple(reasons),
-        tuple(doubts), rows.trace.provenance,
+        (*doubts, *missing), rows.trace.provenance,
     )  # fmt: skip

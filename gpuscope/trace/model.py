@@ -13,11 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._optional import require
-from gpuscope._text import shown
+from gpuscope._text import clean, shown
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import schema
 from gpuscope.trace.explain import Explanation, explain
 from gpuscope.trace.facts import checked
+
+_NO_LOSS = ("received", "in_shared_tasks")
+"""Counts that are of nothing missing."""
+_REASONS = 300
+"""Characters of what is said to be missing, and why."""
+_TRACES = 3
+"""Incomplete traces that are told one by one."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,19 @@ class TraceMetadata:
     counts: Mapping[str, int] = field(default_factory=dict)
     complete: bool = True
     notes: Sequence[str] = ()
+
+    @property
+    def incomplete(self) -> str:
+        """How many rows are missing and why, from ``"incomplete: "`` on; empty if none is."""
+        if self.complete:
+            return ""
+        missing = [
+            f"{count:,} {name.replace('_', ' ')}"
+            for name, count in self.counts.items()
+            if count > 0 and name not in _NO_LOSS
+        ]
+        reasons = "; ".join([", ".join(missing), *self.notes] if missing else self.notes)
+        return f"incomplete: {clean(reasons or 'nothing says how much is missing', _REASONS)}"
 
     def to_json(self) -> str:
         """Write as JSON, everything in its order."""
@@ -382,7 +402,12 @@ class Trace:
 
     @property
     def provenance(self) -> str:
-        """Device, source, simulated or measured, in one line for every picture."""
+        """What is missing and the :attr:`origin`, in one line for every picture."""
+        return "; ".join(filter(None, [self.metadata.incomplete, self.origin]))
+
+    @property
+    def origin(self) -> str:
+        """Device, source, simulated or measured, in one line."""
         named = (str(facts.get("name", key)) for key, facts in self.metadata.devices.items())
         devices = ", ".join(named) or "host only"
         sources = [] if not len(self) else pc.unique(
@@ -405,6 +430,23 @@ class Trace:
             f"<p><b>Trace</b>: {len(self)} spans. {shown(self.provenance)}</p>"
             f"<table><thead><tr><th>kind</th><th>rows</th></tr></thead><tbody>{rows}</tbody></table>"
         )
+
+
+def incomplete(traces: Mapping[str, Trace]) -> str:
+    """Return how many rows of which traces are missing and why; empty if none is.
+
+    Parameters
+    ----------
+    traces
+        Label → trace; a label stands where traces differ.
+    """
+    lines = {label: trace.metadata.incomplete for label, trace in traces.items()}
+    if len(set(lines.values())) <= 1:
+        return next(iter(lines.values()), "")
+    prefix = "incomplete: "
+    told = [f"{label}: {line.removeprefix(prefix)}" for label, line in lines.items() if line]
+    more = [f"and {len(told) - _TRACES} more traces"] if len(told) > _TRACES else []
+    return prefix + "; ".join([*told[:_TRACES], *more])
 
 
 def _shift(table: pa.Table, names: Sequence[str], offset: int) -> pa.Table:
@@ -469,6 +511,8 @@ class Run(Mapping[str, Trace]):
 
     def _repr_html_(self) -> str:
         names = self.comparison.column_names
+        if not incomplete(self.traces):
+            names = [name for name in names if name != "incomplete"]
         head = "".join(f"<th>{shown(name)}</th>" for name in names)
         body = "".join(
             "<tr>" + "".join(f"<td>{shown(_show(row[name]))}</td>" for name in names) + "</tr>"

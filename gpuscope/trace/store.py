@@ -2,7 +2,7 @@
 
 The spans' columns come first; edges follow as rows of their own in the columns
 ``edge_from``, ``edge_to`` and ``edge_kind``, whose ``id`` is null. The metadata stands in
-the file's key-value metadata as JSON.
+the file's key-value metadata as JSON, and in words what rows are missing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gpuscope.trace.model import Trace, TraceMetadata
 
 _VERSION = b"gpuscope.schema_version"
 _METADATA = b"gpuscope.metadata"
+_INCOMPLETE = b"gpuscope.incomplete"
 _SPANS = b"gpuscope.spans"
 _EDGE_COLUMNS = {f"edge_{name}": kind for name, kind in schema.EDGE_TYPES.items()}
 
@@ -60,6 +61,7 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
         {
             _VERSION: str(schema.SCHEMA_VERSION).encode(),
             _METADATA: trace.metadata.to_json().encode(),
+            _INCOMPLETE: trace.metadata.incomplete.encode(),
             _SPANS: str(spans.num_rows).encode(),
         }
     )

@@ -356,7 +356,8 @@ class Dashboard:
             self.bar.say(f"Stopped early: {calls:,} timed calls were recorded and are kept.")
         else:
             self.bar.progress = 1.0
-            self.bar.say(f"Done: {calls:,} timed calls.")
+            missing = f" {summary.incomplete}." if summary.incomplete else ""
+            self.bar.say(f"Done: {calls:,} timed calls.{missing}")
 
     def _profile(self, experiment: Experiment, key: str, stop: threading.Event) -> None:
         try:

@@ -45,6 +45,8 @@ class Summary:
         One a workload: columns of :data:`gpuscope.analysis.compare.COLUMNS`.
     confinement
         Or ``None``, and ``unconfined`` says why.
+    incomplete
+        What of the trace is missing, and why; empty if nothing is.
     blocks
         Whether thread blocks were seen, so that there is a map of the SMs.
     """
@@ -54,6 +56,7 @@ class Summary:
     confinement: ConfinementResult | None
     unconfined: str
     provenance: str
+    incomplete: str
     simulated: bool
     stopped: bool
     blocks: bool
@@ -81,6 +84,7 @@ def summarise(run: Run) -> Summary:
         confinement=confinement,
         unconfined=why,
         provenance=trace.provenance,
+        incomplete=trace.metadata.incomplete,
         simulated=trace.is_simulated,
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
@@ -91,10 +95,18 @@ def summarise(run: Run) -> Summary:
 def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
     """Return what a run says in words, as HTML; ``colors`` are the partitions'."""
     if not now.rows:
-        return html.note("No kernel was recorded.")
+        missing = f" {now.incomplete}." if now.incomplete else ""
+        return html.note(f"No kernel was recorded.{missing}")
     return html.side_by_side(
         [_confined(now, colors), _together(now), _latency(now), _throughput(now)]
     )
+
+
+def _card(now: Summary, title: str, lines: list[str], *, good: bool | None = None) -> str:
+    """Return a card that says first what its lines lack."""
+    if now.incomplete:
+        lines = [f"<b>{html.text(now.incomplete)}.</b>", *lines]
+    return html.card(title, lines, good=good)
 
 
 def numbers(now: Summary, before: Summary | None) -> str:
@@ -113,8 +125,11 @@ def numbers(now: Summary, before: Summary | None) -> str:
 def _confined(now: Summary, colors: Mapping[str, str]) -> str:
     result = now.confinement
     if result is None:
-        return html.card("Confinement", [html.text(now.unconfined)])
-    lines = [_of_partition(one, colors.get(one.partition, "")) for one in result.partitions]
+        return _card(now, "Confinement", [html.text(now.unconfined)])
+    lines = [
+        _of_partition(one, colors.get(one.partition, ""), whole=not now.incomplete)
+        for one in result.partitions
+    ]
     lines += [f"<small>{html.text(note)}</small>" for note in result.notes]
     escaped = any(one.escapes for one in result.partitions)
     if now.simulated:
@@ -123,11 +138,13 @@ def _confined(now: Summary, colors: Mapping[str, str]) -> str:
             f"<small>{why or 'T'}his shows what to look for, and is no evidence about a "
             "GPU.</small>"
         )
+    if now.incomplete and not escaped:
+        return _card(now, "Confinement: no escape was recorded", lines)
     verdict = "ESCAPED" if escaped else "confined"
-    return html.card(f"Confinement: {verdict}", lines, good=not escaped)
+    return _card(now, f"Confinement: {verdict}", lines, good=not escaped)
 
 
-def _of_partition(one: PartitionConfinement, color: str) -> str:
+def _of_partition(one: PartitionConfinement, color: str, *, whole: bool) -> str:
     name = html.swatch(color) + f"<b>{html.text(one.partition, 40)}</b>"
     if one.fraction is None:
         return f"{name}: no work was given to it."
@@ -137,7 +154,8 @@ def _of_partition(one: PartitionConfinement, color: str) -> str:
     within = f"its {one.sm_count} SMs" if one.sm_count is not None else "it"
     work = f"{one.kernels:,} kernels, {duration(one.time_ns)}"
     if not one.escapes:
-        said = f"✓ {name}: all of its work ({work}) ran inside {within}."
+        what = "✓ {}: all of its work" if whole else "{}: what was recorded of its work"
+        said = f"{what.format(name)} ({work}) ran inside {within}."
     else:
         said = f"✗ {name}: {1 - one.fraction:.1%} of the time of its work ({work}) ran elsewhere: "
         said += "; ".join(
@@ -170,7 +188,7 @@ def _together(now: Summary) -> str:
             "running together won no throughput; a partition can still win latency"
         )  # fmt: skip
         lines.append(f"Gain <b>{format_value(gain)}</b>: time alone over time together; {won}.")
-    return html.card("Together", lines)
+    return _card(now, "Together", lines)
 
 
 def _latency(now: Summary) -> str:
@@ -191,7 +209,7 @@ def _latency(now: Summary) -> str:
     lines.append("<small>From execute() until its completion was seen.</small>")
     if few:
         lines.append("<small>No p99: it needs 1,000 calls, so raise Repeats.</small>")
-    return html.card("Latency", lines)
+    return _card(now, "Latency", lines)
 
 
 def _throughput(now: Summary) -> str:
@@ -206,7 +224,7 @@ def _throughput(now: Summary) -> str:
         if share is not None:
             said += f", {share:.1%} of its rate alone on the whole GPU"
         lines.append(f"{said}.")
-    return html.card("Load", lines or ["Nothing ran in the background."])
+    return _card(now, "Load", lines or ["Nothing ran in the background."])
 
 
 # -- since the last run -------------------------------------------------------------------

@@ -422,7 +422,7 @@ def test_compare():
     assert table.column_names == [
         "setting", "workload", "partition", "kernels", "kernel_median_us", "latency_n",
         "latency_p50_us", "latency_p90_us", "latency_p99_us", "tflop_per_s",
-        "share_of_alone_on_whole_gpu", "overlap", "overlap_tight", "gain",
+        "share_of_alone_on_whole_gpu", "overlap", "overlap_tight", "gain", "incomplete",
     ]  # fmt: skip
     rows = {(row["setting"], row["workload"]): row for row in table.to_pylist()}
     assert list(rows) == [("shared", "a"), ("shared", "b"), ("carved", "a"), ("carved", "b")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -28,6 +29,8 @@ from gpuscope.session import run as run_experiment
 from gpuscope.trace.model import Run, Trace, incomplete
 from gpuscope.trace.store import read_parquet, save_trace
 
+_COMPARISON, _COMPARED = "comparison.json", "compare.html"
+_TRACE = re.compile(r"trace-[A-Za-z0-9-]+\.parquet")
 _Nsys = Annotated[
     bool, typer.Option("--nsys", help="Record with Nsight Systems, in a process of its own.")
 ]
@@ -111,7 +114,7 @@ def predict_command(
     found = None
     if measured is not None:
         found = prediction(result, measured)
-        written.insert(0, prediction_report(result, measured, out / "compare.html"))
+        written.insert(0, prediction_report(result, measured, out / _COMPARED))
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
         if found is not None:
@@ -127,13 +130,30 @@ def predict_command(
 
 def _load_run(folder: Path) -> dict[str, Trace]:
     """Return the traces that :func:`write_run` wrote, by setting."""
-    traces = [read_parquet(path) for path in sorted(folder.glob("trace-*.parquet"))]
-    if not traces:
+    names = _trace_names(folder)
+    if not names:
         raise GpuscopeError(
-            f"there are no traces of a run in {folder.name!r}: name the --out folder of a "
-            "gpuscope run"
+            f"there are no traces of a run in {folder.name!r}, or it was not written to its end: "
+            "name the --out folder of a gpuscope run"
         )
+    traces = [read_parquet(folder / name) for name in names]
     return {str(trace.metadata.setting): trace for trace in traces}
+
+
+def _trace_names(folder: Path) -> list[str]:
+    """Return the names of the traces that the folder's comparison is of; none without it."""
+    try:
+        facts = json.loads((folder / _COMPARISON).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(facts, dict):
+        return []
+    # Before there was such a list, all traces were taken for the run's.
+    names = facts.get("traces", sorted(path.name for path in folder.glob("trace-*.parquet")))
+    return [
+        name for name in (names if isinstance(names, list) else ())
+        if isinstance(name, str) and _TRACE.fullmatch(name)
+    ]  # fmt: skip
 
 
 def _showerrors(found: PredictionResult, written: list[Path]) -> None:
@@ -168,19 +188,37 @@ def _run_with_bar(experiment: Experiment, target: Device) -> Run:
 
 
 def write_run(result: Run, folder: Path) -> list[Path]:
-    """Write the report, the comparison and the traces of a run; returns their paths."""
+    """Write the report, the comparison and the traces of a run; returns their paths.
+
+    The comparison names the traces and is written after them. What a former run, by its comparison,
+    has in the folder is removed, so that nobody takes it for this run's.
+    """
     make_folder(folder)
-    paths: list[Path] = []
+    former, comparison = _trace_names(folder), folder / _COMPARISON
+    names: dict[str, Trace] = {}
     for setting, trace in result.items():
         slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-")[:80] or "setting"
-        path = folder / f"trace-{slug}.parquet"
-        if path in paths:
-            path = folder / f"trace-{slug}-{len(paths)}.parquet"
-        paths.append(save_trace(trace, path))
-    comparison = folder / "comparison.json"
+        slugs = itertools.chain([slug], (f"{slug}-{number}" for number in itertools.count(2)))
+        free = (f"trace-{one}.parquet" for one in slugs if f"trace-{one}.parquet" not in names)
+        names[next(free)] = trace
+    _remove(comparison, folder / _COMPARED)
+    paths = [save_trace(trace, folder / name) for name, trace in names.items()]
     with replacing(comparison) as temporary:
-        temporary.write_text(json.dumps(_facts_of(result), indent=1), "utf-8")
+        facts = {**_facts_of(result), "traces": list(names)}
+        temporary.write_text(json.dumps(facts, indent=1), "utf-8")
+    _remove(*(folder / name for name in former if name not in names))
     return [html_report(result, folder / "report.html"), comparison, *paths]
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise GpuscopeError(
+                f"cannot remove {path.name!r} of a former run: {error.strerror}. Choose another "
+                "folder with --out"
+            ) from error
 
 
 def _facts_of(result: Run) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def read_parquet(path: str | Path, *, most_rows: int | None = None) -> Trace:
             f"{lacking[0]}, or has it twice)"
         )
     try:
-        count = int(facts[_SPANS])
+        count = _span_count(facts[_SPANS], len(table))
         metadata = TraceMetadata.from_json(facts[_METADATA].decode())
         spans = _columns(table.slice(0, count), schema.SPAN_TYPES, "")
         edges = _columns(table.slice(count), schema.EDGE_TYPES, "edge_")
@@ -169,6 +169,13 @@ def _check(file: pq.ParquetFile, source: Path, most_rows: int | None) -> None:
         )
     if unpacked > max(_ROOM, _UNPACKED * packed):
         raise TraceFormatError(f"{name!r} unpacks to far more than its size, as no trace does")
+
+
+def _span_count(stated: bytes, rows: int) -> int:
+    count = int(stated)
+    if not 0 <= count <= rows:
+        raise ValueError(f"{count} of its {rows} rows are spans")
+    return count
 
 
 def _columns(table: pa.Table, types: dict[str, Any], prefix: str) -> pa.Table:

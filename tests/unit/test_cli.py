@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 
 import gpuscope as gs
@@ -212,6 +213,71 @@ def test_predict_refuses_what_it_cannot_compare(command, trial, tmp_path):
     code, _, told = command("predict", trial, "--gpu-profile", "nope", "--out", tmp_path / "out")
     assert code == cli.FAILED
     assert "nope" in told
+
+
+def test_a_folder_that_is_used_again_holds_the_last_run_only(command, tmp_path):
+    """And what is not gpuscope's."""
+    out, against = tmp_path / "out", tmp_path / "against"
+    path = tmp_path / "trial.json"
+
+    def run(verb, folder, *options, **settings):
+        path.write_text(json.dumps({**EXPERIMENT, "settings": settings}))
+        where = () if verb == "predict" else ("--device", "sim:h200")
+        code, _, said = command(verb, path, *where, "--out", folder, *options)
+        assert code == 0, said
+
+    run("run", against, first={}, second={})
+    run("predict", out, "--against", against, first={}, second={})
+    foreign = ["notes.txt", "trace-mine.parquet"]
+    for name in foreign:
+        (out / name).write_text("foreign")
+    assert "trace-second.parquet" in names(out)
+    run("run", out, first={})
+    assert names(out) == [
+        "comparison.json", "notes.txt", "report.html", "trace-first.parquet", "trace-mine.parquet",
+    ]  # fmt: skip
+    run("predict", tmp_path / "other", "--against", out, first={}, second={})
+
+
+def test_a_run_that_was_not_written_to_its_end_is_not_compared_with(command, trial, tmp_path):
+    out = tmp_path / "out"
+    assert command("run", trial, "--device", "sim:h200", "--out", out)[0] == 0
+    (out / "comparison.json").unlink()
+    code, _, said = command("predict", trial, "--against", out, "--out", tmp_path / "predicted")
+    assert code == cli.FAILED
+    assert "not written to its end" in said
+
+
+@pytest.mark.parametrize("traces", [["../trial.json"], ["trace-../x.parquet"], 3, [3], None])
+def test_a_comparison_names_no_files_elsewhere(command, trial, tmp_path, traces):
+    """Whoever writes one must not have files read or removed by it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "comparison.json").write_text(json.dumps({"traces": traces}))
+    assert command("run", trial, "--device", "sim:h200", "--out", out)[0] == 0
+    assert trial.exists()
+    assert names(out) == FILES
+
+
+def test_settings_with_like_names_have_a_trace_each(command, tmp_path):
+    path, out = tmp_path / "trial.json", tmp_path / "out"
+    settings = {name: {} for name in ("a-2", "a", "a!", "a?", "!", "?")}
+    path.write_text(json.dumps({**EXPERIMENT, "settings": settings}))
+    assert command("run", path, "--device", "sim:h200", "--out", out)[0] == 0
+    traces = [gs.load_trace(out / name) for name in comparison(out)["traces"]]
+    assert [trace.metadata.setting for trace in traces] == list(settings)
+
+
+def test_a_damaged_count_of_spans_is_an_error_of_ours(command, trial, tmp_path):
+    out = tmp_path / "out"
+    assert command("run", trial, "--device", "sim:h200", "--out", out)[0] == 0
+    path = out / "trace-shared.parquet"
+    table = pq.read_table(path)
+    facts = {**table.schema.metadata, b"gpuscope.spans": b"-5"}
+    pq.write_table(table.replace_schema_metadata(facts), path)
+    code, _, said = command("predict", trial, "--against", out, "--out", tmp_path / "predicted")
+    assert code == cli.FAILED
+    assert "-5 of its" in said
 
 
 # -- calibrate ----------------------------------------------------------------------------

@@ -56,7 +56,8 @@ class Watched(Engine):
             assert wave.sms & self.free == 0, "an SM was booked twice"
             if wave.sms:
                 assert wave.sms.bit_count() == wave.count
-            assert (self.now_ns - wave.since_ns) * wave.speed >= wave.left, "it ended early"
+            left, since_ns, speed = wave.pace
+            assert (self.now_ns - since_ns) * speed >= left, "it ended early"
         super()._end(wave)
 
     def _dispatch(self) -> None:
@@ -67,7 +68,7 @@ class Watched(Engine):
     def _share(self) -> None:
         super()._share()
         if self._bandwidth is not None:
-            used = sum(wave.count * wave.op.rate * wave.speed for wave in self._sharing)
+            used = sum(wave.count * wave.op.rate * wave.pace[2] for wave in self._sharing)
             assert used <= self._bandwidth * FULL, "more bytes a ns than there are"
         assert self._demand == sum(wave.count * wave.op.rate for wave in self._sharing)
 

@@ -36,7 +36,7 @@ from gpuscope.device.sim.assumed import (
     PENDING_LAUNCHES,
     STAGED_AT_ONCE_BYTES,
 )
-from gpuscope.device.sim.capture import Capture, SimGraph, refusal
+from gpuscope.device.sim.capture import Capture, refusal
 from gpuscope.device.sim.engine import (
     CopyOp,
     Effect,
@@ -47,6 +47,7 @@ from gpuscope.device.sim.engine import (
     Op,
     Record,
     SimEvent,
+    SimGraph,
     SimStream,
     Wait,
 )
@@ -482,8 +483,7 @@ class SimBackend:
         with self._lock:
             if stream.capture is not None:
                 raise stream.capture.refuse("the graph cannot be launched")
-            graph.last = GraphOp(stream, 0, correlation, graph.nodes, graph.last)
-            self._queue(graph.last, GRAPH_LAUNCH_CALL_NS)
+            self._queue(GraphOp(stream, 0, correlation, graph), GRAPH_LAUNCH_CALL_NS)
 
     def close_graph(self, graph: SimGraph) -> None:
         """Do nothing: memory is freed with the object."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuscope.device.sim.engine import GraphOp, Op, SimEvent, SimStream
+from gpuscope.device.sim.engine import Op, SimEvent, SimGraph, SimStream
 from gpuscope.errors import StreamError
 
 # CUDA's names and texts, as its driver gives them.
@@ -24,23 +24,6 @@ _REASONS = {
 def refusal(what: str, reason: str) -> StreamError:
     """Return the error for something that CUDA refuses for ``reason``."""
     return StreamError(f"{what}: cudaError{reason}: {_REASONS[reason]}")
-
-
-class SimGraph:
-    """Captured work, ready to launch.
-
-    Attributes
-    ----------
-    nodes
-        Work, each with the numbers of those it follows. It keeps its stream, and with it the
-        SMs and the priority that it was captured with.
-    last
-        The latest launch, which the next one follows.
-    """
-
-    def __init__(self, nodes: list[tuple[Op, tuple[int, ...]]]) -> None:
-        self.nodes = nodes
-        self.last: GraphOp | None = None
 
 
 class Capture:

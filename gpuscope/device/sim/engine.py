@@ -13,11 +13,20 @@ Blocks that start together advance together, as one counted *wave*. Waves share 
 bandwidth max-min fairly: where all of them ask for more than there is, every block gets
 what it asks for up to one common level. All of it is integer arithmetic: a wave has
 ``work_ns * FULL`` units of work left, and does ``speed`` of them a nanosecond.
+
+An interrupt, as Ctrl-C is, may strike between any two instructions; the next call goes on
+where it struck. Whatever is begun is noted by one store that stays until all of it is done
+(``_submitting``, the first entry of the heap, ``_placing``, ``_unsettled``), and to do it
+again changes nothing: phases only go forward, values are set and never counted up or down,
+and an entry that comes twice finds its work done. Activities may be reported twice so.
 """
 
 from __future__ import annotations
 
 import heapq
+import operator
+import weakref
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,6 +40,37 @@ FULL = 1 << 30
 """Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
 
 _ORDERED_BY_EVENTS = ("kernel", "memcpy")
+
+# What an op has come to: it waits for others; it will begin at its time; it began; all is done.
+_WAITING, _STARTED, _RUNNING, _OVER = range(4)
+
+
+class Failure:
+    """What a piece of work raised: told once, by the first call that waits for that work.
+
+    Attributes
+    ----------
+    before
+        One that the same work or what it follows met earlier.
+    told
+        Whether somebody was told.
+    """
+
+    __slots__ = ("before", "error", "told")
+
+    def __init__(self, error: Exception, before: Failure | None) -> None:
+        self.error = error
+        self.before = before
+        self.told = False
+
+    def first(self) -> Failure | None:
+        """Return the earliest of them that nobody was told."""
+        found, failure = None, self if not self.told else self.before
+        while failure is not None:
+            if not failure.told:
+                found = failure
+            failure = failure.before
+        return found
 
 
 class SimEvent:
@@ -56,19 +96,25 @@ class Op:
     ----------
     after
         Work elsewhere that it must follow.
-    pending
-        How many pieces of work it must follow that are not done.
+    behind
+        All work that it must follow and that was not done when it was queued.
     followers
-        Work that must follow it.
+        Work to look at again when it is done; the same may stand there twice.
     free_ns
         When the last piece of work that it must follow ended.
+    number
+        Its place in its stream, from 1; 0 in a graph.
+    phase
+        How far it has come; only grows.
     owner, node
         The launched graph that it is a node of, and which one.
+    failure
+        What it raised, or what it follows did.
     """
 
     __slots__ = (
-        "after", "correlation", "done_ns", "effect", "followers", "free_ns", "name", "node",
-        "owner", "pending", "queued_ns", "start_ns", "stream",
+        "after", "behind", "correlation", "done_ns", "effect", "failure", "followers", "free_ns",
+        "name", "node", "number", "owner", "phase", "queued_ns", "start_ns", "stream",
     )  # fmt: skip
 
     kind = ""
@@ -84,15 +130,24 @@ class Op:
         self.start_ns: int | None = None
         self.done_ns: int | None = None
         self.after: Op | None = None
-        self.pending = 0
+        self.behind: Sequence[Op] = ()
         self.free_ns = 0
-        self.followers: list[Op] | None = None
+        self.number = 0
+        self.phase = _WAITING
+        self.failure: Failure | None = None
+        self.followers: list[Op] = []
         self.owner: GraphOp | None = None
         self.node: int | None = None
 
     def again(self, queued_ns: int, correlation: int) -> Op:
         """Return the same work, not yet done: what a graph's launch makes of a node."""
         raise NotImplementedError
+
+    def forget(self) -> None:
+        """Let go of other work and of memory: it is done."""
+        self.effect = self.after = None
+        self.behind = ()
+        self.followers = []
 
 
 class WaveOp(Op):
@@ -129,6 +184,10 @@ class KernelOp(WaveOp):
 
     Attributes
     ----------
+    left
+        How many blocks have no SM yet.
+    running
+        The waves that its other blocks are in, until they end.
     released_by
         Who released the SMs that its first blocks got, where it waited for SMs.
     """
@@ -152,7 +211,7 @@ class KernelOp(WaveOp):
         super().__init__(stream, queued_ns, correlation, name, effect, block_ns, rate)
         self.blocks = self.left = blocks
         self.nbytes = nbytes
-        self.running = 0
+        self.running: dict[Wave, None] = {}
         self.ready_ns = 0
         self.released_by: tuple[Release, ...] = ()
 
@@ -196,9 +255,16 @@ class CopyOp(WaveOp):
 
 
 class HostOp(Op):
-    """A host function run in stream order."""
+    """A host function run in stream order.
 
-    __slots__ = ("duration_ns", "function")
+    Attributes
+    ----------
+    calls
+        Gives the function's result when it is asked for the first time, and nothing then: to
+        be asked and to call are one step, so that no interrupt makes it two calls or none.
+    """
+
+    __slots__ = ("calls", "duration_ns", "function")
 
     kind = "host"
 
@@ -213,6 +279,7 @@ class HostOp(Op):
     ) -> None:
         super().__init__(stream, queued_ns, correlation, name, None)
         self.function = function
+        self.calls = map(operator.call, (function,))
         self.duration_ns = duration_ns
 
     def again(self, queued_ns: int, correlation: int) -> HostOp:
@@ -245,6 +312,28 @@ class Wait(Op):
         self.after = target
         self.before = stream.last
 
+    def forget(self) -> None:
+        """Let go of other work, too."""
+        super().forget()
+        self.before = None
+
+
+class SimGraph:
+    """Captured work, ready to launch.
+
+    Attributes
+    ----------
+    nodes
+        Work, each with the numbers of those it follows. It keeps its stream, and with it the
+        SMs and the priority that it was captured with.
+    last
+        The latest launch, which the next one follows: a graph never runs beside itself.
+    """
+
+    def __init__(self, nodes: Sequence[tuple[Op, Sequence[int]]]) -> None:
+        self.nodes = nodes
+        self.last: GraphOp | None = None
+
 
 class GraphOp(Op):
     """The launch of a graph: done when all of its nodes are.
@@ -252,29 +341,28 @@ class GraphOp(Op):
     Attributes
     ----------
     nodes
-        Work that :meth:`Op.again` makes anew, each with the numbers of those it follows.
-    left
-        How many nodes are not done.
-    after
-        The launch of the same graph before: a graph never runs beside itself.
+        What :meth:`Op.again` made of the graph's nodes when it started.
+    done
+        That many of the first nodes are known to be done.
     """
 
-    __slots__ = ("left", "nodes")
+    __slots__ = ("done", "graph", "nodes")
 
     kind = "graph"
 
     def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        nodes: Sequence[tuple[Op, Sequence[int]]],
-        after: Op | None = None,
+        self, stream: SimStream, queued_ns: int, correlation: int, graph: SimGraph
     ) -> None:
         super().__init__(stream, queued_ns, correlation, "graph", None)
-        self.after = after
-        self.nodes = nodes
-        self.left = len(nodes)
+        self.graph = graph
+        self.after = graph.last
+        self.nodes: list[Op] = []
+        self.done = 0
+
+    def forget(self) -> None:
+        """Let go of its nodes, too."""
+        super().forget()
+        self.nodes = []
 
 
 class Wave:
@@ -284,19 +372,20 @@ class Wave:
     ----------
     sms
         Bit mask of the SMs they hold.
-    left
-        What is left to do as of ``since_ns``; FULL of it is done a ns at full speed.
+    pace
+        What was left to do at a time, that time in ns, and the speed since: of FULL, that much
+        is done a ns at full speed.
+    end_ns
+        When it will end; -1 when it has.
     """
 
-    __slots__ = ("count", "end_ns", "left", "op", "since_ns", "sms", "speed")
+    __slots__ = ("count", "end_ns", "op", "pace", "sms")
 
     def __init__(self, op: WaveOp, sms: int, count: int, now_ns: int) -> None:
         self.op = op
         self.sms = sms
         self.count = count
-        self.left = op.work_ns * FULL
-        self.since_ns = now_ns
-        self.speed = FULL
+        self.pace = (op.work_ns * FULL, now_ns, FULL)
         self.end_ns = now_ns + op.work_ns
 
 
@@ -313,8 +402,8 @@ class SimStream:
         Whether it stands in the legacy default stream's barrier.
     last
         What was queued last.
-    depth
-        How much is queued and not done.
+    done
+        The number of what was done last.
     waited
         Records that held back what comes next.
     capture
@@ -322,7 +411,8 @@ class SimStream:
     """
 
     __slots__ = (
-        "blocking", "capture", "context", "depth", "handle", "last", "priority", "sms", "waited",
+        "__weakref__", "blocking", "capture", "context", "done", "handle", "last", "priority",
+        "sms", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -340,9 +430,14 @@ class SimStream:
         self.priority = priority
         self.blocking = blocking
         self.last: Op | None = None
-        self.depth = 0
-        self.waited: list[int] = []
+        self.done = 0
+        self.waited: tuple[int, ...] = ()
         self.capture: Any = None
+
+    @property
+    def depth(self) -> int:
+        """How much is queued and not done."""
+        return 0 if self.last is None else self.last.number - self.done
 
 
 class Engine:
@@ -372,12 +467,13 @@ class Engine:
         self.now_ns = 0
         self.sink: Callable[[Activity], None] | None = None
         self.legacy = SimStream(0, sms, 0)
-        self.blocking: dict[SimStream, None] = {}
+        self.blocking: weakref.WeakKeyDictionary[SimStream, None] = weakref.WeakKeyDictionary()
+        self.failures: list[Failure] = []
         self._launch_latency_ns = launch_latency_ns
         self._kernel_gap_ns = kernel_gap_ns
         self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._sequence = 0
-        self._ready: list[tuple[int, int, int, int, KernelOp]] = []
+        self._ready: list[tuple[int, int, int, int, KernelOp]] = []  # sorted
         self._copies: dict[str, list[tuple[int, int, int, CopyOp]]] = {}
         self._copying: set[str] = set()
         self._copies_wait = False
@@ -388,38 +484,68 @@ class Engine:
         self._demand_changed = False
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
+        # What was begun and is not done, after an interrupt: see the top of this file.
+        self._submitting: Op | None = None
+        self._placing: tuple[Wave, int] | None = None
+        self._unsettled = False
+
+    def _resume(self) -> None:
+        """Do the rest of what an interrupt cut short."""
+        if self._submitting is not None:
+            self._admit(self._submitting)
+        if self._unsettled:
+            self._step()
 
     # -- queueing ---------------------------------------------------------------------
     def submit(self, op: Op) -> None:
         """Queue ``op`` at its stream's tail."""
+        self._resume()
         stream = op.stream
-        if stream.last is not None:
-            self._follow(op, stream.last)
+        last = stream.last
+        behind: list[Op] = []
+        if last is not None:
+            self._follow(op, last, behind)
         if op.after is not None:
-            self._follow(op, op.after)
+            self._follow(op, op.after, behind)
         if stream.blocking:
             if self.legacy.last is not None:
-                self._follow(op, self.legacy.last)
+                self._follow(op, self.legacy.last, behind)
         elif stream is self.legacy:
             for other in self.blocking:
                 if other.last is not None:
-                    self._follow(op, other.last)
-        stream.last = op
-        stream.depth += 1
-        if not op.pending:
-            self._start(op)
+                    self._follow(op, other.last, behind)
+        op.behind = behind
+        op.number = 1 if last is None else last.number + 1
+        self._submitting = op
+        self._admit(op)
 
-    def _follow(self, op: Op, before: Op) -> None:
-        """Let ``op`` start no earlier than ``before`` is done."""
-        done_ns = before.done_ns
-        if done_ns is not None:
-            op.free_ns = max(op.free_ns, done_ns)
-            return
-        op.pending += 1
-        if before.followers is None:
-            before.followers = [op]
+    def _follow(self, op: Op, before: Op, behind: list[Op]) -> None:
+        """Let ``op`` start no earlier than ``before`` is done; what is not goes to ``behind``."""
+        if before.done_ns is None:
+            behind.append(before)
         else:
-            before.followers.append(op)
+            _note_done(op, before)
+
+    def _admit(self, op: Op) -> None:
+        """Make the work that is being submitted its stream's tail."""
+        op.stream.last = op
+        if isinstance(op, GraphOp):
+            op.graph.last = op
+        self._wake(op)
+        self._submitting = None
+
+    def _wake(self, op: Op) -> None:
+        """Take up work if all that it must follow is done; else look again when more is."""
+        if op.phase != _WAITING:
+            return
+        for before in op.behind:
+            if before.done_ns is None:
+                before.followers.append(op)
+                return
+        for before in op.behind:
+            _note_done(op, before)
+        self._start(op)
+        op.phase = _STARTED
 
     def _at(self, time_ns: int, action: Callable[[Any], None], subject: Any) -> None:
         self._sequence += 1
@@ -431,6 +557,7 @@ class Engine:
     # -- running ----------------------------------------------------------------------
     def run_until(self, time_ns: int) -> None:
         """Let everything happen that happens up to ``time_ns``."""
+        self._resume()
         heap = self._heap
         while heap and heap[0][0] <= time_ns:
             self._step()
@@ -438,6 +565,7 @@ class Engine:
 
     def run_until_done(self, op: Op | None) -> int:
         """Run until ``op`` is done; returns when that was."""
+        self._resume()
         if op is None:
             return self.now_ns
         while op.done_ns is None:
@@ -446,6 +574,7 @@ class Engine:
 
     def run_until_room(self, stream: SimStream, depth: int) -> int:
         """Run until fewer than ``depth`` pieces of work wait in ``stream``; returns when."""
+        self._resume()
         while stream.depth >= depth:
             self._step_for("the next launch")
         return self.now_ns
@@ -459,30 +588,38 @@ class Engine:
 
     def run_all(self) -> int:
         """Run until nothing is left; returns when the last thing ended."""
+        self._resume()
         while self._heap:
             self._step()
         return self.now_ns
 
     def _step(self) -> None:
         """Let everything happen that happens at the next instant, then hand out what is free."""
-        heap, pop = self._heap, heapq.heappop
-        time_ns = self.now_ns = heap[0][0]
-        while heap and heap[0][0] == time_ns:
-            entry = pop(heap)
+        heap = self._heap
+        if not self._unsettled:
+            self.now_ns = heap[0][0]
+            self._unsettled = True
+        while heap and heap[0][0] == self.now_ns:
+            entry = heap[0]  # stays first until all that it asks for is done
             entry[2](entry[3])
+            if heap and heap[0] is entry:
+                heapq.heappop(heap)
+        if self._placing is not None:
+            self._run(*self._placing)
         if self._ready and self.free:
             self._dispatch()
         if self._copies_wait:
             self._dispatch_copies()
         if self._demand_changed:
             self._share()
+        self._unsettled = False
 
     def _start(self, op: Op) -> None:
-        """Take up work that need not wait for other work any more."""
+        """Let work begin as soon as it can, now that all it must follow is done."""
         if isinstance(op, KernelOp):
             op.ready_ns = self._ready_ns(op)
             self._at(op.ready_ns, self._enter, op)
-        elif isinstance(op, GraphOp) and op.nodes:
+        elif isinstance(op, GraphOp) and op.graph.nodes:
             self._at(self._ready_ns(op), self._expand, op)
         else:
             self._at(max(op.queued_ns, op.free_ns), self._begin, op)
@@ -492,16 +629,23 @@ class Engine:
 
     def _begin(self, op: Op) -> None:
         """Start what needs no SM."""
+        if op.phase != _STARTED:
+            return
         if isinstance(op, CopyOp):
             self._sequence += 1
             entry = (self.now_ns, op.correlation, self._sequence, op)
             heapq.heappush(self._copies.setdefault(op.engine, []), entry)
             self._copies_wait = True
+            op.phase = _RUNNING
             return
         op.start_ns = self.now_ns
         if isinstance(op, HostOp):
-            op.function()
-            self._at(self.now_ns + op.duration_ns, self._finish, op)
+            try:
+                next(op.calls, None)
+            except Exception as error:  # noqa: BLE001 - who waits for it is told
+                self._fail(op, error)
+            self._at(op.start_ns + op.duration_ns, self._finish, op)
+            op.phase = _RUNNING
             return
         if isinstance(op, Wait):
             self._note_wait(op)
@@ -511,43 +655,55 @@ class Engine:
         """Remember a record that held the stream back."""
         before_ns = op.before.done_ns if op.before is not None else None
         target_ns = op.after.done_ns if op.after is not None else None
-        if (target_ns or 0) > max(op.queued_ns, before_ns or 0):
-            op.stream.waited.append(op.correlation)
-        op.before = None
+        held = (target_ns or 0) > max(op.queued_ns, before_ns or 0)
+        if held and op.correlation not in op.stream.waited:
+            op.stream.waited += (op.correlation,)
 
     def _expand(self, op: GraphOp) -> None:
         """Start a graph: make its nodes, and let those run that follow none."""
-        made: list[Op] = []
-        for number, (captured, after) in enumerate(op.nodes):
-            node = captured.again(op.queued_ns, op.correlation)
-            node.owner, node.node = op, number
-            node.free_ns = self.now_ns - self._kernel_gap_ns
-            for before in after:
-                self._follow(node, made[before])
-            made.append(node)
-        for node in made:
-            if not node.pending:
-                self._start(node)
+        if op.phase == _STARTED:
+            made: list[Op] = []
+            for number, (captured, after) in enumerate(op.graph.nodes):
+                node = captured.again(op.queued_ns, op.correlation)
+                node.owner, node.node = op, number
+                node.free_ns = self.now_ns - self._kernel_gap_ns
+                node.behind = [made[before] for before in after]
+                made.append(node)
+            op.nodes = made
+            op.phase = _RUNNING
+        if op.phase == _RUNNING:
+            for node in op.nodes:
+                self._wake(node)
+            self._look_at(op)
+
+    def _look_at(self, op: GraphOp) -> None:
+        """Finish a graph if all of its nodes are done."""
+        nodes = op.nodes
+        while op.done < len(nodes) and nodes[op.done].done_ns is not None:
+            op.done += 1
+        if op.done == len(nodes):
+            self._finish(op)
 
     # -- SMs and copy engines ---------------------------------------------------------
     def _enter(self, op: KernelOp) -> None:
+        if op.phase != _STARTED:
+            return
         self._sequence += 1  # decides between equals: operations have no order of their own
-        entry = (op.stream.priority, op.ready_ns, op.correlation, self._sequence, op)
-        heapq.heappush(self._ready, entry)
+        insort(self._ready, (op.stream.priority, op.ready_ns, op.correlation, self._sequence, op))
+        op.phase = _RUNNING
 
     def _dispatch(self) -> None:
         """Give free SMs to ready kernels, in order; a kernel short of SMs stays in front."""
-        waiting: list[tuple[int, int, int, int, KernelOp]] = []
-        while self._ready and self.free:
-            entry = heapq.heappop(self._ready)
-            op = entry[-1]
+        ready, index = self._ready, 0
+        while index < len(ready) and self.free:
+            op = ready[index][-1]
             usable = self.free & op.stream.sms
-            if usable:
+            if usable and (op.left or op.start_ns is None):
                 self._place(op, usable)
             if op.left or op.start_ns is None:
-                waiting.append(entry)
-        for entry in waiting:
-            heapq.heappush(self._ready, entry)
+                index += 1
+            else:
+                del ready[index]
 
     def _place(self, op: KernelOp, usable: int) -> None:
         available = usable.bit_count()
@@ -557,115 +713,146 @@ class Engine:
             taken = _lowest(usable, count)
         else:
             count = available
-        op.left -= count
-        op.running += count
-        self.free &= ~taken
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
             op.released_by = _releases(op, taken, self._released)
-        self._run(Wave(op, taken, count, self.now_ns))
+        self._placing = Wave(op, taken, count, self.now_ns), op.left - count
+        self._run(*self._placing)
 
     def _dispatch_copies(self) -> None:
         """Give free copy engines to copies, in the order in which they became ready."""
         for engine, waiting in self._copies.items():
-            if waiting and engine not in self._copying:
-                self._copying.add(engine)
-                self._run(Wave(heapq.heappop(waiting)[-1], 0, 1, self.now_ns))
+            while waiting:
+                op = waiting[0][-1]
+                if op.start_ns is None:
+                    if engine in self._copying:
+                        break
+                    self._placing = Wave(op, 0, 1, self.now_ns), 0
+                    self._run(*self._placing)
+                heapq.heappop(waiting)
         self._copies_wait = False
 
-    def _run(self, wave: Wave) -> None:
+    def _run(self, wave: Wave, left: int) -> None:
+        """Let the wave that is being placed run; that many blocks of its kernel are left."""
         op = wave.op
         if op.start_ns is None:
+            try:
+                op.commit = op.effect() if op.effect else None
+            except Exception as error:  # noqa: BLE001 - who waits for it is told
+                self._fail(op, error)
             op.start_ns = self.now_ns
-            op.commit = op.effect() if op.effect else None
         if op.rate:
             self._sharing[wave] = None
-            self._demand += op.rate * wave.count
             self._demand_changed = True
+        if isinstance(op, KernelOp):
+            self.free &= ~wave.sms
+            op.running[wave] = None
+            op.left = left
+        elif isinstance(op, CopyOp):
+            self._copying.add(op.engine)
         self._at(wave.end_ns, self._end, wave)
+        self._placing = None
 
     def _end(self, wave: Wave) -> None:
         """End a wave, unless its end was put off or is past."""
         if wave.end_ns != self.now_ns:
             return
-        wave.end_ns = -1
         op = wave.op
         if op.rate:
-            del self._sharing[wave]
-            self._demand -= op.rate * wave.count
+            self._sharing.pop(wave, None)
             self._demand_changed = True
         if isinstance(op, KernelOp):
             if self._released_ns != self.now_ns:
-                self._released_ns = self.now_ns
                 self._released.clear()
+                self._released_ns = self.now_ns
             self._released.append((wave.sms, op))
             self.free |= wave.sms
-            op.running -= wave.count
-            if op.left or op.running:
-                return
+            op.running.pop(wave, None)
         elif isinstance(op, CopyOp):
             self._copying.discard(op.engine)
             self._copies_wait = True
-        if op.commit is not None:
-            op.commit()
-            op.commit = None
-        self._finish(op)
+        if not isinstance(op, KernelOp) or not (op.left or op.running):
+            if op.commit is not None:
+                try:
+                    op.commit()
+                except Exception as error:  # noqa: BLE001 - who waits for it is told
+                    self._fail(op, error)
+                op.commit = None
+            self._finish(op)
+        wave.end_ns = -1
 
     # -- bandwidth --------------------------------------------------------------------
     def _share(self) -> None:
         """Let the waves that move bytes advance as fast as their bandwidth allows."""
+        self._demand = sum([wave.op.rate * wave.count for wave in self._sharing])
+        if self._bandwidth is not None and (self._demand > self._bandwidth or self._shared):
+            level = fair_level(self._bandwidth, ((w.op.rate, w.count) for w in self._sharing))
+            shared = False
+            for wave in self._sharing:
+                speed = speed_at(level, wave.op.rate)
+                shared |= speed < FULL
+                left, since_ns, before = wave.pace
+                if speed != before:
+                    left -= (self.now_ns - since_ns) * before
+                    end_ns = self.now_ns - (-left // speed)
+                    self._at(end_ns, self._end, wave)
+                    wave.end_ns = end_ns
+                    wave.pace = (left, self.now_ns, speed)
+            self._shared = shared
         self._demand_changed = False
-        if self._bandwidth is None or (self._demand <= self._bandwidth and not self._shared):
-            return
-        level = fair_level(self._bandwidth, ((w.op.rate, w.count) for w in self._sharing))
-        self._shared = False
-        for wave in self._sharing:
-            speed = speed_at(level, wave.op.rate)
-            self._shared |= speed < FULL
-            if speed != wave.speed:
-                wave.left -= (self.now_ns - wave.since_ns) * wave.speed
-                wave.since_ns = self.now_ns
-                wave.speed = speed
-                wave.end_ns = self.now_ns - (-wave.left // speed)
-                self._at(wave.end_ns, self._end, wave)
 
     # -- ends -------------------------------------------------------------------------
+    def _fail(self, op: Op, error: Exception) -> None:
+        """Keep what a piece of work raised for who waits for it; what follows it goes on."""
+        op.failure = Failure(error, op.failure)
+        self.failures = [one for one in self.failures if not one.told] + [op.failure]
+
     def _finish(self, op: Op) -> None:
-        now_ns = op.done_ns = self.now_ns
-        op.effect = op.after = None
+        if op.phase == _OVER:
+            return
+        op.done_ns = self.now_ns
         stream, owner = op.stream, op.owner
         if self.sink is not None and op.kind != "wait":
             self._report(self.sink, op)
         if owner is None:
-            stream.depth -= 1
+            stream.done = op.number
             if stream.waited and op.kind in _ORDERED_BY_EVENTS:
-                stream.waited.clear()
-        followers = op.followers
-        if followers is not None:
-            op.followers = None
-            for follower in followers:
-                follower.pending -= 1
-                if not follower.pending:
-                    follower.free_ns = now_ns
-                    self._start(follower)
+                stream.waited = ()
+        for follower in op.followers:
+            self._wake(follower)
         if owner is not None:
             if owner.start_ns is None or (op.start_ns or 0) < owner.start_ns:
                 owner.start_ns = op.start_ns
-            owner.left -= 1
-            if not owner.left:
-                self._finish(owner)
+            _note_failure(owner, op)
+            self._look_at(owner)
+        op.phase = _OVER
+        op.forget()
 
     def _report(self, sink: Callable[[Activity], None], op: Op) -> None:
         assert op.start_ns is not None  # noqa: S101 - it is done, so it started
         held = op.owner is None and op.kind in _ORDERED_BY_EVENTS
-        after = op.owner.nodes[op.node][1] if op.owner is not None and op.node is not None else ()
+        after: Sequence[int] = ()
+        if op.owner is not None and op.node is not None:
+            after = op.owner.graph.nodes[op.node][1]
         sink(
             Activity(
                 op.kind, op.name, op.correlation, op.queued_ns, op.start_ns, self.now_ns,
-                tuple(op.stream.waited) if held else (), op.node, op.stream.context, tuple(after),
+                op.stream.waited if held else (), op.node, op.stream.context, tuple(after),
                 op.released_by if isinstance(op, KernelOp) else (),
                 *((op.engine, op.nbytes) if isinstance(op, CopyOp) else ()),
             )
         )  # fmt: skip
+
+
+def _note_done(op: Op, before: Op) -> None:
+    """Let ``op`` know of work that it follows and that is done."""
+    op.free_ns = max(op.free_ns, before.done_ns or 0)
+    _note_failure(op, before)
+
+
+def _note_failure(op: Op, before: Op) -> None:
+    failure = before.failure
+    if failure is not None and failure is not op.failure and failure.first() is not None:
+        op.failure = failure
 
 
 def _releases(

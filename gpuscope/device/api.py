@@ -29,6 +29,12 @@ Places = tuple[tuple[Any, Any, Any], tuple[int, int, int], Any]
 whatever the backend's ``matmul`` takes of them."""
 
 
+StreamKind = Literal["legacy default", "per-thread default", "blocking", "non-blocking"]
+"""How a stream stands to the legacy default stream: what is queued in that one follows all work of
+blocking streams, and theirs follows its. ``"per-thread default"`` is CUDA's handle 2, which is
+another stream, a blocking one, on each thread."""
+
+
 @dataclass(frozen=True)
 class DeviceInfo:
     """What a device is.
@@ -401,6 +407,9 @@ class Backend(Protocol):
     def borrow_stream(self, handle: int) -> Any:
         """Wrap a stream that somebody else owns."""
 
+    def stream_kind(self, raw: Any) -> StreamKind:
+        """Return how a stream stands to the legacy default stream."""
+
     def default_stream(self) -> tuple[Any, int]:
         """Return the per-thread default stream."""
 
@@ -467,6 +476,9 @@ class Backend(Protocol):
 
     def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
         """Queue all of a graph's work."""
+
+    def graph_is_empty(self, graph: Any) -> bool:
+        """Whether a graph is known to have no work."""
 
     def close_graph(self, graph: Any) -> None:
         """Destroy a graph."""

@@ -27,6 +27,7 @@ from gpuscope.device.api import (
     Memory,
     Places,
     Shape,
+    StreamKind,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.graph import Graph
@@ -151,6 +152,11 @@ class CpuBackend:
         """Return nothing to hold."""
         del handle
 
+    def stream_kind(self, raw: Any) -> StreamKind:
+        """Return that there is no barrier."""
+        del raw
+        return "non-blocking"
+
     def default_stream(self) -> tuple[Any, int]:
         """Return handle 0."""
         return None, 0
@@ -257,6 +263,11 @@ class CpuBackend:
         """Refuse: no graphs here."""
         del graph, stream, correlation
         self.capabilities.require("graphs", feature="launching a graph")
+
+    def graph_is_empty(self, graph: Any) -> bool:
+        """Return false: there are none."""
+        del graph
+        return False
 
     def close_graph(self, graph: Any) -> None:
         """Do nothing: there is none."""

@@ -250,10 +250,7 @@ class Device:
         """Make a stream, in ``partition`` if one is given."""
         home = partition.raw if partition else None
         raw, handle = self.backend.make_stream(home, priority, blocking=blocking)
-        stream = Stream(
-            self, raw, handle, name=name, partition=partition, priority=priority,
-            blocking=blocking,
-        )  # fmt: skip
+        stream = Stream(self, raw, handle, name=name, partition=partition, priority=priority)
         # Where every handle is 0 no stream is found by it, but each is still closed with us.
         self._streams[handle or -stream.id] = stream
         return stream
@@ -290,7 +287,7 @@ class Device:
         known = self._streams.get(handle)
         if known is not None:
             return known
-        stream = Stream(self, raw, handle, name="per-thread default", owned=False, blocking=True)
+        stream = Stream(self, raw, handle, name="per-thread default", owned=False)
         self._streams[handle] = stream
         self._default = stream
         return stream

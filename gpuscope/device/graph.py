@@ -76,6 +76,8 @@ class Graph:
         self.device = stream.device
         self.partition = stream.partition
         self.raw: Any = None
+        self.is_empty = False
+        """Whether it is known to have no work."""
         self.streams: list[Stream] = []
         """The streams that are being captured into it."""
         self.functions: list[Any] = []

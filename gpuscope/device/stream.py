@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpuscope.device import caller
-from gpuscope.device.api import Kernel
+from gpuscope.device.api import Kernel, StreamKind
 from gpuscope.device.graph import Graph, capturing
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
@@ -145,8 +145,6 @@ class Stream:
         The partition it was made in, or ``None``.
     priority
         CUDA's: lower runs first; 0 is the default.
-    blocking
-        Whether it is known to stand in the legacy default stream's barrier.
     id
         Number in traces.
 
@@ -174,13 +172,12 @@ class Stream:
         partition: Partition | None = None,
         priority: int = 0,
         owned: bool = True,
-        blocking: bool = False,
     ) -> None:
         self.device = device
         self.raw = raw
         self.partition = partition
         self.priority = priority
-        self.blocking = blocking
+        self._kind: StreamKind | None = None
         self.id = device.next_stream_id()
         self.name = name if name is not None else f"stream {self.id}"
         self._handle = handle
@@ -213,6 +210,18 @@ class Stream:
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._closed
+
+    @property
+    def kind(self) -> StreamKind:
+        """How it stands to the legacy default stream; a closed one that nobody asked: not."""
+        if self._kind is None:
+            self._kind = "non-blocking" if self._closed else self._backend.stream_kind(self.raw)
+        return self._kind
+
+    @property
+    def blocking(self) -> bool:
+        """Whether it stands in the legacy default stream's barrier."""
+        return self.kind in ("blocking", "per-thread default")
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(
@@ -416,6 +425,7 @@ class Stream:
                 raise
             else:
                 graph.raw = self._backend.end_capture(self)
+                graph.is_empty = self._backend.graph_is_empty(graph.raw)
             finally:
                 for stream in graph.streams:
                     stream.capturing = False
@@ -463,7 +473,8 @@ class Stream:
             if graph is not None and graph.streams and self.graph is None:
                 self._join(graph)
             return
-        call = device.begin_call("wait", "stream.wait", self, self, event=event)
+        recorded = event if event.correlation is not None else None  # else it orders nothing
+        call = device.begin_call("wait", "stream.wait", self, self, event=recorded)
         try:
             self._backend.wait(raw, event._usable())
         finally:

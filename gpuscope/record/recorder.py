@@ -10,7 +10,6 @@ import platform
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Mapping
 from functools import cache
@@ -23,12 +22,13 @@ from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope.device.api import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.stream import Event, Stream
+from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
 from gpuscope.record.activity import ActivitySource
 from gpuscope.record.blocks import BlockSource, globaltimer_fit
 from gpuscope.record.cupti.source import CuptiSource
 from gpuscope.record.events import EventSource
+from gpuscope.record.order import Order
 from gpuscope.record.rows import Batch, Rows, call_row, freeze, range_row, work_row
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace, TraceMetadata
@@ -43,12 +43,6 @@ _Source = ActivitySource | EventSource | CuptiSource
 
 _TIMED = ("launch", "copy", "setup")
 """Calls whose work every source times; a simulated device tells of host functions, too."""
-
-_LEGACY, _PER_THREAD = (0, 1), 2
-"""CUDA's handles of the default streams."""
-
-_Front = dict[tuple[str, int], int]
-"""Device and stream → the row of its last work: what a moment in some stream comes after."""
 
 running: tuple[Recording, ...] = ()
 """Recordings that are on; :func:`~gpuscope.record.annotate.annotate` tells them of ranges."""
@@ -128,9 +122,7 @@ class Recording:
         self._range_numbers = itertools.count(1)
         self._ranges = threading.local()
         self._open_ranges: dict[int, dict[str, Any]] = {}
-        self._last_work: _Front = {}
-        self._at_event: weakref.WeakKeyDictionary[Event, _Front] = weakref.WeakKeyDictionary()
-        self._waits: dict[tuple[str, int], _Front] = {}
+        self._order = Order()
         self._streams: dict[int, dict[str, Any]] = {}
         self._partitions: dict[str, dict[str, Any]] = {}
         self._thread_names: dict[int, str] = {}
@@ -381,41 +373,21 @@ class Recording:
                 source.activity(activity)
 
     def _add_call(self, call: Call, parent: int | None) -> None:
-        stream = call.stream
-        key = (call.device_key, stream.id) if stream is not None else None
         row = call_row(call.correlation)
-        if self._is_timed(call) and key is not None:
+        if self._is_timed(call):
             work = work_row(call.correlation)
-            for first in self._waits.pop(key, {}).values():
-                self._rows.edges.append((first, work, "event wait"))
-            self._last_work[key] = work
-        elif call.kind == "record" and call.event is not None and key is not None:
-            self._at_event[call.event] = self._front(key)
+            for before, rule in self._order.work(call, work):
+                self._rows.edges.append((before, work, rule))
+        elif call.kind == "record":
+            self._order.record(call)
             if call.workload is not None:
                 return  # a handle's completion event is its own business
-        elif call.kind == "wait" and call.event is not None and key is not None:
-            waits = self._waits.setdefault(key, {})
-            for source, before in self._at_event.get(call.event, {}).items():
-                waits[source] = max(before, waits.get(source, before))  # the later implies it
+        elif call.kind == "wait":
+            self._order.wait(call)
         elif call.kind == "sync":
-            front: _Front = {}
-            if call.event is not None:
-                front = self._at_event.get(call.event, {})
-            elif key is not None:
-                front = self._front(key)
-            for before in front.values():
+            for before in self._order.behind(call):
                 self._rows.edges.append((before, row, "host wait"))
         self._keep(call, self._call_columns(call, parent, row))
-
-    def _front(self, key: tuple[str, int]) -> _Front:
-        """Return what everything queued on a stream so far comes after: waits too, not only work.
-
-        Without them an event recorded on a stream that only waited would order nothing.
-        """
-        front = dict(self._waits.get(key, {}))
-        if key in self._last_work:
-            front[key] = self._last_work[key]
-        return front
 
     def _keep(self, call: Call, columns: dict[str, Any]) -> None:
         """Keep a call's row; a launch's waits for CUPTI's record of the same call."""
@@ -461,8 +433,8 @@ class Recording:
             "priority": stream.priority,
             "partition": partition.name if partition is not None else None,
             "device": stream.device.info.key,
-            **({"legacy_default": True} if stream._handle in _LEGACY else {}),
-            **({"blocking": True} if stream.blocking or stream._handle == _PER_THREAD else {}),
+            **({"legacy_default": True} if stream.kind == "legacy default" else {}),
+            **({"blocking": True} if stream.blocking else {}),
         }
         if partition is not None:
             self._partitions[partition.name] = _partition_facts(partition)

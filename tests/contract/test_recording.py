@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+
 import numpy as np
 import pytest
 
@@ -92,6 +95,77 @@ def test_event_waits_are_edges_from_what_had_to_come_first(gpu):
     assert kernels["first"]["end_ns"] <= kernels[second.name]["end_ns"] + slack
     (host,) = [e for e in recording.trace.edges.to_pylist() if e["kind"] == "host wait"]
     assert host["from"] == kernels[second.name]["id"]
+
+
+@pytest.mark.parametrize("between", ["kernel", "record", "wait"])
+def test_the_legacy_default_streams_barrier_is_edges(gpu, between):
+    spins = {
+        name: Spin(gpu, duration_ns=100_000, name=name) for name in ("before", "between", "after")
+    }
+    free = Spin(gpu, duration_ns=1000, name="free")
+    legacy = gpu.wrap_stream(1)
+    with (
+        gpu.carve({"a": 16}) as parts,
+        gpu.create_stream(blocking=True) as one,
+        gpu.create_stream(blocking=True) as two,
+        gpu.create_stream() as apart,
+    ):
+        assert (one.kind, apart.kind, legacy.kind) == (
+            "blocking", "non-blocking", "legacy default"
+        )  # fmt: skip
+        inside = parts["a"].create_stream()
+        done = apart.record()
+        assert inside.kind == "non-blocking"
+        with gs.profile(gpu) as recording:
+            spins["before"].execute(stream=one)
+            if between == "kernel":
+                spins["between"].execute(stream=legacy)
+            elif between == "record":
+                legacy.record()
+            else:
+                legacy.wait(gpu.create_event())  # never recorded, it orders nothing
+                legacy.wait(done)
+            for stream in (apart, inside):
+                free.execute(stream=stream)
+                stream.synchronize()
+            spins["after"].execute(stream=two)
+            two.synchronize()
+    trace = recording.trace
+    ids = {row["id"]: row["category"] for row in rows(trace, "kernel")}
+    barriers = [
+        (ids[edge["from"]], ids[edge["to"]]) for edge in trace.edges.to_pylist()
+        if edge["kind"] == "legacy default stream"
+    ]  # fmt: skip
+    order = ["before", "between", "after"] if between == "kernel" else ["before", "after"]
+    assert barriers == list(itertools.pairwise(order))
+    kernels = {row["category"]: row for row in rows(trace, "kernel")}
+    for first, second in itertools.pairwise(order):
+        assert kernels[first]["end_ns"] <= kernels[second]["start_ns"] + (
+            0 if gpu.is_simulated else 2000
+        )
+
+
+def test_per_thread_default_streams_know_the_legacy_default_streams_barrier(gpu):
+    spins = [Spin(gpu, duration_ns=50_000, name=name) for name in ("mine", "all", "theirs")]
+
+    def launch(spin):
+        stream = gpu.wrap_stream(2)
+        assert stream.blocking
+        spin.execute(stream=stream)
+        stream.synchronize()
+
+    with gs.profile(gpu) as recording:
+        launch(spins[0])
+        spins[1].execute(stream=gpu.wrap_stream(0))
+        other = threading.Thread(target=launch, args=(spins[2],))
+        other.start()
+        other.join()
+    ids = {row["id"]: row["category"] for row in rows(recording.trace, "kernel")}
+    barriers = [
+        (ids[edge["from"]], ids[edge["to"]]) for edge in recording.trace.edges.to_pylist()
+        if edge["kind"] == "legacy default stream"
+    ]  # fmt: skip
+    assert barriers == [("mine", "all"), ("all", "theirs")]
 
 
 def test_a_handle_reused_on_another_stream_shows_the_wait(gpu):

@@ -468,6 +468,7 @@ def with_graphs(gpu, monkeypatch):
     backend = gpu.backend
     monkeypatch.setattr(backend, "begin_capture", lambda stream: log.append("begin"))
     monkeypatch.setattr(backend, "end_capture", lambda stream: len(log))
+    monkeypatch.setattr(backend, "graph_is_empty", lambda graph: False)
     monkeypatch.setattr(backend, "launch_graph", lambda *args: log.append("launch"))
     monkeypatch.setattr(backend, "close_graph", lambda graph: log.append("close"))
     return log

@@ -411,6 +411,9 @@ class FakeGpu:
         context = self.context if partition is None else partition.number
         return SimpleNamespace(context=context, number=number), 0x70000 + number
 
+    def stream_kind(self, raw):
+        return "non-blocking"
+
     def close_stream(self, raw, handle):
         self.open_streams -= 1
 

@@ -604,6 +604,9 @@ class GraphBackend(FaultyBackend):
                 self, SimpleNamespace(raw=stream), plan, operands, sm_count, correlation
             )
 
+    def graph_is_empty(self, graph):
+        return not graph
+
     def close_graph(self, graph):
         self.meet("close_graph")
 

@@ -23,6 +23,7 @@ from gpuscope.device.api import (
     Memory,
     Places,
     Shape,
+    StreamKind,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import driver as versions
@@ -222,6 +223,16 @@ class CudaBackend:
     def borrow_stream(self, handle: int) -> Any:
         """Wrap somebody else's stream; it is never destroyed by us."""
         return self._core.Stream.from_handle(handle)
+
+    def stream_kind(self, raw: Any) -> StreamKind:
+        """Return a default stream's kind by its handle, another's by its flags."""
+        handle = int(raw.handle)
+        if handle in (0, 1):  # cudaStreamLegacy is 1
+            return "legacy default"
+        if handle == 2:  # cudaStreamPerThread
+            return "per-thread default"
+        with self._current(), _translated("the stream cannot be asked"):
+            return "non-blocking" if raw.is_nonblocking else "blocking"
 
     def default_stream(self) -> tuple[Any, int]:
         """Return the per-thread default stream.
@@ -424,6 +435,11 @@ class CudaBackend:
         with self._current(), _translated("the graph cannot be launched"):
             self._runtime.graphLaunch(graph[0], int(stream.handle))
             stream.record(graph[2])
+
+    def graph_is_empty(self, graph: Any) -> bool:
+        """Return false: an executable graph cannot be asked."""
+        del graph
+        return False
 
     def close_graph(self, graph: Any) -> None:
         """Destroy a graph."""

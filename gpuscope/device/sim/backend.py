@@ -26,6 +26,7 @@ from gpuscope.device.api import (
     Memory,
     Places,
     Shape,
+    StreamKind,
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
 from gpuscope.device.graph import Graph
@@ -271,6 +272,12 @@ class SimBackend:
             )
         return stream
 
+    def stream_kind(self, raw: SimStream) -> StreamKind:
+        """Return it; each thread's default stream is one of its own here."""
+        if raw is self.engine.legacy:
+            return "legacy default"
+        return "blocking" if raw.blocking else "non-blocking"
+
     def default_stream(self) -> tuple[SimStream, int]:
         """Return the per-thread default stream, which the legacy one's barrier holds."""
         with self._lock:
@@ -484,6 +491,10 @@ class SimBackend:
             if stream.capture is not None:
                 raise stream.capture.refuse("the graph cannot be launched")
             self._queue(GraphOp(stream, 0, correlation, graph), GRAPH_LAUNCH_CALL_NS)
+
+    def graph_is_empty(self, graph: SimGraph) -> bool:
+        """Whether nothing was captured."""
+        return not graph.nodes
 
     def close_graph(self, graph: SimGraph) -> None:
         """Do nothing: memory is freed with the object."""

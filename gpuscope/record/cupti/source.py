@@ -291,6 +291,7 @@ class CuptiSource:
         self._stream_facts[stream.id] = {
             "name": stream.name, "priority": stream.priority, "partition": name,
             "device": stream.device.info.key,
+            **({"legacy_default": True} if stream.kind == "legacy default" else {}),
             **({"blocking": True} if stream.blocking else {}),
         }  # fmt: skip
         if partition is not None:

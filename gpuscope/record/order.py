@@ -1,0 +1,104 @@
+"""What follows what, by CUDA's rules, from a program's calls alone."""
+
+from __future__ import annotations
+
+import weakref
+
+from gpuscope.device.api import Call
+from gpuscope.device.graph import Graph
+from gpuscope.device.stream import Event
+
+_Queue = tuple[str, int, int]
+"""Device, stream, and thread where each thread has its own; the legacy default stream is 0."""
+
+_Front = dict[_Queue, tuple[int, str]]
+"""Stream → the row of its last work, and the rule by which a moment comes after it."""
+
+_LEGACY = "legacy default stream"
+
+
+class Order:
+    """Follows the calls of a program, in the order in which they were made.
+
+    Of each stream it knows its *front*: what work must end before what is queued next starts.
+    Work ends a front; an event keeps a copy of one, and a wait for it adds that to another. What
+    is queued in the legacy default stream, records and waits included, adds the fronts of all
+    blocking streams to its own, and what is queued in these then adds its.
+    """
+
+    def __init__(self) -> None:
+        self._fronts: dict[_Queue, _Front] = {}
+        self._at_event: weakref.WeakKeyDictionary[Event, _Front] = weakref.WeakKeyDictionary()
+        self._at_graph: weakref.WeakKeyDictionary[Graph, _Front] = weakref.WeakKeyDictionary()
+        # So that a barrier costs and tells no more than what is new to it:
+        self._changed: dict[str, dict[_Queue, None]] = {}  # blocking streams, by device
+        self._barriers: dict[str, int] = {}  # calls in the legacy default stream, by device
+        self._passed: dict[_Queue, int] = {}  # of these, the last that a blocking stream follows
+
+    def work(self, call: Call, row: int) -> list[tuple[int, str]]:
+        """Queue a call's work; returns the rows of other streams that it follows, and why."""
+        queue = _queue_of(call)
+        if queue is None:
+            return []
+        front, graph = self._enter(call, queue), call.graph
+        if graph is not None:
+            _merge(front, self._at_graph.get(graph, {}), "graph")
+            self._at_graph[graph] = dict(front) if graph.is_empty else {queue: (row, "")}
+            if graph.is_empty:
+                return []
+        self._fronts[queue] = {queue: (row, "")}
+        return [last for source, last in front.items() if source != queue]
+
+    def record(self, call: Call) -> None:
+        """Note a record of an event."""
+        queue = _queue_of(call)
+        if queue is not None and call.event is not None:
+            self._at_event[call.event] = dict(self._enter(call, queue))
+
+    def wait(self, call: Call) -> None:
+        """Let a stream follow an event's latest record."""
+        queue = _queue_of(call)
+        if queue is not None and call.event is not None:
+            front = self._enter(call, queue)
+            _merge(front, self._at_event.get(call.event, {}), "event wait")
+
+    def behind(self, call: Call) -> list[int]:
+        """Return the rows whose work ends before a wait of the host does."""
+        queue, front = _queue_of(call), None
+        if call.event is not None:
+            front = self._at_event.get(call.event)
+        elif queue is not None:
+            front = self._fronts.get(queue)
+        return [row for row, _ in (front or {}).values()]
+
+    def _enter(self, call: Call, queue: _Queue) -> _Front:
+        """Return a stream's front, the legacy default stream's barrier passed."""
+        front, device = self._fronts.setdefault(queue, {}), queue[0]
+        assert call.stream is not None  # noqa: S101 - it has a queue
+        if call.stream.kind == "legacy default":
+            self._barriers[device] = self._barriers.get(device, 0) + 1
+            for other in self._changed.pop(device, ()):
+                _merge(front, self._fronts[other], _LEGACY)
+        elif call.stream.blocking:
+            self._changed.setdefault(device, {})[queue] = None
+            barriers = self._barriers.get(device, 0)
+            if self._passed.get(queue, 0) < barriers:
+                self._passed[queue] = barriers
+                _merge(front, self._fronts[device, 0, 0], _LEGACY)
+        return front
+
+
+def _queue_of(call: Call) -> _Queue | None:
+    stream = call.stream
+    if stream is None:
+        return None
+    if stream.kind == "legacy default":
+        return call.device_key, 0, 0
+    return call.device_key, stream.id, call.thread if stream.kind == "per-thread default" else 0
+
+
+def _merge(front: _Front, other: _Front, rule: str) -> None:
+    """Add another front: of one stream, later work implies what was before it."""
+    for source, (row, _) in other.items():
+        if source not in front or front[source][0] < row:
+            front[source] = row, rule

@@ -21,7 +21,7 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def write(out: Path, command: str, machine: str, rows: list[dict], **more: Any) -> None:
+def write(out: Path, command: str, machine: str, rows: Any, **more: Any) -> None:
     """Write rows to a file of results.
 
     Parameters

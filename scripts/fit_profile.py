@@ -29,6 +29,7 @@ from gpuscope.calibration.profile_file import layout_of, profile_of, write_profi
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data" / "h200.json"
+TRANSFERS = ROOT / "benchmarks" / "results" / "transfers.json"
 DEVICE: dict[str, Any] = {
     "name": "NVIDIA H200",
     "quantum_sm_count": 8,
@@ -53,7 +54,6 @@ HOST_COSTS = {
     "kernel_gap_ns": 2300,
     "create_stream_call_ns": 15000,
     "create_partition_call_ns": 1000000,
-    "pinned_copy_bytes_per_us": 55000,
     "device_copy_bytes_per_us": 4300000,
 }
 LAYOUT = layout_of(DEVICE)
@@ -105,6 +105,7 @@ def fit(data: dict[str, Any]) -> dict[str, Any]:
     return profile_of(
         fit_gemm(data["gemm"]), data["gemm"], data["copy"],
         name="h200", device=DEVICE, measured=MEASURED, constants=HOST_COSTS,
+        transfers=json.loads(TRANSFERS.read_text("utf-8"))["rows"],
     )  # fmt: skip
 
 

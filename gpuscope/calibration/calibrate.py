@@ -198,7 +198,7 @@ def fit(
     kinds = fit_gemm(rows, layout)
     made = profile_of(
         kinds, rows, measured.copy, name=target.stem, device=measured.device,
-        measured=_provenance(measured), constants=measured.constants,
+        measured=_provenance(measured), constants=measured.constants, transfers=measured.transfers,
     )  # fmt: skip
     progress(0.94, "the fit without a fifth of the shapes")
     held_out = cross_validate(rows, range(1), layout=layout)

@@ -27,6 +27,8 @@ _QUEUED, _HOLD_NS = 24, 5_000_000
 _STREAMS = 8
 _COPIES = 5
 _COPY_MIB = (64, 512)
+_TRANSFERS = 11
+_TRANSFER_BYTES = (4, *(1 << power for power in range(10, 29)))
 _EMPTY = 'extern "C" __global__ void empty_kernel() {}'
 
 
@@ -130,26 +132,63 @@ def _typical(times_ns: Array) -> int:
     return max(1, round(float(np.median(times_ns))))
 
 
-def copy_rates(device: Device, source: Source) -> dict[str, int]:
-    """Return the rates of copies in bytes/µs: pinned, both ways together, and on the device."""
-    inside = min(128 << 20, device.info.memory_bytes // 64)  # float32: 512 MiB, or a sixteenth
-    first, second, near = device.empty(inside), device.empty(inside), device.empty(inside // 8)
-    host = device.empty_pinned(near.size)
-    host[...] = 0
-    ways = {"up": (near, host), "down": (host, near), "inside": (second, first)}
+def transfers(device: Device, source: Source) -> dict[str, list[tuple[int, float]]]:
+    """Return the time of copies and memsets in µs on the GPU, by way and bytes.
+
+    The ways are the fields of :class:`~gpuscope.device.sim.schema.Transfers`.
+    """
+    sizes = [nbytes for nbytes in _TRANSFER_BYTES if 64 * nbytes <= device.info.memory_bytes]
+    times: dict[str, list[tuple[int, float]]] = {}
+    with device.create_stream(name="transfers") as stream:
+        for nbytes in sizes:
+            near, far = device.empty(nbytes, "uint8"), device.empty(nbytes, "uint8")
+            pinned, pageable = device.empty_pinned(nbytes, "uint8"), np.ones(nbytes, np.uint8)
+            pinned[...] = 1
+            copies = {
+                "pinned_host_to_device": (near, pinned),
+                "pinned_device_to_host": (pinned, near),
+                "pageable_host_to_device": (near, pageable),
+                "pageable_device_to_host": (pageable, near),
+                "device_to_device": (far, near),
+            }
+            nothing = device.empty((nbytes // 4, 0)), device.empty((0, 1))
+            cleared = device.empty((nbytes // 4, 1))
+            for pair in copies.values():
+                stream.copy(*pair)  # the first pins, maps or loads what it needs
+            stream.synchronize()
+            with profile(device, source=source) as recording:
+                for pair in copies.values():
+                    for _ in range(_TRANSFERS):
+                        stream.copy(*pair)
+                        stream.synchronize()
+                for _ in range(_TRANSFERS):
+                    mm_out(cleared, *nothing, stream=stream)
+                    stream.synchronize()
+            copied = _durations_us(recording.trace.where(kind="memcpy"))
+            cleared_by = "kernel" if device.is_simulated else "memset"
+            set_us = _durations_us(recording.trace.where(kind=cleared_by))
+            medians = np.median(copied.reshape(len(copies), _TRANSFERS), axis=1).tolist()
+            for way, us in zip((*copies, "memset"), (*medians, np.median(set_us)), strict=True):
+                times.setdefault(way, []).append((nbytes, max(0.001, round(float(us), 3))))
+    return times
+
+
+def _durations_us(trace: Trace) -> Array:
+    ordered = _in_order(trace)
+    return np.asarray((ordered.array("end_ns") - ordered.array("start_ns")) / 1e3)
+
+
+def copy_rate(device: Device, source: Source) -> dict[str, int]:
+    """Return the rate of a copy inside device memory in bytes/µs, read and write counted."""
+    count = min(128 << 20, device.info.memory_bytes // 64)  # float32: 512 MiB, or a sixteenth
+    first, second = device.empty(count), device.empty(count)
     with device.create_stream(name="copies") as stream:
         with profile(device, source=source) as recording:
-            for way in ways.values():
-                for _ in range(_COPIES):
-                    stream.copy(*way)
-                    stream.synchronize()
-        trace = _in_order(recording.trace.where(kind="memcpy"))
-    took_us = (trace.array("end_ns") - trace.array("start_ns")) / 1e3
-    up_us, down_us, inside_us = np.median(took_us.reshape(len(ways), _COPIES), axis=1)
-    return {
-        "pinned_copy_bytes_per_us": max(1, round(2 * host.nbytes / (up_us + down_us))),
-        "device_copy_bytes_per_us": max(1, round(2 * first.nbytes / inside_us)),
-    }
+            for _ in range(_COPIES):
+                stream.copy(second, first)
+                stream.synchronize()
+        us = float(np.median(_durations_us(recording.trace.where(kind="memcpy"))))
+    return {"device_copy_bytes_per_us": max(1, round(2 * first.nbytes / us))}
 
 
 def copy_kernels(device: Device, source: Source) -> list[dict[str, float]]:

@@ -45,6 +45,7 @@ class Measurements:
     gemm: Sequence[Row]
     told: Sequence[Row]
     copy: Sequence[Mapping[str, float]]
+    transfers: Mapping[str, Sequence[tuple[int, float]]]
     metadata: TraceMetadata
     skipped: int
     notes: tuple[str, ...]
@@ -85,7 +86,8 @@ def measure(
             + ". The simulated GPU cannot be carved either; the cost of a partition is an H200's"
         )
     progress(0.04, "copies")
-    constants |= host.copy_rates(device, source)
+    constants |= host.copy_rate(device, source)
+    transfers = host.transfers(device, source)
     copies = host.copy_kernels(device, source)
     dtypes = [name for name in ITEM_BYTES if _has(device, name)]
     most = min(MOST**2, info.memory_bytes // (4 * 2 * sum(ITEM_BYTES.values())))
@@ -107,7 +109,7 @@ def measure(
             "compute_capability": list(info.compute_capability),
             "memory_bytes": info.memory_bytes,
         },
-        constants=constants, gemm=rows, told=found.told, copy=copies,
+        constants=constants, gemm=rows, told=found.told, copy=copies, transfers=transfers,
         metadata=metadata, skipped=found.skipped, notes=tuple(notes),
     )  # fmt: skip
 

@@ -30,6 +30,7 @@ def profile_of(
     device: Mapping[str, Any],
     measured: Mapping[str, Any],
     constants: Mapping[str, int],
+    transfers: Mapping[str, Sequence[tuple[int, float]]],
 ) -> dict[str, Any]:
     """Return a whole profile, as its file holds it.
 
@@ -39,7 +40,7 @@ def profile_of(
         What :func:`~gpuscope.calibration.fit.fit_gemm` made of which measured rows.
     copies
         Measurements of the copy kernel, which are fitted here.
-    device, measured, constants
+    device, measured, constants, transfers
         The tables of these names; counts of shapes and rows are added to ``measured``.
     """
     gemm = {
@@ -59,11 +60,12 @@ def profile_of(
         "rows": sum(len(row["us"]) for row in rows),
     }
     return {
-        "schema": 2,
+        "schema": 3,
         "name": name,
         "device": dict(device),
         "measured": {**measured, **counts},
         "constants": dict(constants),
+        "transfers": {way: [list(pair) for pair in times] for way, times in transfers.items()},
         "copy": fit_copy(copies),
         "gemm": gemm,
     }
@@ -80,7 +82,7 @@ def write_profile(profile: Mapping[str, Any], target: Path) -> None:
         The file cannot be written.
     """
     text = json.dumps(profile, indent=1, ensure_ascii=False)
-    text = re.sub(r"\[[\s\d,\[\]]+\]", lambda found: re.sub(r"\s+", "", found[0]), text)
+    text = re.sub(r"\[[\s\d.,\[\]]+\]", lambda found: re.sub(r"\s+", "", found[0]), text)
     ProfileFile.parse(text, str(target))
     with replacing(target) as temporary:
         temporary.write_text(text + "\n", "utf-8")

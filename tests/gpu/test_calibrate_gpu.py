@@ -50,7 +50,16 @@ def test_the_costs_are_those_of_a_working_gpu(calibrated):
     for name in ("launch_call_ns", "gemm_call_ns", "event_record_call_ns", "stream_wait_call_ns"):
         assert 50 <= costs[name] <= 100_000, name
     assert 100 <= costs["launch_latency_ns"] + costs["synchronize_return_ns"] <= 100_000
-    assert costs["pinned_copy_bytes_per_us"] < costs["device_copy_bytes_per_us"]
+    assert costs["device_copy_bytes_per_us"] > 1_000_000
+    transfers = calibrated[0].profile.transfers
+    for up, down in (
+        (transfers.pinned_host_to_device, transfers.pinned_device_to_host),
+        (transfers.pageable_host_to_device, transfers.pageable_device_to_host),
+    ):
+        for times in (up, down):
+            nbytes, us = times[-1]
+            assert 1_000 < nbytes / us < costs["device_copy_bytes_per_us"]
+            assert 0.1 < times[0][1] < 100
 
 
 def test_it_forecasts_shapes_that_it_never_measured(gpu, calibrated):

@@ -7,7 +7,7 @@ PENDING_LAUNCHES = 1024
 seen to do."""
 
 PAGEABLE_BYTES_PER_US = 12_000
-"""Copies from and to pageable memory, staged by the driver: a usual rate of one core."""
+"""How fast the host stages small pageable memory at the call: a usual rate of one core."""
 
 STAGED_AT_ONCE_BYTES = 64 * 1024
 """Pageable memory up to this size is staged at the call, as CUDA documents."""

@@ -409,7 +409,8 @@ class SimBackend:
         kept = values.copy().reshape(-1)
         buffer = Buffer(kept.size, kept.dtype, Version(lambda: kept))
         with self._lock:
-            self._advance(self._host_ns + self._transfer_ns(kept.nbytes))
+            cost_ns = self.profile.transfer_ns("pageable_host_to_device", kept.nbytes)
+            self._advance(self._host_ns + cost_ns)
         return SimArray(self, buffer, values.shape, c_steps(values.shape))
 
     def fill_random(self, array: SimArray, seed: int) -> None:
@@ -437,7 +438,8 @@ class SimBackend:
     def to_host(self, array: SimArray) -> np.ndarray[Any, Any]:
         """Compute and return an array's values as of now."""
         with self._lock:
-            self._advance(self._host_ns + self._transfer_ns(array.nbytes))
+            cost_ns = self.profile.transfer_ns("pageable_device_to_host", array.nbytes)
+            self._advance(self._host_ns + cost_ns)
             return array.view_of(array.buffer.version.value()).copy()
 
     def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
@@ -499,9 +501,6 @@ class SimBackend:
     def close_graph(self, graph: SimGraph) -> None:
         """Do nothing: memory is freed with the object."""
 
-    def _transfer_ns(self, nbytes: int) -> int:
-        return _duration_ns(nbytes, self._cost["pinned_copy_bytes_per_us"])
-
     def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return host memory that counts as page-locked, found again by its address."""
         array = np.empty(shape, dtype)
@@ -523,16 +522,20 @@ class SimBackend:
         """
         to_device = isinstance(destination, SimArray)
         if to_device and isinstance(source, SimArray):
-            duration_ns = _duration_ns(2 * source.nbytes, self._cost["device_copy_bytes_per_us"])
+            duration_ns = self.profile.transfer_ns("device_to_device", source.nbytes)
+            # Small copies stay in the cache: alone, none takes longer than was measured.
+            most = self._cost["device_copy_bytes_per_us"] * duration_ns // 1000
             effect: Effect = Write(destination, (source,), lambda values: values)
-            self._queue_copy(stream, correlation, effect, "device", duration_ns, 2 * source.nbytes)
+            self._queue_copy(
+                stream, correlation, effect, "device", duration_ns, min(2 * source.nbytes, most)
+            )
             return
         nbytes = int(source.nbytes)
-        duration_ns = self._transfer_ns(nbytes)
         pinned = self._is_pinned(source if to_device else destination)
         staged_at_once = to_device and nbytes <= STAGED_AT_ONCE_BYTES
-        if not pinned and not staged_at_once:
-            duration_ns = max(duration_ns, _duration_ns(nbytes, PAGEABLE_BYTES_PER_US))
+        memory = "pinned" if pinned else "pageable"
+        way = "host_to_device" if to_device else "device_to_host"
+        duration_ns = self.profile.transfer_ns(f"{memory}_{way}", nbytes)
         if to_device:
             engine = "host to device"
             at_once = staged_at_once and not pinned and stream.capture is None
@@ -636,7 +639,10 @@ class SimBackend:
                 self._advance(self._host_ns + call_ns)
                 return
             sms = raw.sms.bit_count()
-            cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, sm_count)
+            if plan.k:
+                cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, sm_count)
+            else:  # the sum of nothing: the result is cleared
+                cost = KernelCost(1, self.profile.transfer_ns("memset", out.nbytes))
             work = _IN_FLOAT64 if out.dtype == np.float64 else _IN_FLOAT32
             self._queue_kernel(raw, correlation, plan.name, Write(out, (a, b), work), cost, call_ns)
 

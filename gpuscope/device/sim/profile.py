@@ -7,6 +7,8 @@ from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.sim.gemm_model import (
@@ -171,7 +173,20 @@ class Profile:
         """What the memory moves at most: a device copy's rate."""
         return self.file.constants.device_copy_bytes_per_us
 
-    # -- other kernels ----------------------------------------------------------------
+    # -- copies and other kernels -----------------------------------------------------
+    def transfer_ns(self, way: str, nbytes: int) -> int:
+        """Time of a copy or memset of ``nbytes``; ``way`` is a field of the schema's Transfers."""
+        sizes, times_us = self._transfers[way]
+        us = float(np.interp(nbytes, sizes, times_us)) * max(1.0, nbytes / sizes[-1])
+        return max(1, round(us * 1000))
+
+    @cached_property
+    def _transfers(self) -> dict[str, tuple[list[int], list[float]]]:
+        return {
+            way: ([nbytes for nbytes, _ in times], [us for _, us in times])
+            for way, times in self.file.transfers
+        }
+
     def copy_cost(self, nbytes: int, sm_count: int) -> KernelCost:
         """Cost of an element-wise copy kernel over ``nbytes``, read and written.
 

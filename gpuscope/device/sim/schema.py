@@ -19,6 +19,10 @@ from gpuscope.errors import InvalidProfile
 
 Dtype = Literal["float16", "bfloat16", "float32", "float64"]
 Share = Annotated[float, Field(ge=0, le=1)]
+Times = Annotated[
+    list[Annotated[tuple[PositiveInt, PositiveFloat], Field(min_length=2, max_length=2)]],
+    Field(min_length=1),
+]
 Tile = Annotated[
     tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], Field(min_length=4, max_length=4)
 ]
@@ -78,10 +82,32 @@ class HostCosts(_Part):
     create_partition_call_ns: PositiveInt = Field(
         description="host cost of making one green context"
     )
-    pinned_copy_bytes_per_us: PositiveInt = Field(description="pinned copies, each way")
     device_copy_bytes_per_us: PositiveInt = Field(
         description="device to device, read and write counted"
     )
+
+
+class Transfers(_Part):
+    """Times of copies and memsets by size, as measured: pairs of bytes and µs.
+
+    Between two sizes the time is interpolated by bytes, and beyond the largest its rate holds.
+    Pageable memory is staged by the driver, which these times include as far as the GPU waits.
+    """
+
+    pinned_host_to_device: Times = Field(description="from page-locked memory")
+    pinned_device_to_host: Times = Field(description="to page-locked memory")
+    pageable_host_to_device: Times = Field(description="from other host memory")
+    pageable_device_to_host: Times = Field(description="to other host memory")
+    device_to_device: Times = Field(description="inside device memory")
+    memset: Times = Field(description="clearing device memory")
+
+    @field_validator("*")
+    @classmethod
+    def _sizes_rise(cls, times: list[tuple[int, float]]) -> list[tuple[int, float]]:
+        sizes = [nbytes for nbytes, _ in times]
+        if sizes != sorted(set(sizes)):
+            raise ValueError(f"sizes should rise from each pair to the next, but are {sizes}")
+        return times
 
 
 class CopyTimes(_Part):
@@ -172,11 +198,12 @@ class GemmKernels(_Part):
 class ProfileFile(_Part):
     """A whole GPU profile."""
 
-    schema_version: Literal[2] = Field(alias="schema", description="version of this schema")
+    schema_version: Literal[3] = Field(alias="schema", description="version of this schema")
     name: Annotated[str, Field(min_length=1)] = Field(description="what follows `sim:`")
     device: DeviceLayout = Field(description="the GPU")
     measured: Measured = Field(description="where the figures come from")
     constants: HostCosts = Field(description="host costs and overheads")
+    transfers: Transfers = Field(description="copies and memsets")
     copy_kernel: CopyTimes = Field(alias="copy", description="the element-wise copy kernel")
     gemm: dict[Dtype, Annotated[list[GemmKernels], Field(min_length=1)]] = Field(
         description="kinds of GEMM kernels by dtype, from the strictest alignment to the loosest"
@@ -213,7 +240,7 @@ class ProfileFile(_Part):
         except ValidationError as error:
             lines = [f"  {_explain(one)}" for one in error.errors(include_url=False)]
             raise InvalidProfile(
-                f"{where} is not a GPU profile of schema 2 (docs/gpu_profile.md):\n"
+                f"{where} is not a GPU profile of schema 3 (docs/gpu_profile.md):\n"
                 + "\n".join(lines)
             ) from None
 

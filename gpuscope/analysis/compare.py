@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from gpuscope.analysis.intervals import grouped, kernels, makespan_ns
+from gpuscope.analysis.columns import codes
+from gpuscope.analysis.intervals import grouped, kernels, makespans_ns
 from gpuscope.analysis.latency import latency
 from gpuscope.analysis.overlap import overlap
 from gpuscope.errors import MissingEvidence
@@ -74,16 +74,17 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
             seen = {}
         starts, ends = found.array("start_ns"), found.array("end_ns")
         flops = found.array("flop_count", fill=-1)
-        partitions = np.asarray(found.texts("partition"), dtype=object)
+        partition, partitions = codes(found.spans.column("partition"))
         groups = grouped(found, "workload")
+        number = {label: index for index, label in enumerate(groups.labels)}
+        medians = groups.quantiles(ends - starts, (0.5,))[:, 0].tolist()
+        spans_ns = makespans_ns(found, groups, starts, ends).tolist()
+        unknown, total = groups.sums(flops < 0).tolist(), groups.sums(flops).tolist()
         planned = (trace.metadata.experiment or {}).get("workloads", {})
-        for workload in [name for name in planned if name in groups] + [
-            name for name in groups if name not in planned
-        ]:
-            mask = groups[workload]
-            span_ns = makespan_ns(found, starts[mask], ends[mask])
-            known = bool((flops[mask] >= 0).all()) and span_ns > 0
-            rate = float(flops[mask].sum()) / span_ns / 1e3 if known else None
+        for workload in dict.fromkeys([*(one for one in planned if one in number), *number]):
+            index = number[workload]
+            known = not unknown[index] and spans_ns[index] > 0
+            rate = float(total[index]) / spans_ns[index] / 1e3 if known else None
             alone = trace.metadata.solo.get(workload, {}).get("whole_gpu_tflop_per_s")
             plan = planned.get(workload, {})
             # A background's latency is its queue's length, and arrivals at given times set
@@ -95,9 +96,9 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
                 {
                     "setting": setting,
                     "workload": workload,
-                    "partition": partitions[mask][0],
-                    "kernels": int(mask.sum()),
-                    "kernel_median_us": float(np.median((ends - starts)[mask])) / 1e3,
+                    "partition": partitions[partition[groups.mine(index)[0]]],
+                    "kernels": int(groups.counts[index]),
+                    "kernel_median_us": medians[index] / 1e3,
                     "latency_n": times.n if times else None,
                     "latency_p50_us": times.p50_ns / 1e3 if times else None,
                     "latency_p90_us": times.p90_ns / 1e3 if times else None,

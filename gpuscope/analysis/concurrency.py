@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analysis.intervals import grouped, kernels, union
+from gpuscope.analysis.intervals import Busy, Groups, grouped, kernels
 from gpuscope.analysis.result import Result
 from gpuscope.trace.model import Trace
 
@@ -67,20 +67,16 @@ def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     {1: 120, 2: 40}
     """
     found = kernels(trace)
-    starts, ends = found.array("start_ns"), found.array("end_ns")
-    edges: list[Any] = []
-    for mask in grouped(found, by).values():
-        busy = union(starts[mask], ends[mask])
-        edges += [np.stack([busy[:, 0], np.ones(len(busy), np.int64)], axis=1)]
-        edges += [np.stack([busy[:, 1], -np.ones(len(busy), np.int64)], axis=1)]
-    steps = np.concatenate(edges)
-    steps = steps[np.argsort(steps[:, 0], kind="stable")]
-    level = np.cumsum(steps[:, 1])[:-1]
-    spent = np.diff(steps[:, 0])
+    busy = Busy.of(grouped(found, by), found.array("start_ns"), found.array("end_ns"))
+    times = np.r_[busy.start, busy.end]
+    order = np.argsort(times, kind="stable")
+    level = np.cumsum(np.where(order < len(busy.start), 1, -1))[:-1]
+    used, code = np.unique(level, return_inverse=True)
+    totals = Groups(code, used.tolist()).sums(np.diff(times[order]))
     time_ns = {
-        int(count): int(spent[level == count].sum())
-        for count in np.unique(level)
-        if count > 0 and spent[level == count].sum() > 0
+        count: ns
+        for count, ns in zip(used.tolist(), totals.tolist(), strict=True)
+        if count > 0 and ns > 0
     }
     busy_ns = sum(time_ns.values())
     mean = sum(count * ns for count, ns in time_ns.items()) / busy_ns if busy_ns else 0.0

@@ -257,8 +257,8 @@ def _rows(trace: Trace, workload: str) -> Trace:
         found = kernels(trace)
     except MissingEvidence:
         return trace.where(kind=())
-    mine = grouped(found, "workload").get(workload)
-    return found.where(np.zeros(len(found), bool) if mine is None else mine)
+    groups = grouped(found, "workload")
+    return found.where(np.array([label == workload for label in groups.labels])[groups.code])
 
 
 def _spans(trace: Trace, workload: str) -> Intervals:

@@ -1,13 +1,19 @@
-"""Sets of time intervals as sorted, disjoint ``(n, 2)`` arrays of ns."""
+"""Groups of rows, and their sets of time intervals: sorted, disjoint, ``(n, 2)`` arrays of ns.
+
+All of it takes time and memory in proportion to the rows, however many groups there are.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from gpuscope.analysis.columns import Array, codes, combined
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
 
@@ -54,8 +60,78 @@ def kernels(trace: Trace) -> Trace:
     return found
 
 
-def grouped(trace: Trace, by: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Label → row mask of the kernels in a trace, by partition, stream or workload.
+Label = TypeVar("Label", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Groups(Generic[Label]):
+    """Rows by label.
+
+    Attributes
+    ----------
+    code
+        Row → position of its label in ``labels``.
+    labels
+        In order of first appearance; each has rows.
+    """
+
+    code: Array
+    labels: list[Label]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def of(cls, key: Array, texts: Sequence[Label]) -> Groups[Label]:
+        """Group rows by the text of their key; several keys may have one text."""
+        first, code = combined(key)
+        number: dict[Label, int] = {}
+        place = np.empty(len(first), np.int64)
+        for one in np.argsort(first, kind="stable").tolist():
+            place[one] = number.setdefault(texts[key[first[one]]], len(number))
+        return cls(place[code], list(number))
+
+    @cached_property
+    def counts(self) -> Array:
+        """Group → how many rows it has."""
+        return np.asarray(np.bincount(self.code, minlength=len(self)))
+
+    @cached_property
+    def first(self) -> Array:
+        """Group → position in ``order`` of its first row, and the number of rows at the end."""
+        return np.asarray(np.r_[0, np.cumsum(self.counts)])
+
+    @cached_property
+    def order(self) -> Array:
+        """Rows by group, in their order within each."""
+        return np.asarray(np.argsort(self.code, kind="stable"))
+
+    def mine(self, index: int) -> Array:
+        """Return the rows of one group."""
+        return self.order[self.first[index] : self.first[index + 1]]
+
+    def sums(self, values: Array) -> Array:
+        """Group → sum of its rows' values, as whole numbers."""
+        if not len(self):
+            return values[:0]
+        return np.asarray(np.add.reduceat(values[self.order], self.first[:-1]))
+
+    def quantiles(self, values: Array, shares: Sequence[float]) -> Array:
+        """Group × share → quantile of its rows' values, as ``numpy.quantile`` has it."""
+        ordered = values[np.lexsort((values, self.code))]
+        place = (self.counts - 1)[:, None] * np.asarray(shares, np.float64)
+        low = np.floor(place).astype(np.int64)
+        part = place - low
+        high = np.minimum(low + 1, (self.counts - 1)[:, None])
+        below, above = (ordered[self.first[:-1, None] + at] for at in (low, high))
+        apart = above - below
+        # From the nearer of the two, as numpy does: the last digit is the same.
+        near = part < 0.5
+        return np.asarray(np.where(near, below + apart * part, above - apart * (1 - part)))
+
+
+def grouped(trace: Trace, by: str) -> Groups[str]:
+    """Group the rows of a trace by partition, stream or workload.
 
     Raises
     ------
@@ -63,42 +139,145 @@ def grouped(trace: Trace, by: str) -> dict[str, np.ndarray[Any, Any]]:
         ``by`` is none of these.
     """
     if by == "partition":
-        labels = [name if name is not None else "whole GPU" for name in trace.texts("partition")]
-    elif by == "stream":
-        labels = stream_labels(trace)
-    elif by == "workload":
-        categories, names = trace.texts("category"), trace.texts("name")
-        labels = [category or str(name) for category, name in zip(categories, names, strict=True)]
-    else:
-        raise ValueError(f"by is 'partition', 'stream' or 'workload', not {by!r}")
-    return masks(labels)
+        code, names = codes(trace.spans.column("partition"))
+        return Groups.of(code, ["whole GPU" if name is None else name for name in names])
+    if by == "stream":
+        return by_stream(trace)
+    if by == "workload":
+        return by_workload(trace)
+    raise ValueError(f"by is 'partition', 'stream' or 'workload', not {by!r}")
 
 
-def masks(labels: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Label → which rows have it, in order of first appearance."""
-    number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
-    codes = np.array([number[label] for label in labels], np.int64)
-    return {label: codes == index for label, index in number.items()}
+def by_workload(trace: Trace) -> Groups[str]:
+    """Group rows by the workload they belong to, or by their names where they belong to none."""
+    category, categories = codes(trace.spans.column("category"))
+    name, names = codes(trace.spans.column("name"))
+    known = np.array([bool(one) for one in categories])[category]
+    key = np.where(known, category, len(categories) + name)
+    return Groups.of(key, [str(one) for one in (*categories, *names)])
 
 
-def stream_labels(trace: Trace) -> list[str]:
-    """Name of each row's stream, with its number where several streams share a name."""
-    streams: list[Any] = trace.texts("stream")
-    names = {stream: trace.stream_name(stream) for stream in dict.fromkeys(streams)}
-    shared = Counter(names.values())
-    labels = {
-        stream: name if shared[name] == 1 else f"{name} (stream {stream})"
-        for stream, name in names.items()
-    }
-    return [labels[stream] for stream in streams]
+def by_stream(trace: Trace) -> Groups[str]:
+    """Group rows by stream: its name, with its number where several streams share a name."""
+    code, streams = codes(trace.spans.column("stream"))
+    there = np.bincount(code, minlength=len(streams)).tolist()
+    names = [trace.stream_name(stream) for stream in streams]
+    shared = Counter(name for name, count in zip(names, there, strict=True) if count)
+    labels = [
+        name if shared[name] < 2 else f"{name} (stream {stream})"
+        for name, stream in zip(names, streams, strict=True)
+    ]
+    return Groups.of(code, labels)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """The union of the spans of each group: by group, then by start.
+
+    Attributes
+    ----------
+    group, start, end
+        One an interval; those of one group are apart.
+    first
+        Group → position of its first interval, and their number at the end.
+    ns
+        Group → total ns.
+    """
+
+    group: Array
+    start: Array
+    end: Array
+    first: Array
+    ns: Array
+
+    @classmethod
+    def of(cls, groups: Groups[Any], starts: Intervals, ends: Intervals) -> Busy:
+        """Merge the spans of each group that touch or overlap."""
+        order = np.lexsort((starts, groups.code))
+        group, starts, ends = groups.code[order], starts[order], ends[order]
+        # A running maximum that begins anew in each group: of ranks, since times would overflow.
+        by_end = np.argsort(ends, kind="stable")
+        rank = np.empty(len(ends), np.int64)
+        rank[by_end] = np.arange(len(ends))
+        latest = np.maximum.accumulate(group * len(ends) + rank) - group * len(ends)
+        reach = ends[by_end][latest]
+        apart = (group[1:] != group[:-1]) | (starts[1:] > reach[:-1])
+        opens = np.flatnonzero(np.r_[True, apart][: len(starts)])
+        closes = np.r_[opens[1:], len(starts)][: len(opens)] - 1
+        group, starts, ends = group[opens], starts[opens], reach[closes]
+        first = np.searchsorted(group, np.arange(len(groups) + 1))
+        return cls(group, starts, ends, first, _sums(ends - starts, first))
+
+    def intervals(self, index: int) -> Intervals:
+        """Return the union of one group's spans."""
+        mine = slice(self.first[index], self.first[index + 1])
+        return np.stack([self.start[mine], self.end[mine]], axis=1)
+
+    def shared_ns(self, chosen: Array) -> Array:
+        """Return for each pair of the chosen groups how long both were busy.
+
+        Takes time in proportion to their intervals times their number.
+        """
+        number = np.full(len(self.ns), -1, np.int64)
+        number[chosen] = np.arange(len(chosen))
+        kept = np.flatnonzero(number[self.group] >= 0)
+        kept = kept[np.argsort(number[self.group[kept]], kind="stable")]
+        group, count = number[self.group[kept]], len(kept)
+        first = np.searchsorted(group, np.arange(len(chosen) + 1))
+        times = np.r_[self.start[kept], self.end[kept]]
+        order = np.argsort(times, kind="stable")
+        at = np.empty(2 * count, np.int64)
+        at[order] = np.arange(2 * count)
+        spent = np.diff(times[order], append=times[order[-1:]])
+        shared = np.zeros((len(chosen), len(chosen)), np.int64)
+        step = np.zeros(2 * count, np.int8)
+        for index in range(len(chosen)):
+            mine = slice(first[index], first[index + 1])
+            step[at[:count][mine]], step[at[count:][mine]] = 1, -1
+            # How long this group was busy before each edge of any other.
+            now = np.cumsum(step, dtype=np.int8) * spent
+            before = np.cumsum(now) - now
+            shared[index] = _sums(before[at[count:]] - before[at[:count]], first)
+            step[at[:count][mine]] = step[at[count:][mine]] = 0
+        return shared
+
+
+def _sums(values: Array, first: Array) -> Array:
+    """Return the sum of each stretch of values, which may be empty."""
+    total = np.r_[0, np.cumsum(values)]
+    sums: Array = total[first[1:]] - total[first[:-1]]
+    return sums
+
+
+def makespans_ns(trace: Trace, groups: Groups[Any], starts: Intervals, ends: Intervals) -> Array:
+    """Group → first start to last end of its spans, summed over the trace's recording windows.
+
+    A span belongs to the window it starts in, to the later one of two that touch; windows that
+    overlap count as one, and no time counts twice.
+    """
+    if not len(groups):
+        return np.zeros(0, np.int64)
+    windows = np.array(trace.metadata.windows_ns, np.int64).reshape(-1, 2)
+    window, inside = np.zeros(len(starts), np.int64), np.ones(len(starts), bool)
+    if len(windows):
+        apart = union(windows[:, 0], windows[:, 1] - 1)
+        window = np.searchsorted(apart[:, 0], starts, "right") - 1
+        inside = (window >= 0) & (starts <= apart[window, 1] + 1)
+    code, window = groups.code[inside], window[inside]
+    starts, ends = starts[inside], ends[inside]
+    first, part = combined(code, window)
+    order = np.argsort(part, kind="stable")
+    bounds = np.searchsorted(part[order], np.arange(len(first)))
+    group = Groups(code[first], groups.labels)
+    if not len(first):
+        return np.zeros(len(groups), np.int64)
+    return Busy.of(
+        group,
+        np.minimum.reduceat(starts[order], bounds),
+        np.maximum.reduceat(ends[order], bounds),
+    ).ns
 
 
 def makespan_ns(trace: Trace, starts: Intervals, ends: Intervals) -> int:
-    """First start to last end, summed over the trace's recording windows."""
-    windows = trace.metadata.windows_ns or [[int(starts.min()), int(ends.max())]]
-    total = 0
-    for low, high in windows:
-        inside = (starts >= low) & (starts <= high)
-        if inside.any():
-            total += int(ends[inside].max() - starts[inside].min())
-    return total
+    """Return the same for all spans together."""
+    return int(makespans_ns(trace, Groups(np.zeros(len(starts), np.int64), [""]), starts, ends)[0])

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analysis.intervals import masks
+from gpuscope.analysis.columns import Array, is_open
+from gpuscope.analysis.intervals import Groups, by_workload
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
@@ -76,6 +77,22 @@ class LatencyResult(Result):
         )
 
 
+def durations_ns(trace: Trace) -> tuple[Groups[str], Array, dict[str, int]]:
+    """Return the calls whose completion was seen, by handle, their durations, and all calls.
+
+    Returns
+    -------
+    Groups, array, dict
+        Seen calls by label, ns of each, and label → number of calls, seen or not.
+    """
+    rows = trace.where(kind="handle")
+    every = by_workload(rows)
+    seen = ~is_open(rows)
+    took = (rows.array("end_ns", fill=0) - rows.array("start_ns"))[seen]
+    counts = dict(zip(every.labels, every.counts.tolist(), strict=True))
+    return Groups.of(every.code[seen], every.labels), took, counts
+
+
 def latency(trace: Trace) -> LatencyResult:
     """Return the latency of every handle in a trace.
 
@@ -97,28 +114,19 @@ def latency(trace: Trace) -> LatencyResult:
     >>> seen.n, seen.p50_ns <= seen.max_ns, seen.p99_ns
     (5, True, None)
     """
-    rows = trace.where(kind="handle")
-    starts, ends = rows.array("start_ns"), rows.array("end_ns", fill=-1)
-    names = zip(rows.texts("category"), rows.texts("name"), strict=True)
+    calls, took, every = durations_ns(trace)
     found = []
-    for label, mine in masks([category or str(name) for category, name in names]).items():
-        seen = mine & (ends >= 0)
-        if not seen.any():
-            continue
-        durations = (ends - starts)[seen]
-        count = len(durations)
-        p50, p90, p99 = (float(value) for value in np.quantile(durations, [0.5, 0.9, 0.99]))
-        found.append(
+    if len(calls):
+        quantiles = calls.quantiles(took, (0.5, 0.9, 0.99, 1)).tolist()
+        found = [
             HandleLatency(
-                label,
-                count,
-                int(mine.sum()) - count,
-                p50,
-                p90,
-                p99 if count >= P99_NEEDS else None,
-                int(durations.max()),
+                label, count, every[label] - count, p50, p90, p99 if count >= P99_NEEDS else None,
+                int(most),
             )
-        )
+            for label, count, (p50, p90, p99, most) in zip(
+                calls.labels, calls.counts.tolist(), quantiles, strict=True
+            )
+        ]  # fmt: skip
     if not found:
         raise MissingEvidence(
             "no handle's completion was seen: call handle.wait() or ask is_done while recording"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gpuscope.analysis.intervals import (
-    Intervals,
-    grouped,
-    intersection_ns,
-    kernels,
-    length,
-    makespan_ns,
-    union,
-)
+from gpuscope.analysis.columns import Array
+from gpuscope.analysis.intervals import Busy, Groups, Intervals, grouped, kernels, makespan_ns
 from gpuscope.analysis.result import Result
 from gpuscope.trace.model import Trace
+
+MOST = 50
+"""Groups whose pairs are listed, those that were busy longest."""
+_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class PairOverlap:
     @property
     def fraction(self) -> float:
         """``|busy(a) ∩ busy(b)| / min(|busy(a)|, |busy(b)|)``."""
-        shorter = min(self.busy_a_ns, self.busy_b_ns)
-        return self.overlap_ns / shorter if shorter else 0.0
+        return _fraction(self.overlap_ns, self.busy_a_ns, self.busy_b_ns)
 
 
 @dataclass(frozen=True)
@@ -54,10 +51,14 @@ class OverlapResult(Result):
     ----------
     by
         What the groups are.
+    pairs
+        Of the :data:`MOST` groups that were busy longest; ``result[a, b]`` has any other.
     gain
         Sum of the solo busy times / makespan, or ``None`` where a solo time is unknown.
     makespan_ns
         First kernel start to last kernel end, in the recording windows.
+    left_out
+        Pairs of other groups.
     """
 
     by: str
@@ -65,12 +66,32 @@ class OverlapResult(Result):
     gain: float | None
     makespan_ns: int
     provenance: str
+    left_out: int = 0
+    _all: _All | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, names: tuple[str, str]) -> float:
+        return self.pair(*names).fraction
+
+    def pair(self, a: str, b: str) -> PairOverlap:
+        """Return what two groups had in common, also if it is left out of ``pairs``.
+
+        Raises
+        ------
+        KeyError
+            There is no such pair.
+        """
         for pair in self.pairs:
-            if {pair.a, pair.b} == set(names):
-                return pair.fraction
-        raise KeyError(f"no pair {names}; there are {[(pair.a, pair.b) for pair in self.pairs]}")
+            if {pair.a, pair.b} == {a, b}:
+                return pair
+        every = self._all
+        if every is None or a == b or not {a, b} <= every.number.keys():
+            there = [(pair.a, pair.b) for pair in self.pairs[:_NAMED]]
+            rest = len(self.pairs) + self.left_out - len(there)
+            more = f" and {rest:,} more" if rest else ""
+            raise KeyError(f"no pair {(a, b)}; there are {there}{more}")
+        chosen = np.array([every.number[name] for name in sorted((a, b))])
+        (found,) = _pairs(list(every.number), chosen, every.busy, every.tight)
+        return found
 
     def _rows(self) -> list[dict[str, Any]]:
         """One row per pair."""
@@ -92,7 +113,13 @@ class OverlapResult(Result):
     def note(self) -> str:
         """Definition and provenance in one line."""
         gain = "unknown: no solo times" if self.gain is None else f"{self.gain:.3f}"
-        return f"overlap by {self.by}; gain {gain}. {self.provenance}"
+        left = ""
+        if self.left_out:
+            left = (
+                f" The {MOST} {self.by}s that were busy longest; {self.left_out:,} pairs of others "
+                "are left out: result['a', 'b'] has any."
+            )
+        return f"overlap by {self.by}; gain {gain}.{left} {self.provenance}"
 
 
 def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
@@ -121,48 +148,66 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     found = kernels(trace)
     starts, ends = found.array("start_ns"), found.array("end_ns")
     groups = grouped(found, by)
-    busy = {label: union(starts[mask], ends[mask]) for label, mask in groups.items()}
+    busy = Busy.of(groups, starts, ends)
     tight = _shrunk(found, starts, ends, groups)
-    pairs = tuple(
-        PairOverlap(
-            a,
-            b,
-            length(busy[a]),
-            length(busy[b]),
-            intersection_ns(busy[a], busy[b]),
-            _fraction(tight[a], tight[b]) if tight else None,
-        )
-        for a, b in itertools.combinations(sorted(busy), 2)
-    )
     makespan = makespan_ns(found, starts, ends)
+    longest = np.argsort(-busy.ns, kind="stable")[:MOST]
+    chosen = np.array(sorted(longest.tolist(), key=groups.labels.__getitem__), np.int64)
+    number = {label: index for index, label in enumerate(groups.labels)}
+    every = len(groups) * (len(groups) - 1) // 2
+    pairs = tuple(_pairs(groups.labels, chosen, busy, tight))
     return OverlapResult(
-        by, pairs, _gain(found, makespan), makespan, trace.provenance,
-        incomplete=trace.metadata.incomplete,
+        by, pairs, _gain(found, makespan), makespan, trace.provenance, every - len(pairs),
+        _All(number, busy, tight), incomplete=trace.metadata.incomplete,
     )  # fmt: skip
 
 
+def _pairs(
+    labels: Sequence[str], chosen: Array, busy: Busy, tight: Busy | None
+) -> Iterator[PairOverlap]:
+    """Yield every pair of the chosen groups, in their order."""
+    shared = busy.shared_ns(chosen).tolist()
+    least = None if tight is None else tight.shared_ns(chosen).tolist()
+    for (i, a), (j, b) in itertools.combinations(enumerate(chosen.tolist()), 2):
+        tight_fraction = None
+        if tight is not None and least is not None:
+            tight_fraction = _fraction(least[i][j], int(tight.ns[a]), int(tight.ns[b]))
+        yield PairOverlap(
+            labels[a], labels[b], int(busy.ns[a]), int(busy.ns[b]), shared[i][j], tight_fraction
+        )
+
+
+@dataclass(frozen=True)
+class _All:
+    """What any pair can be worked out from: label → group, and when groups were busy."""
+
+    number: dict[str, int]
+    busy: Busy
+    tight: Busy | None
+
+
 def _gain(found: Trace, makespan: int) -> float | None:
+    if not found.metadata.solo:
+        return None
+    groups = grouped(found, "workload")
     solo_ns = 0.0
-    for label, mask in grouped(found, "workload").items():
+    for label, count in zip(groups.labels, groups.counts.tolist(), strict=True):
         alone = found.metadata.solo.get(label)
         if alone is None or "kernel_ns" not in alone:
             return None
-        solo_ns += float(alone["kernel_ns"]) * int(np.count_nonzero(mask))
+        solo_ns += float(alone["kernel_ns"]) * count
     return solo_ns / makespan if makespan else None
 
 
-def _shrunk(
-    found: Trace, starts: Intervals, ends: Intervals, groups: dict[str, np.ndarray[Any, Any]]
-) -> dict[str, Intervals] | None:
+def _shrunk(found: Trace, starts: Intervals, ends: Intervals, groups: Groups[str]) -> Busy | None:
     """Busy time of each group with spans shrunk by their uncertainties; None without any."""
     late = found.array("start_uncertainty_ns", fill=0)
     early = found.array("end_uncertainty_ns", fill=0)
     if not late.any() and not early.any():
         return None
-    first, last = starts + late, np.maximum(starts + late, ends - early)
-    return {label: union(first[mask], last[mask]) for label, mask in groups.items()}
+    return Busy.of(groups, starts + late, np.maximum(starts + late, ends - early))
 
 
-def _fraction(one: Intervals, other: Intervals) -> float:
-    shorter = min(length(one), length(other))
-    return intersection_ns(one, other) / shorter if shorter else 0.0
+def _fraction(shared_ns: int, *busy_ns: int) -> float:
+    shorter = min(busy_ns)
+    return shared_ns / shorter if shorter else 0.0

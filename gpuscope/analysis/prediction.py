@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analysis.intervals import grouped, kernels, makespan_ns
+from gpuscope.analysis.columns import Array, combined, is_open, rows_of
+from gpuscope.analysis.intervals import Groups, by_workload, kernels, makespan_ns
+from gpuscope.analysis.launch import launch_calls, positions
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.joins import DEEPEST, match
 from gpuscope.trace.model import Trace, incomplete
-
-Array = np.ndarray[Any, Any]
 
 MAKESPAN = "makespan"
 """What a row is about that is about no workload."""
@@ -231,10 +232,7 @@ def _times(
     setting: str, predicted: Trace, measured: Trace, *, with_makespan: bool
 ) -> tuple[list[PredictedTime], list[str]]:
     found = [kernels(trace) for trace in (predicted, measured)]
-    calls = [
-        {name: _per_call(trace, name, one, mask) for name, mask in grouped(one, "workload").items()}
-        for trace, one in zip((predicted, measured), found, strict=True)
-    ]
+    calls = [_call_times(trace) for trace in (predicted, measured)]
     where = f" in {setting!r}" if setting else ""
     left_out = [
         f"{name!r}{where} was not {what}"
@@ -258,14 +256,54 @@ def _times(
     return times, left_out
 
 
-def _per_call(trace: Trace, workload: str, found: Trace, mask: Array) -> Array:
-    """Return the kernel time of each call: a real call may launch several kernels."""
-    starts, ends = found.array("start_ns")[mask], found.array("end_ns")[mask]
-    durations = (ends - starts)[np.argsort(starts, kind="stable")]
-    calls = len(trace.where(kind="handle", category=workload))
-    if calls and len(durations) > calls and len(durations) % calls == 0:
-        return np.asarray(durations.reshape(calls, -1).sum(axis=1))
-    return np.asarray(durations)
+def _call_times(trace: Trace) -> dict[str, Array]:
+    """Return for each workload the kernel times of its calls: one may launch several kernels.
+
+    A call is the handle's that launched a kernel, else the launch, which a graph's kernels share.
+    One of which a kernel has not ended is left out.
+    """
+    rows = rows_of(trace, "kernel")
+    workloads = by_workload(trace.where(kind="kernel"))
+    first, call = combined(workloads.code, _calls(trace)[rows])
+    calls = Groups(call, list(range(len(first))))
+    unfinished = is_open(trace)[rows]
+    took = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
+    total = calls.sums(np.where(unfinished, 0, took))
+    whole = calls.sums(unfinished.astype(np.int64)) == 0
+    of = workloads.code[first][whole]
+    order = np.argsort(of, kind="stable")
+    bounds = np.searchsorted(of[order], np.arange(len(workloads) + 1))
+    times = total[whole][order]
+    return {
+        label: times[bounds[index] : bounds[index + 1]]
+        for index, label in enumerate(workloads.labels)
+        if bounds[index] < bounds[index + 1]
+    }
+
+
+def _calls(trace: Trace) -> Array:
+    """Row → number of what called for it: a handle, else a launch, else the row alone."""
+    size = len(trace)
+    ours, theirs = (trace.array(name, fill=-1) for name in ("external_correlation", "correlation"))
+    number = np.where(ours >= 0, 2 * ours, 2 * theirs + 1)
+    launches = rows_of(trace, "api")
+    same = match(number, number[launches])
+    call = launch_calls(trace)
+    joined = (call < 0) & (number >= 0) & (same >= 0)
+    call[joined] = launches[same[joined]]
+    # Kernels of one launch share its number, also where the launch has no row.
+    shared = size + np.unique(number, return_inverse=True)[1]
+    launch = np.where(call >= 0, call, np.where(number >= 0, shared, np.arange(size)))
+    is_handle = np.zeros(size, bool)
+    is_handle[rows_of(trace, "handle")] = True
+    parent = positions(trace, trace.spans.column("parent"))
+    at = np.where(call >= 0, call, np.arange(size))
+    for _ in range(DEEPEST):
+        above = np.where(is_handle[at], -1, parent[at])
+        if not (above >= 0).any():
+            break
+        at = np.where(above >= 0, above, at)
+    return np.asarray(np.where(is_handle[at], at, launch))
 
 
 def _compared(setting: str, of: str, predicted: Array, measured: Array) -> PredictedTime:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from gpuscope.analysis.intervals import kernels, length, makespan_ns, stream_labels, union
+from gpuscope.analysis.columns import combined
+from gpuscope.analysis.intervals import Busy, Groups, by_stream, grouped, kernels, makespans_ns
+from gpuscope.analysis.latency import P99_NEEDS
 from gpuscope.analysis.result import Result
 from gpuscope.trace.model import Trace
 
@@ -85,23 +85,33 @@ def summary(trace: Trace) -> SummaryResult:
     found = kernels(trace)
     starts, ends = found.array("start_ns"), found.array("end_ns")
     flops = found.array("flop_count", fill=-1)
-    partitions = [name or "whole GPU" for name in found.texts("partition")]
-    labels = list(zip(partitions, stream_labels(found), strict=True))
-    rows = []
-    for label in sorted(set(labels)):
-        mine = np.array([other == label for other in labels])
-        durations = (ends - starts)[mine]
-        span_ns = makespan_ns(found, starts[mine], ends[mine])
-        known = bool((flops[mine] >= 0).all()) and span_ns > 0
-        rows.append(
-            SummaryRow(
-                partition=label[0],
-                stream=label[1],
-                kernels=len(durations),
-                busy_ns=length(union(starts[mine], ends[mine])),
-                median_ns=float(np.median(durations)),
-                p99_ns=float(np.quantile(durations, 0.99)) if len(durations) >= 1000 else None,
-                tflop_per_s=float(flops[mine].sum()) / span_ns / 1e3 if known else None,
-            )
+    groups = _by_both(grouped(found, "partition"), by_stream(found))
+    durations = ends - starts
+    quantiles = groups.quantiles(durations, (0.5, 0.99)).tolist()
+    span_ns = makespans_ns(found, groups, starts, ends).tolist()
+    unknown, total = groups.sums(flops < 0).tolist(), groups.sums(flops).tolist()
+    busy_ns, counts = Busy.of(groups, starts, ends).ns.tolist(), groups.counts.tolist()
+    rows = [
+        SummaryRow(
+            *label,
+            kernels=counts[index],
+            busy_ns=busy_ns[index],
+            median_ns=quantiles[index][0],
+            p99_ns=quantiles[index][1] if counts[index] >= P99_NEEDS else None,
+            tflop_per_s=None
+            if unknown[index] or span_ns[index] <= 0
+            else float(total[index]) / span_ns[index] / 1e3,
         )
+        for label, index in sorted(zip(groups.labels, range(len(groups)), strict=True))
+    ]
     return SummaryResult(tuple(rows), trace.provenance, incomplete=trace.metadata.incomplete)
+
+
+def _by_both(partitions: Groups[str], streams: Groups[str]) -> Groups[tuple[str, str]]:
+    """Group rows by partition and stream."""
+    first, code = combined(partitions.code, streams.code)
+    labels = [
+        (partitions.labels[partitions.code[row]], streams.labels[streams.code[row]])
+        for row in first.tolist()
+    ]
+    return Groups(code, labels)

@@ -91,28 +91,79 @@ def test_two_traces_are_compared_as_two_runs_are(predicted):
         gs.analysis.prediction(predicted["shared"], measured["16 | rest"])
 
 
-def test_kernels_of_one_call_count_together():
-    """A library may launch two kernels where the simulator has one."""
+def called(kernels, how, *, simulated=False):
+    """A trace of one handle's calls: of each its kernels' starts and ends.
 
-    def trace(rows, *, simulated):
-        spans = {
-            "id": list(range(len(rows))),
-            "kind": [row[0] for row in rows],
-            "name": [row[1] for row in rows],
-            "start_ns": [row[2] for row in rows],
-            "end_ns": [row[3] for row in rows],
-            "category": ["g"] * len(rows),
-            "source": ["cupti"] * len(rows),
-        }
-        return Trace.from_columns(spans, None, TraceMetadata(simulated=simulated))
+    They are linked by edges and parents as recorders write them, by our number of the launch, or
+    as a graph's launch without a row.
+    """
+    rows, edges = [], {"from": [], "to": [], "kind": []}
+    for call, spans in enumerate(kernels):
+        first, last = min(span[0] for span in spans), max(span[1] or 0 for span in spans)
+        handle = len(rows)
+        if how != "graph":
+            rows.append({"kind": "handle", "start_ns": first - 5, "end_ns": last + 5})
+        if how == "graph":
+            number = {"correlation": call}
+        for index, (start, end) in enumerate(spans):
+            if how != "graph":
+                number = {"external_correlation": 10 * call + index}
+                launch = {"kind": "api", "start_ns": start - 4, "end_ns": start - 2}
+                rows.append({**launch, **number, "parent": handle})
+            if how == "edges":
+                edges["from"].append(len(rows) - 1)
+                edges["to"].append(len(rows))
+                edges["kind"].append("launch")
+                number = {}
+            rows.append({"kind": "kernel", "start_ns": start, "end_ns": end, **number})
+    rows = [{"id": at, "name": "k", "category": "g", "source": "cupti", **row}
+            for at, row in enumerate(rows)]  # fmt: skip
+    names = {name for row in rows for name in row}
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return Trace.from_columns(columns, edges, TraceMetadata(simulated=simulated))
 
-    one = [("kernel", "gemm", 0, 40), ("kernel", "gemm", 100, 140),
-           ("handle", "g", 0, 50), ("handle", "g", 90, 150)]  # fmt: skip
-    two = [("kernel", "gemm", 0, 30), ("kernel", "reduce", 30, 50),
-           ("kernel", "gemm", 100, 130), ("kernel", "reduce", 130, 150), *one[2:]]  # fmt: skip
-    result = gs.analysis.prediction(trace(one, simulated=True), trace(two, simulated=False))
-    assert result["", "g"].measured_ns == 50
-    assert result["", "g"].error == pytest.approx(-0.2)
+
+@pytest.mark.parametrize("how", ["edges", "numbers", "graph"])
+def test_kernels_count_with_the_call_that_launched_them_in_whatever_order_they_ran(how):
+    """A library may launch two kernels where the simulator has one; calls may overlap."""
+    one = called([[(start, start + 12_000)] for start in (0, 20_000, 40_000)], how, simulated=True)
+    three = called(
+        [[(0, 3_000), (9_000, 18_000)], [(1_000, 8_000), (8_000, 13_000)],
+         [(2_000, 12_000), (12_500, 14_500)]],
+        how,
+    )  # fmt: skip
+    found = gs.analysis.prediction(one, three)["", "g"]
+    assert (found.predicted_n, found.measured_n) == (3, 3)
+    assert found.measured_range_ns == (12_000, 12_000)
+    assert found.error == 0
+
+
+def test_a_call_of_which_a_kernel_has_not_ended_is_left_out():
+    one = called([[(0, 10)], [(20, 30)]], "edges", simulated=True)
+    other = called([[(0, 4), (4, 10)], [(20, 25), (25, None)]], "edges")
+    found = gs.analysis.prediction(one, other)["", "g"]
+    assert (found.measured_n, found.measured_ns) == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("spans", "windows", "makespan"),
+    [
+        # The second begins where the windows touch: 0–4 and 10–14.
+        ([(0, 4), (10, 14)], [[0, 10], [10, 20]], 8),
+        # The first runs on into the second window, in which 12–14 is its time already.
+        ([(0, 13), (12, 14)], [[0, 10], [10, 20]], 14),
+        # Windows that overlap are one.
+        ([(0, 4), (10, 14)], [[0, 12], [8, 20]], 14),
+        # 25–30 lies in no window.
+        ([(0, 4), (10, 14), (25, 30)], [[0, 10], [11, 20]], 14),
+        ([(0, 4), (10, 14)], [], 14),
+    ],
+)
+def test_a_makespan_counts_no_time_twice(spans, windows, makespan):
+    trace = called([[span] for span in spans], "edges", simulated=True)
+    trace = trace.with_metadata(windows_ns=windows)
+    assert gs.analysis.prediction(trace, trace)["", MAKESPAN].measured_ns == makespan
+    assert gs.analysis.overlap(trace).makespan_ns == makespan
 
 
 # -- what does not match ------------------------------------------------------------------

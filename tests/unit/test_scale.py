@@ -1,0 +1,233 @@
+"""What is near-linear in rows, streams and names says the same as the plain definitions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuscope import Trace, analysis
+from gpuscope.analysis.intervals import Groups, intersection_ns, length, union
+from gpuscope.analysis.overlap import MOST
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.model import TraceMetadata
+
+Row = tuple[str | None, str, int | None, str | None, int, int, int, int | None]
+"""Category, name, stream, partition, start, length, uncertainty, operations."""
+
+times = st.integers(0, 60)
+rows = st.lists(
+    st.tuples(
+        st.sampled_from([None, "", "a", "b", "k"]), st.sampled_from(["k", "a", "other"]),
+        st.sampled_from([None, 7, 8, 9, 10]), st.sampled_from([None, "p", "q", "whole GPU"]),
+        times, st.integers(0, 20), st.integers(0, 5), st.sampled_from([None, 0, 10**12, 10**13]),
+    ),
+    min_size=1, max_size=40,
+)  # fmt: skip
+windows = st.lists(times, max_size=6, unique=True).map(
+    lambda edges: [list(pair) for pair in itertools.pairwise(sorted(edges))]
+)
+
+
+def build(spans: list[Row], kind: str = "kernel", **metadata: Any) -> Trace:
+    category, name, stream, partition, start, lasts, late, flops = zip(*spans, strict=True)
+    columns = {
+        "id": list(range(len(spans))), "kind": [kind] * len(spans),
+        "name": list(name), "category": list(category), "stream": list(stream),
+        "partition": list(partition), "start_ns": list(start), "flop_count": list(flops),
+        "end_ns": [a + b for a, b in zip(start, lasts, strict=True)],
+        "start_uncertainty_ns": list(late), "source": ["cupti"] * len(spans),
+    }  # fmt: skip
+    # Two streams share a name.
+    streams = {"7": {"name": "s"}, "8": {"name": "s"}, "9": {"name": "t"}}
+    return Trace.from_columns(columns, None, TraceMetadata(streams=streams, **metadata))
+
+
+# -- the plain definitions ----------------------------------------------------------------
+def labels_of(trace: Trace, by: str) -> list[str]:
+    if by == "partition":
+        return [name if name is not None else "whole GPU" for name in trace.texts("partition")]
+    if by == "workload":
+        pairs = zip(trace.texts("category"), trace.texts("name"), strict=True)
+        return [category or str(name) for category, name in pairs]
+    streams = trace.texts("stream")
+    names = {stream: trace.stream_name(stream) for stream in streams}
+    return [
+        names[one] if list(names.values()).count(names[one]) == 1
+        else f"{names[one]} (stream {one})"
+        for one in streams
+    ]  # fmt: skip
+
+
+def masks(labels: list[Any]) -> dict[Any, Any]:
+    found = np.empty(len(labels), object)
+    found[:] = labels
+    return {label: np.array([one == label for one in labels]) for label in dict.fromkeys(labels)}
+
+
+def makespan(trace: Trace, starts: Any, ends: Any) -> int:
+    pairs = trace.metadata.windows_ns or [[starts.min(), ends.max()]]
+    covered: set[int] = set()
+    for index, (low, high) in enumerate(pairs):
+        touched = any(low <= high == other[0] for other in pairs[index + 1 :])
+        inside = (starts >= low) & ((starts < high) if touched else (starts <= high))
+        if inside.any():
+            covered |= set(range(int(starts[inside].min()), int(ends[inside].max())))
+    return len(covered)
+
+
+BY = ("stream", "partition", "workload")
+
+
+@given(rows, windows, st.sampled_from(BY))
+def test_overlap_is_that_of_every_pair(spans, low_high, by):
+    trace = build(spans, windows_ns=low_high)
+    starts, ends = trace.array("start_ns"), trace.array("end_ns")
+    first = starts + trace.array("start_uncertainty_ns")
+    last = np.maximum(first, ends)
+    groups = masks(labels_of(trace, by))
+    busy = {label: union(starts[mine], ends[mine]) for label, mine in groups.items()}
+    tight = {label: union(first[mine], last[mine]) for label, mine in groups.items()}
+    found = analysis.overlap(trace, by=by)
+    assert [(one.a, one.b) for one in found.pairs] == [*itertools.combinations(sorted(busy), 2)]
+    assert found.left_out == 0
+    for one in found.pairs:
+        a, b = busy[one.a], busy[one.b]
+        assert (one.busy_a_ns, one.busy_b_ns) == (length(a), length(b))
+        assert one.overlap_ns == intersection_ns(a, b)
+        shorter = min(length(tight[one.a]), length(tight[one.b]))
+        least = intersection_ns(tight[one.a], tight[one.b]) / shorter if shorter else 0.0
+        assert one.tight_fraction == (least if (first > starts).any() else None)
+    assert found.makespan_ns == makespan(trace, starts, ends)
+
+
+@given(rows, windows)
+def test_gain_is_the_sum_of_all_solo_times_over_the_makespan(spans, low_high):
+    solo = {label: {"kernel_ns": 3.5} for label in ("a", "b", "k", "other")}
+    trace = build(spans, windows_ns=low_high, solo=solo)
+    span_ns = makespan(trace, trace.array("start_ns"), trace.array("end_ns"))
+    gain = analysis.overlap(trace).gain
+    assert gain == (pytest.approx(3.5 * len(spans) / span_ns) if span_ns else None)
+    one_less = build(spans, windows_ns=low_high, solo={"a": {"kernel_ns": 3.5}})
+    if set(labels_of(trace, "workload")) - {"a"}:
+        assert analysis.overlap(one_less).gain is None
+
+
+@given(rows, st.sampled_from(BY))
+def test_concurrency_is_the_time_at_each_number(spans, by):
+    trace = build(spans)
+    starts, ends = trace.array("start_ns"), trace.array("end_ns")
+    busy = [
+        {at for low, high in union(starts[mine], ends[mine]).tolist() for at in range(low, high)}
+        for mine in masks(labels_of(trace, by)).values()
+    ]
+    level = [sum(at in one for one in busy) for at in range(100)]
+    expected = {count: level.count(count) for count in sorted(set(level)) if count}
+    found = analysis.concurrency(trace, by=by)
+    assert found.time_ns == expected
+    assert list(found.time_ns) == sorted(expected)
+
+
+@given(rows, windows)
+def test_summaries_are_of_each_partition_and_stream(spans, low_high):
+    trace = build(spans, windows_ns=low_high)
+    starts, ends = trace.array("start_ns"), trace.array("end_ns")
+    flops = trace.array("flop_count", fill=-1)
+    both = list(zip(labels_of(trace, "partition"), labels_of(trace, "stream"), strict=True))
+    groups = masks(both)
+    found = analysis.summary(trace).streams
+    assert [(one.partition, one.stream) for one in found] == sorted(groups)
+    for one in found:
+        mine = groups[one.partition, one.stream]
+        span_ns = makespan(trace, starts[mine], ends[mine])
+        assert one.kernels == mine.sum()
+        assert one.busy_ns == length(union(starts[mine], ends[mine]))
+        assert one.median_ns == np.median((ends - starts)[mine])
+        known = (flops[mine] >= 0).all() and span_ns > 0
+        assert one.tflop_per_s == (float(flops[mine].sum()) / span_ns / 1e3 if known else None)
+
+
+@given(rows, windows)
+def test_a_comparison_is_of_each_workload(spans, low_high):
+    trace = build(spans, windows_ns=low_high)
+    starts, ends = trace.array("start_ns"), trace.array("end_ns")
+    flops, partitions = trace.array("flop_count", fill=-1), trace.texts("partition")
+    groups = masks(labels_of(trace, "workload"))
+    pairs = analysis.overlap(trace, by="workload").pairs
+    found = analysis.compare({"x": trace}).to_pylist()
+    assert [row["workload"] for row in found] == list(groups)
+    for row in found:
+        mine = groups[row["workload"]]
+        span_ns = makespan(trace, starts[mine], ends[mine])
+        known = (flops[mine] >= 0).all() and span_ns > 0
+        assert row["kernels"] == mine.sum()
+        assert row["partition"] == partitions[np.flatnonzero(mine)[0]]
+        assert row["kernel_median_us"] == np.median((ends - starts)[mine]) / 1e3
+        assert row["tflop_per_s"] == (float(flops[mine].sum()) / span_ns / 1e3 if known else None)
+        assert row["overlap"] == max((one.fraction for one in pairs), default=None)
+
+
+@given(rows, st.lists(st.booleans(), min_size=40, max_size=40))
+def test_latencies_are_of_each_handle(spans, unseen):
+    trace = build(spans, "handle")
+    columns = trace.spans.to_pydict()
+    columns["end_ns"] = [
+        None if gone else end for end, gone in zip(columns["end_ns"], unseen, strict=False)
+    ]
+    trace = Trace.from_columns(columns)
+    took = trace.array("end_ns", fill=-1000) - trace.array("start_ns")
+    expected = {}
+    for label, mine in masks(labels_of(trace, "workload")).items():
+        seen = took[mine & (took >= 0)]
+        if len(seen):
+            quantiles = [float(one) for one in np.quantile(seen, [0.5, 0.9])]
+            expected[label] = (len(seen), int(mine.sum()) - len(seen), *quantiles, seen.max())
+    if not expected:
+        with pytest.raises(MissingEvidence):
+            analysis.latency(trace)
+        return
+    found = analysis.latency(trace).handles
+    assert {one.name: (one.n, one.unseen, one.p50_ns, one.p90_ns, one.max_ns) for one in found} == (
+        expected
+    )
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 10**12), min_size=1, max_size=20), min_size=1, max_size=6),
+    st.floats(0, 1),
+)
+def test_quantiles_are_numpys_to_the_last_digit(values, share):
+    code = np.concatenate([np.full(len(one), index) for index, one in enumerate(values)])
+    groups = Groups(code, list(range(len(values))))
+    found = groups.quantiles(np.concatenate(values), (share, 0.5, 0.9, 0.99))
+    for row, one in zip(found, values, strict=True):
+        assert row.tolist() == np.quantile(one, [share, 0.5, 0.9, 0.99]).tolist()
+
+
+# -- more than can be shown ---------------------------------------------------------------
+def crowd(streams: int) -> Trace:
+    """A kernel on each stream, that of stream n busy for n + 1 ns from 0 on."""
+    return build([(None, f"k{n}", n + 100, None, 0, n + 1, 0, None) for n in range(streams)])
+
+
+def test_of_many_streams_the_busiest_are_paired_and_the_rest_can_be_asked_for():
+    found = analysis.overlap(crowd(120))
+    assert len(found.pairs) == MOST * (MOST - 1) // 2
+    assert found.left_out == 120 * 119 // 2 - len(found.pairs)
+    busiest = {f"stream {n + 100}" for n in range(120 - MOST, 120)}
+    assert {name for one in found.pairs for name in (one.a, one.b)} == busiest
+    assert f"{found.left_out:,} pairs of others are left out" in found.note
+    assert found["stream 100", "stream 219"] == 1.0
+    pair = found.pair("stream 104", "stream 102")
+    assert (pair.a, pair.b) == ("stream 102", "stream 104")
+    assert (pair.busy_a_ns, pair.busy_b_ns, pair.overlap_ns) == (3, 5, 3)
+    for wrong in (("stream 100", "none"), ("stream 100", "stream 100")):
+        with pytest.raises(KeyError, match=r"and 7,120 more"):
+            found[wrong]
+    few = analysis.overlap(crowd(3))
+    assert few.left_out == 0
+    assert "left out" not in few.note

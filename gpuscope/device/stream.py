@@ -377,7 +377,10 @@ class Stream:
     def host_call(self, function: Callable[[], None]) -> None:
         """Queue ``function`` to run on the host when the work before it is done.
 
-        It must not call CUDA. Captured, it runs at each launch of the graph.
+        It must not call CUDA. Captured, it runs at each launch of the graph. What it raises
+        holds up nothing: on a simulated device the first call that waits for it, or for work
+        behind it, raises that; on a GPU it goes to :func:`sys.unraisablehook`, since CUDA calls
+        the function on a thread of its own.
         """
         raw = self._usable()
         name = getattr(function, "__name__", "host function")
@@ -414,18 +417,24 @@ class Stream:
             raise StreamError(f"stream {self.name!r} is being captured already: end that first")
         graph = Graph(self, name)
         with capturing():
-            self._backend.begin_capture(self)
-            self._join(graph)
+            refused = False
             try:
+                try:
+                    self._backend.begin_capture(self)
+                except GpuscopeError:
+                    refused = True
+                    raise
+                self._join(graph)
                 yield graph
-            except BaseException:
-                with contextlib.suppress(GpuscopeError):  # the block's own error is the one to tell
-                    self._backend.close_graph(self._backend.end_capture(self))
-                graph.close()
-                raise
-            else:
                 graph.raw = self._backend.end_capture(self)
                 graph.is_empty = self._backend.graph_is_empty(graph.raw)
+            except BaseException:
+                if graph.raw is None and not refused:
+                    # The block's own error is the one to tell.
+                    with contextlib.suppress(GpuscopeError):
+                        self._backend.close_graph(self._backend.end_capture(self))
+                graph.close()
+                raise
             finally:
                 for stream in graph.streams:
                     stream.capturing = False

@@ -10,7 +10,8 @@ from gpuscope.device.device import Device
 from gpuscope.record.rows import Rows, call_row, node_row, work_columns
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
-_COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD"}
+_COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD",
+               "host": "HtoH"}  # fmt: skip
 
 
 class ActivitySource:

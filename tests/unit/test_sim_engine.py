@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpuscope as gs
 from gpuscope import open_device
 from gpuscope.device.api import Activity, KernelCost, KernelModel
 from gpuscope.device.sim.assumed import PENDING_LAUNCHES
@@ -1212,3 +1215,118 @@ def test_a_capture_ends_on_the_stream_it_began_on():
         backend.end_capture(SimpleNamespace(raw=a))
     spin(backend, b, 10, 1)
     backend.synchronize()
+
+
+# -- what work raises ---------------------------------------------------------------------
+def _fail() -> None:
+    raise ValueError("a host function's own error")
+
+
+def test_what_a_host_function_raises_is_told_once_to_who_waits_for_its_stream(gpu):
+    kernel = gs.learn.spin_kernel(gpu)
+    with gpu.create_stream() as bad, gpu.create_stream() as other:
+        bad.host_call(_fail)
+        bad.launch(kernel, 1_000, grid=1, block=32)
+        for _ in range(3):  # somebody else's calls, long after it was called
+            other.launch(kernel, 1_000_000, grid=1, block=32)
+            other.synchronize()
+        with pytest.raises(ValueError, match="own error"):
+            bad.synchronize()
+        bad.synchronize()
+        bad.launch(kernel, 1_000, grid=1, block=32)
+        bad.synchronize()
+        gpu.synchronize()
+
+
+def test_what_a_host_function_raises_reaches_who_waits_for_work_behind_it(gpu):
+    with gpu.create_stream() as bad, gpu.create_stream() as behind:
+        before = bad.record()
+        bad.host_call(_fail)
+        done = bad.record()
+        behind.wait(done)
+        before.synchronize()
+        with pytest.raises(ValueError, match="own error"):
+            behind.synchronize()
+        done.synchronize()
+        gpu.synchronize()
+
+
+def test_waiting_for_the_device_tells_what_each_stream_raised(gpu):
+    streams = [gpu.create_stream() for _ in range(2)]
+    for stream in streams:
+        stream.host_call(_fail)
+    for _ in streams:
+        with pytest.raises(ValueError, match="own error"):
+            gpu.synchronize()
+    gpu.synchronize()
+    for stream in streams:
+        stream.close()
+
+
+def test_what_a_graphs_host_function_raises_reaches_who_waits_for_the_launch(gpu):
+    with gpu.create_stream() as stream:
+        with stream.capture() as graph:
+            stream.host_call(_fail)
+        with graph:
+            for _ in range(2):
+                graph.launch(stream=stream)
+                with pytest.raises(ValueError, match="own error"):
+                    stream.synchronize()
+
+
+def test_a_copy_from_host_memory_to_host_memory_runs_in_order(gpu):
+    source, between, last = np.ones(4, np.float32), gpu.empty_pinned(4), gpu.empty_pinned(4)
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        stream.copy(between, source)
+        stream.copy(last, between)
+        stream.synchronize()
+    assert last.tolist() == [1.0] * 4
+    copies = recording.trace.where(kind="memcpy")
+    assert copies.texts("copy_kind") == ["HtoH", "HtoH"]
+
+
+@pytest.mark.parametrize("when", ["at its start", "at its end"])
+def test_a_copy_that_fails_holds_up_nothing(when):
+    def effect() -> Any:
+        if when == "at its start":
+            _fail()
+        return _fail
+
+    bench = Bench()
+    stream = bench.stream()
+    copy = bench.submit(CopyOp(stream, START, 90, "copy", effect, "device to host", 10))
+    after = bench.copy(stream, "device to host", 5)
+    assert bench.times(copy, after) == [(100, 110), (110, 115)]
+    assert after.failure is copy.failure
+    with pytest.raises(ValueError, match="own error"):
+        after.failure.tell()
+    after.failure.tell()
+
+
+# -- threads ------------------------------------------------------------------------------
+def test_threads_that_follow_each_other_share_no_default_stream():
+    backend = SimBackend()
+    found = []
+
+    def ask() -> None:
+        found.append((backend.process_and_thread()[1], backend.default_stream()[1]))
+
+    for _ in range(20):  # a thread's ident is soon another's
+        thread = Thread(target=ask)
+        thread.start()
+        thread.join()
+    assert [number for number, _ in found] == list(range(1, 21))
+    assert len({handle for _, handle in found}) == 20
+
+
+def test_a_default_stream_goes_with_its_thread_and_its_last_work():
+    gpu = open_device("sim:h200", quiet=True)
+    kernel = gs.learn.spin_kernel(gpu)
+    for _ in range(5):
+        thread = Thread(target=lambda: gpu.default_stream().launch(kernel, 9_000, grid=1, block=32))
+        thread.start()
+        thread.join()
+    assert len(gpu.backend.engine.blocking) > 1, "their work is not done"
+    gpu.synchronize()
+    gc.collect()
+    assert len(gpu.backend.engine.blocking) <= 1

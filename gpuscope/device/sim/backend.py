@@ -104,10 +104,11 @@ class SimBackend:
         self._handles = itertools.count(0x1000, 0x10)
         self._contexts = itertools.count(2)
         self._streams: dict[int, SimStream] = {}
-        self._threads: dict[int, int] = {}
+        self._threads = itertools.count(1)
+        self._of_thread = threading.local()  # its number, and its default stream
         self._scratch: dict[tuple[int, int], list[Memory]] = {}
         self._reserved = 0
-        self._defaults: dict[int, SimStream] = {}
+        self._defaults: weakref.WeakValueDictionary[int, SimStream] = weakref.WeakValueDictionary()
         self._captures: list[Capture] = []
         self._pinned: dict[int, int] = {}
         self.info = DeviceInfo(
@@ -147,7 +148,8 @@ class SimBackend:
             self._advance(max(self._host_ns, time_ns))
 
     def _advance(self, time_ns: int) -> None:
-        self._host_ns = time_ns
+        # Who was interrupted while it waited for the engine has waited until then.
+        time_ns = self._host_ns = max(time_ns, self.engine.now_ns)
         self.engine.run_until(time_ns)
         if self._pace == "real":
             ahead = (time_ns - EPOCH_NS) - (time.monotonic_ns() - self._started_wall_ns)
@@ -182,7 +184,7 @@ class SimBackend:
     def _require_no_capture(self, what: str) -> None:
         """Refuse a wait for the device on a thread that captures."""
         thread = self.process_and_thread()[1]
-        refused = [one.refuse(what) for one in self._captures if one.thread == thread]
+        refused = [one.refuse(what) for one in self._captures if one.is_on and one.thread == thread]
         if refused:
             raise refused[0]
 
@@ -191,10 +193,20 @@ class SimBackend:
         visible = done_ns + self._cost["synchronize_return_ns"]
         self._advance(max(self._host_ns + self._cost["query_call_ns"], visible))
 
+    def _wait_for(self, op: Op | None) -> None:
+        """Let the host wait for work; what that raised, or what it follows did, is raised here."""
+        self._returned(self.engine.run_until_done(op))
+        if op is not None and op.failure is not None:
+            first = op.failure.first()
+            if first is not None:
+                first.tell()
+
     def process_and_thread(self) -> tuple[int, int]:
         """Return logical ids: process 1, threads in order of their first call."""
-        thread = threading.get_ident()
-        return 1, self._threads.setdefault(thread, len(self._threads) + 1)
+        number: int | None = getattr(self._of_thread, "number", None)
+        if number is None:
+            number = self._of_thread.number = next(self._threads)
+        return 1, number
 
     def health(self) -> dict[str, Any]:
         """Return nothing: a simulated GPU neither heats nor throttles."""
@@ -265,7 +277,7 @@ class SimBackend:
             return self.engine.legacy
         if handle == _PER_THREAD:
             return self.default_stream()[0]
-        stream = self._streams.get(handle)
+        stream = self._streams.get(handle) or self._defaults.get(handle)
         if stream is None:
             raise StreamError(
                 f"{handle:#x} is no stream of this simulated GPU: make one with create_stream()"
@@ -279,14 +291,17 @@ class SimBackend:
         return "blocking" if raw.blocking else "non-blocking"
 
     def default_stream(self) -> tuple[SimStream, int]:
-        """Return the per-thread default stream, which the legacy one's barrier holds."""
+        """Return this thread's default stream, which the legacy one's barrier holds.
+
+        It goes with the thread, or later with the last work in it.
+        """
         with self._lock:
-            thread = self.process_and_thread()[1]
-            stream = self._defaults.get(thread)
+            stream: SimStream | None = getattr(self._of_thread, "stream", None)
             if stream is None:
                 stream = SimStream(next(self._handles), self._all_sms, 0, blocking=True)
-                self._defaults[thread] = self._streams[stream.handle] = stream
+                self._defaults[stream.handle] = stream
                 self.engine.blocking[stream] = None
+                self._of_thread.stream = stream
             return stream, stream.handle
 
     def close_stream(self, raw: SimStream, handle: int) -> None:
@@ -300,7 +315,7 @@ class SimBackend:
         """Advance the virtual host to the end of the stream's work."""
         with self._lock:
             self._require_uncaptured(raw, "waiting for a stream failed")
-            self._returned(self.engine.run_until_done(raw.last))
+            self._wait_for(raw.last)
 
     def stream_done(self, raw: SimStream) -> bool:
         """Whether the stream's work is done by now."""
@@ -318,14 +333,20 @@ class SimBackend:
     def synchronize(self) -> None:
         """Advance the virtual host to the end of all work."""
         with self._lock:
-            self._require_no_capture("waiting for the device failed")
-            self._returned(self.engine.run_all())
-            streams = (*self._streams.values(), self.engine.legacy)
-            stuck = [stream for stream in streams if stream.depth]
-            if stuck:
-                raise StreamError(
-                    f"{len(stuck)} streams wait for work that is not queued: they can never finish"
-                )
+            self._wait_for_all()
+            for failure in self.engine.failures:
+                failure.tell()
+
+    def _wait_for_all(self) -> None:
+        """Wait for all work; what some of it raised is left for who asks about that work."""
+        self._require_no_capture("waiting for the device failed")
+        self._returned(self.engine.run_all())
+        streams = (*self._streams.values(), *self._defaults.values(), self.engine.legacy)
+        stuck = [stream for stream in streams if stream.depth]
+        if stuck:
+            raise StreamError(
+                f"{len(stuck)} streams wait for work that is not queued: they can never finish"
+            )
 
     def close(self) -> None:
         """Do nothing: nothing is kept."""
@@ -369,7 +390,7 @@ class SimBackend:
         """Advance the virtual host to the event's latest record."""
         with self._lock:
             self._require_not_captured(event, "waiting for an event failed")
-            self._returned(self.engine.run_until_done(event.record))
+            self._wait_for(event.record)
 
     def event_done(self, event: SimEvent) -> bool:
         """Whether the latest record is done by now."""
@@ -446,7 +467,7 @@ class SimBackend:
         """Take bytes; memory given back on a stream is taken again by that stream first."""
         with self._lock:
             if stream is None:
-                self.synchronize()
+                self._wait_for_all()
                 kept = None
             else:
                 kept = self._scratch.get((stream.handle, nbytes))
@@ -460,7 +481,7 @@ class SimBackend:
         """Give bytes back; without a stream the device finishes first."""
         with self._lock:
             if stream is None:
-                self.synchronize()
+                self._wait_for_all()
                 self._reserved -= memory.nbytes
             else:
                 self._scratch.setdefault((stream.handle, memory.nbytes), []).append(memory)
@@ -475,17 +496,17 @@ class SimBackend:
             raw: SimStream = stream.raw
             if raw is self.engine.legacy or raw.capture is not None:
                 raise refusal("the stream cannot be captured", "StreamCaptureUnsupported")
-            self._captures.append(Capture(raw, self.process_and_thread()[1]))
+            capture = Capture(raw, self.process_and_thread()[1])
+            self._captures = [*(one for one in self._captures if one.is_on), capture]
+            capture.begin()
 
     def end_capture(self, stream: Stream) -> SimGraph:
         """End it; returns the graph."""
         with self._lock:
-            capture: Capture = stream.raw.capture
-            try:
-                return capture.end(stream.raw)
-            finally:
-                if stream.raw.capture is None:
-                    self._captures.remove(capture)
+            capture: Capture | None = stream.raw.capture
+            if capture is None:
+                raise refusal("the capture failed", "IllegalState")
+            return capture.end(stream.raw)
 
     def launch_graph(self, graph: SimGraph, stream: SimStream, correlation: int) -> None:
         """Queue a graph: it follows its own launch before, wherever that was."""
@@ -515,12 +536,15 @@ class SimBackend:
         return any(start <= address < end for start, end in self._pinned.items())
 
     def copy(self, stream: SimStream, destination: Any, source: Any, correlation: int) -> None:
-        """Queue a copy; the engine of its direction carries it.
+        """Queue a copy; the engine of its direction carries it, and the host one in host memory.
 
         Pageable memory is staged on the way, and the host waits as CUDA lets it: for small
         memory on its way up not at all, else until the copy is done.
         """
         to_device = isinstance(destination, SimArray)
+        if not to_device and not isinstance(source, SimArray):
+            self._copy_on_host(stream, destination, source, correlation)
+            return
         if to_device and isinstance(source, SimArray):
             duration_ns = self.profile.transfer_ns("device_to_device", source.nbytes)
             # Small copies stay in the cache: alone, none takes longer than was measured.
@@ -550,7 +574,18 @@ class SimBackend:
             if staged_at_once:
                 self._advance(self._host_ns + _duration_ns(nbytes, PAGEABLE_BYTES_PER_US))
             else:
-                self._returned(self.engine.run_until_done(op))
+                self._wait_for(op)
+
+    def _copy_on_host(
+        self, stream: SimStream, destination: Any, source: Any, correlation: int
+    ) -> None:
+        duration_ns = _duration_ns(source.nbytes, PAGEABLE_BYTES_PER_US)
+        effect = _copied(destination, source)
+        op = self._queue_copy(stream, correlation, effect, "host", duration_ns, 0)
+        pinned = self._is_pinned(source) and self._is_pinned(destination)
+        if not pinned and stream.capture is None:
+            with self._lock:
+                self._wait_for(op)
 
     def _queue_copy(
         self,
@@ -697,6 +732,20 @@ def _upload(destination: SimArray, source: np.ndarray[Any, Any]) -> Effect:
     def start() -> Callable[[], None]:
         kept = np.array(source)
         return Write(destination, (), lambda: kept)()
+
+    return start
+
+
+def _copied(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Effect:
+    """Return an effect that writes the host's values of when the copy started."""
+
+    def start() -> Callable[[], None]:
+        kept = np.array(source)
+
+        def end() -> None:
+            destination[...] = kept
+
+        return end
 
     return start
 

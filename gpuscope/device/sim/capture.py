@@ -17,6 +17,7 @@ _REASONS = {
     "StreamCaptureIsolation": "dependency created on uncaptured work in another stream",
     "StreamCaptureImplicit": "operation would make the legacy stream depend on a capturing "
     "blocking stream",
+    "IllegalState": "the stream is not being captured",
     "CapturedEvent": "operation not permitted on an event last recorded in a capturing stream",
 }
 
@@ -33,6 +34,9 @@ class Capture:
     ----------
     thread
         Who began it: calls of this thread that would wait for the device are refused.
+
+    It begins with :meth:`begin`. An interrupt leaves it begun or not, and :meth:`end` can be
+    called again where one struck it.
     """
 
     def __init__(self, origin: SimStream, thread: int) -> None:
@@ -42,7 +46,15 @@ class Capture:
         self._over = False
         self._nodes: list[tuple[Op, tuple[int, ...]]] = []
         self._tails: dict[SimStream, frozenset[int]] = {origin: frozenset()}
-        origin.capture = self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._origin.capture is self
+
+    def begin(self) -> None:
+        """Let what is queued on the stream become part of it."""
+        self._origin.capture = self
 
     def invalidate(self) -> None:
         """Let its end fail: something in it was refused."""
@@ -95,7 +107,7 @@ class Capture:
         if stream is not self._origin:
             raise self._fail(what, "StreamCaptureUnmatched")
         self._over = True
-        for joined in self._tails:
+        for joined in reversed(self._tails):  # its origin last: until then it is on
             joined.capture = None
         self._require_valid(what)
         reached: set[int] = set()

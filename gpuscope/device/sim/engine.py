@@ -72,6 +72,12 @@ class Failure:
             failure = failure.before
         return found
 
+    def tell(self) -> None:
+        """Raise the error, unless somebody was told."""
+        if not self.told:
+            self.told = True
+            raise self.error
+
 
 class SimEvent:
     """An event: the latest record counts, older waits keep the one they saw.

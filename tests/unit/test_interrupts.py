@@ -1,0 +1,162 @@
+"""An interrupt at any line leaves engine, device and recording usable, and the data kept."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import interrupts
+import numpy as np
+
+import gpuscope as gs
+from gpuscope.device.device import Device
+from gpuscope.device.sim import backend, capture, engine, memory
+
+ENGINE = (engine, backend, capture, memory)
+
+
+def new_gpu() -> Device:
+    return gs.open_device("sim:h200", quiet=True)
+
+
+def try_everywhere(
+    program: Callable[[Device], Any],
+    modules: tuple[ModuleType, ...],
+    after: Callable[[Device, Any], None],
+) -> None:
+    """Interrupt ``program`` at each place of ``modules``, on a fresh device each time.
+
+    Parameters
+    ----------
+    after
+        Told of the device, and of what the program returned: ``None`` if it was interrupted.
+    """
+    wrong: list[str] = []
+    tried = 0
+    for place in interrupts.places(lambda: program(new_gpu()), *modules):
+        gpu, result = new_gpu(), None
+        tried += 1
+        try:
+            with interrupts.Lines(modules, place):
+                result = program(gpu)
+        except KeyboardInterrupt:
+            pass
+        except Exception as error:  # noqa: BLE001 - every place is tried
+            wrong.append(f"{place}: the program raised {error!r}")
+            continue
+        try:
+            after(gpu, result)
+        except (Exception, AssertionError) as error:  # noqa: BLE001 - every place is tried
+            wrong.append(f"{place}: afterwards {error!r}")
+    assert tried > 50
+    assert not wrong, f"{len(wrong)} of {tried} places:\n" + "\n".join(wrong[:20])
+
+
+def in_another_thread(act: Callable[[], Any]) -> Any:
+    """Call ``act`` in another thread: it hangs where a lock was left held."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(act()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found, "another thread could not use the device"
+    return found[0]
+
+
+def work(gpu: Device) -> tuple[Any, list[int]]:
+    """Use everything the engine has; return values that are right only if all was in order."""
+    kernel = gs.learn.spin_kernel(gpu)
+    a = gpu.asarray(np.arange(64).reshape(8, 8) % 5, "float32")
+    called: list[int] = []
+    with (
+        gpu.carve({"small": 16, "load": "rest"}) as parts,
+        gpu.create_stream(blocking=True) as blocking,
+    ):
+        one = parts["small"].create_stream(name="one")
+        two = parts["load"].create_stream(name="two")
+        legacy = gpu.wrap_stream(0)
+        first, second = gpu.empty((8, 8)), gpu.empty((8, 8))
+        pinned, pageable = gpu.empty_pinned((8, 8)), np.zeros((8, 8), np.float32)
+        one.launch(kernel, 3_000, grid=40, block=32)
+        gs.mm_out(first, a, a, stream=one)
+        two.wait(one.record())
+        gs.mm_out(second, first, a, stream=two)
+        two.launch(kernel, 2_000, grid=300, block=32)
+        two.host_call(lambda: called.append(1))
+        two.copy(pinned, second)
+        blocking.launch(kernel, 1_000, grid=1, block=32)
+        legacy.launch(kernel, 1_000, grid=1, block=32)
+        blocking.launch(kernel, 1_000, grid=1, block=32)
+        one.wait(two.record())
+        one.copy(first, pinned)
+        one.copy(pageable, first)
+        with one.capture() as graph:
+            one.launch(kernel, 500, grid=4, block=32)
+            blocking.wait(one.record())
+            blocking.launch(kernel, 700, grid=4, block=32)
+            one.launch(kernel, 100, grid=200, block=32)
+            one.host_call(lambda: called.append(2))
+            one.wait(blocking.record())
+        with graph:
+            graph.launch(stream=one)
+            graph.launch(stream=two)
+            one.synchronize()
+        with gs.Gemm(gpu, m=64, n=64, k=64) as handle:
+            handle.execute(stream=one)
+            handle.execute(stream=two)
+            handle.wait()
+        assert two.record().is_done or not two.is_done
+        gpu.synchronize()
+        return (gpu.to_host(second).tolist(), pinned.tolist(), pageable.tolist()), called
+
+
+def test_interrupts_in_the_engine_leave_the_device_as_it_was():
+    right = work(new_gpu())
+
+    def after(gpu: Device, result: Any) -> None:
+        assert result in (None, right)
+        assert in_another_thread(lambda: work(gpu)) == right
+
+    try_everywhere(work, ENGINE, after)
+
+
+def test_what_was_queued_before_an_interrupt_is_done_after_it():
+    # All is queued before the first step of the engine; the interrupt strikes in the wait.
+    def queue(gpu: Device) -> tuple[Any, Any, list[int]]:
+        kernel = gs.learn.spin_kernel(gpu)
+        called: list[int] = []
+        a = gpu.asarray(np.arange(16).reshape(4, 4), "float32")
+        out = gpu.empty((4, 4))
+        one, two = gpu.create_stream(), gpu.create_stream()
+        for _ in range(3):
+            one.launch(kernel, 500, grid=200, block=32)
+            two.launch(kernel, 900, grid=300, block=32)
+            two.host_call(lambda: called.append(len(called)))
+        two.wait(one.record())
+        gs.mm_out(out, a, a, stream=two)
+        return (one, two), out, called
+
+    def program(gpu: Device) -> None:
+        streams.clear()
+        streams.append(queue(gpu))
+        gpu.synchronize()
+
+    streams: list[Any] = []
+    right = (np.arange(16).reshape(4, 4) @ np.arange(16).reshape(4, 4)).tolist()
+
+    def after(gpu: Device, _: Any) -> None:
+        pair, out, called = streams[0] if streams else (None, None, None)
+        if pair is None:
+            return  # it was interrupted while it queued
+        assert gpu.to_host(out).tolist() == right
+        assert called == [0, 1, 2]
+        for stream in pair:
+            stream.close()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of streams that a queueing left
+        try_everywhere(program, (engine,), after)
+        gc.collect()

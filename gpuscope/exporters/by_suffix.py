@@ -7,11 +7,13 @@ import importlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
+from typing import Any
 
 import pyarrow as pa
 
 from gpuscope.errors import ExportError
 from gpuscope.exporters.steps import steps
+from gpuscope.importers.private import public_text, scrub
 from gpuscope.trace.model import Run, Trace
 
 FORMATS = {
@@ -57,7 +59,7 @@ def export(
         For ``.nsys-rep``: an existing report, of which the new file is a copy with the trace in
         it. The trace's times must be Unix times.
     keep_private
-        Keep host names and the folders in processes' names, which are left out by default.
+        Keep host names, and folders, passwords and tokens in texts, which are left out by default.
     progress
         Called with rows written and rows in all, from this thread.
     cancel
@@ -97,7 +99,7 @@ def export(
     if suffix == ".html" and isinstance(trace, Run):
         what: Trace | Run = Run(
             {name: one if keep_private else public(one) for name, one in trace.items()},
-            trace.comparison, trace.experiment, trace.stopped,
+            trace.comparison, _public_experiment(trace.experiment) or {}, trace.stopped,
         )  # fmt: skip
         rows = sum(map(len, trace.values()))
     else:
@@ -139,18 +141,43 @@ def _single(trace: Trace | Run, target: Path) -> Trace:
 
 
 def public(trace: Trace) -> Trace:
-    """Return a trace without what tells of the machine it was made on: hosts, folders.
+    """Return a trace without what tells of the machine it was made on: hosts, folders, secrets.
 
-    Names that the program gave (ranges, streams, workloads) stay as they are.
+    Names of partitions, streams, workloads and settings stay as they are.
     """
-    spans = trace.spans
+    spans = scrub(trace.spans)
     hosts = spans.column("host")
     if not pa.types.is_null(hosts.type):
         place = spans.schema.get_field_index("host")
         spans = spans.set_column(place, "host", pa.nulls(len(spans)))
     facts = trace.metadata
-    metadata = dataclasses.replace(facts, process_names=_without_folders(facts.process_names))
+    metadata = dataclasses.replace(
+        facts,
+        process_names=_without_folders(facts.process_names),
+        thread_names={key: public_text(name) for key, name in facts.thread_names.items()},
+        experiment=_public_experiment(facts.experiment),
+        notes=tuple(map(public_text, facts.notes)),
+    )
     return Trace(spans, trace.edges, metadata)
+
+
+def _public_experiment(experiment: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return a description without paths in what functions of the user's are called with."""
+    workloads = (experiment or {}).get("workloads")
+    if experiment is None or not isinstance(workloads, Mapping):
+        return experiment
+    return {**experiment, "workloads": {key: _public_args(one) for key, one in workloads.items()}}
+
+
+def _public_args(workload: Any) -> Any:
+    args = workload.get("args") if isinstance(workload, Mapping) else None
+    if not isinstance(args, Mapping):
+        return workload
+    plain = {
+        name: public_text(value) if isinstance(value, str) else value
+        for name, value in args.items()
+    }
+    return {**workload, "args": plain}
 
 
 def _without_folders(names: Mapping[str, str]) -> dict[str, str]:

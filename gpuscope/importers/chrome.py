@@ -13,7 +13,7 @@ from gpuscope.importers import chrome_events as raw
 from gpuscope.importers import chrome_flows, chrome_gpu, chrome_own
 from gpuscope.importers.chrome_spans import KINDS, LONGEST_FACT, NEVER, Spans, fact
 from gpuscope.importers.limits import Limits, reading
-from gpuscope.importers.private import scrub, without_paths
+from gpuscope.importers.private import LEFT_OUT, public_text, scrub
 from gpuscope.trace import arrow, joins, schema
 from gpuscope.trace.arrow import NONE, Array
 from gpuscope.trace.model import Trace, TraceMetadata
@@ -174,7 +174,7 @@ def _counters(spans: Spans, first: int, limits: Limits) -> Any:
 def _metadata(
     spans: Spans, top: dict[str, msgspec.Raw], table: Any, devices: list[int], *, keep_private: bool
 ) -> TraceMetadata:
-    plain = (lambda name: name) if keep_private else without_paths
+    plain = (lambda name: name) if keep_private else public_text
     known: dict[str, dict[str, Any]] = {
         f"cuda:{index}": {"index": index, "name": f"GPU {index}"} for index in devices
     }
@@ -193,7 +193,7 @@ def _metadata(
     rest = sum(spans.left.values()) - sum(count for _, count in named)
     notes = ["imported from a Chrome trace"]
     if not keep_private:
-        notes.append("host names and the folders of paths are left out")
+        notes.append(LEFT_OUT)
     return TraceMetadata(
         time_base=spans.time_base,
         devices=known,

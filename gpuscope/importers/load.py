@@ -44,7 +44,7 @@ def load_trace(
     limits
         How large a file may be; without it :class:`gpuscope.Limits`'s own.
     keep_private
-        Keep host names and the folders of paths, which are left out of others' traces by
+        Keep host names, folders, passwords and tokens, which are left out of others' traces by
         default. Environment and users are never read.
 
     Raises

@@ -14,7 +14,7 @@ from gpuscope.importers import nsys_own, nsys_ranges, nsys_work
 from gpuscope.importers.database import Database, opened
 from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.nsys_capture import API, KERNEL, NVTX, Capture
-from gpuscope.importers.private import scrub
+from gpuscope.importers.private import LEFT_OUT, scrub
 from gpuscope.trace import arrow, schema
 from gpuscope.trace.arrow import Array
 from gpuscope.trace.model import Trace, TraceMetadata
@@ -104,7 +104,7 @@ def _metadata(capture: Capture, spans: Any, *, keep_private: bool) -> TraceMetad
     counts = {"received": spans.num_rows, **capture.not_taken, **_tables_left(capture.database)}
     notes = [f"imported from Nsight Systems' tables{capture.version_note()}", *capture.notes]
     if not keep_private:
-        notes.append("environment, user and host names and the folders of paths are left out")
+        notes.append(f"environment, user and {LEFT_OUT}")
     columns = _columns_left(capture.database)
     if columns:
         notes.append(f"columns not taken: {', '.join(columns)}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.database import Database
-from gpuscope.importers.private import without_paths
+from gpuscope.importers.private import public_text
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE, Array
 from gpuscope.trace.model import TraceMetadata
@@ -337,4 +337,4 @@ def _distinct(column: Any) -> set[int]:
 
 
 def _plain(name: str, *, keep_private: bool) -> str:
-    return (name if keep_private else without_paths(name))[:_LONGEST_FACT]
+    return (name if keep_private else public_text(name))[:_LONGEST_FACT]

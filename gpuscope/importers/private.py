@@ -1,4 +1,4 @@
-"""What a foreign trace tells about whose machine it was: left out unless asked for."""
+"""What a trace's texts tell of whose machine it was: left out unless asked for."""
 
 from __future__ import annotations
 
@@ -7,35 +7,58 @@ from typing import Any
 
 import pyarrow as pa
 
-_WORD = re.compile(r"https?://\S+|(?:\b[A-Za-z]:(?=[\\/]))?[^\s\"'<>|(){}\[\],;=*?:]+")
-"""An address, or what may be a path, with a drive before it."""
-_SEPARATORS = re.compile(r"[\\/]+")  # JSON doubles a backslash and may escape a slash
+_SECRET = re.compile(
+    r"(--?[\w-]{0,40}?(?:token|secret|passw(?:or)?d|credentials?|(?:api|access|private)[-_]?key)"
+    r"(?:[=\s]|[\"'],)\s{0,9}[\"']?|(?:TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY)=[\"']?)"
+    r"(?:(?<=\")[^\"]+|(?<=')[^']+|[^\s\"']+)"
+)
+"""What an option or a variable of a command line keeps from others, with its value."""
+_ADDRESS = re.compile(r"((?<=\w)(?<!file)://)(?:[^\s/@\"']*@)?([^\s?#\"']*)(?:[?#][^\s\"']*)?")
+_OF_A_PATH = r"[^\s\"'<>|(){}\[\],;=*?:]"
+_LINE_END = r"\\[bfnrt]"  # as JSON writes it
+_PATH = re.compile(
+    rf"(?:(?<!{_OF_A_PATH})|(?<={_LINE_END}))(?!{_LINE_END}[/~])"
+    rf"(?:[A-Za-z]:(?=[\\/]))?[/\\~](?:(?!{_LINE_END}[/~]){_OF_A_PATH})*"
+)
+"""What may be an absolute path, with a drive before it."""
+_SEPARATORS = re.compile(r"(?:/|\\(?!u[0-9A-Fa-f]{4}))+")
+"""JSON doubles a backslash and may escape a slash and, by a number, anything."""
 _FILE = re.compile(r".+\.[A-Za-z]\w{0,4}$")
 _HOMES = {"home", "Users"}
 _ROOTS = _HOMES | {
-    "Applications", "Volumes", "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "media",
-    "mnt", "nfs", "opt", "proc", "root", "sbin", "scratch", "srv", "sys", "tmp", "usr", "var",
-    "workspace",
+    "Applications", "Volumes", "afs", "beegfs", "bin", "boot", "ceph", "cephfs", "cluster",
+    "content", "data", "dbfs", "dev", "efs", "etc", "export", "fsx", "gpfs", "kaggle", "lib",
+    "lib32", "lib64", "lustre", "media", "mnt", "nas", "net", "nfs", "nix", "opt", "private",
+    "proc", "project", "projects", "pscratch", "root", "run", "sbin", "scratch", "shared", "snap",
+    "srv", "storage", "sys", "tmp", "user", "users", "usr", "var", "volumes", "work", "workspace",
 }  # fmt: skip
 
+LEFT_OUT = (
+    "host names, folders of files and below the usual roots, and passwords and tokens in addresses "
+    "and command lines are left out; other texts are as they were"
+)
+"""What a trace says whose texts were treated so."""
 COLUMNS = ("name", "domain", "category", "payload", "status")
 
 
-def without_paths(text: str) -> str:
+def public_text(text: str) -> str:
     """Return a text whose absolute paths have lost their folders: ``/home/me/a.py:3`` → ``a.py:3``.
 
     What looks like one is a path below a drive, a home or a usual root of a Unix tree, or one
-    whose last part has a file's suffix: a range called ``/attention/qk`` keeps its name.
+    whose last part has a file's suffix: a range called ``/attention/qk`` keeps its name. Addresses
+    lose user, password and query; options and variables called token, secret, password or key
+    lose their values.
     """
+    text = _SECRET.sub(r"\1…", text)
     if "/" not in text and "\\" not in text:
         return text
-    return _WORD.sub(_last_part, text)
+    parts = _ADDRESS.split(text)  # text, start of an address, the rest of it, text …
+    parts[::3] = [_PATH.sub(_last_part, part) for part in parts[::3]]
+    return "".join(parts)
 
 
 def _last_part(found: re.Match[str]) -> str:
     word = found.group()
-    if word.startswith(("http://", "https://")):
-        return word
     start, *parts = _SEPARATORS.split(word)
     parts = [part for part in parts if part]
     if not parts or (start and start[-1] != ":" and start[0] != "~"):
@@ -48,14 +71,14 @@ def _last_part(found: re.Match[str]) -> str:
 
 
 def scrub(spans: Any) -> Any:
-    """Return a table of spans without absolute paths in its texts."""
+    """Return a table of spans whose texts are public."""
     for name in COLUMNS:
         column = spans.column(name)
         if pa.types.is_null(column.type) or not len(column):
             continue
         coded = column.unify_dictionaries().combine_chunks()
         texts = coded.dictionary.to_pylist()
-        kept = [text if text is None else without_paths(text) for text in texts]
+        kept = [text if text is None else public_text(text) for text in texts]
         if kept != texts:
             fresh = pa.DictionaryArray.from_arrays(coded.indices, pa.array(kept, pa.string()))
             spans = spans.set_column(spans.schema.get_field_index(name), name, fresh)

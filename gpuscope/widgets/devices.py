@@ -52,7 +52,8 @@ def find_devices(wanted: Device | str | None) -> Devices:
     elif wanted is None or wanted == "auto":
         first = keys[0]
     else:
-        first = open_device(wanted, quiet=True).info.key
+        opened = open_device(wanted, quiet=True)
+        first = wanted if opened.is_simulated else opened.info.key  # a path is for ever
     if first not in keys:
         keys.insert(0, first)
     return Devices(tuple(keys), first, why)

@@ -6,6 +6,7 @@ import getpass
 import gzip
 import json
 import math
+import re
 import socket
 import sqlite3
 import sys
@@ -27,6 +28,7 @@ from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.trace.model import TraceMetadata
 
 SECRETS = ("secret-host-17", "/home/somebody/bin")
+H200 = Path(gs.__file__).parent / "device" / "sim" / "profiles" / "h200.json"
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".parquet", ".html")
 
 
@@ -174,6 +176,43 @@ def test_nothing_private_unless_asked(tmp_path, suffix, monkeypatch):
     if suffix not in (".html",):
         kept = contents(gs.export(a_trace(), tmp_path / f"kept{suffix}", keep_private=True))
         assert SECRETS[1] in kept
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_export_holds_a_path(tmp_path, suffix):
+    """Wherever one may stand: a simulated GPU's profile, arguments, texts of libraries."""
+    profile = tmp_path / "somebody" / "gpu.json"
+    profile.parent.mkdir()
+    profile.write_text(H200.read_text())
+    gpu = gs.open_device(f"sim:{profile}", quiet=True)
+    (tmp_path / "somebodys_work.py").write_text(
+        "import gpuscope as gs\n@gs.workload\ndef work(ctx, path):\n    return None\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        run = gs.run({
+            "name": "r", "alone_repeats": 0, "streams": {"s": {}},
+            "workloads": {"w": {"kind": "python:somebodys_work:work", "stream": "s", "repeats": 1,
+                                "args": {"path": f"{SECRETS[1]}/model.pt"}}},
+        }, gpu)  # fmt: skip
+    finally:
+        sys.path.remove(str(tmp_path))
+    (trace,) = run.values()
+    text = f"load {SECRETS[1]}/x.py with --token hunter2hunter2"
+    more = a_trace([
+        {"kind": "range", "name": text, "start_ns": 1, "end_ns": 9, "thread": 12, "domain": text,
+         "payload": json.dumps({"args": text}), "status": text},
+    ], {"from": [], "to": [], "kind": []}, thread_names={"12": text}, notes=(text,))  # fmt: skip
+    made = [gs.export(trace, tmp_path / f"run{suffix}"), gs.export(more, tmp_path / f"t{suffix}")]
+    if suffix == ".html":
+        made.append(gs.export(run, tmp_path / "whole.html"))
+    for path in made:
+        written = contents(path)
+        for secret in ("somebody/", str(tmp_path), "hunter2"):
+            assert secret not in written, (path.name, secret)
+    key = trace.metadata.streams[next(iter(trace.metadata.streams))]["device"]
+    assert re.fullmatch(r"sim:h200-[0-9a-f]{12}", key)
+    assert gs.open_device(key, quiet=True).info == gpu.info
 
 
 def test_public_leaves_the_trace_as_it_is():

@@ -14,7 +14,7 @@ import pytest
 import gpuscope as gs
 from gpuscope import analysis, figures
 from gpuscope.errors import GpuscopeError, MissingDependency, MissingEvidence, TraceFormatError
-from gpuscope.importers.private import without_paths
+from gpuscope.importers.private import public_text
 from gpuscope.report.trace import trace_report
 
 KERNEL, API, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -314,10 +314,20 @@ def test_a_report_tells_nothing_of_the_machine_it_was_made_on(captures, tmp_path
         ("torch/nn/module.py(3)", "torch/nn/module.py(3)"), ("a / b", "a / b"),
         ("void f<int>(a/b*, c)", "void f<int>(a/b*, c)"), ('{"a": "\\u00e9"}', '{"a": "\\u00e9"}'),
         ("https://example.org/a/b.py", "https://example.org/a/b.py"),
+        ("/data/U/x", "x"), ("read /lustre/U/run 7/f", "read run 7/f"), ("/gpfs/U", "U"),
+        ("http://U:pw@h/x", "http://h/x"), ("s3://key@bucket/x?sig=abc#d", "s3://bucket/x"),
+        ("file:///home/U/x.py", "file:x.py"), ("a --token X b", "a --token … b"),
+        ("--hf_token=X", "--hf_token=…"), ("--api-key 'X Y' b", "--api-key '…' b"),
+        ('["--password", "X"]', '["--password", "…"]'), ("NGC_API_KEY=X run", "NGC_API_KEY=… run"),
+        ("MAX_TOKENS=512 tokens=3", "MAX_TOKENS=512 tokens=3"), ("--keys 3", "--keys 3"),
+        ('{"a": "~\\u001f"}', '{"a": "~\\u001f"}'),
+        ('{"a": "\\u4e2d\\u6587.py"}', '{"a": "\\u4e2d\\u6587.py"}'),
+        ('{"a": "b\\n/home/me"}', '{"a": "b\\n~"}'), ('"\\n/home/me/x"', '"\\nx"'),
+        ("/layer1/layer1.0/conv1/Conv", "/layer1/layer1.0/conv1/Conv"),
     ],
 )  # fmt: skip
-def test_paths_lose_their_folders(text, kept):
-    assert without_paths(text) == kept
+def test_texts_lose_folders_passwords_and_tokens(text, kept):
+    assert public_text(text) == kept
 
 
 # -- Nsight Systems of other versions and shapes ----------------------------------------------

@@ -78,7 +78,7 @@ class SimBackend:
     Parameters
     ----------
     profile
-        Name of the GPU profile.
+        Name of the GPU profile, or path of its file.
     pace
         ``"none"``: a wait ends at once. ``"real"``: the virtual clock never runs ahead of
         the wall clock, so that live views and Stop mean something.
@@ -112,11 +112,11 @@ class SimBackend:
         self._captures: list[Capture] = []
         self._pinned: dict[int, int] = {}
         self.info = DeviceInfo(
-            key=f"sim:{profile}",
+            key=f"sim:{self.profile.key}",
             kind="sim",
             index=0,
             name=f"{self.profile.device_name} (simulated)",
-            uuid=f"SIM-{profile}",
+            uuid=f"SIM-{self.profile.key}",
             sm_count=self.layout.sm_count,
             compute_capability=self.profile.compute_capability,
             memory_bytes=self.profile.memory_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
@@ -24,6 +25,8 @@ from gpuscope.errors import DeviceUnavailable
 
 _GemmKey = tuple[int, int, int, str, int, int]
 
+_read: dict[str, Profile] = {}
+"""Profiles that were read from files, by their keys."""
 _LARGE = 1 << 30
 """Bytes of a copy whose launch does not count."""
 
@@ -36,14 +39,20 @@ class Profile:
     ----------
     file
         The profile as it was read; ``docs/gpu_profile.md`` describes it.
+    key
+        What follows ``sim:``: the name, for a file with a hash of what stood in it. Recordings
+        hold it, so there is no path in it.
     """
 
     file: ProfileFile = field(repr=False)
+    key: str
     _costs: dict[_GemmKey, KernelCost] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def load(cls, name: str) -> Profile:
         """Load a profile that ships with the package, or the file of a path ending in .json.
+
+        The key of a file's profile gives it again, as it was read, in this process.
 
         Raises
         ------
@@ -54,6 +63,8 @@ class Profile:
         """
         if name.endswith(".json"):
             return cls.read(Path(name))
+        if name in _read:
+            return _read[name]
         folder = resources.files("gpuscope.device.sim") / "profiles"
         known = sorted(item.name.removesuffix(".json") for item in folder.iterdir())
         if name not in known:
@@ -62,7 +73,7 @@ class Profile:
                 + ", ".join(f"sim:{one}" for one in known)
                 + ", or sim:PATH.json for a profile of your own"
             )
-        return cls(_parsed((folder / f"{name}.json").read_bytes(), f"{name}.json"))
+        return cls(_parsed((folder / f"{name}.json").read_bytes(), f"{name}.json"), name)
 
     @classmethod
     def read(cls, path: Path) -> Profile:
@@ -76,9 +87,12 @@ class Profile:
             It does not validate; names each field that is wrong.
         """
         try:
-            return cls(ProfileFile.parse(path.read_bytes(), str(path)))
-        except OSError as error:
+            text = path.read_bytes()
+        except (OSError, ValueError) as error:
             raise DeviceUnavailable(f"no GPU profile can be read from {path}: {error}") from error
+        file = ProfileFile.parse(text, str(path))
+        key = f"{file.name}-{hashlib.sha256(text).hexdigest()[:12]}"
+        return _read.setdefault(key, cls(file, key))
 
     @property
     def name(self) -> str:

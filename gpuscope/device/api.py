@@ -51,6 +51,9 @@ class DeviceInfo:
         ``(9, 0)`` on Hopper.
     driver
         Driver and CUDA version in words.
+    launch_latency_ns, kernel_gap_ns
+        On a simulated device, where they are constants: from a launch until it has reached the
+        GPU, and from the end of what a kernel follows until it can start.
 
     Examples
     --------
@@ -69,6 +72,8 @@ class DeviceInfo:
     compute_capability: tuple[int, int]
     memory_bytes: int
     driver: str
+    launch_latency_ns: int | None = None
+    kernel_gap_ns: int | None = None
 
 
 @dataclass(frozen=True)

@@ -538,6 +538,7 @@ class Recording:
                     "name": device.info.name,
                     "sm_count": device.info.sm_count,
                     "driver": device.info.driver,
+                    **_constants(device),
                     **(device.backend.health() if health else {}),
                 }
                 for device in self.devices
@@ -560,6 +561,12 @@ class Recording:
         """Return the names of threads: those that called us, and Python's that are alive."""
         alive = {} if simulated else {str(t.native_id): t.name for t in threading.enumerate()}
         return {**alive, **{str(key): name for key, name in self._thread_names.items()}}
+
+
+def _constants(device: Device) -> dict[str, int]:
+    """Return what a simulated device tells of its launches."""
+    facts = {name: getattr(device.info, name) for name in ("launch_latency_ns", "kernel_gap_ns")}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _partition_facts(partition: Partition) -> dict[str, Any]:

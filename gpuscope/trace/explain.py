@@ -35,12 +35,14 @@ class Reason:
         ``"launch"``: the host had not launched it yet. ``"event wait"``, ``"graph order"``,
         ``"stream order"``, ``"legacy default stream"``: other work had to end first.
         ``"launch latency"``: a launch takes that long to reach SMs that are free. ``"SMs held"``,
-        ``"copy engine"``: others had what it needed. ``"running"``: the work of a call ran.
+        ``"copy engine"``: others had what it needed; ``"priority"``: SMs, which only its higher
+        priority had let the other take first. ``"running"``: the work of a call ran.
         ``"host"``: what the host did. ``"unexplained"``: nothing in the trace tells.
     since_ns, until_ns
         On the trace's clock. Reasons follow one another; the first may begin before the rest.
     span
-        Id of the row that was waited for, where there is one.
+        Id of the row that was waited for, where there is one; of several that ran on the SMs, one
+        of those that released them.
     text
         What was waited for, in words.
     """
@@ -169,7 +171,17 @@ class _Rows:
         self.queued = trace.array("queued_ns", fill=-1)
         self.streams = trace.array("stream", fill=-1)
         self.devices = trace.array("device", fill=-1)
+        self.graphs = trace.array("graph", fill=-1)
+        self.correlations = trace.array("correlation", fill=-1)
+        self._edges: dict[int, list[tuple[int, int, str]]] = {}
         self.is_work = self.having("kind", _WORK)
+        facts = trace.metadata.streams
+        self.legacy_streams = [int(key) for key, one in facts.items() if one.get("legacy_default")]
+        self.blocking_streams = [int(key) for key, one in facts.items() if one.get("blocking")]
+        # However often it was wrapped, it is one stream.
+        if len(self.legacy_streams) > 1:
+            several = np.isin(self.streams, self.legacy_streams)
+            self.streams = np.where(several, self.legacy_streams[0], self.streams)
         windows = trace.metadata.windows_ns
         self.zero_ns = int(windows[0][0] if windows else self.starts.min(initial=0))
 
@@ -209,15 +221,79 @@ class _Rows:
         name = self.value("category", row) or self.text("name", row)
         return f"host function {name}" if self.value("kind", row) == "host function" else str(name)
 
-    def linked(self, row: int, *kinds: str) -> list[int]:
-        """Return the rows that edges of these kinds say come before a row."""
-        edges = self.trace.edges
-        if not edges.num_rows:
-            return []
-        code = pc.is_in(edges.column("kind").cast(pa.string()), value_set=pa.array(kinds))
-        mine = np.asarray(code) & (np.asarray(edges.column("to")) == self.ids[row])
-        before = np.asarray(edges.column("from"))[mine]
-        return [int(one) for one in np.flatnonzero(np.isin(self.ids, before))]
+    def linked(self, row: int, kind: str) -> list[int]:
+        """Return the rows that edges of a kind say come before a row."""
+        return [one for one, to, what in self._edges_to(row) if to == row and what == kind]
+
+    def followed(self, row: int, kind: str) -> list[int]:
+        """Return the work that edges of a kind say must end before a row starts.
+
+        What is linked to any node of a graph's launch holds for all of it: the launch waited, and
+        was waited for until its last node had ended.
+        """
+        mine = self._launch_of(row)
+        found = [one for one, _, what in self._edges_to(row) if what == kind and not mine[one]]
+        return [self._last_of(one) for one in found]
+
+    def _edges_to(self, row: int) -> list[tuple[int, int, str]]:
+        """Return the edges to a row and the rest of its launch: row before, row, kind."""
+        if row not in self._edges:
+            edges, mine = self.trace.edges, np.flatnonzero(self._launch_of(row))
+            places = np.flatnonzero(np.isin(np.asarray(edges.column("to")), self.ids[mine]))
+            few = edges.take(places).to_pydict()
+            there = np.flatnonzero(np.isin(self.ids, np.asarray(few["from"], np.int64)))
+            by_id = {int(self.ids[one]): int(one) for one in (*mine, *there)}
+            self._edges[row] = [
+                (by_id[before], by_id[after], kind)
+                for before, after, kind in zip(few["from"], few["to"], few["kind"], strict=True)
+                if before in by_id
+            ]
+        return self._edges[row]
+
+    def _launch_of(self, row: int) -> Array:
+        """Row → whether it is of the same launch of a graph; of other work, whether it is it."""
+        if self.graphs[row] < 0 or self.correlations[row] < 0:
+            found = np.zeros(len(self.ids), bool)
+            found[row] = True
+            return found
+        same: Array = self.is_work & (self.graphs == self.graphs[row])
+        same &= self.correlations == self.correlations[row]
+        return same
+
+    def _last_of(self, row: int) -> int:
+        """Return the last of what a call queued to end: of a graph's nodes, of several kernels."""
+        mine = self._launch_of(row)
+        call = self.value("external_correlation", row)
+        if call is not None and self.is_work[row]:
+            same = self.trace.array("external_correlation", fill=-1) == call
+            mine |= same & self.is_work & (self.streams == self.streams[row])
+        found = np.flatnonzero(mine)
+        return int(found[np.argmax(self.ends[found])])
+
+    def constants(self, row: int) -> tuple[int, int] | None:
+        """Return how long launches take, where that is known: a simulated device tells.
+
+        From the call until the GPU has it, and from the end of what it follows. Copies and host
+        functions take no time; a graph takes it as a whole.
+        """
+        devices = self.trace.metadata.devices.values()
+        facts = [one for one in devices if one.get("index") == self.value("device", row)]
+        if len(facts) != 1 or self.value("source", row) != "simulated":
+            return None
+        latency, gap = (facts[0].get(name) for name in ("launch_latency_ns", "kernel_gap_ns"))
+        if latency is None or gap is None:
+            return None
+        of_graph = self.graphs[row] >= 0
+        if of_graph and not self.inside(row):
+            return int(latency), int(gap)
+        if self.text("kind", row) != "kernel":
+            return 0, 0
+        return 0 if of_graph else int(latency), int(gap)
+
+    def inside(self, row: int) -> list[int]:
+        """Return the nodes of its own launch that a graph's node follows."""
+        mine = self._launch_of(row)
+        return [one for one in self.linked(row, "graph") if mine[one]]
 
     def in_order(self, row: int) -> list[int]:
         """Return the last work before a row in its stream, if there is any."""
@@ -227,27 +303,21 @@ class _Rows:
         mine = self.is_work & (self.streams == stream) & (self.devices == self.devices[row])
         start = self.starts[row]
         before = (self.starts < start) | ((self.starts == start) & (self.ids < self.ids[row]))
-        found = np.flatnonzero(mine & before & ~self._same_graph(row))
+        found = np.flatnonzero(mine & before & ~self._launch_of(row))
         return [int(found[np.argmax(self.ends[found])])] if len(found) else []
-
-    def _same_graph(self, row: int) -> Array:
-        """Row → whether it belongs to the same launch of a graph, whose order the edges tell."""
-        if self.value("graph", row) is None or self.value("correlation", row) is None:
-            return np.zeros(len(self.ids), bool)
-        same: Array = self.trace.array("correlation", fill=-1) == self.value("correlation", row)
-        return same
 
     def legacy(self, row: int) -> list[int]:
         """Return the last work that the legacy default stream put before a row, if any.
 
         Its work follows that of blocking streams, and theirs follows its.
         """
-        facts = self.trace.metadata.streams
         stream = int(self.streams[row])
-        default = {int(key) for key, one in facts.items() if one.get("legacy_default")}
-        blocking = {int(key) for key, one in facts.items() if one.get("blocking")}
-        others = blocking if stream in default else default if stream in blocking else set()
-        mine = self.is_work & np.isin(self.streams, list(others - {stream}))
+        others: list[int] = []
+        if stream in self.legacy_streams:
+            others = self.blocking_streams
+        elif stream in self.blocking_streams:
+            others = self.legacy_streams
+        mine = self.is_work & np.isin(self.streams, others)
         mine &= (self.devices == self.devices[row]) & (self.ends <= self.starts[row])
         mine &= (self.queued >= 0) & (self.queued <= self.queued[row])
         found = np.flatnonzero(mine)
@@ -340,7 +410,7 @@ class _Rows:
         if edges.num_rows:
             waits = edges.filter(
                 pc.is_in(edges.column("kind").cast(pa.string()),
-                         value_set=pa.array(["event wait", "graph"]))
+                         value_set=pa.array(["event wait", "graph", "legacy default stream"]))
             )  # fmt: skip
             by_id = np.argsort(self.ids, kind="stable")
             ids = [np.asarray(waits.column(name)) for name in ("from", "to")]
@@ -358,17 +428,7 @@ def _work(rows: _Rows, row: int) -> Explanation:
     """Explain the start of something that ran in a stream."""
     start, queued = int(rows.starts[row]), int(rows.queued[row])
     doubts = _doubts(rows, row)
-    waits = [
-        *((one, "event wait", f"an event of {rows.stream(one)}, behind {rows.label(one)}")
-          for one in rows.linked(row, "event wait")),
-        *((one, "graph order", f"{rows.label(one)}, which it follows in its graph")
-          for one in rows.linked(row, "graph")),
-        *((one, "stream order", f"{rows.label(one)} before it in {rows.stream(one)}")
-          for one in rows.in_order(row)),
-        *((one, "legacy default stream",
-           f"{rows.label(one)} in {rows.stream(one)} (the legacy default stream's order)")
-          for one in rows.legacy(row)),
-    ]  # fmt: skip
+    waits = _waits(rows, row)
     reasons: list[Reason] = []
     if queued >= 0:
         calls = rows.linked(row, "launch")
@@ -390,6 +450,12 @@ def _work(rows: _Rows, row: int) -> Explanation:
         )
     at = reasons[-1].until_ns if reasons else min(int(rows.ends[one]) for one, _, _ in waits)
     at = min(at, start)
+    constants = rows.constants(row)
+    if constants is not None and queued >= 0:
+        latency, gap = constants
+        free = max((int(rows.ends[one]) for one, _, _ in waits), default=start - gap)
+        if queued + latency > free + gap:
+            waits = []  # all of that was over before the launch had reached the GPU
     for one, kind, text in sorted(waits, key=lambda wait: int(rows.ends[wait[0]])):
         end = int(rows.ends[one])
         if end > start:
@@ -402,15 +468,64 @@ def _work(rows: _Rows, row: int) -> Explanation:
     return _explanation(rows, row, start, reasons, doubts)
 
 
+def _waits(rows: _Rows, row: int) -> list[tuple[int, str, str]]:
+    """Return the work that had to end before, by which rule, and that in words."""
+    found = [
+        *((one, "event wait", f"an event of {rows.stream(one)}, behind {rows.label(one)}")
+          for one in rows.followed(row, "event wait")),
+        *((one, "graph order", f"{rows.label(one)}, which it follows in its graph")
+          for one in rows.inside(row)),
+        *((one, "graph order", f"{rows.label(one)} of the same graph's launch before")
+          for one in rows.followed(row, "graph")),
+        *((one, "stream order", f"{rows.label(one)} before it in {rows.stream(one)}")
+          for one in rows.in_order(row)),
+        *((one, "legacy default stream",
+           f"{rows.label(one)} in {rows.stream(one)} (the legacy default stream's order)")
+          for one in (*rows.followed(row, "legacy default stream"), *rows.legacy(row))),
+    ]  # fmt: skip
+    first: dict[int, tuple[int, str, str]] = {}
+    for wait in found:
+        first.setdefault(wait[0], wait)
+    return list(first.values())
+
+
 def _rest(rows: _Rows, row: int, since: int) -> list[Reason]:
     """Say what held work back once all that it had to follow had ended."""
     start = int(rows.starts[row])
     if since >= start:
         return []
-    ready = max(since, rows.ready_ns(row, since))
-    found = _held(rows, row, ready, start)
-    latency = Reason("launch latency", since, ready, None, "the launch to reach the GPU")
-    return [latency, *found] if ready > since else found
+    constants = rows.constants(row)
+    if constants is None:
+        ready = rows.ready_ns(row, since)
+    else:
+        latency, gap = constants
+        queued = int(rows.queued[row])
+        ready = max(queued + latency, since + gap if since > queued else 0)
+    ready = min(max(since, ready), start)
+    if constants is not None and rows.text("kind", row) == "kernel":
+        held = _released(rows, row, ready, start)
+    else:
+        held = _held(rows, row, ready, start)
+    latency_reason = Reason("launch latency", since, ready, None, "the launch to reach the GPU")
+    return [latency_reason, *held] if ready > since else held
+
+
+def _released(rows: _Rows, row: int, since: int, start: int) -> list[Reason]:
+    """Say who released the SMs that a kernel got at its start, as edges tell."""
+    if since >= start:
+        return []
+    held, ahead = rows.linked(row, "SMs"), rows.linked(row, "priority")
+    if not held and not ahead:
+        text = "something that this trace does not show"
+        return [Reason("unexplained", since, start, None, text)]
+    one = min([*held, *ahead], key=lambda holder: int(rows.starts[holder]))
+    others = len(held) + len(ahead) - 1
+    text = f"SMs held by {rows.label(one)} on {rows.place(one)}"
+    text += f" and {others} more" if others else ""
+    if one in held:
+        return [Reason("SMs held", since, start, int(rows.ids[one]), text)]
+    text += ", which its priority let go first"
+    return [Reason("priority", since, start, int(rows.ids[one]), text)]
 
 
 def _held(rows: _Rows, row: int, since: int, start: int) -> list[Reason]:
@@ -430,8 +545,9 @@ def _held(rows: _Rows, row: int, since: int, start: int) -> list[Reason]:
             at = before
             continue
         released = there & (ends == at) & (rows.ends[holders] == at)
-        best = released if released.any() else there
-        place = int(np.flatnonzero(best)[np.argmin(starts[best])])
+        best = np.flatnonzero(released if released.any() else there)
+        # Else one of those whose blocks were ending: rather who was nearer its end.
+        place = int(best[np.lexsort((starts[best], rows.ends[holders[best]]))[0]])
         one, begin = int(holders[place]), max(int(starts[place]), since)
         others = int(np.count_nonzero((starts < at) & (ends > begin))) - 1
         more = f" and {others} more" if others else ""
@@ -527,8 +643,8 @@ def _end(rows: _Rows, row: int) -> int:
 
 def _doubts(rows: _Rows, row: int) -> list[str]:
     """Say what the row's source leaves open."""
-    source = rows.text("source", row)
-    if source == "simulated":
+    source, is_kernel = rows.text("source", row), rows.text("kind", row) == "kernel"
+    if source == "simulated" and (not is_kernel or rows.constants(row) is not None):
         return []
     said = []
     late = rows.value("start_uncertainty_ns", row)
@@ -539,7 +655,7 @@ def _doubts(rows: _Rows, row: int) -> list[str]:
             "Bracketing events count waiting for SMs as running: who held SMs shows in longer "
             "spans, not in later starts. Other libraries' work is not in the trace."
         )
-    elif rows.text("kind", row) == "kernel":
+    elif is_kernel:
         said.append(
             "How many SMs each kernel held is not in the trace, nor are event waits of other "
             "libraries: who ran on these SMs at that time is a candidate, not proof."

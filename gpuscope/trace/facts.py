@@ -15,6 +15,8 @@ class _Device(TypedDict, total=False):
     uuid: str | None
     sm_count: int | None
     driver: str | None
+    launch_latency_ns: int
+    kernel_gap_ns: int
 
 
 class _Partition(TypedDict, total=False):

@@ -40,7 +40,8 @@ class TraceMetadata:
     devices
         Key (``"cuda:0"``) → index, uuid, name, sm_count, driver, and, as they stood when the
         recording ended and where the driver tells, sm_clock_mhz, memory_clock_mhz, power_w
-        and throttle_reasons.
+        and throttle_reasons; of a simulated device launch_latency_ns and kernel_gap_ns, its
+        constants.
     partitions
         Name → asked, sm_count (granted), sm_ids (seen by the probe), sm_count_target,
         context, shares_with.

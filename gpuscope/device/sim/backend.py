@@ -121,6 +121,8 @@ class SimBackend:
             compute_capability=self.profile.compute_capability,
             memory_bytes=self.profile.memory_bytes,
             driver=f"simulated from measurements with driver {self.profile.driver}",
+            launch_latency_ns=constants["launch_latency_ns"],
+            kernel_gap_ns=constants["kernel_gap_ns"],
         )
         self.capabilities = Capabilities(
             streams=True,

@@ -196,9 +196,11 @@ class KernelOp(WaveOp):
         The waves that its other blocks are in, until they end.
     released_by
         Who released the SMs that its first blocks got, where it waited for SMs.
+    turn
+        Its place among those that became ready at the same time.
     """
 
-    __slots__ = ("blocks", "left", "nbytes", "ready_ns", "released_by", "running")
+    __slots__ = ("blocks", "left", "nbytes", "ready_ns", "released_by", "running", "turn")
 
     kind = "kernel"
 
@@ -220,6 +222,7 @@ class KernelOp(WaveOp):
         self.running: dict[Wave, None] = {}
         self.ready_ns = 0
         self.released_by: tuple[Release, ...] = ()
+        self.turn = 0
 
     def again(self, queued_ns: int, correlation: int) -> KernelOp:
         """Return the same kernel, not yet run."""
@@ -695,7 +698,8 @@ class Engine:
         if op.phase != _STARTED:
             return
         self._sequence += 1  # decides between equals: operations have no order of their own
-        insort(self._ready, (op.stream.priority, op.ready_ns, op.correlation, self._sequence, op))
+        op.turn = self._sequence
+        insort(self._ready, (op.stream.priority, op.ready_ns, op.correlation, op.turn, op))
         op.phase = _RUNNING
 
     def _dispatch(self) -> None:
@@ -861,6 +865,11 @@ def _note_failure(op: Op, before: Op) -> None:
         op.failure = failure
 
 
+def _turn(op: KernelOp) -> tuple[int, int, int]:
+    """Return the order in which kernels of one priority get SMs."""
+    return op.ready_ns, op.correlation, op.turn
+
+
 def _releases(
     op: KernelOp, taken: int, released: Iterable[tuple[int, KernelOp]]
 ) -> tuple[Release, ...]:
@@ -868,7 +877,7 @@ def _releases(
     found: dict[Release, None] = {}
     for sms, other in released:
         if sms & taken:
-            later = (other.ready_ns, other.correlation) > (op.ready_ns, op.correlation)
+            later = _turn(other) > _turn(op)
             ahead = later and other.stream.priority < op.stream.priority
             found[Release(other.correlation, other.node, ahead)] = None
     return tuple(found)

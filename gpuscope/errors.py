@@ -63,7 +63,7 @@ class StreamError(GpuscopeError, RuntimeError):
 
 
 class TraceFormatError(GpuscopeError, ValueError):
-    """A file is not a trace that this version can read."""
+    """Rows, or a file, that are no trace, or none that this version can read."""
 
 
 class MissingEvidence(GpuscopeError):

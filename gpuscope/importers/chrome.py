@@ -14,7 +14,7 @@ from gpuscope.importers import chrome_flows, chrome_gpu, chrome_own
 from gpuscope.importers.chrome_spans import KINDS, LONGEST_FACT, NEVER, Spans, fact
 from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.private import LEFT_OUT, public_text, scrub
-from gpuscope.trace import arrow, joins, schema
+from gpuscope.trace import arrow, joins, schema, valid
 from gpuscope.trace.arrow import NONE, Array
 from gpuscope.trace.model import Trace, TraceMetadata
 
@@ -76,6 +76,8 @@ def _trace(
     }
     tables = (arrow.table(columns, count), _counters(spans, count + 1, limits))
     table = schema.concat([one for one in tables if one.num_rows], schema.SPAN_TYPES)
+    table, edges, left = valid.sifted(table, edges)
+    spans.left.update(left)
     table = table if keep_private else scrub(table)
     metadata = _metadata(spans, top, table, devices, keep_private=keep_private)
     return Trace(table, edges, replace(metadata, streams=streams))
@@ -180,10 +182,10 @@ def _metadata(
     }
     for facts in chrome_gpu.listed(fact(top, "deviceProperties"), dict):
         index, name, count = (facts.get(key) for key in ("id", "name", "numSms"))
-        if isinstance(index, int) and isinstance(name, str):
+        if valid.is_short(index) and isinstance(name, str):
             known[f"cuda:{index}"] = {
                 "index": index, "name": name[:LONGEST_FACT],
-                **({"sm_count": count} if isinstance(count, int) else {}),
+                **({"sm_count": count} if valid.is_short(count) else {}),
             }  # fmt: skip
     taken = ("baseTimeNanoseconds", "deviceProperties", "displayTimeUnit", "schemaVersion")
     for key in top:

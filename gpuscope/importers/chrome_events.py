@@ -12,17 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.limits import Limits
-from gpuscope.trace import arrow
+from gpuscope.trace import arrow, schema
 from gpuscope.trace.arrow import NONE, Array
 
 ABSENT = msgspec.Raw(b"")
 """Stands for what an event does not have."""
 _BRACES = 4
 """Objects an event may have, itself and its arguments, before its file is no trace."""
-_LATEST_US = Decimal(1 << 52)
+_LATEST_US = Decimal(schema.LATEST_NS // 1000)
 _LONGEST_TEXT = 1 << 20
 
 
@@ -59,6 +60,7 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
         It is not JSON, or an event is none.
     """
     top: dict[str, msgspec.Raw] = {}
+    data = schema.readable(data)
     text: Any = data
     is_list = data.lstrip()[:1] == b"["
     if not is_list:
@@ -95,7 +97,7 @@ def nanoseconds(values: list[msgspec.Raw]) -> tuple[Array, Array]:
         return np.zeros(0, np.int64), known
     words = np.frombuffer(exact.buffers()[1], np.int64)[: 2 * len(texts)].reshape(-1, 2)
     low, high = words[:, 0], words[:, 1]
-    near = np.abs(low) < int(_LATEST_US) * 1000
+    near = (low > -schema.LATEST_NS) & (low < schema.LATEST_NS)  # the least has no absolute value
     known &= near & (high == low >> 63)
     return np.where(known, low, 0), known
 
@@ -133,18 +135,22 @@ def _whole(value: Any) -> int | None:
 def numbers(values: list[Any]) -> tuple[Array, dict[int, str]]:
     """Return processes or threads as whole numbers, NONE where there is none.
 
-    Some writers name them instead: a name gets a number, and both are returned.
+    Some writers name them instead: a name, or a negative number, gets a number, and both are
+    returned.
     """
     column = pa.array([], pa.int64())
+    names: dict[int, str] = {}
     try:
         column = pa.array(values, pa.int64())
-        names: dict[int, str] = {}
     except (pa.ArrowException, TypeError, OverflowError):
+        column = None
+    if column is None or (pc.min(column).as_py() or 0) < 0:
         found: dict[Any, int | None] = {}
         names = {}
         for value in values:
             if value not in found:
                 number = _whole(value)
+                number = None if number is None or number < 0 else number
                 if number is None and value is not None:
                     number = _NAMED + len(names)
                     names[number] = str(value)
@@ -167,13 +173,13 @@ def texts(values: list[Any], absent: str) -> Any:
     try:
         column = pa.array(values, pa.string())
     except (pa.ArrowException, TypeError):
-        column = pa.array([None if one is None else str(one) for one in values], pa.string())
-    codes, distinct = arrow.coded(column)
+        column = pa.array(
+            [None if one is None else schema.encodable(str(one)) for one in values], pa.string()
+        )
+    codes, distinct = arrow.coded(column.fill_null(absent))
     if any(one is not None and len(one) > _LONGEST_TEXT for one in distinct):
         raise TraceFormatError(f"a name has more than {_LONGEST_TEXT:,} characters")
-    return arrow.text_column(
-        np.where(np.isnan(codes), NONE, codes).astype(np.int64) if codes.dtype.kind == "f"
-        else codes, [one or absent for one in distinct])  # fmt: skip
+    return arrow.text_column(codes, [one or absent for one in distinct])
 
 
 def pairs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -70,7 +70,7 @@ def trace(
     events: list[Event], top: dict[str, msgspec.Raw], facts: TraceMetadata, *, keep_private: bool
 ) -> Trace:
     """Return the trace that gpuscope wrote."""
-    base = msgspec.json.decode(top.get("baseTimeNanoseconds", msgspec.Raw(b"0")), type=int)
+    base = msgspec.json.decode(top.get("baseTimeNanoseconds", msgspec.Raw(b"0")), type=_Base)
     spans = [one for one in events if one.ph in "XBiC"]
     flows = [one for one in events if one.ph == "s"]
     told = [_DECODE(one.args if bytes(one.args) else _NOTHING) for one in spans]
@@ -164,6 +164,9 @@ def uuids(device: Array, facts: TraceMetadata) -> Any:
     known = {one.get("index"): one.get("uuid") for one in facts.devices.values()}
     codes, indices = arrow.coded(device)
     return arrow.text_column(codes, [known.get(index) for index in indices])
+
+
+_Base = Annotated[int, msgspec.Meta(ge=0, lt=schema.LATEST_NS)]
 
 
 class _Ends(msgspec.Struct, rename={"source": "from", "target": "to"}):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_events import Event
-from gpuscope.trace import arrow
+from gpuscope.trace import arrow, schema
 from gpuscope.trace.arrow import NONE, Array
 
 _KINDS = {
@@ -119,6 +119,10 @@ class Spans:
         instant = self.of(*_INSTANTS)
         self.ends = np.where(instant, self.starts, self.ends)
         self.open &= ~instant
+        late = ~self.open & (self.ends >= schema.LATEST_NS - self.base_ns)
+        if late.any():
+            self.left["ends later than any time"] = int(late.sum())
+            self.open |= late
         backwards = ~self.open & (self.ends < self.starts)
         if backwards.any():
             self.left["ends before their begin"] = int(backwards.sum())

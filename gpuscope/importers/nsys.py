@@ -15,7 +15,7 @@ from gpuscope.importers.database import Database, opened
 from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.nsys_capture import API, KERNEL, NVTX, Capture
 from gpuscope.importers.private import LEFT_OUT, scrub
-from gpuscope.trace import arrow, schema
+from gpuscope.trace import arrow, schema, valid
 from gpuscope.trace.arrow import Array
 from gpuscope.trace.model import Trace, TraceMetadata
 
@@ -57,8 +57,10 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
         spans = _joined(tables)
         return Trace(spans if keep_private else scrub(spans), nsys_own.edges(database), own)
     spans = _joined([part.spans() for part in parts])
-    spans = _with_host(spans, capture) if keep_private else scrub(spans)
     edges = _edges(nsys_work.launch_edges(work), nsys_work.wait_edges(capture, work, syncs))
+    spans, edges, left = valid.sifted(spans, edges)
+    capture.not_taken |= {f"{what} not taken": count for what, count in left.items()}
+    spans = _with_host(spans, capture) if keep_private else scrub(spans)
     return Trace(spans, edges, _metadata(capture, spans, keep_private=keep_private))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.database import Database
 from gpuscope.importers.private import public_text
-from gpuscope.trace import arrow
+from gpuscope.trace import arrow, valid
 from gpuscope.trace.arrow import NONE, Array
 from gpuscope.trace.model import TraceMetadata
 
@@ -101,7 +101,7 @@ class Capture:
         TraceFormatError
             One is out of any range.
         """
-        if len(values) and (values.max() > _LATEST_NS or values.min() < -_LATEST_NS):
+        if len(values) and (values.max() >= _LATEST_NS or values.min() <= -_LATEST_NS):
             raise TraceFormatError("a time lies more than a century away from the capture")
         return values + self.base_ns
 
@@ -210,10 +210,10 @@ class Capture:
             index: {
                 key: value if isinstance(value, int) else str(value)[:_LONGEST_FACT]
                 for key, value in facts.items()
-                if isinstance(value, int if key == "sm_count" else str)
+                if (valid.is_short(value) if key == "sm_count" else isinstance(value, str))
             }
             for index, facts in gpus.items()
-            if isinstance(index, int)
+            if valid.is_short(index)
         }
 
     def devices(self) -> dict[str, dict[str, Any]]:
@@ -287,7 +287,7 @@ class Capture:
     def _stream(self, key: tuple[int, ...]) -> int:
         """Return the trace's number of a stream, which nsys numbers by process and context."""
         global_pid, device, context, stream = key
-        if stream == NONE:
+        if stream < 0:
             return NONE
         if key in self._numbers:
             return self._numbers[key]
@@ -300,7 +300,7 @@ class Capture:
         facts: dict[str, Any] = {
             "name": f"stream {stream}",
             "partition": None,
-            "priority": _signed(priority) if isinstance(priority, int) else None,
+            "priority": _signed(priority),
             "device": f"cuda:{device}",
         }
         if number != stream:
@@ -327,8 +327,10 @@ class Capture:
 _BLOCKING, _NULL_STREAM = 1, 3
 
 
-def _signed(number: int) -> int:
-    """Return a priority, which is written as 32 bits without a sign."""
+def _signed(number: object) -> int | None:
+    """Return a priority, which is written as 32 bits without a sign; ``None`` if it is none."""
+    if not isinstance(number, int) or not -1 << 31 <= number < 1 << 32:
+        return None
     return number - (1 << 32) if number >= 1 << 31 else number
 
 

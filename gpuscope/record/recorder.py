@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import itertools
@@ -30,7 +31,7 @@ from gpuscope.record.cupti.source import CuptiSource
 from gpuscope.record.events import EventSource
 from gpuscope.record.order import Order
 from gpuscope.record.rows import Batch, Rows, call_row, freeze, range_row, work_row
-from gpuscope.trace import schema
+from gpuscope.trace import schema, valid
 from gpuscope.trace.model import Trace, TraceMetadata
 
 _PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
@@ -262,7 +263,12 @@ class Recording:
                 there = (pc.is_in(waits.column(end), value_set=ids) for end in ("from", "to"))
                 waits = waits.filter(pc.and_(*there))
                 edges = schema.concat([edges.filter(launches), waits], schema.EDGE_TYPES)
-        return Trace(spans, edges, self._metadata(clocks))
+        metadata = self._metadata(clocks)
+        spans, edges, left = valid.sifted(spans, edges)  # a clock that was set loses no recording
+        if left:
+            counts = {**metadata.counts, **{f"{what} left out": n for what, n in left.items()}}
+            metadata = dataclasses.replace(metadata, complete=False, counts=counts)
+        return Trace(spans, edges, metadata)
 
     def known(self) -> TraceMetadata:
         """Return what is known by now of devices, streams and partitions, at little cost."""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from gpuscope._optional import require
 from gpuscope._text import clean, shown
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace import schema
+from gpuscope.trace import schema, valid
 from gpuscope.trace.explain import Explanation, explain
 from gpuscope.trace.facts import checked
 
@@ -111,8 +111,17 @@ class TraceMetadata:
         return f"incomplete: {clean(reasons or 'nothing says how much is missing', _REASONS)}"
 
     def to_json(self) -> str:
-        """Write as JSON, everything in its order."""
-        return json.dumps(dataclasses.asdict(self))
+        """Write as JSON, everything in its order; what UTF-8 cannot hold is replaced."""
+        return schema.readable(self._json()).decode()
+
+    def _json(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    def encodable(self) -> TraceMetadata:
+        """Return it with what UTF-8 cannot hold replaced: itself where all can be written."""
+        text = self._json()
+        kept = schema.readable(text)
+        return self if kept == text else TraceMetadata(**json.loads(kept))
 
     @classmethod
     def from_json(cls, text: str) -> TraceMetadata:
@@ -121,9 +130,11 @@ class TraceMetadata:
         Raises
         ------
         ValueError
+            It is no JSON.
+        TraceFormatError
             A key is unknown, or a value has another type than is read; nothing else is.
         """
-        return cls.from_facts(json.loads(text))
+        return cls.from_facts(json.loads(schema.readable(text.encode("utf-8", "replace"))))
 
     @classmethod
     def from_facts(cls, facts: Any) -> TraceMetadata:
@@ -145,6 +156,13 @@ class Trace:
     metadata
         Devices, partitions, streams, clocks, counts.
 
+    Raises
+    ------
+    TraceFormatError
+        The rows make no trace: a negative number, an end before its start, a time beyond
+        ``schema.LATEST_NS``, two equal ids, a required value that is null, metadata of another
+        shape.
+
     Examples
     --------
     >>> import gpuscope as gs
@@ -159,6 +177,12 @@ class Trace:
     """
 
     def __init__(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> None:
+        valid.check(spans, edges)
+        metadata = metadata.encodable()
+        checked(vars(metadata))
+        self._hold(spans, edges, metadata)
+
+    def _hold(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> None:
         self.spans = spans
         self.edges = edges
         self.metadata = metadata
@@ -176,6 +200,8 @@ class Trace:
         ------
         ValueError
             A column is unknown, a required one is missing, or lengths differ.
+        TraceFormatError
+            The rows make no trace, as :class:`Trace` says.
         """
         edges = edges or {}
         for what, columns, types, required in (
@@ -268,16 +294,10 @@ class Trace:
             spans = self.spans if keep.as_py() else self.spans.slice(0, 0)
         else:
             spans = self.spans.filter(keep)
-        edges = self.edges
-        if edges.num_rows:
-            ids = spans.column("id")
-            edges = edges.filter(
-                pc.and_(
-                    pc.is_in(edges.column("from"), value_set=ids),
-                    pc.is_in(edges.column("to"), value_set=ids),
-                )
-            )
-        return Trace(spans, edges, self.metadata)
+        edges = valid.between(self.edges, spans.column("id"))
+        part = object.__new__(Trace)  # of what is valid, nothing has to be checked again
+        part._hold(spans, edges, self.metadata)
+        return part
 
     def to_pandas(self) -> Any:
         """Return the spans as a pandas data frame, in their order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -63,6 +64,9 @@ while a span is open. The uncertainties are one-sided: the true start lies in
 REQUIRED = ("id", "kind", "name", "start_ns", "source")
 """Columns without nulls."""
 
+LATEST_NS = 1000 << 52
+"""Times are before it, in the year 2112 of Unix time: as µs a double holds them whole."""
+
 KINDS = (
     "kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block", "counter",
     "handle", "host function", "graph",
@@ -101,6 +105,20 @@ def table(columns: dict[str, list[Any]], types: dict[str, Any]) -> pa.Table:
 def encodable(text: str) -> str:
     """Replace what UTF-8 cannot hold: a lone surrogate in a foreign name is not worth a trace."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+_ESCAPES = re.compile(
+    rb"""\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"""
+    rb"""|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"""
+)
+"""Of JSON: an escaped backslash, a pair of surrogates or, as group 1, a lone one."""
+
+
+def readable(text: bytes) -> bytes:
+    """Return JSON whose escaped lone surrogates are replaced, as in :func:`encodable`."""
+    if b"\\ud" not in text and b"\\uD" not in text:
+        return text
+    return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
 def _encodable(values: list[Any]) -> list[Any]:

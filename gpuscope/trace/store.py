@@ -1,14 +1,17 @@
 """Traces on disk: one Parquet file with a schema version.
 
-The spans' columns come first; edges follow as rows of their own in the columns
-``edge_from``, ``edge_to`` and ``edge_kind``, whose ``id`` is null. The metadata stands in
-the file's key-value metadata as JSON, and in words what rows are missing.
+Its rows are the spans, so that whatever reads Parquet reads them. The metadata stands in the
+file's key-value metadata as JSON, and in words what rows are missing; the edges there as a
+Parquet file of their own, in base 64.
 """
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,16 +20,29 @@ from gpuscope._files import replacing
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.pages import survey
 
 _VERSION = b"gpuscope.schema_version"
 _METADATA = b"gpuscope.metadata"
 _INCOMPLETE = b"gpuscope.incomplete"
+_EDGES = b"gpuscope.edges"
+_LAYOUT = "2"
+_ROWS_LAYOUT = "1"
+"""Edges followed the spans, as rows of their own in columns ``edge_from``, ``edge_to`` and
+``edge_kind``; ``gpuscope.spans`` said how many spans there were."""
 _SPANS = b"gpuscope.spans"
 _EDGE_COLUMNS = {f"edge_{name}": kind for name, kind in schema.EDGE_TYPES.items()}
+_ROW_BYTES = 200
+_VALUES = 500_000
+"""Numbers, texts and lists in a footer: of a row group, some 1,500."""
+_METADATA_BYTES = 1 << 20
 
 
 def save_trace(trace: Trace, path: str | Path) -> Path:
     """Write ``trace`` as Parquet; the final name never holds half of a file.
+
+    Its rows are the spans with the columns of :data:`gpuscope.trace.schema.SPAN_TYPES`: pandas,
+    Polars and DuckDB read them with their plain readers, ns exactly.
 
     Raises
     ------
@@ -44,66 +60,94 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
     True
     """
     target = Path(path)
-    spans, edges = trace.spans, trace.edges
-    columns: dict[str, Any] = {}
-    for name, kind in {**schema.SPAN_TYPES, **_EDGE_COLUMNS}.items():
-        is_edge = name in _EDGE_COLUMNS
-        here, there = (edges, spans) if is_edge else (spans, edges)
-        column = here.column(name.removeprefix("edge_") if is_edge else name)
-        if pa.types.is_null(column.type):
-            columns[name] = pa.nulls(len(column) + there.num_rows)
-            continue
-        own = column.cast(kind).chunks
-        other = [pa.nulls(there.num_rows, type=kind)]
-        whole = pa.chunked_array([*other, *own] if is_edge else [*own, *other], type=kind)
-        columns[name] = whole.unify_dictionaries()
-    table = pa.table(columns).replace_schema_metadata(
-        {
-            _VERSION: str(schema.SCHEMA_VERSION).encode(),
-            _METADATA: trace.metadata.to_json().encode(),
-            _INCOMPLETE: trace.metadata.incomplete.encode(),
-            _SPANS: str(spans.num_rows).encode(),
-        }
-    )
-    types = dict(zip(table.schema.names, table.schema.types, strict=True))
+    spans = _unified(trace.spans, schema.SPAN_TYPES)
+    facts = {
+        _VERSION: _LAYOUT.encode(),
+        _METADATA: trace.metadata.to_json().encode(),
+        _INCOMPLETE: schema.encodable(trace.metadata.incomplete).encode(),
+        b"pandas": json.dumps(_for_pandas(spans)).encode(),
+    }
+    if trace.edges.num_rows:
+        packed = io.BytesIO()
+        _write(_unified(trace.edges, schema.EDGE_TYPES), packed)
+        facts[_EDGES] = base64.b64encode(packed.getbuffer())
     with replacing(target) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            use_dictionary=[name for name, kind in types.items() if pa.types.is_dictionary(kind)],
-            column_encoding={
-                name: "DELTA_BINARY_PACKED"  # small and quick for numbers that mostly grow
-                for name, kind in types.items()
-                if pa.types.is_integer(kind)
-            },
-            write_statistics=False,
-            write_page_checksum=True,
-        )
+        _write(spans.replace_schema_metadata(facts), temporary)
     return target
 
 
-def read_parquet(path: str | Path, *, most_rows: int | None = None) -> Trace:
+def _unified(table: pa.Table, types: dict[str, Any]) -> pa.Table:
+    """Return a table whose texts have one dictionary each."""
+    columns = {}
+    for name, kind in types.items():
+        column = table.column(name)
+        null = pa.types.is_null(column.type)
+        columns[name] = column if null else column.cast(kind).unify_dictionaries()
+    return pa.table(columns)
+
+
+def _for_pandas(table: pa.Table) -> dict[str, Any]:
+    """Return what tells pandas to read whole numbers with nulls as such, not as doubles."""
+    columns = []
+    for field in table.schema:
+        if pa.types.is_integer(field.type):
+            name = str(field.type).replace("uint", "UInt").replace("int", "Int")
+            nulls = table.column(field.name).null_count
+            columns.append(
+                {
+                    "name": field.name,
+                    "field_name": field.name,
+                    "pandas_type": str(field.type),
+                    "numpy_type": name if nulls else str(field.type),
+                    "metadata": None,
+                }
+            )
+    return {"index_columns": [], "column_indexes": [], "columns": columns, "pandas_version": "2"}
+
+
+def _write(table: pa.Table, to: Any) -> None:
+    types = dict(zip(table.schema.names, table.schema.types, strict=True))
+    pq.write_table(
+        table,
+        to,
+        compression="zstd",
+        use_dictionary=[name for name, kind in types.items() if pa.types.is_dictionary(kind)],
+        column_encoding={
+            name: "DELTA_BINARY_PACKED"  # small and quick for numbers that mostly grow
+            for name, kind in types.items()
+            if pa.types.is_integer(kind)
+        },
+        write_statistics=False,
+        write_page_checksum=True,
+    )
+
+
+def read_parquet(
+    path: str | Path, *, most_rows: int | None = None, most_bytes: int | None = None
+) -> Trace:
     """Read a trace that :func:`save_trace` wrote.
 
     Parameters
     ----------
     most_rows
-        How many rows it may have; any number without it.
+        How many rows it may have, spans and edges; any number without it.
+    most_bytes
+        How much it may unpack to; without it, as much as ``most_rows`` rows may.
 
     Raises
     ------
     TraceFormatError
-        The file is truncated, is no trace, has another schema version or too many rows.
+        The file is truncated, is no trace, has another schema version, too many rows or too much
+        in them.
     GpuscopeError
         The file cannot be read.
     """
     source = Path(path)
+    if most_bytes is None and most_rows is not None:
+        most_bytes = 2 * _ROW_BYTES * most_rows
     try:
-        # Not read_table(): given a folder, it joins whatever Parquet lies in it.
-        with source.open("rb"), pq.ParquetFile(source, page_checksum_verification=True) as file:
-            _check(file, source, most_rows)
-            table = file.read()
+        with source.open("rb") as file:
+            return _read(file, source, most_rows, most_bytes)
     except FileNotFoundError as error:
         raise GpuscopeError(f"there is no file {source.name!r}: check the path") from error
     except IsADirectoryError as error:
@@ -112,80 +156,137 @@ def read_parquet(path: str | Path, *, most_rows: int | None = None) -> Trace:
         raise GpuscopeError(
             f"{source.name!r} cannot be read: {error.strerror}. Get access, or name another file"
         ) from error
+    except _NotOurs as error:
+        raise TraceFormatError(f"{source.name!r} {error}") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TraceFormatError(
-            f"{source.name!r} is no readable trace: truncated, or not Parquet ({error}). Save it "
-            "again, or name another file"
+            f"{source.name!r} is no readable trace: damaged, truncated, or not Parquet ({error}). "
+            "Save it again, or name another file"
         ) from error
-    facts = table.schema.metadata or {}
-    if _VERSION not in facts:
-        raise TraceFormatError(
-            f"{source.name!r} is Parquet but not a gpuscope trace: it names no schema version"
-        )
-    version = facts[_VERSION].decode("ascii", "replace")
-    if version != str(schema.SCHEMA_VERSION):
-        raise TraceFormatError(
-            f"{source.name!r} has schema version {version}, but this gpuscope reads version "
-            f"{schema.SCHEMA_VERSION}: use the gpuscope that wrote it, or record again"
-        )
-    wanted = {**schema.SPAN_TYPES, **_EDGE_COLUMNS}
-    lacking = [name for name in wanted if len(table.schema.get_all_field_indices(name)) != 1]
-    lacking += [name.decode() for name in (_SPANS, _METADATA) if name not in facts]
-    if lacking:
-        raise TraceFormatError(
-            f"{source.name!r} says that it is a gpuscope trace but does not hold one (it lacks "
-            f"{lacking[0]}, or has it twice)"
-        )
-    try:
-        count = _span_count(facts[_SPANS], len(table))
-        metadata = TraceMetadata.from_json(facts[_METADATA].decode())
-        spans = _columns(table.slice(0, count), schema.SPAN_TYPES, "")
-        edges = _columns(table.slice(count), schema.EDGE_TYPES, "edge_")
-        empty = [name for name in schema.REQUIRED if spans.column(name).null_count]
-    except (ValueError, TypeError, RecursionError, pa.ArrowException) as error:
-        raise TraceFormatError(
-            f"{source.name!r} says that it is a gpuscope trace but does not hold one ({error})"
-        ) from error
-    if empty:
-        raise TraceFormatError(f"{source.name!r} has rows without {' and '.join(empty)}")
-    return Trace(spans, edges, metadata)
 
 
-_UNPACKED = 1000
-"""Bytes that a byte of the file may stand for: dictionaries and runs shrink columns that much."""
-_ROOM = 64 << 20
+class _NotOurs(Exception):
+    """Why a Parquet file is none of ours."""
 
 
-def _check(file: pq.ParquetFile, source: Path, most_rows: int | None) -> None:
-    """Refuse what is no trace of ours, or would fill the memory, before anything is unpacked."""
-    found, name = file.metadata, source.name
-    # Columns of a row group are not asked for: of one that is not there, PyArrow ends the process.
-    unpacked = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
-    packed = source.stat().st_size
-    if most_rows is not None and found.num_rows > most_rows:
-        raise TraceFormatError(
-            f"{name!r} has {found.num_rows:,} rows, where {most_rows:,} is the limit. If you trust "
+def _read(file: BinaryIO, source: Path, most_rows: int | None, most_bytes: int | None) -> Trace:
+    wanted = frozenset({*schema.SPAN_TYPES, *_EDGE_COLUMNS})
+    parquet, rows = _opened(file, source.stat().st_size, wanted, most_rows, most_bytes)
+    with parquet:
+        facts = parquet.metadata.metadata or {}
+        version = facts.get(_VERSION, b"").decode("ascii", "replace")
+        if not version:
+            raise _NotOurs("is Parquet but not a gpuscope trace: it names no schema version")
+        if version not in (_LAYOUT, _ROWS_LAYOUT):
+            raise _NotOurs(
+                f"has schema version {version[:40]!r}, but this gpuscope reads version {_LAYOUT}: "
+                "use the gpuscope that wrote it, or record again"
+            )
+        text = facts.get(_METADATA)
+        if text is None or (version == _ROWS_LAYOUT and _SPANS not in facts):
+            raise _lacking((_METADATA if text is None else _SPANS).decode())
+        if most_bytes is not None and len(text) > max(_METADATA_BYTES, most_bytes // 20):
+            raise _NotOurs(f"has {len(text):,} bytes of metadata, as no trace has")
+        try:
+            metadata = TraceMetadata.from_json(text.decode())
+            count = rows
+            if version == _ROWS_LAYOUT:
+                count = min(max(int(facts[_SPANS]), 0), rows)
+                edges = _narrowed(_columns(parquet, schema.EDGE_TYPES, "edge_").slice(count))
+            else:
+                edges = _edges(facts.get(_EDGES), most_rows, most_bytes)
+            spans = _columns(parquet, schema.SPAN_TYPES, "").slice(0, count)
+            return Trace(_narrowed(spans), edges, metadata)
+        except (pa.ArrowException, ValueError, TypeError, RecursionError) as error:
+            raise _NotOurs(
+                f"says that it is a gpuscope trace but does not hold one ({error})"
+            ) from error
+
+
+def _lacking(name: str) -> _NotOurs:
+    return _NotOurs(
+        f"says that it is a gpuscope trace but does not hold one (it lacks {name}, or has it twice)"
+    )
+
+
+def _opened(
+    file: Any, size: int, columns: frozenset[str], most_rows: int | None, most_bytes: int | None
+) -> tuple[pq.ParquetFile, int]:
+    """Open Parquet after its pages were looked at; returns how many rows it has, too."""
+    found = survey(file, size, columns, max(_VALUES, (most_bytes or 1 << 40) // 2000))
+    if most_rows is not None and found.rows > most_rows:
+        raise _NotOurs(
+            f"has {found.rows:,} rows, where {most_rows:,} is the limit. If you trust "
             "the file, load_trace(path, limits=gpuscope.Limits(rows=…)) reads more"
         )
-    if unpacked > max(_ROOM, _UNPACKED * packed):
-        raise TraceFormatError(f"{name!r} unpacks to far more than its size, as no trace does")
+    if most_bytes is not None and found.nbytes > max(most_bytes, _METADATA_BYTES):
+        raise _NotOurs(
+            f"unpacks to {found.nbytes:,} bytes, where {most_bytes:,} are the limit. If you trust "
+            "the file, load_trace(path, limits=gpuscope.Limits(text_bytes=…, rows=…)) reads more"
+        )
+    file.seek(0)
+    texts = sorted(found.columns & _TEXTS)
+    # Not read_table(): given a folder, it joins whatever Parquet lies in it.
+    parquet = pq.ParquetFile(file, page_checksum_verification=True, read_dictionary=texts)
+    return parquet, found.rows
 
 
-def _span_count(stated: bytes, rows: int) -> int:
-    count = int(stated)
-    if not 0 <= count <= rows:
-        raise ValueError(f"{count} of its {rows} rows are spans")
-    return count
+_TEXTS = frozenset(
+    name
+    for name, kind in {**schema.SPAN_TYPES, **_EDGE_COLUMNS, **schema.EDGE_TYPES}.items()
+    if pa.types.is_dictionary(kind)
+)
 
 
-def _columns(table: pa.Table, types: dict[str, Any], prefix: str) -> pa.Table:
+def _edges(packed: bytes | None, most_rows: int | None, most_bytes: int | None) -> pa.Table:
+    """Return the edges of a file."""
+    if packed is None:
+        return schema.table({}, schema.EDGE_TYPES)
+    content = base64.b64decode(packed, validate=True)
+    names = frozenset(schema.EDGE_TYPES)
+    parquet, _ = _opened(io.BytesIO(content), len(content), names, most_rows, most_bytes)
+    with parquet:
+        return _narrowed(_columns(parquet, schema.EDGE_TYPES, ""))
+
+
+def _columns(parquet: pq.ParquetFile, types: dict[str, Any], prefix: str) -> pa.Table:
+    """Read columns of the types that are wanted; one that is all null is not read."""
+    own = parquet.schema_arrow
+    rows = parquet.metadata.num_rows
     columns = {}
     for name, kind in types.items():
-        column = table.column(prefix + name)
+        if len(own.get_all_field_indices(prefix + name)) != 1:
+            raise _lacking(prefix + name)
+        there = own.field(prefix + name).type
+        if pa.types.is_nested(there):
+            raise _NotOurs(f"holds {there} where {kind} is due, in column {prefix + name}")
+        if pa.types.is_null(there):
+            columns[name] = pa.nulls(rows)
+            continue
+        read = parquet.read(columns=[prefix + name])
+        columns[name] = read.column(0).cast(kind)
+    return _whole(pa.table(columns))
+
+
+def _whole(table: pa.Table) -> pa.Table:
+    """Return a table whose dictionaries have the places, and whose texts the ends, that it says.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        One does not.
+    """
+    table.validate(full=True)
+    return table
+
+
+def _narrowed(table: pa.Table) -> pa.Table:
+    """Return a table whose columns are one piece each, or of no type where all is null."""
+    columns = {}
+    for name in table.column_names:
+        column = table.column(name)
         if column.null_count == len(column):
             columns[name] = pa.nulls(len(column))
         else:
-            columns[name] = column.cast(kind).combine_chunks()
-    found = pa.table(columns)
-    found.validate(full=True)  # places in dictionaries, ends of texts
-    return found
+            columns[name] = column.unify_dictionaries().combine_chunks()
+    return pa.table(columns)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from gpuscope.record.recorder import Recording
-from gpuscope.trace import schema
+from gpuscope.trace import schema, valid
 from gpuscope.trace.model import Trace
 
 SWITCH_S = 0.0002
@@ -78,6 +78,7 @@ class Pump:
         if batches:
             spans = schema.concat([one.spans for one in batches], schema.SPAN_TYPES)
             edges = schema.concat([one.edges for one in batches], schema.EDGE_TYPES)
+            spans, edges, _ = valid.sifted(spans, edges)
             self._grew(Trace(spans, edges, self._recording.known()))
 
     def _loop(self) -> None:

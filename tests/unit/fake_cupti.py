@@ -394,7 +394,7 @@ class FakeGpu:
                     "context": raw.number, "device": self.info.index, "is_green": 1,
                     "parent": self.context, "sm_count": one.sm_count,
                 })  # fmt: skip
-            sms = tuple(8 * part + sm for part in one.parts for sm in range(8))
+            sms = tuple(8 * (part % 32) + sm for part in one.parts for sm in range(8))
             granted.append(GrantedPartition(raw, one.sm_count, sms, raw.number, one.sm_count))
         return granted
 

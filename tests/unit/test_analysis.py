@@ -326,9 +326,9 @@ def test_queue_depth():
 
 
 def test_queue_depth_keeps_the_samples_in_order_and_ends_are_exclusive():
-    # At 100 the first has ended and the second, queued at 100, is in: one. Before all: none.
+    # At 110 the first has ended and the second, queued at 110, is in: one. Before all: none.
     found = analysis.queue_depth(
-        load_and_samples([(0, 100), (100, 200)], [100, 50, -1]), of="load", at="small"
+        load_and_samples([(10, 110), (110, 210)], [110, 60, 9]), of="load", at="small"
     )
     assert found.depths == (1, 1, 0)
 

@@ -816,9 +816,10 @@ def test_a_range_that_ends_on_another_thread_says_so_and_holds_no_calls(world, n
 def test_a_range_whose_end_is_read_before_its_beginning_ends(world, nvtx):
     """Records of two threads may come in two buffers, the later one first."""
     with world.profile() as recording:
+        begun_ns = world.cupti.now_ns()
         nvtx.mark(4, 4711, thread=5)
         recording.batches()
-        world.cupti.write(layout.MARKER, flags=2, marker=4711, time=world.cupti.now_ns() - 10**6,
+        world.cupti.write(layout.MARKER, flags=2, marker=4711, time=begun_ns,
                           thread=6, name=address("late"))  # fmt: skip
         recording.batches()
     (row,) = rows(recording.trace, "range")

@@ -415,7 +415,7 @@ def test_foreign_names_are_harmless_everywhere():
             {"kind": EVIL, "start_ns": 0, "end_ns": 90},
         ],
         devices={"cuda:0": {"name": LONE}},
-        partitions={EVIL: {"granted": LONE}},
+        partitions={EVIL: {"asked": LONE}},
         streams={"1": {"name": LONE}},
         thread_names={"2": LONE},
         process_names={"1": LONE},

@@ -29,8 +29,8 @@ def trace(rows, partition="p"):
             "kind": ["kernel"] * len(rows),
             "name": ["k"] * len(rows),
             "category": [row[0] for row in rows],
-            "start_ns": [row[1] for row in rows],
-            "end_ns": [row[2] for row in rows],
+            "start_ns": [100 + row[1] for row in rows],
+            "end_ns": [None if row[2] is None else 100 + row[2] for row in rows],
             "partition": [row[3] if row[3:] else partition for row in rows],
             "source": ["simulated"] * len(rows),
         }

@@ -22,7 +22,7 @@ def make_trace(*, names=("small", "load"), simulated=False, calls=40, queued=Tru
     small, load = names
     rows = []
     for index in range(calls):
-        start = index * 200_000
+        start = 400_000 + index * 200_000
         rows += [
             ("kernel", load, start, start + 190_000, 2, load, load, start - 400_000, 10**11),
             ("handle", small, start + 5000, start + 35_000, 1, small, small, None, None),
@@ -191,8 +191,8 @@ def test_foreign_names_are_harmless(tmp_path):
 def test_calls_without_load_are_not_passed_over(tmp_path):
     trace = make_trace(calls=4)
     late = {
-        "id": [1000], "kind": ["handle"], "name": ["small"], "start_ns": [790_000 + 3_000],
-        "end_ns": [799_000], "category": ["small"], "source": ["cupti"],
+        "id": [1000], "kind": ["handle"], "name": ["small"], "start_ns": [1_190_000 + 3_000],
+        "end_ns": [1_199_000], "category": ["small"], "source": ["cupti"],
     }  # fmt: skip
     idle = Trace.concat([trace, Trace.from_columns(late)])
     body = html_report(make_run({"a": idle}), tmp_path / "r.html").read_text(encoding="utf-8")

@@ -48,7 +48,7 @@ def same(one: Trace, other: Trace) -> None:
 
 # -- from_columns -------------------------------------------------------------------------
 def test_every_column_is_there_and_absent_ones_cost_nothing():
-    trace = Trace.from_columns(spans(stream=[None, None, None], end_ns=[1, None, 3]))
+    trace = Trace.from_columns(spans(stream=[None, None, None], end_ns=[11, None, 33]))
     assert trace.spans.column_names == list(schema.SPAN_TYPES)
     for name in ("parent", "sm", "launch_config", "stream"):
         assert trace.spans.column(name).type == pa.null()
@@ -89,9 +89,9 @@ def test_bad_columns(columns, edge_columns, fact):
 
 # -- array and texts ----------------------------------------------------------------------
 def test_array_is_a_view():
-    trace = Trace.from_columns(spans(end_ns=[1, 2, 3]))
+    trace = Trace.from_columns(spans(end_ns=[11, 22, 33]))
     array = trace.array("end_ns")
-    assert array.tolist() == [1, 2, 3]
+    assert array.tolist() == [11, 22, 33]
     assert array.dtype == np.int64
     (address,) = {chunk.buffers()[1].address for chunk in trace.spans.column("end_ns").chunks}
     assert array.__array_interface__["data"][0] == address
@@ -100,10 +100,10 @@ def test_array_is_a_view():
 
 
 def test_array_with_nulls_needs_a_fill():
-    trace = Trace.from_columns(spans(end_ns=[1, None, 3]))
+    trace = Trace.from_columns(spans(end_ns=[11, None, 33]))
     with pytest.raises(MissingEvidence, match="'end_ns' has 1 of 3"):
         trace.array("end_ns")
-    assert trace.array("end_ns", fill=-1).tolist() == [1, -1, 3]
+    assert trace.array("end_ns", fill=-1).tolist() == [11, -1, 33]
     assert trace.array("stream", fill=0).tolist() == [0, 0, 0]
     assert trace.array("start_ns", fill=99).tolist() == [0, 10, 20]
 
@@ -357,10 +357,11 @@ def test_a_folder_name_adds_no_column(tmp_path, mixed):
     same(load_trace(save_trace(mixed, folder / "t.parquet")), mixed)
 
 
-int64 = st.integers(-(2**63), 2**63 - 1)
+int64 = st.integers(0, 2**63 - 1)
+times = st.integers(0, schema.LATEST_NS - 1)
 VALUES = {
     pa.int64(): int64,
-    pa.int16(): st.integers(-(2**15), 2**15 - 1),
+    pa.int16(): st.integers(0, 2**15 - 1),
     pa.uint32(): st.integers(0, 2**32 - 1),
     pa.float64(): st.floats(allow_nan=False),
 }
@@ -372,20 +373,33 @@ def traces(draw) -> Trace:
     count = draw(st.integers(0, 6))
     columns: dict[str, list[Any]] = {
         "id": list(range(count)),
-        "start_ns": draw(st.lists(int64, min_size=count, max_size=count)),
+        "start_ns": draw(st.lists(times, min_size=count, max_size=count)),
     }
     for name in ("kind", "name", "source"):
         columns[name] = draw(st.lists(texts, min_size=count, max_size=count))
     optional = sorted(set(schema.SPAN_TYPES) - set(columns))
     for name in draw(st.lists(st.sampled_from(optional), unique=True, max_size=8)):
         value = VALUES.get(schema.SPAN_TYPES[name], texts)
+        if name.endswith("_ns"):
+            value = times
         columns[name] = draw(st.lists(st.none() | value, min_size=count, max_size=count))
+    if "end_ns" in columns:
+        both = zip(columns["start_ns"], columns["end_ns"], strict=True)
+        columns["end_ns"] = [end if end is None else max(start, end) for start, end in both]
     rows = draw(st.lists(st.tuples(int64, int64, texts), max_size=9))
     metadata = TraceMetadata(
         time_base=draw(st.sampled_from(["unix", "virtual", "relative"])),
         notes=tuple(draw(st.lists(texts, max_size=2))),
-        windows_ns=draw(st.lists(st.tuples(int64, int64).map(list), max_size=2)),
-        streams=draw(st.dictionaries(texts, st.dictionaries(texts, texts, max_size=2), max_size=2)),
+        windows_ns=draw(st.lists(st.tuples(times, times).map(list), max_size=2)),
+        streams=draw(
+            st.dictionaries(
+                int64.map(str),
+                st.fixed_dictionaries(
+                    {"name": texts}, optional={"partition": texts, "mine": texts}
+                ),
+                max_size=2,
+            )
+        ),
     )
     return Trace.from_columns(columns, edges(*rows), metadata)
 
@@ -436,9 +450,9 @@ def rewritten(saved: Path, **facts: bytes | None) -> Path:
     return target
 
 
-@pytest.mark.parametrize("version", [b"2", b"0", b"1.5", b"one", b"\xff"])
+@pytest.mark.parametrize("version", [b"3", b"0", b"1.5", b"one", b"\xff"])
 def test_another_schema_version(saved, version):
-    with pytest.raises(TraceFormatError, match=r"'other\.parquet' has schema version .* version 1"):
+    with pytest.raises(TraceFormatError, match=r"'other\.parquet' has schema version .* version 2"):
         load_trace(rewritten(saved, schema_version=version))
 
 
@@ -453,8 +467,10 @@ def test_a_file_of_this_version_rewritten_still_loads(saved, mixed):
         {"metadata": b"{"},
         {"metadata": b"[1]"},
         {"metadata": b'{"no_such_field": 1}'},
-        {"spans": None},
-        {"spans": b"many"},
+        {"edges": b"many"},
+        {"edges": b"bWFueQ=="},
+        {"schema_version": b"1"},
+        {"schema_version": b"1", "spans": b"many"},
     ],
 )
 def test_a_trace_without_its_facts(saved, facts):
@@ -550,7 +566,7 @@ def test_a_failed_write_leaves_what_was_there(
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     monkeypatch.setattr(pq, "write_table", writer)
     with pytest.raises(error) as caught:
-        save_trace(mixed.where(kind="kernel"), target)
+        save_trace(mixed.where(stream=1), target)
     if error is GpuscopeError:
         assert "'t.parquet'" in str(caught.value)
         assert "No space left on device" in str(caught.value)
@@ -579,3 +595,96 @@ def test_saving_over_a_folder(tmp_path, mixed):
     with pytest.raises(GpuscopeError, match=r"cannot write .*Is a directory"):
         save_trace(mixed, target)
     assert list(tmp_path.iterdir()) == [target]
+
+
+# -- the door -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("columns", "fact"),
+    [
+        ({"start_ns": [0, -1, 2]}, "start_ns holds -1"),
+        ({"start_ns": [0, 1, 2**63 - 1]}, f"start_ns holds {2**63 - 1}"),
+        ({"end_ns": [5, 15, 19]}, "1 spans end before they begin"),
+        ({"end_ns": [5, None, -(2**63)]}, "end_ns holds -9223372036854775808"),
+        ({"queued_ns": [None, -1, 2]}, "queued_ns holds -1"),
+        ({"stream": [-1, 1, None]}, "stream holds -1"),
+        ({"sm": [-2, 1, None]}, "sm holds -2"),
+        ({"id": [1, 1, 2]}, "two spans have the same id"),
+        ({"id": [1, 2, 2**63 - 1]}, "id holds"),
+        ({"name": ["a", None, "b"]}, "spans without name"),
+        ({"kind": [None] * 3}, "spans without kind"),
+    ],
+)
+def test_what_no_trace_holds_is_refused(columns, fact):
+    with pytest.raises(TraceFormatError, match=fact):
+        Trace.from_columns(spans(**columns))
+
+
+@pytest.mark.parametrize("row", [(-1, 2, "launch"), (1, None, "launch"), (1, 2, None)])
+def test_edges_from_and_to_nothing_are_refused(row):
+    with pytest.raises(TraceFormatError, match="edge"):
+        Trace.from_columns(spans(), edges(row))
+
+
+@pytest.mark.parametrize(
+    ("facts", "fact"),
+    [
+        ({"streams": {"7": {"partition": "p"}}}, "missing required field `name`"),
+        ({"streams": {"seven": {"name": "s"}}}, "no stream has the number 'seven'"),
+        ({"windows_ns": [[0, 2**63]]}, "windows_ns"),
+        ({"partitions": {"p": {"sm_ids": [-1]}}}, "sm_ids"),
+        ({"devices": {"cuda:0": {"sm_count": 10**9}}}, "sm_count"),
+    ],
+)
+def test_metadata_that_no_trace_has_is_refused(facts, fact):
+    with pytest.raises(TraceFormatError, match=fact):
+        Trace.from_columns(spans(), None, TraceMetadata(**facts))
+
+
+def test_a_lone_surrogate_in_the_metadata_is_replaced(tmp_path):
+    trace = Trace.from_columns(spans(), None, TraceMetadata(streams={"7": {"name": "a\ud800b"}}))
+    assert trace.stream_name(7) == "a\ufffdb"
+    assert TraceMetadata.from_json('{"setting": "\\ud800 \\\\ud800 \\ud83d\\ude00"}').setting == (
+        "\ufffd \\ud800 😀"
+    )
+    same(load_trace(save_trace(trace, tmp_path / "t.parquet")), trace)
+
+
+# -- other readers ------------------------------------------------------------------------
+def test_pandas_reads_whole_ns_from_a_saved_trace(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    start = 1_700_000_000_123_456_789
+    trace = Trace.from_columns(
+        spans(start_ns=[start, start + 1, start + 2], end_ns=[start + 3, None, start + 5],
+              queued_ns=[None, None, start - 1], sm=[None, 7, 131]),
+        edges((1, 2, "launch"), (2, 3, "launch")),
+    )  # fmt: skip
+    frame = pandas.read_parquet(save_trace(trace, tmp_path / "t.parquet"))
+    assert len(frame) == 3, "edges are no rows"
+    assert frame["start_ns"].dtype == np.int64
+    assert frame["start_ns"].tolist() == [start, start + 1, start + 2]
+    assert frame["end_ns"].dropna().tolist() == [start + 3, start + 5]
+    assert frame["queued_ns"].dropna().tolist() == [start - 1]
+    assert frame["end_ns"].isna().tolist() == [False, True, False]
+    assert frame["sm"].dropna().tolist() == [7, 131]
+    assert pq.read_table(tmp_path / "t.parquet").column("start_ns").to_pylist()[0] == start
+
+
+def test_a_file_of_the_layout_before_still_loads(tmp_path, mixed):
+    """Edges were rows of their own behind the spans."""
+    count, links = len(mixed), mixed.edges.num_rows
+    columns = {}
+    for name, kind in schema.SPAN_TYPES.items():
+        columns[name] = pa.chunked_array([
+            *mixed.spans.column(name).cast(kind).chunks, pa.nulls(links, kind)
+        ])  # fmt: skip
+    for name, kind in schema.EDGE_TYPES.items():
+        columns[f"edge_{name}"] = pa.chunked_array([
+            pa.nulls(count, kind), *mixed.edges.column(name).cast(kind).chunks
+        ])  # fmt: skip
+    facts = {
+        b"gpuscope.schema_version": b"1",
+        b"gpuscope.metadata": mixed.metadata.to_json().encode(),
+        b"gpuscope.spans": str(count).encode(),
+    }
+    pq.write_table(pa.table(columns).replace_schema_metadata(facts), tmp_path / "old.parquet")
+    same(load_trace(tmp_path / "old.parquet"), mixed)

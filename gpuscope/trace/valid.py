@@ -1,0 +1,147 @@
+"""What a valid trace is, checked where one is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuscope.errors import TraceFormatError
+from gpuscope.trace import schema
+
+_BELOW = {name: schema.LATEST_NS for name in schema.SPAN_TYPES if name.endswith("_ns")}
+_BELOW["id"] = 1 << 62
+"""Column → what its numbers are below: sums and differences of two fit into 64 bits."""
+
+
+def is_short(number: object) -> bool:
+    """Whether it can be the index of a device or an SM, or a count of SMs."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 15
+
+
+def check(spans: pa.Table, edges: pa.Table) -> None:
+    """Check the rows of a trace.
+
+    Columns and types are the schema's (or all null), required ones have no nulls, ids differ,
+    no whole number is negative (null stands for what is unknown), times lie before
+    ``schema.LATEST_NS``, and nothing ends before it begins. An edge may name a row that is not
+    there: what was dropped has no row.
+
+    Raises
+    ------
+    TraceFormatError
+        Something is otherwise; says what.
+    """
+    _check_table("span", spans, schema.SPAN_TYPES, schema.REQUIRED)
+    _check_table("edge", edges, schema.EDGE_TYPES, tuple(schema.EDGE_TYPES))
+    backwards = count_backwards(spans)
+    if backwards:
+        raise TraceFormatError(
+            f"{backwards:,} spans end before they begin: leave end_ns null where it is unknown"
+        )
+    ids = _values(spans.column("id"))
+    if len(ids) > 1 and not (ids[1:] > ids[:-1]).all() and len(np.unique(ids)) < len(ids):
+        raise TraceFormatError("two spans have the same id: number them")
+
+
+def out_of_range(name: str, column: Any) -> Any:
+    """Return row → whether a whole number is none that a trace may hold; null where it is null.
+
+    ``None`` stands for no such row.
+    """
+    least, most = pc.min_max(column).as_py().values()
+    below = _BELOW.get(name)
+    if most is None or (least >= 0 and (below is None or most < below)):
+        return None
+    wrong = pc.less(column, 0)
+    return wrong if below is None else pc.or_(wrong, pc.greater_equal(column, below))
+
+
+def sifted(spans: pa.Table, edges: pa.Table) -> tuple[pa.Table, pa.Table, dict[str, int]]:
+    """Return rows of others without what no valid trace holds, and what that was → how often.
+
+    A span without a valid start goes, and the edges from and to it; a number that is none, and
+    an end before the start, become null.
+    """
+    left: dict[str, int] = {}
+    for name, kind in schema.SPAN_TYPES.items():
+        column = spans.column(name)
+        wrong = None
+        if pa.types.is_integer(column.type):
+            wrong = out_of_range(name, column)
+        if name == "end_ns" and count_backwards(spans):
+            backwards = pc.less(column, spans.column("start_ns"))
+            left["ends before their begin"] = pc.sum(backwards).as_py()
+            wrong = backwards if wrong is None else pc.or_(wrong, backwards)
+        if wrong is None:
+            continue
+        count = pc.sum(wrong).as_py() - (
+            left.get("ends before their begin", 0) * (name == "end_ns")
+        )
+        if name in schema.REQUIRED:
+            left[f"spans with an impossible {name}"] = count
+            spans = spans.filter(pc.invert(wrong))
+            edges = between(edges, spans.column("id"))
+            continue
+        if count:
+            left[f"impossible values of {name}"] = count
+        fresh = pc.if_else(wrong, pa.scalar(None, kind), column)
+        fresh = pa.nulls(len(fresh)) if fresh.null_count == len(fresh) else fresh
+        spans = spans.set_column(spans.schema.get_field_index(name), name, fresh)
+    return spans, edges, left
+
+
+def between(edges: pa.Table, ids: Any) -> pa.Table:
+    """Return the edges that lead from one of these rows to another."""
+    if not edges.num_rows:
+        return edges
+    return edges.filter(
+        pc.and_(
+            pc.is_in(edges.column("from"), value_set=ids),
+            pc.is_in(edges.column("to"), value_set=ids),
+        )
+    )
+
+
+def count_backwards(spans: pa.Table) -> int:
+    """Return how many spans end before they begin."""
+    ends = spans.column("end_ns")
+    if pa.types.is_null(ends.type) or not len(ends):
+        return 0
+    return int(pc.sum(pc.less(ends, spans.column("start_ns"))).as_py() or 0)
+
+
+def _check_table(
+    what: str, table: pa.Table, types: dict[str, Any], required: tuple[str, ...]
+) -> None:
+    if table.column_names != list(types):
+        raise TraceFormatError(
+            f"the {what} columns are not those of a trace: build it with Trace.from_columns()"
+        )
+    for name, kind in types.items():
+        column = table.column(name)
+        if pa.types.is_null(column.type):
+            if name in required and len(column):
+                raise TraceFormatError(f"there are {what}s without {name}")
+            continue
+        if column.type != kind:
+            raise TraceFormatError(f"{what} column {name} is of type {column.type}, not {kind}")
+        if name in required and column.null_count:
+            raise TraceFormatError(f"there are {what}s without {name}")
+        if not pa.types.is_integer(kind):
+            continue
+        wrong = out_of_range(name, column)
+        if wrong is not None:
+            value = column.filter(wrong)[0].as_py()
+            raise TraceFormatError(
+                f"{what} column {name} holds {value}, which no trace does: whole numbers are not "
+                "negative, times are ns before the year 2112. Leave null what is unknown"
+            )
+
+
+def _values(column: Any) -> Any:
+    if pa.types.is_null(column.type):
+        return np.zeros(0, np.int64)
+    return column.to_numpy()

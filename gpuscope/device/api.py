@@ -370,6 +370,8 @@ class Backend(Protocol):
     layout: SmLayout
     array_type: type
     """Type of the arrays it makes."""
+    home: Any
+    """Where its arrays are: what :meth:`home_of` returns of each."""
 
     def now_ns(self) -> int:
         """Return the host clock: Unix ns, or the virtual time of a simulated device."""
@@ -460,6 +462,9 @@ class Backend(Protocol):
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         """Return an array's values; the device must be idle with respect to it."""
 
+    def home_of(self, array: Any) -> Any:
+        """Return which device holds an array of this kind of device."""
+
     def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
         """Take scratch memory, nbytes > 0: in the order of ``stream``, or, for ``None``, now.
 
@@ -518,11 +523,15 @@ class Backend(Protocol):
     ) -> None:
         """Queue a planned GEMM on placed operands, tuned for ``sm_count`` SMs (0: not told)."""
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: Any, *, write: bool = False) -> Any:
         """Return ``value`` as an array of this kind of device, without a copy, or ``None``.
 
-        What is returned has ``shape``, ``dtype``, ``ndim`` and ``strides``.
+        What is returned has ``shape``, ``dtype``, ``ndim`` and ``strides``. To ``write``, it
+        must not be read-only.
         """
+
+    def follow(self, stream: Any, value: Any) -> None:
+        """Let ``stream`` wait for the stream that an array of another library names, if any."""
 
     def place(self, out: Any, a: Any, b: Any) -> Places:
         """Say where adopted arrays are, and what :meth:`matmul` takes of them."""

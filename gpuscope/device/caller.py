@@ -16,11 +16,13 @@ import ctypes
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
+from gpuscope._checks import given
+from gpuscope.device.unique import Unique
 from gpuscope.errors import StreamError
 
 _get_running_loop = asyncio._get_running_loop
@@ -122,8 +124,8 @@ def innermost_guard() -> Any:
 
 def guards_of_threads() -> dict[int, Any]:
     """Return the innermost guard entered outside any task of each thread that has one."""
-    alive = {thread.native_id for thread in threading.enumerate()}
-    for gone in set(_of_thread.every) - alive:
+    known = set(_of_thread.every)  # first: a thread that begins now is in neither, or alive
+    for gone in known - {thread.native_id for thread in threading.enumerate()}:
         _of_thread.every.pop(gone, None)
     kept = ((thread, values.get("guard")) for thread, values in list(_of_thread.every.items()))
     return {thread: guard for thread, guard in kept if guard is not None}
@@ -152,7 +154,7 @@ def _check_stream(stream: Any) -> None:
         )
 
 
-class CallerStreamGuard:
+class CallerStreamGuard(Unique):
     """Select ``stream`` for everything that runs inside the ``with`` block.
 
     Parameters
@@ -321,13 +323,34 @@ class CallerStreamGuard:
             _of_task.set(now)
         self.task = None  # contexts copied inside it hold on to it: it selects no more
 
-    def _refuse_copy(self, *_: object) -> NoReturn:
-        raise TypeError(
-            "a CallerStreamGuard cannot be copied or pickled: it belongs to one with block"
-        )
 
-    __copy__ = __deepcopy__ = __reduce__ = _refuse_copy
-    __reduce_ex__ = _refuse_copy
+def checked_handle(stream: Any) -> int:
+    """Return the integer handle of what a call was given as its stream.
+
+    Raises
+    ------
+    StreamError
+        It is none of what a guard accepts, or its handle is none that CUDA has.
+    """
+    if isinstance(stream, bool) or not (
+        isinstance(stream, int) or hasattr(stream, "__cuda_stream__")
+    ):
+        raise StreamError(
+            f"stream is {given(stream)}: give a stream made with create_stream(), an object "
+            "with __cuda_stream__ or an integer handle"
+        )
+    try:
+        handle = raw_handle(stream)
+    except StreamError:
+        raise
+    except Exception as error:
+        raise StreamError(
+            f"{type(stream).__name__} has a __cuda_stream__ that gives no handle "
+            f"({type(error).__name__}: {error}): give a stream made with create_stream()"
+        ) from error
+    if not 0 <= handle < 1 << 64:
+        raise StreamError(f"stream is {handle}, which is no handle: those are addresses of 64 bits")
+    return handle
 
 
 # -- binding to libraries ------------------------------------------------------------------
@@ -501,9 +524,9 @@ def caller_stream_capsule() -> Any:
 
 
 # -- the current stream of a thread --------------------------------------------------------
-def _streams_of_this_thread() -> dict[str, Any]:
+def _streams_of_this_thread() -> dict[Hashable, Any]:
     try:
-        streams: dict[str, Any] = _current.streams
+        streams: dict[Hashable, Any] = _current.streams
     except AttributeError:
         streams = _current.streams = {}
     return streams
@@ -524,7 +547,7 @@ def get_current_stream(device: Any) -> Any:
         or the thread ends; the registry is its only owner, so it needs no closing.
     """
     streams = _streams_of_this_thread()
-    key = device.info.key
+    key = device.identity
     stream = streams.get(key)
     if stream is None or getattr(stream, "device", device) is not device:
         name = f"current of {threading.current_thread().name}"
@@ -533,17 +556,23 @@ def get_current_stream(device: Any) -> Any:
     return stream
 
 
-def peek_current_stream(device_key: str) -> Any:
-    """Return this thread's current stream on a device, or ``None``; never creates one."""
+def peek_current_stream(device_key: Hashable) -> Any:
+    """Return this thread's current stream on a device, or ``None``; never creates one.
+
+    Parameters
+    ----------
+    device_key
+        The device's ``identity``.
+    """
     return _streams_of_this_thread().get(device_key)
 
 
-def set_current_stream(device_key: str, stream: Any) -> None:
+def set_current_stream(device_key: Hashable, stream: Any) -> None:
     """Make ``stream`` this thread's current stream on a device."""
     _streams_of_this_thread()[device_key] = stream
 
 
-def clear_current_stream(device_key: str) -> None:
+def clear_current_stream(device_key: Hashable) -> None:
     """Forget this thread's current stream on a device, if there is one."""
     _streams_of_this_thread().pop(device_key, None)
 
@@ -553,7 +582,7 @@ class running_on:  # noqa: N801 - used like a function
 
     __slots__ = ("_before", "_key", "_stream")
 
-    def __init__(self, device_key: str, stream: Any) -> None:
+    def __init__(self, device_key: Hashable, stream: Any) -> None:
         self._key = device_key
         self._stream = stream
 

@@ -32,7 +32,7 @@ from gpuscope.device.api import (
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
-from gpuscope.errors import CapabilityError
+from gpuscope.errors import CapabilityError, InvalidOperand
 
 _NO_STREAMS = "a CPU device has no streams: open a CUDA or simulated device"
 
@@ -54,6 +54,7 @@ class CpuBackend:
     """The host as a device."""
 
     array_type: type = CpuArray
+    home: Any = "cpu"
 
     def __init__(self) -> None:
         self.layout = SmLayout(1, 1, 0)
@@ -326,15 +327,35 @@ class CpuBackend:
             out[...] = (a.astype(work) @ b.astype(work)).astype(out.dtype)
         self._did("kernel", plan.name, correlation, start_ns)
 
-    def adopt(self, value: Any) -> Any:
+    def home_of(self, array: Any) -> Any:
+        """Return the host: there is one."""
+        del array
+        return self.home
+
+    def adopt(self, value: Any, *, write: bool = False) -> Any:
         """Take the device's arrays as they are."""
-        return value if isinstance(value, CpuArray) else None
+        if not isinstance(value, CpuArray):
+            return None
+        if write and not value.flags.writeable:
+            raise InvalidOperand("it is read-only: give an array that can be written")
+        return value
+
+    def follow(self, stream: Any, value: Any) -> None:
+        """Do nothing: all work is done."""
 
     def place(self, out: Any, a: Any, b: Any) -> Places:
-        """Return addresses, and the arrays."""
+        """Return addresses, and the arrays.
+
+        Raises
+        ------
+        InvalidOperand
+            ``out`` is read-only, which shape and dtype do not tell.
+        """
+        if not out.flags.writeable:
+            raise InvalidOperand("out is read-only: give an array that can be written")
         arrays = (out, a, b)
         first, second, third = (array.ctypes.data for array in arrays)
-        return ("cpu", "cpu", "cpu"), (first, second, third), arrays
+        return (self.home,) * 3, (first, second, third), arrays
 
     def contiguous(self, stream: Stream, array: Any) -> Any:
         """Copy into C order."""

@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from gpuscope._checks import count, given
+from gpuscope._text import clean
 from gpuscope.device import caller, carve
 from gpuscope.device.api import (
     Activity,
@@ -26,13 +28,23 @@ from gpuscope.device.api import (
 from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes, SmLayout
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.stream import Event, Stream, close_all
+from gpuscope.device.unique import Unique
 from gpuscope.errors import InvalidOperand, InvalidPartition, StreamError
 
 if TYPE_CHECKING:
     from gpuscope.device.scratch import Scratch
 
+_T = TypeVar("_T")
+_numbers = itertools.count(1)
+_LARGEST = 2**62
 
-class Device:
+
+def alive(registry: weakref.WeakValueDictionary[Any, _T]) -> list[_T]:
+    """Return what a registry holds now, whatever other threads and the collector do to it."""
+    return [item for kept in registry.valuerefs() if (item := kept()) is not None]
+
+
+class Device(Unique):
     """A GPU, real or simulated; made by :func:`gpuscope.open_device`.
 
     Attributes
@@ -45,6 +57,11 @@ class Device:
         What does the work; its own business.
     observers
         Who watches it.
+    identity
+        What registries know it by: a GPU and the host by their key, of which a process has
+        one, a simulated GPU by itself.
+    carving
+        Held while SMs are planned and carved, which is one step for other threads.
 
     Examples
     --------
@@ -64,12 +81,18 @@ class Device:
         self.info: DeviceInfo = backend.info
         self.capabilities: Capabilities = backend.capabilities
         self.observers: tuple[Observer, ...] = ()
-        self._partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
+        self.identity: Hashable = self if self.is_simulated else self.info.key
+        self.carving = threading.RLock()
+        self._number = next(_numbers)
+        self._lock = threading.RLock()
+        self._partitions: weakref.WeakValueDictionary[int, Partition] = (
+            weakref.WeakValueDictionary()
+        )
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         # Devices that share a clock share their numbers, so that one trace can hold both.
         self.next_correlation = (correlations or itertools.count(1)).__next__
         self.next_stream_id = itertools.count(1).__next__
-        self._handle = threading.local()
+        self._of_thread = threading.local()
         self._spare_events: list[Event] = []
 
     @property
@@ -96,20 +119,25 @@ class Device:
 
     def close(self) -> None:
         """Close every live partition and stream; the device itself stays usable."""
-        close_all([*self._partitions, *self._streams.values(), self.backend])
+        close_all([*alive(self._partitions), *alive(self._streams), self.backend])
+
+    def told_from(self, other: Device) -> str:
+        """Return its key, with its number where ``other`` has the same key."""
+        key = self.info.key
+        return key if key != other.info.key else f"{key} (no. {self._number} of this process)"
 
     # -- carving ----------------------------------------------------------------------
     @property
     def partitions(self) -> tuple[Partition, ...]:
         """Its live partitions, of all carvings, in the order in which they were made."""
-        live = [part for part in self._partitions if not part.closed]
+        live = [part for part in alive(self._partitions) if not part.closed]
         return tuple(sorted(live, key=lambda part: part.context))
 
     @property
     def streams(self) -> tuple[Stream, ...]:
         """Its streams that are open, in the order in which they were made."""
         return tuple(sorted(
-            (stream for stream in list(self._streams.values()) if not stream.closed),
+            (stream for stream in alive(self._streams) if not stream.closed),
             key=lambda stream: stream.id,
         ))  # fmt: skip
 
@@ -121,7 +149,7 @@ class Device:
     def held_parts(self, *, without: Collection[Partition] = ()) -> dict[str, tuple[int, ...]]:
         """Name → parts of the live partitions, but for those in ``without``."""
         held: dict[str, tuple[int, ...]] = {}
-        for part in self._partitions:
+        for part in alive(self._partitions):
             if not part.closed and part not in without:
                 name = (
                     part.name if part.name not in held else f"{part.name} (context {part.context})"
@@ -197,11 +225,15 @@ class Device:
         CapabilityError
             This device or driver cannot carve; names what is required and found.
         """
-        plan = self.plan_carve(sizes, rounding=rounding, allow_shared=allow_shared)
-        return Partitions(self, plan, self.make_partitions(plan.partitions))
+        with self.carving:
+            plan = self.plan_carve(sizes, rounding=rounding, allow_shared=allow_shared)
+            return Partitions(self, plan, self.make_partitions(plan.partitions))
 
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[Partition]:
-        """Make planned partitions: the step of :meth:`carve` that touches the device."""
+        """Make planned partitions: the step of :meth:`carve` that touches the device.
+
+        :attr:`carving` is held from the plan on.
+        """
         live = self.partitions
         granted = self.backend.make_partitions(planned)
         partitions = [Partition(self, *pair) for pair in zip(planned, granted, strict=True)]
@@ -216,12 +248,12 @@ class Device:
             for other in live:
                 if other.name in seen:
                     other.shares_with += (one.name,)
-        self._partitions.update(partitions)
+        self._partitions.update({partition.context: partition for partition in partitions})
         return partitions
 
     def forget_partition(self, partition: Partition) -> None:
         """Stop counting a closed partition's SMs as held."""
-        self._partitions.discard(partition)
+        self._partitions.pop(partition.context, None)
 
     # -- streams and events -----------------------------------------------------------
     def create_stream(
@@ -263,12 +295,12 @@ class Device:
         if isinstance(stream, Stream):
             if stream.device is not self:
                 raise StreamError(
-                    f"stream {stream.name!r} belongs to {stream.device.info.key}, not to "
-                    f"{self.info.key}: create one with this device's create_stream(), or put the "
-                    "operands on the stream's device"
+                    f"stream {stream.name!r} belongs to {stream.device.told_from(self)}, not to "
+                    f"{self.told_from(stream.device)}: create one with this device's "
+                    "create_stream(), or put the operands on the stream's device"
                 )
             return stream
-        handle = stream if isinstance(stream, int) else int(stream.__cuda_stream__()[1])
+        handle = caller.checked_handle(stream)
         known = self._streams.get(handle)
         if known is not None:
             return known
@@ -284,19 +316,21 @@ class Device:
     def default_stream(self) -> Stream:
         """Return this thread's default stream."""
         raw, handle = self.backend.default_stream()
-        known = self._streams.get(handle)
-        if known is not None:
-            return known
-        stream = Stream(self, raw, handle, name="per-thread default", owned=False)
-        self._streams[handle] = stream
-        self._default = stream
+        stream = self._streams.get(handle)
+        if stream is None:
+            with self._lock:
+                stream = self._streams.get(handle)
+                if stream is None:
+                    stream = Stream(self, raw, handle, name="per-thread default", owned=False)
+                    self._streams[handle] = stream
+        self._of_thread.default = stream  # it lives as long as a thread that used it
         return stream
 
     def forget_stream(self, stream: Stream) -> None:
         """Stop finding a closed stream by its handle."""
         for key in (stream._handle, -stream.id):
             if self._streams.get(key) is stream:
-                del self._streams[key]
+                self._streams.pop(key, None)
 
     def choose_stream(self, stream: Any = None) -> tuple[Stream, bool]:
         """Pick the stream that work should run on, and whether one was selected.
@@ -307,7 +341,7 @@ class Device:
         if stream is None:
             stream = caller.get_caller_stream()
         if stream is None:
-            stream = caller.peek_current_stream(self.info.key)
+            stream = caller.peek_current_stream(self.identity)
         if stream is None:
             return self.default_stream(), False
         if type(stream) is Stream and stream.device is self:
@@ -323,6 +357,20 @@ class Device:
         if isinstance(selected, Stream):
             return selected
         return self.wrap_stream(selected)
+
+    def require_event(self, event: Any, name: str, *, across: bool = False) -> None:
+        """Refuse what is no event of this device, or ``across``, none it can wait for."""
+        if not isinstance(event, Event):
+            raise StreamError(
+                f"{name} is {given(event)}: an event made with create_event() or a stream's "
+                "record() is needed"
+            )
+        both_cuda = self.info.kind == event.device.info.kind == "cuda"
+        if event.device is not self and not (across and both_cuda):
+            raise StreamError(
+                f"{name} is an event of {event.device.told_from(self)}, not of "
+                f"{self.told_from(event.device)}: create one with this device's create_event()"
+            )
 
     def create_event(self, *, timing: bool = True) -> Event:
         """Make an event, not yet recorded."""
@@ -374,12 +422,22 @@ class Device:
 
     def asarray(self, values: Any, dtype: Any = None) -> Any:
         """Copy host values into device memory; done when it returns."""
-        host = np.asarray(values, dtype=None if dtype is None else as_dtype(dtype))
+        try:
+            host = np.asarray(values, dtype=None if dtype is None else as_dtype(dtype))
+        except InvalidOperand:
+            raise
+        except Exception as error:  # an array of another library may refuse in its own way
+            raise InvalidOperand(
+                f"values is {given(values)}, which NumPy cannot read ({error}): give numbers in "
+                "host memory"
+            ) from error
+        as_dtype(host.dtype)
         with self._setting_up("asarray"):
             return self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
 
     def random(self, shape: int | tuple[int, ...], dtype: Any = "float32", *, seed: int = 0) -> Any:
         """Return an array of uniform values in [-0.5, 0.5); done when it returns."""
+        count("seed", seed, error=InvalidOperand)
         array = self.empty(shape, dtype)
         with self._setting_up("random"):
             self.backend.fill_random(array, seed)
@@ -413,9 +471,45 @@ class Device:
         return scratch.take(self, nbytes)
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        """Wait for the whole device, then return the array's values."""
+        """Wait for the whole device, then return the array's values.
+
+        Raises
+        ------
+        InvalidOperand
+            It is no array of this device.
+        """
+        self.require_array(array, "array")
         self.synchronize()
         return self.backend.to_host(array)
+
+    def require_array(self, value: Any, name: str, *, write: bool = False) -> None:
+        """Refuse what is neither an array of this device nor one of NumPy, or is read-only.
+
+        Raises
+        ------
+        InvalidOperand
+            Names the argument.
+        """
+        backend = self.backend
+        if isinstance(value, np.ndarray):
+            if write and not value.flags.writeable:
+                raise InvalidOperand(f"{name} is read-only: give an array that can be written")
+            return
+        array = value
+        if type(value) is not backend.array_type:
+            try:
+                array = backend.adopt(value, write=write)
+            except InvalidOperand as error:
+                raise InvalidOperand(f"{name}: {error}") from error
+        if array is None:
+            raise InvalidOperand(
+                f"{name} is {given(value)}, not an array on {self.info.key}: make one with the "
+                "device's asarray() or empty()"
+            )
+        if backend.home_of(array) != backend.home:
+            raise InvalidOperand(
+                f"{name} is on another device than {self.info.key}: copy it there first"
+            )
 
     # -- kernels ----------------------------------------------------------------------
     def compile(self, source: str, name: str, *, model: KernelModel | None = None) -> Kernel:
@@ -429,22 +523,31 @@ class Device:
 
         Raises
         ------
+        InvalidOperand
+            ``source`` or ``name`` is no text, or ``model`` no :class:`KernelModel`.
         CapabilityError
             The device cannot run source and no model was given.
         """
+        for what, text in (("source", source), ("name", name)):
+            if not isinstance(text, str):
+                raise InvalidOperand(f"{what} is {given(text)}; a text is needed")
+        if not (model is None or isinstance(model, KernelModel)):
+            raise InvalidOperand(f"model is {given(model)}; a KernelModel or None is needed")
         return self.backend.compile(source, name, model)
 
     # -- observers --------------------------------------------------------------------
     def observe(self, observer: Observer) -> None:
         """Let ``observer`` watch every call on this device until :meth:`unobserve`."""
-        self.observers = (*self.observers, observer)
-        self.backend.set_activity_sink(self.report)
+        with self._lock:
+            self.observers = (*self.observers, observer)
+            self.backend.set_activity_sink(self.report)
 
     def unobserve(self, observer: Observer) -> None:
         """Stop telling ``observer``."""
-        self.observers = tuple(other for other in self.observers if other is not observer)
-        if not self.observers:
-            self.backend.set_activity_sink(None)
+        with self._lock:
+            self.observers = tuple(other for other in self.observers if other is not observer)
+            if not self.observers:
+                self.backend.set_activity_sink(None)
 
     def report(self, activity: Activity) -> None:
         """Tell observers of finished work."""
@@ -468,14 +571,14 @@ class Device:
         )
         if stream is not None and stream.capturing:
             return call  # it becomes part of a graph: nothing happens now
-        meant: Stream | None = getattr(self._handle, "meant", None)
+        meant: Stream | None = getattr(self._of_thread, "meant", None)
         if meant is not None and intended is not None:
             call.intended = meant
-        handle: Call | None = getattr(self._handle, "call", None)
+        handle: Call | None = getattr(self._of_thread, "call", None)
         if handle is not None and kind != "setup":
             call.parent, call.workload = handle.correlation, handle.name
         if kind == "launch":
-            around: Call | None = getattr(self._handle, "around", None)
+            around: Call | None = getattr(self._of_thread, "around", None)
             if around is not None:
                 around.superseded = True
         for observer in self.observers:
@@ -484,23 +587,23 @@ class Device:
 
     def enter_handle(self, call: Call | None) -> Call | None:
         """Let calls of this thread name ``call``'s handle as theirs; returns the one before."""
-        before: Call | None = getattr(self._handle, "call", None)
-        self._handle.call = call
+        before: Call | None = getattr(self._of_thread, "call", None)
+        self._of_thread.call = call
         return before
 
     @contextlib.contextmanager
     def meant_for(self, stream: Stream) -> Iterator[None]:
         """Let this thread's calls count as given to ``stream``, whatever stream they name."""
-        self._handle.meant = stream
+        self._of_thread.meant = stream
         try:
             yield
         finally:
-            self._handle.meant = None
+            self._of_thread.meant = None
 
     def launch_around(self, call: Call | None) -> Call | None:
         """Let a launch of this thread supersede ``call``; returns the one before."""
-        before: Call | None = getattr(self._handle, "around", None)
-        self._handle.around = call
+        before: Call | None = getattr(self._of_thread, "around", None)
+        self._of_thread.around = call
         return before
 
     def end_call(self, call: Call) -> None:
@@ -534,17 +637,27 @@ class UnifiedDevice(Device):
         chosen, selected = super().choose_stream(stream)
         if chosen.capturing:
             return chosen, selected
-        if self._unified is None or self._unified.closed:
-            self._unified = self.create_stream(name="unified")
-        return self._unified, selected
+        with self._lock:
+            if self._unified is None or self._unified.closed:
+                self._unified = self.create_stream(name="unified")
+            return self._unified, selected
 
 
 def as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as a tuple, checked for negative sizes."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(size < 0 for size in sizes):
-        raise InvalidOperand(f"a shape has no negative sizes, but {sizes} was asked for")
-    return sizes
+    """Return a shape as a tuple of sizes, checked."""
+    if isinstance(shape, str | bytes):
+        raise InvalidOperand(f"shape is {given(shape)}; whole numbers are needed")
+    try:
+        sizes: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    except TypeError:  # an array of no dimensions says it can be iterated over
+        sizes = (shape,)
+    checked = tuple(
+        count("a size in shape", size, least=-_LARGEST, most=_LARGEST, error=InvalidOperand)
+        for size in sizes
+    )
+    if any(size < 0 for size in checked):
+        raise InvalidOperand(f"a shape has no negative sizes, but {checked} was asked for")
+    return checked
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
@@ -553,8 +666,12 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         import ml_dtypes  # noqa: PLC0415 - only needed for this dtype
 
         dtype = ml_dtypes.bfloat16
-    try:
-        found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise InvalidOperand(f"unknown dtype {dtype!r}: use one NumPy or ml_dtypes has") from error
+    try:  # of None NumPy would make float64
+        found: np.dtype[Any] = np.dtype("none is given" if dtype is None else dtype)
+    except Exception as error:  # NumPy evaluates what it is given, which fails in many ways
+        raise InvalidOperand(
+            f"dtype is {given(dtype)}; one that NumPy or ml_dtypes has is needed"
+        ) from error
+    if found.kind in "OSUMm" or found.names is not None or found.subdtype is not None:
+        raise InvalidOperand(f"dtype is {clean(found, 60)}; one of numbers is needed")
     return found

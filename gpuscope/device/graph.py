@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, GpuscopeError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def capturing() -> Iterator[None]:
                 _thread.left.pop().close()
 
 
-class Graph:
+class Graph(Unique):
     """What was queued on a stream while it was captured; made by :meth:`Stream.capture`.
 
     Its work keeps the SMs of the stream it was captured on, whatever stream launches it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuscope.device.api import GrantedPartition
 from gpuscope.device.carve import CarvePlan, PlannedPartition
-from gpuscope.device.stream import Stream, close_all
+from gpuscope.device.stream import Stream, close_all, require_not_borrowed
+from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, InvalidPartition
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ class Closable(Protocol):
         """Release it."""
 
 
-class Partition:
+class Partition(Unique):
     """A set of SMs; work on its streams runs on these and no others.
 
     Attributes
@@ -78,6 +80,7 @@ class Partition:
         self._streams: list[Stream] = []
         self._owned: list[Closable] = []
         self._closed = False
+        self._closers = itertools.count()
 
     @property
     def closed(self) -> bool:
@@ -100,19 +103,36 @@ class Partition:
         ClosedError
             The partition is closed.
         """
-        if self._closed:
-            raise ClosedError(f"partition {self.name!r} is closed: carve again")
+        self.require_open()
         stream = self.device.make_stream(self, name=name, priority=priority)
         self._streams.append(stream)
+        if self._closed:  # another thread closed it, perhaps before it knew of this stream
+            stream.close()
+            self.require_open()
         return stream
+
+    def require_open(self) -> None:
+        """Raise :class:`ClosedError` if it was closed."""
+        if self._closed:
+            raise ClosedError(f"partition {self.name!r} is closed: carve again")
 
     def adopt(self, item: Closable) -> None:
         """Close ``item`` with this partition, before its streams."""
         self._owned.append(item)
 
     def close(self) -> None:
-        """Close handles, then streams, then the context; again does nothing."""
+        """Close handles, then streams, then the context; again does nothing.
+
+        Raises
+        ------
+        StreamError
+            A workload's call that runs on this thread has borrowed a stream of it; nothing is
+            changed.
+        """
         if self._closed:
+            return
+        require_not_borrowed(self._streams)
+        if next(self._closers):  # of threads that close it at once, one does
             return
         self._closed = True
         try:
@@ -130,7 +150,7 @@ class Partition:
         return f"Partition({self.name!r}, {self.sm_count} SMs, asked={self.asked!r}{state})"
 
 
-class Partitions(Mapping[str, Partition]):
+class Partitions(Unique, Mapping[str, Partition]):
     """The partitions of one carving, by name or by position; closed by ``with``.
 
     Attributes
@@ -179,18 +199,21 @@ class Partitions(Mapping[str, Partition]):
         InvalidPartition
             A later carving has taken these SMs.
         """
-        if self._remainder is None and self.plan.remainder_parts and not self._closed:
-            held = self.device.held_parts()
-            left = self.plan.remainder_parts
-            takers = [name for name, parts in held.items() if set(parts) & set(left)]
-            if takers:
-                raise InvalidPartition(
-                    f"the SMs that this carving left over are now in {', '.join(takers)}: "
-                    "close that first"
-                )
-            planned = PlannedPartition("remainder", "rest", self.plan.remainder_sm_count, left)
-            (self._remainder,) = self.device.make_partitions([planned])
-        return self._remainder
+        with self.device.carving:
+            if self._remainder is None and self.plan.remainder_parts and not self._closed:
+                held = self.device.held_parts()
+                left = self.plan.remainder_parts
+                takers = [name for name, parts in held.items() if set(parts) & set(left)]
+                if takers:
+                    raise InvalidPartition(
+                        f"the SMs that this carving left over are now in {', '.join(takers)}: "
+                        "close that first"
+                    )
+                planned = PlannedPartition("remainder", "rest", self.plan.remainder_sm_count, left)
+                (self._remainder,) = self.device.make_partitions([planned])
+                if self._closed:  # another thread closed it, perhaps without knowing of this
+                    self._remainder.close()
+            return self._remainder
 
     @property
     def closed(self) -> bool:
@@ -198,9 +221,17 @@ class Partitions(Mapping[str, Partition]):
         return self._closed
 
     def close(self) -> None:
-        """Close every partition; again does nothing."""
+        """Close every partition; again does nothing.
+
+        Raises
+        ------
+        StreamError
+            A workload's call that runs on this thread has borrowed a stream of one; nothing
+            is changed.
+        """
         if self._closed:
             return
+        require_not_borrowed([stream for part in self.values() for stream in part.streams])
         self._closed = True
         close_all([*self._partitions.values(), *([self._remainder] if self._remainder else [])])
 

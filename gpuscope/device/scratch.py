@@ -20,6 +20,7 @@ from gpuscope.device.arena import Arena, allocate, checked_size, give_back
 from gpuscope.device.caller import raw_handle
 from gpuscope.device.device import Device, as_dtype, as_shape
 from gpuscope.device.stream import Stream
+from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 
@@ -48,7 +49,7 @@ def take(device: Device, nbytes: int) -> Scratch:
     return Scratch(device, size, None, memory, lambda given: give_back(device, given, None))
 
 
-class Scratch:
+class Scratch(Unique):
     """Device memory that goes back when its call ends, or when it is closed.
 
     Attributes
@@ -173,7 +174,7 @@ class Scratch:
         return f"Scratch({self.nbytes} bytes, {tag}{', closed' if self.closed else ''})"
 
 
-class WorkloadContext:
+class WorkloadContext(Unique):
     """What a workload's function is given: the stream to launch on, and scratch.
 
     Parameters

@@ -11,15 +11,19 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
+from gpuscope._checks import given
 from gpuscope._libcupti import arrange_nvtx
-from gpuscope.device.device import Device, UnifiedDevice
+from gpuscope.device.device import Device, UnifiedDevice, alive
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
-_open: weakref.WeakSet[Device] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
+"""By their ids."""
+_opening = threading.RLock()
+_DIGITS = 10
 _cuda: dict[int, Device] = {}
 _cpu: dict[str, Device] = {}
 _sims: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
-"""By the id of their backends: found again quickly."""
+"""By the id of their backends."""
 _cuda_correlations = itertools.count(1)
 _finders: dict[type, Callable[[Any], Device]] = {}
 
@@ -66,9 +70,11 @@ def open_device(
     >>> gs.open_device("cpu", quiet=True).capabilities.partitions
     False
     """
+    if pace not in ("none", "real"):
+        raise DeviceUnavailable(f"pace is {given(pace)}; 'none' or 'real' is needed")
     kind, _, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     why = ""
-    if kind == "cuda" and (not rest or rest.isdecimal()):
+    if kind == "cuda" and (not rest or (rest.isdecimal() and len(rest) < _DIGITS)):
         device = _open_cuda(int(rest or 0), unified_stream=unified_stream)
     elif kind == "sim" and rest:
         device = _open_sim(rest, pace, unified_stream=unified_stream)
@@ -82,7 +88,8 @@ def open_device(
             device = _open_sim("h200", pace, unified_stream=unified_stream)
     else:
         raise DeviceUnavailable(
-            f"unknown device {spec!r}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200' or 'cpu'"
+            f"unknown device {given(spec)}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200' or "
+            "'cpu'"
         )
     if not quiet:
         _say(device, why)
@@ -106,29 +113,31 @@ def _say(device: Device, why: str) -> None:
 
 
 def _open_cuda(index: int, *, unified_stream: bool = False) -> Device:
-    device = _cuda.get(index)
-    if device is None:
-        from gpuscope.device.cuda.backend import CudaBackend  # noqa: PLC0415 - loads CUDA
+    with _opening:
+        device = _cuda.get(index)
+        if device is None:
+            from gpuscope.device.cuda.backend import CudaBackend  # noqa: PLC0415 - loads CUDA
 
-        arrange_nvtx()  # before the program's first range, so that recordings see them all
-        kind = UnifiedDevice if unified_stream else Device
-        device = _cuda[index] = kind(CudaBackend(index), correlations=_cuda_correlations)
-        _open.add(device)
-        _finders[device.backend.array_type] = _cuda_device_of
-        atexit.unregister(_close_at_exit)  # last in is first out: before what CUDA's
-        atexit.register(_close_at_exit)  # libraries do when the interpreter ends
+            arrange_nvtx()  # before the program's first range, so that recordings see them all
+            kind = UnifiedDevice if unified_stream else Device
+            device = kind(CudaBackend(index), correlations=_cuda_correlations)
+            _cuda[index] = _open[id(device)] = device
+            _finders[device.backend.array_type] = _cuda_device_of
+            atexit.unregister(_close_at_exit)  # last in is first out: before what CUDA's
+            atexit.register(_close_at_exit)  # libraries do when the interpreter ends
     return _as_asked(device, unified_stream=unified_stream)
 
 
 def _open_cpu(*, unified_stream: bool) -> Device:
     from gpuscope.device.cpu import CpuBackend  # noqa: PLC0415 - rarely wanted
 
-    device = _cpu.get("cpu")
-    if device is None:
-        kind = UnifiedDevice if unified_stream else Device
-        device = _cpu["cpu"] = kind(CpuBackend())
-        _open.add(device)
-        _finders[device.backend.array_type] = lambda _: _cpu["cpu"]
+    with _opening:
+        device = _cpu.get("cpu")
+        if device is None:
+            kind = UnifiedDevice if unified_stream else Device
+            device = kind(CpuBackend())
+            _cpu["cpu"] = _open[id(device)] = device
+            _finders[device.backend.array_type] = lambda _: _cpu["cpu"]
     return _as_asked(device, unified_stream=unified_stream)
 
 
@@ -146,7 +155,7 @@ def _open_sim(profile: str, pace: Literal["none", "real"], *, unified_stream: bo
 
     kind = UnifiedDevice if unified_stream else Device
     device = kind(SimBackend(profile, pace=pace))
-    _open.add(device)
+    _open[id(device)] = _sims[id(device.backend)] = device
     _finders[device.backend.array_type] = _sim_device_of
     return device
 
@@ -160,14 +169,14 @@ def _close_at_exit() -> None:
     """
     if any(thread.daemon and thread.is_alive() for thread in threading.enumerate()):
         return
-    for device in list(_open):
+    for device in alive(_open):
         with contextlib.suppress(Exception):
             device.close()
 
 
 def open_devices() -> list[Device]:
     """Return the devices that are open in this process."""
-    return list(_open)
+    return alive(_open)
 
 
 def device_of(value: Any, name: str) -> Device:
@@ -210,8 +219,4 @@ def _sim_device_of(array: Any) -> Device:
     device = _sims.get(id(owner))
     if device is not None and device.backend is owner:
         return device
-    for device in _open:
-        if device.backend is owner:
-            _sims[id(owner)] = device
-            return device
     raise InvalidOperand("the simulated device that this array was made on is gone: keep it")

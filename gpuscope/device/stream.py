@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from gpuscope._checks import count, given
 from gpuscope.device import caller
 from gpuscope.device.api import Kernel, StreamKind
 from gpuscope.device.graph import Graph, capturing
+from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from gpuscope.device.partition import Partition
 
 
-class Event:
+class Event(Unique):
     """A point in a stream's work that others can wait for and time.
 
     Recording an event queues a marker behind the work already on a stream; the event is
@@ -84,6 +87,11 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         """Record on ``stream``, behind what is queued there."""
+        if not isinstance(stream, Stream):
+            raise StreamError(
+                f"stream is {given(stream)}: an event is recorded on a stream of the event's "
+                "device, made with create_stream() or wrap_stream()"
+            )
         stream.record(self)
 
     def synchronize(self) -> None:
@@ -110,10 +118,9 @@ class Event:
         StreamError
             One was made with ``timing=False``, or belongs to another device.
         """
+        self._device.require_event(since, "since")
         if not (self.timing and since.timing):
             raise StreamError("elapsed_ns needs two events made with timing=True")
-        if since.device is not self._device:
-            raise StreamError("elapsed_ns needs two events of one device")
         return self._backend.elapsed_ns(since._usable(), self._usable())
 
     def close(self) -> None:
@@ -131,7 +138,7 @@ class Event:
         return f"Event({'closed' if self._closed else f'device={self._device.info.key!r}'})"
 
 
-class Stream:
+class Stream(Unique):
     """A queue of work that runs in order; made by a device or a partition.
 
     ``with`` is the documented way to hold one: leaving waits for its work and destroys
@@ -183,6 +190,7 @@ class Stream:
         self._handle = handle
         self._owned = owned
         self._closed = False
+        self._closers = itertools.count()
         self._backend = device.backend
         self.cupy_stream: Any = None
         """Where a bound guard keeps CuPy's object for this stream."""
@@ -190,7 +198,7 @@ class Stream:
         """Whether what is queued now becomes a graph."""
         self.graph: Graph | None = None
         """The graph that it is being captured into."""
-        self.registry: dict[str, Any] | None = None
+        self.registry: dict[Hashable, Any] | None = None
         """The current streams of a thread, if they made this one and own it."""
         self.sm_count_target = partition.sm_count_target if partition is not None else 0
         """SMs that libraries should tune for; 0 means the whole GPU."""
@@ -245,11 +253,16 @@ class Stream:
 
         Raises
         ------
+        StreamError
+            A workload's call that runs on this thread has borrowed it; nothing is changed.
         GpuscopeError
             Its work failed, or the device is gone. It is closed all the same: destroying
             it raises nothing.
         """
         if self._closed:
+            return
+        require_not_borrowed([self])
+        if next(self._closers):  # of threads that close it at once, one does
             return
         try:
             if self._owned:
@@ -261,8 +274,8 @@ class Stream:
         self._closed = True
         self.cupy_stream = None
         self.device.forget_stream(self)
-        if self.registry is not None and self.registry.get(self.device.info.key) is self:
-            del self.registry[self.device.info.key]
+        if self.registry is not None and self.registry.get(self.device.identity) is self:
+            self.registry.pop(self.device.identity, None)
         if self._owned:
             with contextlib.suppress(Exception):  # the device may be gone: nothing is left to do
                 self._backend.close_stream(self.raw, self._handle)
@@ -325,10 +338,24 @@ class Stream:
         ------
         ClosedError
             The stream is closed.
+        InvalidOperand
+            ``kernel`` is no kernel of this kind of device, ``grid`` or ``block`` no count that
+            CUDA takes, or an array is on another device.
         """
         raw = self._usable()
         device = self.device
-        key = device.info.key
+        if not isinstance(kernel, Kernel):
+            raise InvalidOperand(
+                f"kernel is {given(kernel)}: one made with the device's compile() is needed"
+            )
+        if (
+            type(grid) is not int
+            or type(block) is not int
+            or not (0 < grid <= _GRID and 0 < block <= _BLOCK)
+        ):
+            grid = count("grid", grid, least=1, most=_GRID, error=InvalidOperand)
+            block = count("block", block, least=1, most=_BLOCK, error=InvalidOperand)
+        key = device.identity
         previous = caller.peek_current_stream(key)
         caller.set_current_stream(key, self)
         try:
@@ -358,9 +385,12 @@ class Stream:
         Raises
         ------
         InvalidOperand
-            Shapes or dtypes differ.
+            One is no array, or on another device; shapes or dtypes differ; or the destination
+            cannot be written.
         """
         raw = self._usable()
+        self.device.require_array(destination, "destination", write=True)
+        self.device.require_array(source, "source")
         if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
             raise InvalidOperand(
                 f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
@@ -383,7 +413,9 @@ class Stream:
         the function on a thread of its own.
         """
         raw = self._usable()
-        name = getattr(function, "__name__", "host function")
+        if not callable(function):
+            raise InvalidOperand(f"function is {given(function)}: one without arguments is needed")
+        name = str(getattr(function, "__name__", "host function"))
         call = self.device.begin_call("host_call", name, self, self)
         try:
             self._backend.host_call(raw, function, call.correlation, self.graph)
@@ -454,11 +486,8 @@ class Stream:
         device = self.device
         if event is None:
             event = Event(device, timing=timing)
-        elif event.device is not device:
-            raise StreamError(
-                f"an event of {event.device.info.key} cannot be recorded on a stream of "
-                f"{device.info.key}: create one with that device's create_event()"
-            )
+        elif type(event) is not Event or event.device is not device:
+            device.require_event(event, "event")
         event.graph = self.graph
         if not device.observers:
             event.correlation = device.next_correlation()
@@ -473,9 +502,18 @@ class Stream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Make what is queued from now on wait for the latest record of ``event``."""
+        """Make what is queued from now on wait for the latest record of ``event``.
+
+        Raises
+        ------
+        StreamError
+            It is no event, or the two devices know nothing of each other: GPUs may wait for
+            each other's events, simulated ones cannot.
+        """
         raw = self._usable()
         device = self.device
+        if type(event) is not Event or event.device is not device:
+            device.require_event(event, "event", across=True)
         graph = event.graph
         if not device.observers or graph is not None:  # joining a graph, nothing happens now
             self._backend.wait(raw, event._usable())
@@ -506,6 +544,22 @@ class Stream:
     def is_done(self) -> bool:
         """Whether everything queued here is done."""
         return self._backend.stream_done(self._usable())
+
+
+_GRID, _BLOCK = 2**31 - 1, 1024
+
+
+def require_not_borrowed(streams: Collection[Stream]) -> None:
+    """Refuse to close streams of which a workload's call on this thread has borrowed one."""
+    from gpuscope.device.scratch import open_contexts  # noqa: PLC0415 - it needs this module
+
+    for context in open_contexts():
+        if context.stream in streams:
+            raise StreamError(
+                f"stream {context.stream.name!r} is borrowed by a workload's call that runs on "
+                "this thread, and cannot be closed inside it: close it when execute() has "
+                "returned. Nothing was changed"
+            )
 
 
 def close_all(items: Sequence[Any]) -> None:

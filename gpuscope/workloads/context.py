@@ -9,12 +9,13 @@ from gpuscope.device.api import Call
 from gpuscope.device.device import Device
 from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Event, Stream
+from gpuscope.device.unique import Unique
 
 NOTHING: Any = object()
 """Is no stream and no operand, not even ``None``."""
 
 
-class Completion:
+class Completion(Unique):
     """The end of one ``execute()``: ask for it, or wait for it.
 
     The moment at which the host first sees it done is the end of the call's latency.
@@ -84,9 +85,11 @@ class Work:
     downloads
         (NumPy array, C-contiguous one to copy to, array of the device) after it; where the
         two on the host differ, the second is copied to the first when the work is done.
+    follows
+        Arrays of other libraries: where they name a stream, the work waits for it.
     """
 
-    __slots__ = ("downloads", "keep", "operands", "result", "uploads")
+    __slots__ = ("downloads", "follows", "keep", "operands", "result", "uploads")
 
     def __init__(
         self,
@@ -95,12 +98,14 @@ class Work:
         keep: tuple[Any, ...] = (),
         uploads: Sequence[tuple[Any, Any]] = (),
         downloads: Sequence[tuple[Any, Any, Any]] = (),
+        follows: Sequence[Any] = (),
     ) -> None:
         self.operands = operands
         self.result = result
         self.keep = keep
         self.uploads = uploads
         self.downloads = downloads
+        self.follows = follows
 
 
 class Context:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuscope._checks import count
 from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -64,8 +65,7 @@ class Copy(Handle):
         seed: int = 0,
         max_in_flight: int = 1,
     ) -> None:
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes <= 0:
-            raise InvalidOperand(f"nbytes is {nbytes!r}; a positive whole number is needed")
+        count("nbytes", nbytes, least=1, error=InvalidOperand)
         super().__init__(owner, name=name or f"copy {nbytes} B", max_in_flight=max_in_flight)
         self._vectors = -(-nbytes // 16)
         self.nbytes = self._vectors * 16
@@ -91,10 +91,13 @@ class Copy(Handle):
         del operands
         return Work(context.own, context.own, (context.own,))
 
-    def _launch(self, stream: Stream, operands: Any) -> None:
+    def _grid(self, stream: Stream) -> int:
         partition = stream.partition
         sm_count = partition.sm_count if partition is not None else self.device.sm_count
+        return max(1, sm_count) * _BLOCKS_PER_SM  # a CPU has no SMs
+
+    def _launch(self, stream: Stream, operands: Any) -> None:
         stream.launch(
             self._kernel, operands, self._source, self._vectors,
-            grid=sm_count * _BLOCKS_PER_SM, block=_BLOCK, nbytes=2 * self.nbytes,
+            grid=self._grid(stream), block=_BLOCK, nbytes=2 * self.nbytes,
         )  # fmt: skip

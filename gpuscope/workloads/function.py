@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+from gpuscope._checks import given
 from gpuscope.device import caller
 from gpuscope.device.api import Activity
 from gpuscope.device.arena import Arena
@@ -63,13 +64,22 @@ class workload(Generic[_R]):  # noqa: N801 - used like a function
 
     def __init__(self, function: Callable[..., _R]) -> None:
         if not callable(function) or isinstance(function, type):
-            raise TypeError(f"workload takes a function, not {function!r}")
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(f"workload takes a function, not {given(function)}")
+        called: Any = function
+        while isinstance(called, functools.partial):
+            called = called.func
+        if _runs_later(called) or _runs_later(getattr(called, "__call__", None)):  # noqa: B004
             raise TypeError(
                 f"workload takes a function that has launched everything when it returns; "
                 f"{_name_of(function)} is asynchronous or a generator"
             )
-        parameters = list(inspect.signature(function).parameters.values())
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except ValueError as error:
+            raise TypeError(
+                f"workload takes a function that tells its parameters; {_name_of(function)} does "
+                "not: wrap it in def f(ctx, …)"
+            ) from error
         if not parameters or parameters[0].kind not in (
             inspect.Parameter.POSITIONAL_ONLY,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -213,7 +223,7 @@ class FunctionHandle(Handle, Generic[_R]):
             try:
                 with (
                     CallerStreamGuard(stream),
-                    running_on(device.info.key, stream),
+                    running_on(device.identity, stream),
                     WorkloadContext(device, stream, self._arena) as context,
                     self._seen(stream),
                 ):
@@ -268,6 +278,18 @@ class FunctionHandle(Handle, Generic[_R]):
         self._refuse_inside("closes its own handle")
         super().close()
         self._arena.close()
+
+
+def _runs_later(function: Any) -> bool:
+    """Whether a call of it runs nothing yet."""
+    return any(
+        check(function)
+        for check in (
+            inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction,
+        )
+    )
 
 
 def _name_of(function: Any) -> str:

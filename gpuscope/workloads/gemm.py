@@ -67,13 +67,17 @@ def mm_out(out: Any, a: Any, b: Any, *, stream: Any = None) -> Any:
     [[7.0, 10.0], [15.0, 22.0]]
     """
     device = device_of(out, "out")
-    target = out
+    target, given = out, (out, a, b)
     key = _key(out, a, b)
     plan = _plans.get(key) if key is not None else None
+    is_new = plan is None
     if plan is None:
         target, a, b, plan = _check(device, out, a, b, key)
     operands = _place(device, plan, target, a, b)
     chosen, selected = device.choose_stream(stream)
+    if is_new:  # arrays of other libraries are checked each time
+        for value in given:
+            device.backend.follow(chosen.raw, value)
     if plan.copies:
         operands = _copied(device, chosen, plan, target, a, b)
     _matmul(device, chosen, plan, operands, chosen.sm_count_target)
@@ -110,7 +114,7 @@ def _key(out: Any, a: Any, b: Any) -> Any:
     try:
         return (
             type(out), type(a), type(b), out.shape, a.shape, b.shape, out.strides, a.strides,
-            b.strides, out.dtype.num, a.dtype.num, b.dtype.num,
+            b.strides, out.dtype, a.dtype, b.dtype,
         )  # fmt: skip
     except AttributeError:
         return None
@@ -123,7 +127,10 @@ def _check(  # noqa: PLR0912 - one branch for each check, in the contract's orde
     given = (out, a, b)
     arrays = []
     for name, value in zip(("out", "a", "b"), given, strict=True):
-        array = device.backend.adopt(value)
+        try:
+            array = device.backend.adopt(value, write=name == "out")
+        except InvalidOperand as error:
+            raise InvalidOperand(f"{name}: {error}") from error
         if array is None:
             raise InvalidOperand(
                 f"{name} is {type(value).__name__}, not an array on {device.info.key}: make one "
@@ -147,7 +154,7 @@ def _check(  # noqa: PLR0912 - one branch for each check, in the contract's orde
         raise InvalidOperand(
             f"dtypes differ: out {out.dtype}, a {a.dtype}, b {b.dtype}; one for all is needed"
         )
-    if out.dtype.name not in SUPPORTED:
+    if out.dtype.name not in SUPPORTED or not out.dtype.isnative:
         raise InvalidOperand(
             f"dtype {out.dtype} of out, a and b is not supported; use one of {', '.join(SUPPORTED)}"
         )
@@ -210,21 +217,76 @@ def _below(shape: tuple[int, int], strides: tuple[int, int]) -> int:
 
 def _place(device: Device, plan: MatmulPlan, out: Any, a: Any, b: Any) -> Any:
     """Check what a plan cannot remember, devices and overlap; returns what matmul takes."""
-    (home, home_a, home_b), (first, at_a, at_b), operands = device.backend.place(out, a, b)
+    backend = device.backend
+    (home, home_a, home_b), (first, at_a, at_b), operands = backend.place(out, a, b)
     if home_a != home or home_b != home:
         name = "a" if home_a != home else "b"
         raise InvalidOperand(f"{name} is on another device than out: copy it there first")
-    last = first + plan.bytes_out
-    at_a -= plan.below_a
-    at_b -= plan.below_b
-    if (at_a < last and first < at_a + plan.bytes_a) or (
-        at_b < last and first < at_b + plan.bytes_b
-    ):
+    if home != backend.home:
         raise InvalidOperand(
-            "out overlaps an input in memory: the product would read what it overwrites. Give out "
-            "memory of its own"
+            f"out, a and b are on another device than {device.info.key}, which was to multiply "
+            "them: make a handle there, or copy them first"
         )
+    last = first + plan.bytes_out
+    low_a, low_b = at_a - plan.below_a, at_b - plan.below_b
+    if (low_a < last and first < low_a + plan.bytes_a) or (
+        low_b < last and first < low_b + plan.bytes_b
+    ):  # their outer bounds do
+        for name, array, at in (("a", a, at_a), ("b", b, at_b)):
+            if _touches(first - at, last - at, array.shape, array.strides, array.dtype.itemsize):
+                raise InvalidOperand(
+                    f"out overlaps an input, {name}, in memory: the product would read what it "
+                    "overwrites. Give out memory of its own"
+                )
     return operands
+
+
+def _touches(
+    first: int, last: int, shape: tuple[int, int], strides: tuple[int, int], item: int
+) -> bool:
+    """Whether an element lies in bytes [first, last), counted from a matrix's first one.
+
+    Exact: asks in how many rows a multiple of the columns' stride is in the row's window.
+    """
+    (rows, down), (columns, across) = sorted(zip(shape, strides, strict=True))
+    if 0 in shape or first >= last:
+        return False
+    first, last = first - item + 1, last - 1  # where an element may begin, both included
+    if down < 0:
+        first, last, down = first - (rows - 1) * down, last - (rows - 1) * down, -down
+    if across < 0:
+        first, last, across = first - (columns - 1) * across, last - (columns - 1) * across, -across
+    # Rows from which some column could be reached: a window that holds no column may still
+    # lie between two, but none beyond either end of its row.
+    width = (columns - 1) * across
+    if down == 0:
+        begin, end = (0, 1) if first <= width and last >= 0 else (0, 0)
+    else:
+        begin, end = max(0, -(-(first - width) // down)), min(rows, last // down + 1)
+    if begin >= end:
+        return False
+    if across == 0:
+        return True
+    # Multiples of across in [first - row·down, last - row·down], over these rows reversed.
+    top = end - 1
+    count = end - begin
+    return _floor_sum(count, across, down, last - top * down) > _floor_sum(
+        count, across, down, first - 1 - top * down
+    )
+
+
+def _floor_sum(count: int, divisor: int, step: int, start: int) -> int:
+    """Return Σ (start + i·step) // divisor for i in range(count), in logarithmic time."""
+    total = 0
+    while True:
+        total += count * (count - 1) // 2 * (step // divisor) + count * (start // divisor)
+        step, start = step % divisor, start % divisor
+        end = step * count + start
+        if end < divisor:
+            return total
+        # The same lattice points below the line, counted along the other axis.
+        count, start = divmod(end, divisor)
+        divisor, step = step, divisor
 
 
 class _GemmContext(Context):
@@ -448,7 +510,7 @@ class Gemm(Handle):
             a = own[0] if a is None else a
             b = own[1] if b is None else b
             out = own[2] if out is None else out
-        result = out
+        result, given = out, (out, a, b)
         key = _key(out, a, b)
         plan = _plans.get(key) if key is not None else None
         uploads: list[tuple[Any, Any]] = []
@@ -469,7 +531,10 @@ class Gemm(Handle):
                 "a graph cannot hold the copy: give a whole array, or call drop_graph()"
             )
         placed = _place(self.device, plan, out, a, b)
-        return Work((plan, placed, out, a, b), result, (out, a, b), uploads, downloads)
+        return Work(
+            (plan, placed, out, a, b), result, (out, a, b), uploads, downloads,
+            [value for value in given if type(value) is not self.device.backend.array_type],
+        )  # fmt: skip
 
     def _check_capture(self, context: Context, operands: Any) -> None:
         if any(self._is_on_host(value) for value in operands):

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from gpuscope._checks import given
 from gpuscope.device.api import Call
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Event, Stream, close_all
+from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
 from gpuscope.workloads.context import NOTHING, Completion, Context, Work
 
@@ -24,7 +26,7 @@ _CLOSING_FAILED = "waiting for handle %r failed while it was closed"
 _get_ident = threading.get_ident
 
 
-class Handle:
+class Handle(Unique):
     """Base of reusable workloads.
 
     Parameters
@@ -81,8 +83,13 @@ class Handle:
             raise InvalidOperand(f"max_in_flight is {max_in_flight!r}; a whole number is needed")
         if max_in_flight < 1:
             raise InvalidOperand(f"max_in_flight is {max_in_flight}; at least 1 is needed")
-        if isinstance(owner, Partition) and owner.closed:
-            raise ClosedError(f"partition {owner.name!r} is closed: carve again")
+        if not isinstance(owner, Device | Partition):
+            raise InvalidOperand(
+                f"owner is {given(owner)}; a device or a partition is needed, which the handle is "
+                "made for"
+            )
+        if isinstance(owner, Partition):
+            owner.require_open()
         self.device = owner.device if isinstance(owner, Partition) else owner
         self.name = name
         self._lock = threading.Lock()
@@ -184,6 +191,8 @@ class Handle:
             if chosen.capturing:
                 self._check_capture(context, operands)
                 work = self._prepare(context, operands)
+                for value in work.follows:
+                    device.backend.follow(chosen.raw, value)
                 self._launch(chosen, work.operands)
                 return work.result
             work = self._prepare(context, operands)
@@ -232,6 +241,8 @@ class Handle:
         if event is None:
             event = device.take_event()
         try:
+            for value in work.follows:
+                device.backend.follow(stream.raw, value)
             for array, values in work.uploads:
                 stream.copy(array, values)
             replayed = self._replays and self._replay(context, work, stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuscope._checks import count
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -22,6 +23,7 @@ extern "C" __global__ void spin_kernel(long long duration_ns) {
 """
 MODEL = KernelModel(lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[0])))
 _LONGEST_NS = 10_000_000_000
+_MOST_BLOCKS = 2**31 - 1
 
 
 class Spin(Handle):
@@ -65,10 +67,8 @@ class Spin(Handle):
         name: str | None = None,
         max_in_flight: int = 1,
     ) -> None:
-        if not 0 < duration_ns <= _LONGEST_NS:
-            raise InvalidOperand(f"duration_ns is {duration_ns}; 1 to {_LONGEST_NS} is needed")
-        if blocks <= 0:
-            raise InvalidOperand(f"blocks is {blocks}; at least 1 is needed")
+        count("duration_ns", duration_ns, least=1, most=_LONGEST_NS, error=InvalidOperand)
+        count("blocks", blocks, least=1, most=_MOST_BLOCKS, error=InvalidOperand)
         super().__init__(owner, name=name or f"spin {duration_ns} ns", max_in_flight=max_in_flight)
         self.duration_ns = duration_ns
         self.blocks = blocks

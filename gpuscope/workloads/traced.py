@@ -481,9 +481,7 @@ class TracedCopy(Copy):
         )
 
     def _launch(self, stream: Stream, operands: Any) -> None:
-        partition = stream.partition
-        sm_count = partition.sm_count if partition is not None else self.device.sm_count
-        grid = sm_count * copy._BLOCKS_PER_SM
+        grid = self._grid(stream)
         records = _records(self.device, stream, grid)
         stream.launch(
             self._kernel, operands, self._source, self._vectors,

@@ -211,7 +211,7 @@ def test_streams_09_kernels_do_what_their_model_does(cpu):
 
 
 def test_streams_09_current_streams_and_guards_work_as_everywhere(cpu):
-    key = cpu.info.key
+    key = cpu.identity
     with cpu.create_stream() as stream, cpu.create_stream() as other:
         caller.set_current_stream(key, stream)
         try:

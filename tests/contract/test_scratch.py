@@ -740,11 +740,11 @@ def test_scratch_08_unified_mode_gives_one_stream(spec, monkeypatch):
         assert gpu.choose_stream() == (unified, True)
     for named in (one, two, two.handle):
         assert gpu.choose_stream(named) == (unified, True)
-    caller.set_current_stream(gpu.info.key, two)
+    caller.set_current_stream(gpu.identity, two)
     try:
         assert gpu.choose_stream() == (unified, True)
     finally:
-        caller.clear_current_stream(gpu.info.key)
+        caller.clear_current_stream(gpu.identity)
     seen = []
 
     @gs.workload

@@ -121,7 +121,7 @@ def test_streams_03_closed_ones_raise_and_never_fall_through(gpu):
 
 
 def test_streams_04_launching_sets_the_current_stream_and_restores_it(gpu, watcher):
-    key = gpu.info.key
+    key = gpu.identity
     spin = Spin(gpu, duration_ns=1000)
     during = []
     watcher.on_begin = lambda call: during.append(caller.peek_current_stream(key))

@@ -43,14 +43,13 @@ def nothing_is_left() -> Iterator[None]:
     yield
     assert open_contexts() == ()
     assert gs.get_caller_stream() is None
-    for key in ("sim:h200", "cpu", "cuda:0"):
-        assert caller.peek_current_stream(key) is None
+    assert not caller._streams_of_this_thread()
 
 
 @gs.workload
 def look(ctx):
     """Say what is selected inside the call."""
-    return ctx.stream, gs.get_caller_stream(), caller.peek_current_stream(ctx.device.info.key)
+    return ctx.stream, gs.get_caller_stream(), caller.peek_current_stream(ctx.device.identity)
 
 
 @gs.workload
@@ -90,6 +89,18 @@ def _generator(ctx):
     yield
 
 
+async def _asynchronous_generator(ctx):
+    yield
+
+
+class _Asynchronous:
+    async def __call__(self, ctx):
+        pass
+
+    def later(self, ctx):
+        yield
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -97,6 +108,12 @@ def _generator(ctx):
         (int, "takes a function"),
         (_asynchronous, "asynchronous or a generator"),
         (_generator, "asynchronous or a generator"),
+        (_asynchronous_generator, "asynchronous or a generator"),
+        (_Asynchronous(), "asynchronous or a generator"),
+        (_Asynchronous().later, "asynchronous or a generator"),
+        (functools.partial(_Asynchronous()), "asynchronous or a generator"),
+        (functools.partial(_asynchronous_generator), "asynchronous or a generator"),
+        (dict.update, "tells its parameters"),
         (lambda: None, "takes no context"),
         (lambda *, ctx: None, "takes no context"),
         (lambda ctx, stream: None, "parameter called stream"),
@@ -156,7 +173,7 @@ def test_workload_returns_what_the_function_returns(device):
 
 def test_workload_launches_on_the_stream_the_caller_chose(gpu):
     handle = look(gpu)
-    key = gpu.info.key
+    key = gpu.identity
     with gpu.create_stream() as one, gpu.create_stream() as two, gpu.create_stream() as three:
         default = gpu.default_stream()
         assert handle.execute() == (default,) * 3
@@ -183,7 +200,7 @@ def test_workload_restores_what_was_selected_also_after_an_error(device, current
         raise ZeroDivisionError
 
     kept = []
-    key = device.info.key
+    key = device.identity
     handle = fails(device)
     with device.create_stream() as one, device.create_stream() as two:
         if current:

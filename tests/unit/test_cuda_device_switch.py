@@ -157,8 +157,9 @@ def machine(monkeypatch):
     splitter = SimpleNamespace(layout=None, check=lambda _: None)
     fakes = {
         "arrays": SimpleNamespace(
-            adopt=lambda value: value if isinstance(value, Array) else None,
+            adopt=lambda value, write=False: value if isinstance(value, Array) else None,
             host_array=lambda value: value,
+            stream_of=lambda _: None,
         ),
         "blas": SimpleNamespace(Blas=lambda: blas),
         "partition": SimpleNamespace(

@@ -51,6 +51,21 @@ class Bfloat16(OnCuda):
         return capsule
 
 
+class Versioned(OnCuda):
+    """One that says which version of DLPack it speaks."""
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        self.streams.append(stream)
+        return self.array.__dlpack__(max_version=max_version)
+
+
+class Interface:
+    """An array of a library that offers the CUDA array interface."""
+
+    def __init__(self, offer):
+        self.__cuda_array_interface__ = offer
+
+
 LAYOUTS = {
     "row-major": lambda array: array,
     "transposed": lambda array: array.T,
@@ -193,12 +208,56 @@ def test_mm_out_06_an_exporter_that_refuses_is_told_with_its_reason(arrays, erro
 
 
 def test_mm_out_06_an_interface_that_cupy_cannot_read(arrays):
-    value = types.SimpleNamespace(__cuda_array_interface__={"data": (6, False)})
-    assert arrays.device_index_of(value) == 2
-    with pytest.raises(InvalidOperand, match="unknown typestr"):
-        arrays.adopt(value)
-    empty = types.SimpleNamespace(__cuda_array_interface__={"data": (0, False)})
+    whole = {"data": (6, False), "shape": (2, 3), "typestr": "<f4", "version": 3}
+    for wrong in (
+        {"typestr": "<x4"}, {"typestr": "O"}, {"typestr": None}, {"shape": (2, -3)},
+        {"shape": "ab"}, {"data": None}, {"strides": (4,)}, {"mask": object()},
+    ):  # fmt: skip
+        value = Interface({**whole, **wrong})
+        with pytest.raises(InvalidOperand, match="Interface offers a CUDA array interface that"):
+            arrays.adopt(value)
+    for name in ("data", "shape", "typestr"):
+        value = Interface({key: part for key, part in whole.items() if key != name})
+        with pytest.raises(InvalidOperand, match=f"KeyError: '{name}'"):
+            arrays.device_index_of(value)
+
+
+def test_mm_out_06_an_interface_becomes_cupys_without_cupy(arrays):
+    value = Interface({"data": (6, False), "shape": (2, 3), "typestr": "<f4", "version": 3})
+    found = arrays.adopt(value, write=True)
+    assert (found.shape, found.strides, found.dtype) == ((2, 3), (12, 4), np.dtype("float32"))
+    assert (found.data.ptr, found.data.device_id, found.data.nbytes) == (6, 2, 24)
+    strided = Interface({**value.__cuda_array_interface__, "strides": (4, 8)})
+    assert arrays.adopt(strided).strides == (4, 8)
+    empty = Interface({**value.__cuda_array_interface__, "data": (0, False), "shape": (0, 3)})
     assert arrays.device_index_of(empty) == 5
+
+
+def test_mm_out_06_what_is_shared_as_read_only_is_not_written(arrays):
+    shared = Interface({"data": (6, True), "shape": (2, 3), "typestr": "<f4", "version": 3})
+    values = np.zeros((2, 3), np.float32)
+    values.flags.writeable = False
+    for value in (shared, Versioned(values)):
+        assert arrays.adopt(value).shape == (2, 3)
+        with pytest.raises(InvalidOperand, match="read-only"):
+            arrays.adopt(value, write=True)
+    values.flags.writeable = True
+    assert arrays.adopt(Versioned(values), write=True).data.ptr == values.ctypes.data
+
+
+@pytest.mark.parametrize("stream", [1, 2, 0x50, None])
+def test_mm_out_06_the_stream_of_an_interface_is_told(arrays, stream):
+    value = Interface({"data": (6, True), "shape": (2, 3), "typestr": "<f4", "stream": stream})
+    assert arrays.stream_of(value) == stream
+    assert arrays.stream_of(OnCuda(np.zeros((2, 2)))) is None
+    assert arrays.stream_of(arrays.adopt(value)) is None
+
+
+@pytest.mark.parametrize("stream", [0, -1, True, "1", 1.0])
+def test_mm_out_06_a_stream_that_the_interface_forbids_is_refused(arrays, stream):
+    value = Interface({"data": (6, True), "shape": (2, 3), "typestr": "<f4", "stream": stream})
+    with pytest.raises(InvalidOperand, match="whose stream is"):
+        arrays.stream_of(value)
 
 
 def test_mm_out_06_what_is_no_device_array_is_left_to_the_checks(arrays):

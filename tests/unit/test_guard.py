@@ -1282,12 +1282,12 @@ def test_guard_10_a_closed_stream_is_not_given_to_anybody(cupy):
 def device(request):
     found = gpuscope.open_device(request.param, quiet=True)
     yield found
-    caller.clear_current_stream(found.info.key)
+    caller.clear_current_stream(found.identity)
     found.close()
 
 
 def test_guard_12_peek_set_peek_clear_leaves_no_trace(device):
-    key = device.info.key
+    key = device.identity
     with device.create_stream() as stream:
         assert caller.peek_current_stream(key) is None
         caller.set_current_stream(key, stream)
@@ -1300,7 +1300,7 @@ def test_guard_12_peek_set_peek_clear_leaves_no_trace(device):
 
 
 def test_guard_12_peek_never_creates_and_get_does_once(device):
-    key = device.info.key
+    key = device.identity
     assert caller.peek_current_stream(key) is None
     made = caller.get_current_stream(device)
     assert isinstance(made, Stream)
@@ -1311,7 +1311,7 @@ def test_guard_12_peek_never_creates_and_get_does_once(device):
 
 
 def test_guard_12_a_created_one_goes_quietly(device):
-    key = device.info.key
+    key = device.identity
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = weakref.ref(caller.get_current_stream(device))
@@ -1328,7 +1328,7 @@ def test_guard_12_closing_the_device_closes_it_and_the_next_is_new(device):
     first = caller.get_current_stream(device)
     device.close()
     assert first.closed
-    assert caller.peek_current_stream(device.info.key) is None
+    assert caller.peek_current_stream(device.identity) is None
     assert not caller.get_current_stream(device).closed
 
 
@@ -1337,27 +1337,27 @@ def test_guard_12_one_a_thread_and_device(device):
     other = gpuscope.open_device("sim:h200", quiet=True)
 
     def child() -> Any:
-        assert caller.peek_current_stream(device.info.key) is None
+        assert caller.peek_current_stream(device.identity) is None
         return caller.get_current_stream(device)
 
     theirs = in_thread(child)
     assert theirs is not mine
-    assert caller.peek_current_stream(device.info.key) is mine
+    assert caller.peek_current_stream(device.identity) is mine
     caller.set_current_stream("test:1", 5)
     assert caller.peek_current_stream("test:1") == 5
     caller.clear_current_stream("test:1")
-    assert caller.peek_current_stream(device.info.key) is mine
+    assert caller.peek_current_stream(device.identity) is mine
     if other.info.key == device.info.key:  # simulated GPUs share a name, not streams
         assert caller.get_current_stream(other).device is other
 
 
 def test_guard_12_the_caller_stream_is_another_thing(device):
     with device.create_stream() as stream:
-        caller.set_current_stream(device.info.key, stream)
+        caller.set_current_stream(device.identity, stream)
         assert get_caller_stream() is None
         with CallerStreamGuard(5):
-            assert caller.peek_current_stream(device.info.key) is stream
-        caller.clear_current_stream(device.info.key)
+            assert caller.peek_current_stream(device.identity) is stream
+        caller.clear_current_stream(device.identity)
 
 
 @pytest.mark.parametrize("before", [None, 0, "before"])
@@ -1387,7 +1387,7 @@ def test_guard_13_a_call_installs_its_stream_and_puts_back_what_was(before):
 
 def test_guard_13_a_backend_that_fails_leaves_no_current_stream():
     device = gpuscope.open_device("sim:h200", quiet=True)
-    key = device.info.key
+    key = device.identity
     kernel = device.compile("", "none", model=KernelModel(lambda *_: 1 / 0))
     seen = []
     with device.create_stream() as stream, device.create_stream() as before:

@@ -407,7 +407,9 @@ def test_a_run_on_the_command_line_says_it(run, broken, check, command, tmp_path
 
 
 def test_the_magic_says_it_of_all_that_it_shows(run, broken, check, monkeypatch):
-    monkeypatch.setattr(select, "_open", weakref.WeakSet())  # devices that other tests left open
+    monkeypatch.setattr(
+        select, "_open", weakref.WeakValueDictionary()
+    )  # devices that other tests left open
     monkeypatch.setattr(pio.renderers, "default", "plotly_mimetype")
     shell = InteractiveShell.instance()
     try:

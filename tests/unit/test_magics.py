@@ -25,7 +25,9 @@ for _ in range(3):
 @pytest.fixture(scope="module")
 def shell():
     patch = pytest.MonkeyPatch()
-    patch.setattr(select, "_open", weakref.WeakSet())  # devices that other tests left open
+    patch.setattr(
+        select, "_open", weakref.WeakValueDictionary()
+    )  # devices that other tests left open
     # As in a notebook's kernel; what Plotly takes depends on when in a process it is imported.
     patch.setattr(pio.renderers, "default", "plotly_mimetype")
     made = InteractiveShell.instance()

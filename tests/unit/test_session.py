@@ -600,7 +600,7 @@ def test_running_again_on_the_same_device_works(gpu):
 
 @pytest.fixture
 def nothing_open(monkeypatch):
-    monkeypatch.setattr(select, "_open", weakref.WeakSet())
+    monkeypatch.setattr(select, "_open", weakref.WeakValueDictionary())
 
 
 @pytest.mark.usefixtures("nothing_open")

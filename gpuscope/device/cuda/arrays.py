@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.device.cuda import dlpack
+from gpuscope.device.cuda import dlpack, interface
 from gpuscope.device.cuda.driver import import_cupy
 from gpuscope.errors import InvalidOperand
 
@@ -22,7 +22,7 @@ def device_index_of(value: Any) -> int:
         return index
     if kind == dlpack.CUDA_MANAGED:  # its index means nothing: any device may hold it
         return _device_of_pointer(_exported(value).pointer)
-    return _device_of_pointer(int(value.__cuda_array_interface__["data"][0]))
+    return _device_of_pointer(_described(value).pointer)
 
 
 def _device_of_pointer(pointer: int) -> int:
@@ -31,31 +31,63 @@ def _device_of_pointer(pointer: int) -> int:
     return int(cupy.cuda.runtime.pointerGetAttributes(pointer).device)
 
 
-def adopt(value: Any) -> Any:
+def adopt(value: Any, *, write: bool = False) -> Any:
     """View ``value`` as a CuPy array without a copy; ``None`` if it is no device array.
 
-    DLPack is read here rather than by CuPy, which refuses bfloat16 and would make its own
-    current stream wait for the exporter's: which stream waits for what is the caller's
-    choice.
+    DLPack and the CUDA array interface are read here rather than by CuPy, which refuses
+    bfloat16, lets read-only memory be written, and waits for the exporter's stream: DLPack's on
+    its own current stream, the interface's on the host.
 
     Raises
     ------
     InvalidOperand
-        It is one, but it cannot be exported or read; says why.
+        It is one, but it cannot be exported or read, or to ``write``, is read-only; says why.
     """
     if isinstance(value, cupy.ndarray):
         return value
     if dlpack.device_of(value)[0] in dlpack.ON_CUDA:
-        return _view(_exported(value), device_index_of(value))
-    if hasattr(value, "__cuda_array_interface__"):
-        try:
-            return cupy.asarray(value)
-        except (TypeError, ValueError) as error:
-            raise InvalidOperand(
-                f"{type(value).__name__} offers a CUDA array interface that CuPy cannot read "
-                f"({error}): give a CuPy array"
-            ) from error
-    return None
+        shared = _exported(value)
+    elif hasattr(value, "__cuda_array_interface__"):
+        shared = _described(value)
+    else:
+        return None
+    if write and shared.read_only:
+        raise InvalidOperand(
+            f"{type(value).__name__} shares its memory as read-only: give an array that can be "
+            "written"
+        )
+    try:
+        return _view(shared, device_index_of(value))
+    except (TypeError, ValueError) as error:
+        raise InvalidOperand(
+            f"{type(value).__name__} cannot be seen as a CuPy array ({error}): give a CuPy array"
+        ) from error
+
+
+def stream_of(value: Any) -> int | None:
+    """Return the stream that a CUDA array interface says to wait for; ``None`` for none."""
+    if isinstance(value, cupy.ndarray) or dlpack.device_of(value)[0] in dlpack.ON_CUDA:
+        return None
+    handle = getattr(value, "__cuda_array_interface__", {}).get("stream")
+    if handle is None:
+        return None
+    if isinstance(handle, bool) or not isinstance(handle, int) or handle <= 0:
+        raise InvalidOperand(
+            f"{type(value).__name__} offers a CUDA array interface whose stream is {handle!r}: 1 "
+            "(the legacy default stream), 2 (the per-thread one) or a stream's handle is needed"
+        )
+    return handle
+
+
+def _described(value: Any) -> dlpack.Exported:
+    """Read a CUDA array interface."""
+    try:
+        return interface.read(value)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidOperand(
+            f"{type(value).__name__} offers a CUDA array interface that cannot be read "
+            f"({type(error).__name__}: {error}): give a CuPy array"
+        ) from error
 
 
 def _exported(value: Any) -> dlpack.Exported:

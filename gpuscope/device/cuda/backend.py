@@ -39,6 +39,7 @@ from gpuscope.errors import (
 
 _SPIN_NS = 200_000
 _NOT_READY = 600  # cudaErrorNotReady
+_PER_THREAD = 2  # cudaStreamPerThread; 1 is cudaStreamLegacy, and so is 0
 
 
 def _load(index: int) -> tuple[int, Any, Any]:
@@ -76,6 +77,7 @@ class CudaBackend:
         self._probe_type = probe.SmProbe
         self._probe: Any = None
         self.array_type: type = self._cupy.ndarray
+        self.home = index
         self._index = index
         self._runtime = self._cupy.cuda.runtime
         self._get_device = self._runtime.getDevice
@@ -221,8 +223,24 @@ class CudaBackend:
         return stream, int(stream.handle)
 
     def borrow_stream(self, handle: int) -> Any:
-        """Wrap somebody else's stream; it is never destroyed by us."""
-        return self._core.Stream.from_handle(handle)
+        """Wrap somebody else's stream; it is never destroyed by us.
+
+        Raises
+        ------
+        StreamError
+            It is another GPU's.
+        """
+        stream = self._core.Stream.from_handle(handle)
+        if handle > _PER_THREAD:  # the default streams are of whichever device is current
+            with _translated(f"{handle:#x} is no stream"):
+                index = int(stream.device.device_id)
+            if index != self._index:
+                raise StreamError(
+                    f"stream {handle:#x} belongs to cuda:{index}, not to cuda:{self._index}: "
+                    "create one with this device's create_stream(), or put the operands on the "
+                    "stream's device"
+                )
+        return stream
 
     def stream_kind(self, raw: Any) -> StreamKind:
         """Return a default stream's kind by its handle, another's by its flags."""
@@ -453,6 +471,8 @@ class CudaBackend:
         pointers = []
         for array in (destination, source):
             ours = self._arrays.adopt(array)
+            if ours is not None and ours is not array:
+                self.follow(stream, array)
             if ours is not None and not ours.flags.c_contiguous:
                 raise InvalidOperand("copy takes C-contiguous arrays: copy the whole array instead")
             pointers.append(
@@ -508,6 +528,11 @@ class CudaBackend:
         if kernel.raw is None:
             raise CapabilityError(f"kernel {kernel.name!r} was made for a simulated device")
         ndarray = self._cupy.ndarray
+        if any(isinstance(arg, ndarray) and arg.data.device_id != self._index for arg in args):
+            raise InvalidOperand(
+                f"an array given to kernel {kernel.name!r} is on another device: copy it to "
+                f"{self.info.key} first"
+            )
         passed = [arg.data.ptr if isinstance(arg, ndarray) else arg for arg in args]
         config = self._core.LaunchConfig(grid=grid, block=block)
         with self._current(), _translated(f"the driver refuses to launch {kernel.name!r}"):
@@ -526,9 +551,28 @@ class CudaBackend:
         with self._current():
             self._blas.matmul(stream.handle, plan, operands, sm_count)
 
-    def adopt(self, value: Any) -> Any:
+    def home_of(self, array: Any) -> Any:
+        """Return the ordinal of an array's device."""
+        return array.data.device_id
+
+    def adopt(self, value: Any, *, write: bool = False) -> Any:
         """View a device array of any library as CuPy's."""
-        return self._arrays.adopt(value)
+        return self._arrays.adopt(value, write=write)
+
+    def follow(self, stream: Any, value: Any) -> None:
+        """Let ``stream`` wait for the stream that a CUDA array interface names.
+
+        By an event, so that the host does not wait; 1 is the legacy default stream, 2 the
+        per-thread one.
+        """
+        handle = self._arrays.stream_of(value)
+        if handle is None or handle == int(stream.handle):
+            return
+        with (
+            self._current(),
+            _translated("the stream that an array names cannot be followed"),
+        ):
+            stream.wait(self._core.Stream.from_handle(handle))
 
     def place(self, out: Any, a: Any, b: Any) -> Places:
         """Return the arrays' device ordinals and addresses, all that cuBLAS takes of them."""

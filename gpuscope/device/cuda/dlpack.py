@@ -24,6 +24,10 @@ NO_SYNC = -1
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
+READ_ONLY = 1
+"""Flag of DLPack 1.0."""
+
+
 class _Tensor(ctypes.Structure):
     """``DLTensor``."""
 
@@ -41,6 +45,19 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _Versioned(ctypes.Structure):
+    """``DLManagedTensorVersioned``, of DLPack 1.0."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Exported:
     """An array that some library shares.
@@ -55,6 +72,8 @@ class Exported:
         In bytes.
     owner
         Keep it as long as the memory is used.
+    read_only
+        Whether its owner says that nobody may write it.
     """
 
     pointer: int
@@ -63,6 +82,7 @@ class Exported:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     owner: Any
+    read_only: bool = False
 
 
 def device_of(value: Any) -> tuple[int, int]:
@@ -85,23 +105,51 @@ def export(value: Any) -> Exported:
     BufferError, TypeError, ValueError, RuntimeError
         The exporter refuses, or exports what no array of ours can be.
     """
-    capsule = value.__dlpack__(stream=NO_SYNC)
+    try:
+        capsule = value.__dlpack__(stream=NO_SYNC, max_version=(1, 0))
+    except TypeError:  # it knows no versions: then nothing says what is read-only
+        capsule = value.__dlpack__(stream=NO_SYNC)
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype = ctypes.c_void_p
     pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    # The struct begins with the tensor: what follows it is the exporter's business.
-    tensor = _Tensor.from_address(pointer_of(capsule, b"dltensor"))
+    is_valid = ctypes.pythonapi.PyCapsule_IsValid
+    is_valid.restype = ctypes.c_int
+    is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    read_only = False
+    if is_valid(capsule, b"dltensor_versioned"):
+        versioned = _Versioned.from_address(pointer_of(capsule, b"dltensor_versioned"))
+        if versioned.major != 1:
+            raise BufferError(f"it is exported as DLPack {versioned.major}, and 1 was asked for")
+        tensor, read_only = versioned.tensor, bool(versioned.flags & READ_ONLY)
+    else:
+        # The struct begins with the tensor: what follows it is the exporter's business.
+        tensor = _Tensor.from_address(pointer_of(capsule, b"dltensor"))
     dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
     shape = tuple(tensor.shape[: tensor.ndim])
-    strides = _strides(shape, dtype.itemsize)
+    strides = None
     if tensor.strides:
         strides = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim])
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    return exported(pointer, shape, strides, dtype, capsule, read_only=read_only)
+
+
+def exported(
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    dtype: np.dtype[Any],
+    owner: Any,
+    *,
+    read_only: bool,
+) -> Exported:
+    """Describe shared memory; without strides it is in C order."""
+    if strides is None:
+        strides = _strides(shape, dtype.itemsize)
     nbytes = 0
     if 0 not in shape:
         steps = zip(shape, strides, strict=True)
         nbytes = dtype.itemsize + sum((size - 1) * abs(step) for size, step in steps)
-    pointer = (tensor.data or 0) + tensor.byte_offset
-    return Exported(pointer, nbytes, shape, strides, dtype, capsule)
+    return Exported(pointer, nbytes, shape, strides, dtype, owner, read_only)
 
 
 def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:

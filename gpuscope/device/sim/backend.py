@@ -55,8 +55,9 @@ from gpuscope.device.sim.engine import (
 from gpuscope.device.sim.memory import Buffer, SimArray, Version, Write, c_steps
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
-from gpuscope.errors import CapabilityError, StreamError
+from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
 
+_handles = itertools.count(0x1000, 0x10)  # no two simulated GPUs of a process share one
 EPOCH_NS = 1_600_000_000_000_000_000
 """Where every virtual clock starts: fixed, so that a trace is the same byte for byte."""
 
@@ -88,6 +89,7 @@ class SimBackend:
         self.profile = Profile.load(profile)
         self.layout = self.profile.layout
         self.array_type: type = SimArray
+        self.home = self
         self._all_sms = (1 << self.layout.sm_count) - 1
         constants = self.profile.constants
         self._cost = constants
@@ -101,7 +103,6 @@ class SimBackend:
         self._pace = pace
         self._started_wall_ns = time.monotonic_ns()
         self._lock = threading.RLock()
-        self._handles = itertools.count(0x1000, 0x10)
         self._contexts = itertools.count(2)
         self._streams: dict[int, SimStream] = {}
         self._threads = itertools.count(1)
@@ -265,7 +266,7 @@ class SimBackend:
         """Make a stream on a partition's SMs, or on all."""
         with self._lock:
             self._pay("create_stream_call_ns")
-            handle = next(self._handles)
+            handle = next(_handles)
             sms, context = partition or (self._all_sms, None)
             stream = SimStream(handle, sms, priority, context=context, blocking=blocking)
             self._streams[handle] = stream
@@ -300,7 +301,7 @@ class SimBackend:
         with self._lock:
             stream: SimStream | None = getattr(self._of_thread, "stream", None)
             if stream is None:
-                stream = SimStream(next(self._handles), self._all_sms, 0, blocking=True)
+                stream = SimStream(next(_handles), self._all_sms, 0, blocking=True)
                 self._defaults[stream.handle] = stream
                 self.engine.blocking[stream] = None
                 self._of_thread.stream = stream
@@ -308,10 +309,11 @@ class SimBackend:
 
     def close_stream(self, raw: SimStream, handle: int) -> None:
         """Forget a stream."""
-        self.engine.blocking.pop(raw, None)
-        self._streams.pop(handle, None)
-        for key in [key for key in self._scratch if key[0] == handle]:
-            self._reserved -= sum(memory.nbytes for memory in self._scratch.pop(key))
+        with self._lock:
+            self.engine.blocking.pop(raw, None)
+            self._streams.pop(handle, None)
+            for key in [key for key in self._scratch if key[0] == handle]:
+                self._reserved -= sum(memory.nbytes for memory in self._scratch.pop(key))
 
     def sync_stream(self, raw: SimStream) -> None:
         """Advance the virtual host to the end of the stream's work."""
@@ -642,6 +644,11 @@ class SimBackend:
         model = kernel.model
         if model is None:
             raise CapabilityError(f"kernel {kernel.name!r} has no model to simulate it by")
+        if any(type(arg) is SimArray and arg.owner is not self for arg in args):
+            raise InvalidOperand(
+                f"an array given to kernel {kernel.name!r} is on another device: copy it to "
+                f"{self.info.key} first"
+            )
         with self._lock:
             cost = model.cost(self.profile, grid, args, stream.sms.bit_count())
             target = model.writes(args)
@@ -683,9 +690,17 @@ class SimBackend:
             work = _IN_FLOAT64 if out.dtype == np.float64 else _IN_FLOAT32
             self._queue_kernel(raw, correlation, plan.name, Write(out, (a, b), work), cost, call_ns)
 
-    def adopt(self, value: Any) -> Any:
+    def home_of(self, array: SimArray) -> Any:
+        """Return the backend that made an array."""
+        return array.owner
+
+    def adopt(self, value: Any, *, write: bool = False) -> Any:
         """Take a simulated array as it is."""
+        del write
         return value if isinstance(value, SimArray) else None
+
+    def follow(self, stream: SimStream, value: Any) -> None:
+        """Do nothing: simulated arrays name no stream."""
 
     def place(self, out: SimArray, a: SimArray, b: SimArray) -> Places:
         """Return the backends that made the arrays, simulated addresses, and the arrays."""

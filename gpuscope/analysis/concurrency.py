@@ -28,6 +28,7 @@ class ConcurrencyResult(Result):
     mean: float
     time_ns: dict[int, int]
     provenance: str
+    weight = "ms"
 
     def _rows(self) -> list[dict[str, Any]]:
         """One row per number of busy groups."""

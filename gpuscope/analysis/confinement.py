@@ -150,6 +150,7 @@ class ConfinementResult(Result):
     partitions: tuple[PartitionConfinement, ...]
     notes: tuple[str, ...]
     provenance: str
+    weight = "time (ms)"
 
     def __getitem__(self, name: str) -> PartitionConfinement:
         for one in self.partitions:

@@ -124,6 +124,7 @@ class GapsResult(Result):
     min_ns: int
     tracks: tuple[TrackGaps, ...]
     provenance: str
+    weight = "total (ms)"
 
     def __getitem__(self, name: str) -> TrackGaps:
         for track in self.tracks:

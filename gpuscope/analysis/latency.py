@@ -46,6 +46,7 @@ class LatencyResult(Result):
 
     handles: tuple[HandleLatency, ...]
     provenance: str
+    weight = "n"
 
     def __getitem__(self, name: str) -> HandleLatency:
         for handle in self.handles:

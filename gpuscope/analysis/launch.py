@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope.analysis.columns import Array, codes, is_open, rows_of, us
+from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
 from gpuscope.analysis.gaps import track_labels
+from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.latency import P99_NEEDS
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
@@ -103,6 +104,7 @@ class LaunchLatencyResult(Result):
     unmatched: int
     before_call: int
     provenance: str
+    weight = "n"
 
     def _rows(self) -> list[dict[str, Any]]:
         """One row per stream, then one per kernel name."""
@@ -184,24 +186,22 @@ def _groups(
     code: Array, labels: list[str], waited: Array, queued: Array
 ) -> tuple[LaunchLatency, ...]:
     """Return the quantiles of each group that has rows; ``queued`` is −1 where unknown."""
-    order = np.argsort(code, kind="stable")
-    bounds = np.searchsorted(code[order], np.arange(len(labels) + 1))
-    found = []
-    for index in np.flatnonzero(np.diff(bounds)):
-        mine = order[bounds[index] : bounds[index + 1]]
-        p50, p90, p99 = (float(value) for value in np.quantile(waited[mine], [0.5, 0.9, 0.99]))
-        told = mine[queued[mine] >= 0]
-        total = int(waited[told].sum())
-        found.append(
-            LaunchLatency(
-                labels[index],
-                len(mine),
-                p50,
-                p90,
-                p99 if len(mine) >= P99_NEEDS else None,
-                int(waited[mine].max()),
-                float(np.median(queued[told])) if len(told) else None,
-                float(queued[told].sum()) / total if total > 0 else None,
-            )
+    first, dense = combined(code)
+    groups = Groups(dense, [labels[one] for one in code[first].tolist()])
+    quantiles = groups.quantiles(waited, (0.5, 0.9, 0.99, 1)).tolist()
+    known = queued >= 0
+    told = Groups.of(dense[known], range(len(groups)))
+    medians = dict(
+        zip(told.labels, told.quantiles(queued[known], (0.5,))[:, 0].tolist(), strict=True)
+    )
+    total = groups.sums(np.where(known, waited, 0)).tolist()
+    queueing = groups.sums(np.where(known, queued, 0)).tolist()
+    return tuple(
+        LaunchLatency(
+            label, count, p50, p90, p99 if count >= P99_NEEDS else None, int(most),
+            medians.get(index), queueing[index] / total[index] if total[index] > 0 else None,
         )
-    return tuple(found)
+        for index, (label, count, (p50, p90, p99, most)) in enumerate(
+            zip(groups.labels, groups.counts.tolist(), quantiles, strict=True)
+        )
+    )  # fmt: skip

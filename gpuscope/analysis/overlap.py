@@ -68,6 +68,7 @@ class OverlapResult(Result):
     provenance: str
     left_out: int = 0
     _all: _All | None = field(default=None, repr=False, compare=False)
+    weight = "overlap (ms)"
 
     def __getitem__(self, names: tuple[str, str]) -> float:
         return self.pair(*names).fraction
@@ -113,13 +114,16 @@ class OverlapResult(Result):
     def note(self) -> str:
         """Definition and provenance in one line."""
         gain = "unknown: no solo times" if self.gain is None else f"{self.gain:.3f}"
-        left = ""
-        if self.left_out:
-            left = (
-                f" The {MOST} {self.by}s that were busy longest; {self.left_out:,} pairs of others "
-                "are left out: result['a', 'b'] has any."
-            )
-        return f"overlap by {self.by}; gain {gain}.{left} {self.provenance}"
+        return f"overlap by {self.by}; gain {gain}. {self.provenance}"
+
+    @property
+    def _left_out(self) -> str:
+        if not self.left_out:
+            return ""
+        return (
+            f"{self.left_out:,} pairs are left out, of others than the {MOST} {self.by}s that were "
+            "busy longest; result['a', 'b'] has any"
+        )
 
 
 def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:

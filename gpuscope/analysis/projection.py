@@ -124,6 +124,7 @@ class ProjectionResult(Result):
     unmatched: int
     left_out: int
     provenance: str
+    weight = "on GPU (ms)"
 
     def __getitem__(self, name: str) -> NamedProjection:
         for one in self.names:

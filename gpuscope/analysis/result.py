@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gpuscope._text import shown
+
+SHOWN = 100
+"""Rows of a result that a page, a notebook or a terminal shows."""
 
 
 def format_value(value: Any) -> str:
@@ -29,6 +33,8 @@ class Result:
     """
 
     incomplete: str = ""
+    weight: ClassVar[str] = ""
+    """The column by which rows are chosen where there are too many to be read."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dict per row, with units in the names; each says what is incomplete."""
@@ -41,13 +47,41 @@ class Result:
     def _rows(self) -> list[dict[str, Any]]:
         raise NotImplementedError
 
+    def most(self, number: int = SHOWN) -> tuple[list[dict[str, Any]], str]:
+        """Return as many rows as can be read, in their order, and in words what is left out.
+
+        Of more rows those with the greatest :attr:`weight`, or the first where there is none.
+        The words are empty where nothing is left out.
+        """
+        return self._most(self.rows(), number)
+
+    def _most(
+        self, rows: list[dict[str, Any]], number: int = SHOWN
+    ) -> tuple[list[dict[str, Any]], str]:
+        if len(rows) <= number:
+            return rows, self._left_out
+        which = "the first"
+        kept = list(range(number))
+        if self.weight:
+            which = f"those with most {self.weight}"
+            # Nothing is less than any number.
+            keys = [(row[self.weight] is not None, row[self.weight] or 0) for row in rows]
+            kept = sorted(heapq.nlargest(number, range(len(rows)), key=keys.__getitem__))
+        told = f"{number:,} of {len(rows):,} rows, {which}; rows() of the result has all"
+        return [rows[index] for index in kept], "; ".join(filter(None, [told, self._left_out]))
+
+    @property
+    def _left_out(self) -> str:
+        """What not even the rows have."""
+        return ""
+
     @property
     def note(self) -> str:
         """What the rows rest on, in one line; empty if there is nothing to say."""
         return self.incomplete
 
     def _repr_html_(self) -> str:
-        rows = self._rows()
+        rows, left_out = self._most(self._rows())
         note = f"<p>{shown(self.note)}</p>" if self.note else ""
         if not rows:
             return f"{note}<p>no rows</p>"
@@ -56,4 +90,5 @@ class Result:
             "<tr>" + "".join(f"<td>{shown(format_value(v))}</td>" for v in row.values()) + "</tr>"
             for row in rows
         )
+        note += f"<p>{shown(left_out)}</p>" if left_out else ""
         return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

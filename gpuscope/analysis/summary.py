@@ -42,6 +42,7 @@ class SummaryResult(Result):
 
     streams: tuple[SummaryRow, ...]
     provenance: str
+    weight = "busy (ms)"
 
     def _rows(self) -> list[dict[str, Any]]:
         """One row per partition and stream."""

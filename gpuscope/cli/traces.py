@@ -103,11 +103,15 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     for name, found in judged.items():
         if isinstance(found, str):
             stdout.print(f"{name}: {found}", markup=False, highlight=False)
-        elif rows := found.rows():
+            continue
+        rows, left_out = found.most()
+        if rows:
             if found.incomplete:
                 stdout.print(f"{name}: {found.incomplete}", markup=False, highlight=False)
             shown = ({k: v for k, v in row.items() if k != "incomplete"} for row in rows)
             stdout.print(_table(name, list(shown)))
+        if left_out:
+            stdout.print(f"{name}: {left_out}", markup=False, highlight=False)
 
 
 _JUDGES: dict[str, Callable[[Trace], Result]] = {

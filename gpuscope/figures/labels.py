@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuscope.figures.style import KIND_STYLES
 from gpuscope.figures.text import clean
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.model import Trace
 
 RANGES, HANDLES, CALLS, SYNC, STREAM = range(5)
 GROUPS = {
@@ -60,12 +60,13 @@ def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class
     """Return classes in the order of a legend: host, whole GPU, then partitions as given."""
     found = set(classes)
     kinds = list(KIND_STYLES)
-    names = list(dict.fromkeys(["", *partitions, *sorted({one[1] or "" for one in found})]))
+    names = dict.fromkeys(["", *partitions, *sorted({one[1] or "" for one in found})])
+    place = {name: index for index, name in enumerate(names)}
     return tuple(
         sorted(
             found,
             key=lambda one: (
-                -1 if one[1] is None else names.index(one[1]), kinds.index(one[0]), one[2]
+                -1 if one[1] is None else place[one[1]], kinds.index(one[0]), one[2]
             ),
         )
     )  # fmt: skip
@@ -74,7 +75,8 @@ def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class
 def labelled(names: Trace, numbers: Mapping[Key, int], sole_process: Any) -> tuple[Track, ...]:
     """Return the tracks in the order in which they are drawn."""
     metadata = names.metadata
-    keys = sorted(numbers, key=lambda key: _sort_key(metadata, key))
+    places = {name: index for index, name in enumerate(metadata.partitions)}
+    keys = sorted(numbers, key=lambda key: _sort_key(places, key))
     processes = {key[1] for key in keys}
     threads = {key[2] for key in keys if key[0] != STREAM}
     devices = {key[3] for key in keys if key[0] == STREAM}
@@ -101,10 +103,9 @@ def labelled(names: Trace, numbers: Mapping[Key, int], sole_process: Any) -> tup
     return tuple(tracks)
 
 
-def _sort_key(metadata: TraceMetadata, key: Key) -> tuple[Any, ...]:
+def _sort_key(places: Mapping[str, int], key: Key) -> tuple[Any, ...]:
     group, process, thread, device, partition, stream, category, name = key
-    known = list(metadata.partitions)
-    place = known.index(partition) if partition in known else len(known)
+    place = places.get(partition, len(places))
     number = [-1 if value is None else value for value in (process, thread, device, stream)]
     block = 0 if group == RANGES else 2 if group == STREAM else 1
     return (

@@ -9,6 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope import analysis
+from gpuscope.analysis.columns import is_open
+from gpuscope.analysis.intervals import by_workload
 from gpuscope.analysis.latency import P99_NEEDS, HandleLatency
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
@@ -54,11 +56,12 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     data: list[go.Scatter] = []
     absent: list[str] = []
     for index, (setting, trace) in enumerate(traces.items()):
-        seen = _seen(trace, handle)
+        calls = _calls(trace, handle)
+        seen = _seen(calls)
         if seen is None:
             absent.append(setting)
         else:
-            data += _curve(setting, seen, _durations_ns(trace, handle), index)
+            data += _curve(setting, seen, _durations_ns(calls), index)
     if not data:
         raise MissingEvidence(
             f"no finished call of handle {handle!r} in {', '.join(traces) or 'any setting'}: "
@@ -95,20 +98,23 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     return go.Figure(data=data, layout=layout)
 
 
-def _seen(trace: Trace, handle: str) -> HandleLatency | None:
+def _seen(trace: Trace) -> HandleLatency | None:
     try:
-        handles = analysis.latency(trace).handles
+        (found,) = analysis.latency(trace).handles
     except MissingEvidence:
         return None
-    return next((one for one in handles if one.name == handle), None)
+    return found
 
 
-def _durations_ns(trace: Trace, handle: str) -> np.ndarray[Any, Any]:
+def _calls(trace: Trace, handle: str) -> Trace:
+    """Return the calls of one handle."""
     rows = trace.where(kind="handle")
-    ends = rows.array("end_ns", fill=-1)
-    names = zip(rows.texts("category"), rows.texts("name"), strict=True)
-    mine = np.array([(category or name) == handle for category, name in names], dtype=bool)
-    return np.sort((ends - rows.array("start_ns"))[mine & (ends >= 0)])
+    groups = by_workload(rows)
+    return rows.where(np.array([label == handle for label in groups.labels], bool)[groups.code])
+
+
+def _durations_ns(calls: Trace) -> np.ndarray[Any, Any]:
+    return np.sort((calls.array("end_ns", fill=0) - calls.array("start_ns"))[~is_open(calls)])
 
 
 def _curve(

@@ -82,9 +82,9 @@ def timeline(
     return _draw([band], title or "Timeline", {"": trace}, blocks)
 
 
-def of_view(view: View, trace: Trace) -> go.Figure:
+def of_view(view: View, trace: Trace, title: str = "Timeline") -> go.Figure:
     """Draw a view of a trace that is indexed already, as :func:`timeline` does."""
-    return _draw([_Band(view, trace, None)], "Timeline", {"": trace})
+    return _draw([_Band(view, trace, None)], title, {"": trace})
 
 
 def timelines(

@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from gpuscope._files import replacing
 from gpuscope._text import safe
+from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import uncertainty
 from gpuscope.trace.model import Trace, incomplete
@@ -158,6 +159,14 @@ def incomplete_banner(traces: Mapping[str, Trace]) -> str:
 def warning(told: str) -> str:
     """Return a paragraph that stands out; nothing of nothing."""
     return paragraph(told, "warn") if told else ""
+
+
+def result(found: Result, *, without: Sequence[str] = ()) -> str:
+    """Return a result as a table, and what it lacks; of many rows as many as can be read."""
+    rows, left_out = found.most()
+    kept = [{name: one for name, one in row.items() if name not in without} for row in rows]
+    below = paragraph(f"{left_out}.", "muted") if left_out else ""
+    return judged(kept, found.incomplete) + below
 
 
 def judged(rows: Sequence[Mapping[str, Any]], told: str, shares: Sequence[str] = ()) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpuscope import analysis, figures
+from gpuscope import figures
+from gpuscope.analysis.columns import codes
+from gpuscope.analysis.intervals import by_stream, kernels
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.tracks import default_window_ns
 from gpuscope.report import page
@@ -15,6 +17,8 @@ from gpuscope.trace.model import Trace
 _CLOSE_NS = 2_000_000
 _KERNELS_IN_VIEW = 10
 _MAX_LATENCY_FIGURES = 6
+_NAMED = 20
+"""Handles without a figure that are named."""
 
 DEFINITIONS = {
     "Kernel time": "From a kernel's start to its end on the GPU. The median is over all kernels "
@@ -66,24 +70,27 @@ def close_windows_ns(traces: Mapping[str, Trace]) -> dict[str, tuple[int, int]]:
 def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
     """Return the start, nearest the middle, of a kernel of the workload that has the fewest."""
     middle = (low + high) // 2
-    kernels = trace.where(kind="kernel")
-    labels = np.array([str(label) for label in kernels.texts("category")])
-    starts = kernels.array("start_ns")
+    found = trace.where(kind="kernel")
+    starts = found.array("start_ns")
     inside = (starts >= low) & (starts < high)
     if not inside.any():
         return middle
-    names, counts = np.unique(labels[inside], return_counts=True)
-    rarest = starts[inside & (labels == names[counts.argmin()])]
+    label, labels = codes(found.spans.column("category"))
+    counts = np.bincount(label[inside], minlength=len(labels))
+    there = np.flatnonzero(counts).tolist()
+    least = min(there, key=lambda one: (counts[one], str(labels[one])))
+    rarest = starts[inside & (label == least)]
     return int(rarest[np.abs(rarest - middle).argmin()])
 
 
 def _median_kernel_ns(trace: Trace) -> int:
-    """Return the longest of the workloads' median kernel times."""
+    """Return the longest of the streams' median kernel times."""
     try:
-        found = analysis.summary(trace)
+        found = kernels(trace)
     except MissingEvidence:
         return 0
-    return int(np.max([row.median_ns for row in found.streams]))
+    took = found.array("end_ns") - found.array("start_ns")
+    return int(by_stream(found).quantiles(took, (0.5,)).max())
 
 
 def latency_figures(traces: Mapping[str, Trace], handles: list[str]) -> list[str]:
@@ -98,7 +105,10 @@ def latency_figures(traces: Mapping[str, Trace], handles: list[str]) -> list[str
             parts.append(page.figure(drawn, f"latency-{index}"))
     left = handles[_MAX_LATENCY_FIGURES:]
     if left:
-        parts.append(page.paragraph(f"Without a figure: {', '.join(left)}.", "muted"))
+        more = f" and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
+        names = ", ".join(left[:_NAMED])
+        told = f"Without a figure: {names}{more}. figures.latency(traces, name) draws any."
+        parts.append(page.paragraph(told, "muted"))
     return parts
 
 

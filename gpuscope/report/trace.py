@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from gpuscope import analysis, figures
+from gpuscope import analysis
 from gpuscope._text import safe
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
+from gpuscope.figures.timeline import of_view
+from gpuscope.figures.tracks import Tracks
+from gpuscope.figures.view import View
 from gpuscope.report import page, parts
 from gpuscope.trace.model import Trace
+
+_SPANS = 2000
+"""Spans drawn one by one in a timeline."""
 
 
 def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) -> Path:
@@ -49,8 +54,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
         _overlap(trace),
         *_timelines(trace),
         "<h2>Latency</h2>",
-        _result(lambda: analysis.latency(trace)),
-        *parts.latency_figures(traces, _handles(trace)),
+        *_latency(trace, traces),
         *parts.ending(traces),
     ]
     return page.write(path, heading, sections)
@@ -61,7 +65,7 @@ def _result(judge: Callable[[], Result]) -> str:
         found = judge()
     except MissingEvidence as error:
         return page.paragraph(str(error), "muted")
-    return page.judged(found.rows(), found.incomplete)
+    return page.result(found)
 
 
 def _overlap(trace: Trace) -> str:
@@ -69,30 +73,32 @@ def _overlap(trace: Trace) -> str:
         found = analysis.overlap(trace, by="stream")
     except MissingEvidence as error:
         return page.paragraph(str(error), "muted")
-    rows: list[dict[str, Any]] = [
-        {name: value for name, value in row.items() if name != "gain"} for row in found.rows()
-    ]
     gain = "unknown: no solo times" if found.gain is None else page.number(found.gain)
-    if not rows:
+    if not found.pairs:
         told = f"There is only one stream. Gain: {gain}. {found.incomplete}"
         return page.paragraph(told, "muted")
-    return page.paragraph(f"Gain: {gain}.") + page.judged(rows, found.incomplete)
+    return page.paragraph(f"Gain: {gain}.") + page.result(found, without=("gain",))
 
 
-def _handles(trace: Trace) -> list[str]:
+def _latency(trace: Trace, traces: dict[str, Trace]) -> list[str]:
     try:
-        return [handle.name for handle in analysis.latency(trace).handles]
-    except MissingEvidence:
-        return []
+        found = analysis.latency(trace)
+    except MissingEvidence as error:
+        return [page.paragraph(str(error), "muted")]
+    handles = sorted(found.handles, key=lambda one: -one.n)
+    return [page.result(found), *parts.latency_figures(traces, [one.name for one in handles])]
 
 
 def _timelines(trace: Trace) -> list[str]:
     (close,) = parts.close_windows_ns({"": trace}).values()
     whole = parts.first_window_ns(trace)
-    drawn = figures.timeline(trace, window_ns=whole)
-    seen = ["<h2>Timeline</h2>", page.figure(drawn, "timeline-whole")]
-    if close != whole:
-        title = f"Close up: {duration(close[1] - close[0])} from the middle"
-        drawn = figures.timeline(trace, window_ns=close, title=title)
-        seen.append(page.figure(drawn, "timeline-close"))
+    tracks = Tracks.of(trace)  # once for both
+    seen = ["<h2>Timeline</h2>"]
+    for window, name, title in (
+        (whole, "timeline-whole", "Timeline"),
+        (close, "timeline-close", f"Close up: {duration(close[1] - close[0])} from the middle"),
+    ):
+        if name == "timeline-whole" or close != whole:
+            view = View.of(tracks, window, max_spans=_SPANS)
+            seen.append(page.figure(of_view(view, trace, title), name))
     return seen

@@ -16,6 +16,8 @@ _BITS = 6
 _SMALLER = 2
 """How many times smaller a level is than what it stands for; others are not worth their memory."""
 _FEWEST_CELLS = 64
+_FEW = 1000
+"""Tracks that are looked at one by one; of more, all at once, which costs a sort."""
 
 
 def cell_bits(level: int) -> int:
@@ -104,11 +106,12 @@ class Part:
         start, end, place = start[order], end[order], place[order]
         bounds = np.searchsorted(place, np.arange(len(tracks) + 1))
         depth = np.ones(len(tracks), np.int64)
-        high = np.zeros(len(tracks), np.int64)
-        for one in range(len(tracks)):
+        high = np.maximum.reduceat(end, bounds[:-1])
+        # Where spans of a track overlap, one and the next do.
+        over = (start[1:] < np.maximum(end, start + 1)[:-1]) & (place[1:] == place[:-1])
+        for one in np.flatnonzero(np.bincount(place[1:][over], minlength=len(tracks))).tolist():
             mine = slice(bounds[one], bounds[one + 1])
             depth[one] = _depth(start[mine], end[mine])
-            high[one] = end[mine].max()
         klass = _classes(start, end)
         levels = _levels(start, end, place, klass, bounds, np.flatnonzero(depth > 1))
         by_class = np.argsort(klass, kind="stable")
@@ -155,8 +158,6 @@ class Part:
 def _depth(start: Array, end: Array) -> int:
     """Return how many spans, sorted by start, are at most there at once; instants last 1 ns."""
     end = np.maximum(end, start + 1)
-    if not np.any(start[1:] < np.maximum.accumulate(end)[:-1]):
-        return 1
     over = np.searchsorted(np.sort(end), start, "right")
     return int((np.arange(1, len(start) + 1) - over).max())
 
@@ -200,13 +201,14 @@ def _cells(
     begin, until = start, end
     if len(overlapping):  # what a span adds to the union of those before it in its track
         begin, until = start.copy(), end.copy()
-        bounds = np.searchsorted(place, np.arange(places + 1))
-        for one in overlapping:
-            mine = slice(bounds[one] + 1, bounds[one + 1])
-            if mine.start < mine.stop:
-                reach = np.maximum.accumulate(end[mine.start - 1 : mine.stop - 1])
-                begin[mine] = np.maximum(start[mine], reach)
-                until[mine] = np.maximum(end[mine], begin[mine])
+        is_over = np.zeros(places, bool)
+        is_over[overlapping] = True
+        mine = np.flatnonzero(is_over[place])
+        after = place[mine][1:] == place[mine][:-1]
+        reach = _running_max(end[mine], place[mine])[:-1][after]
+        mine = mine[1:][after]
+        begin[mine] = np.maximum(start[mine], reach)
+        until[mine] = np.maximum(end[mine], begin[mine])
     edge = (cell + 1) << bits
     here = np.add.reduceat(np.maximum(np.minimum(until, edge) - begin, 0), at)
     # A span is no wider than a cell, so the rest of it lies in the next one.
@@ -225,6 +227,20 @@ def _cells(
         np.insert(begins, new + 1, 0),
         places,
     )
+
+
+def _running_max(values: Array, place: Array) -> Array:
+    """Return the running maximum, which begins anew at each place; places ascend."""
+    bounds = np.flatnonzero(np.r_[True, place[1:] != place[:-1]][: len(place)])
+    if len(bounds) <= _FEW:
+        parts = np.split(values, bounds[1:])
+        return np.concatenate([np.maximum.accumulate(part) for part in parts])
+    by_value = np.argsort(values, kind="stable")
+    rank = np.empty(len(values), np.int64)
+    rank[by_value] = np.arange(len(values))
+    offset = place.astype(np.int64) * len(values)  # of ranks, as values would overflow
+    highest: Array = values[by_value][np.maximum.accumulate(offset + rank) - offset]
+    return highest
 
 
 def _coarser(level: Level, most: int) -> Level | None:

@@ -83,15 +83,22 @@ class Reach:
         at = np.arange(CLASSES)[:, None] * len(part.tracks) + place
         first, last = part.first[at].ravel(), part.first[at + 1].ravel()
         earliest = [max(low_ns - class_width_ns(klass) + 1, _LOWEST) for klass in range(CLASSES)]
-        targets = np.repeat(
-            np.array([earliest, [low_ns] * CLASSES, [high_ns] * CLASSES]), len(place)
+        # Of many tracks most have no span in most classes.
+        used = np.flatnonzero(last > first)
+        targets = np.concatenate(
+            [
+                np.array(earliest)[used // max(1, len(place))],
+                *np.repeat([[low_ns], [high_ns]], len(used), 1),
+            ]
         )
-        begin, middle, until = bisect(
-            part.start, np.tile(first, 3), np.tile(last, 3), targets
+        found, middle, stop = bisect(
+            part.start, np.tile(first[used], 3), np.tile(last[used], 3), targets
         ).reshape(3, -1)
-        early, which = slices(begin, middle)
-        counts = until - middle
-        counts += np.bincount(which[part.end[early] > low_ns], minlength=len(counts))
+        early, which = slices(found, middle)
+        inside = stop - middle
+        inside += np.bincount(which[part.end[early] > low_ns], minlength=len(inside))
+        begin, until, counts = first, first.copy(), np.zeros(len(first), np.int64)
+        begin[used], until[used], counts[used] = found, stop, inside
         return cls(
             part, here, place, begin.reshape(shape), until.reshape(shape),
             counts.reshape(shape),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html as html_text
 import itertools
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope import Trace, analysis
+from gpuscope import Trace, analysis, cli
 from gpuscope.analysis.intervals import Groups, intersection_ns, length, union
 from gpuscope.analysis.overlap import MOST
+from gpuscope.analysis.result import SHOWN
 from gpuscope.errors import MissingEvidence
+from gpuscope.report import trace_report
 from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.store import save_trace
 
 Row = tuple[str | None, str, int | None, str | None, int, int, int, int | None]
 """Category, name, stream, partition, start, length, uncertainty, operations."""
@@ -220,7 +225,27 @@ def test_of_many_streams_the_busiest_are_paired_and_the_rest_can_be_asked_for():
     assert found.left_out == 120 * 119 // 2 - len(found.pairs)
     busiest = {f"stream {n + 100}" for n in range(120 - MOST, 120)}
     assert {name for one in found.pairs for name in (one.a, one.b)} == busiest
-    assert f"{found.left_out:,} pairs of others are left out" in found.note
+    rows, left_out = found.most()
+    assert len(rows) == SHOWN
+    assert left_out == (
+        "100 of 1,225 rows, those with most overlap (ms); rows() of the result has all; "
+        "5,915 pairs are left out, of others than the 50 streams that were busy longest; "
+        "result['a', 'b'] has any"
+    )
+    least = min(row["overlap (ms)"] for row in rows)
+    assert sum(row["overlap (ms)"] > least for row in found.rows()) < SHOWN
+    busiest = {f"stream {n + 100}" for n in range(120 - MOST, 120)}
+    assert {name for one in found.pairs for name in (one.a, one.b)} == busiest
+    rows, left_out = found.most()
+    assert len(rows) == SHOWN
+    assert left_out == (
+        "100 of 1,225 rows, those with most overlap (ms); rows() of the result has all; "
+        "5,915 pairs are left out, of others than the 50 streams that were busy longest; "
+        "result['a', 'b'] has any"
+    )
+    assert rows == sorted(found.rows(), key=lambda row: -row["overlap (ms)"])[:SHOWN][::1] or {
+        row["overlap (ms)"] for row in rows
+    } <= {row["overlap (ms)"] for row in found.rows()}
     assert found["stream 100", "stream 219"] == 1.0
     pair = found.pair("stream 104", "stream 102")
     assert (pair.a, pair.b) == ("stream 102", "stream 104")
@@ -230,4 +255,28 @@ def test_of_many_streams_the_busiest_are_paired_and_the_rest_can_be_asked_for():
             found[wrong]
     few = analysis.overlap(crowd(3))
     assert few.left_out == 0
-    assert "left out" not in few.note
+    assert few.most() == (few.rows(), "")
+
+
+def test_tables_have_as_many_rows_as_can_be_read_and_say_how_many_there_are(tmp_path, capsys):
+    trace = crowd(150)
+    found = analysis.summary(trace)
+    rows, told = found.most()
+    assert [row["stream"] for row in rows] == sorted(f"stream {n + 100}" for n in range(50, 150))
+    assert told == "100 of 150 rows, those with most busy (ms); rows() of the result has all"
+    assert len(found.rows()) == len(found.streams) == 150
+    html = found._repr_html_()
+    assert (html.count("<tr>"), told in html) == (101, True)
+    page = trace_report(trace, tmp_path / "report.html").read_text("utf-8")
+    assert told in page
+    assert html_text.unescape(page).count("pairs are left out") == 1
+    body = page.partition("<body>")[2]
+    assert body.count("<tr>") < 250
+    with pytest.raises(SystemExit), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            sys, "argv", ["gpuscope", "summary", str(save_trace(trace, tmp_path / "t.parquet"))]
+        )
+        cli.main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"streams: {told}" in said
+    assert "pairs are left out" in said

@@ -1,0 +1,133 @@
+"""Analyses, figures and reports of traces with many spans, streams and names.
+
+python benchmarks/scale.py
+    [--spans 1000000] [--streams 3000] [--names 200000] [--tracks 300000]
+
+Builds a trace in memory, then times each step; prints a table: step, seconds, peak memory of the
+process so far (MB). Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import gpuscope as gs
+from gpuscope import Trace, analysis, figures
+from gpuscope.report import trace_report
+from gpuscope.trace import schema
+from gpuscope.trace.model import TraceMetadata
+
+Array = np.ndarray[Any, Any]
+
+
+def many(spans: int, streams: int, names: int, *, calls: float = 0.2) -> Trace:
+    """Kernels on streams that are busy now and then, some of them launched by calls of handles.
+
+    Parameters
+    ----------
+    calls
+        Which share of the rows are calls of handles; as many are launch calls.
+    """
+    rng = np.random.default_rng(1)
+    called = int(spans * calls / 2)
+    kernels = spans - 2 * called
+    kind = np.repeat([0, 1, 2], [kernels, called, called])
+    name = np.r_[np.arange(kernels) % names, np.arange(called) % max(1, names // 10),
+                 np.arange(called) % 3]  # fmt: skip
+    stream = np.r_[np.arange(kernels) % streams, np.zeros(2 * called, np.int64)]
+    start = rng.integers(0, 10 * spans, spans) * 1000
+    lasts = rng.integers(1, 50_000, spans)
+    texts = pa.array([f"kernel_{number}<float, {number % 7}>" for number in range(names)])
+    columns: dict[str, Any] = {
+        "id": pa.array(np.arange(spans)),
+        "kind": pa.DictionaryArray.from_arrays(
+            pa.array(kind.astype(np.int32)), pa.array(["kernel", "handle", "api"])
+        ),
+        "name": pa.DictionaryArray.from_arrays(pa.array(name.astype(np.int32)), texts),
+        "start_ns": pa.array(start),
+        "end_ns": pa.array(start + lasts),
+        "stream": pa.array(stream, mask=kind != 0),
+        "device": pa.array(np.zeros(spans, np.int16)),
+        "thread": pa.array(np.ones(spans, np.int64), mask=kind == 0),
+        "process": pa.array(np.ones(spans, np.int64)),
+        "source": pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(spans, np.int32)), pa.array(["cupti"])
+        ),
+    }
+    table = pa.table({key: columns.get(key, pa.nulls(spans)) for key in schema.SPAN_TYPES})
+    edges = pa.table({
+        "from": pa.array(np.arange(kernels + called, spans)),
+        "to": pa.array(np.arange(called)),
+        "kind": pa.array(["launch"] * called).dictionary_encode(),
+    })  # fmt: skip
+    facts = {str(number): {"name": f"stream {number}"} for number in range(streams)}
+    return Trace(table, edges, TraceMetadata(streams=facts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--spans", type=int, default=1_000_000)
+    parser.add_argument("--streams", type=int, default=3_000)
+    parser.add_argument("--names", type=int, default=200_000)
+    parser.add_argument("--tracks", type=int, default=300_000)
+    asked = parser.parse_args()
+    lines: list[tuple[str, float, float]] = []
+
+    def timed(step: str, act: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        found = act()
+        took = time.perf_counter() - began
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        lines.append((step, took, peak))
+        print(f"{step}: {took:.2f} s, {peak:,.0f} MB", flush=True)
+        return found
+
+    trace = timed("make the trace", lambda: many(asked.spans, asked.streams, asked.names))
+    began = time.perf_counter()
+    for by in ("stream", "workload", "partition"):
+        timed(f"overlap and gain by {by}", partial(analysis.overlap, trace, by=by))
+        timed(f"concurrency by {by}", partial(analysis.concurrency, trace, by=by))
+    timed("summary", lambda: analysis.summary(trace))
+    timed("latency", lambda: analysis.latency(trace))
+    timed("launch latency", lambda: analysis.launch_latency(trace))
+    timed("gaps", lambda: analysis.gaps(trace))
+    timed("compare", lambda: analysis.compare({"": trace}))
+    timed("timeline", lambda: figures.timeline(trace))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.html"
+        timed("report", lambda: trace_report(trace, path))
+        timed(
+            "notebook tables",
+            lambda: [analysis.summary(trace)._repr_html_(), analysis.overlap(trace)._repr_html_()],
+        )
+        size = path.stat().st_size / 1e6
+        total = time.perf_counter() - began
+        few = many(800, 800, 1, calls=0)
+        timed("800 kernels on 800 streams: overlap", lambda: analysis.overlap(few))
+        timed("800 kernels on 800 streams: report", lambda: trace_report(few, path))
+        size_of_few = path.stat().st_size / 1e6
+    wide = many(asked.tracks, asked.tracks, 1, calls=0)
+    timed(f"{asked.tracks:,} tracks: timeline", lambda: figures.timeline(wide))
+    print(
+        f"\n{asked.spans:,} spans, {asked.streams:,} streams, {asked.names:,} names; "
+        f"gpuscope {gs.__version__}"
+    )
+    print(f"reports: {size:.1f} MB, {size_of_few:.1f} MB\n")
+    print(f"{'step':42} {'s':>7} {'peak MB':>8}")
+    for step, took, peak in lines:
+        print(f"{step:42} {took:7.2f} {peak:8,.0f}")
+    print(f"{'all of the large trace but making it':42} {total:7.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -472,8 +472,20 @@ class Backend(Protocol):
         everything.
         """
 
-    def free(self, memory: Memory, stream: Stream | None) -> None:
-        """Give scratch memory back, in the order of ``stream``; for ``None`` wait first."""
+    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
+        """Give scratch memory back, in the order of ``stream``; for ``None`` wait first.
+
+        Unless it is ``idle``: nothing uses it.
+        """
+
+    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+        """Keep the memory of this backend's arrays among ``values`` for what is queued now.
+
+        It is given out again when the work on ``stream`` is done, also if nobody holds them.
+        """
+
+    def mark(self, stream: Any) -> Any:
+        """Return a mark behind what is queued on a stream, for its memory's pool."""
 
     def reserved_bytes(self) -> int:
         """Return how much device memory scratch holds, given back or not."""
@@ -491,7 +503,7 @@ class Backend(Protocol):
         """Whether a graph is known to have no work."""
 
     def close_graph(self, graph: Any) -> None:
-        """Destroy a graph."""
+        """Wait for a graph's latest launch, then destroy it."""
 
     def fill_random(self, array: Any, seed: int) -> None:
         """Fill an array with uniform values in [-0.5, 0.5) and wait for it."""
@@ -536,8 +548,8 @@ class Backend(Protocol):
     def place(self, out: Any, a: Any, b: Any) -> Places:
         """Say where adopted arrays are, and what :meth:`matmul` takes of them."""
 
-    def contiguous(self, stream: Stream, array: Any) -> Any:
-        """Copy an array into C order, on ``stream``."""
+    def rearrange(self, stream: Stream, into: Any, array: Any) -> None:
+        """Queue a copy of an array into one in C order."""
 
     def synchronize(self) -> None:
         """Wait on the host for the whole device."""

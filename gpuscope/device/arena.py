@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuscope.device.api import Memory
 from gpuscope.device.device import Device
-from gpuscope.device.graph import Graph
+from gpuscope.device.graph import Graph, after_capture
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 
@@ -42,14 +42,24 @@ def allocate(device: Device, nbytes: int, stream: Stream | None) -> Memory:
 
 
 def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
-    """Give memory back in the order of ``stream``; for ``None``, or one that is gone, wait."""
+    """Give memory back in the order of ``stream``; for ``None`` wait for the device.
+
+    A stream of ours was waited for when it was closed. While this thread captures, what waits is
+    put off.
+    """
     if stream is not None and stream.graph is not None:
         # Freeing on it would become part of the graph, and waiting would break the capture.
-        stream.graph.keep(_Keeper(device, [memory]))
+        stream.graph.keep(_Keeper(device, [memory], stream))
         return
-    if stream is not None and (stream.closed or not device.capabilities.stream_ordered_memory):
-        stream = None
-    device.backend.free(memory, stream)
+    if stream is None or stream.closed or not device.capabilities.stream_ordered_memory:
+        after_capture(lambda: _free_unordered(device, memory, stream))
+    else:
+        device.backend.free(memory, stream)
+
+
+def _free_unordered(device: Device, memory: Memory, stream: Stream | None) -> None:
+    idle = stream is not None and stream.tag is not None and stream.tag.is_done
+    device.backend.free(memory, None, idle=idle)
 
 
 class Arena:
@@ -91,7 +101,7 @@ class Arena:
                 mine = self._captured.get(stream.graph)
                 if mine is None:
                     mine = self._captured[stream.graph] = []
-                    stream.graph.keep(_Keeper(self._device, mine))
+                    stream.graph.keep(_Keeper(self._device, mine, stream))
                 mine += [memory for memory in used if memory not in mine]
                 used, unused = [memory for memory in unused if memory not in mine], []
             # A stream that is not ours may be gone before its memory is given back.
@@ -114,12 +124,16 @@ class Arena:
 
 
 class _Keeper:
-    """Memory that a graph holds: goes back when the graph is closed, which waits for it."""
+    """Memory that a graph holds: goes back when the graph is closed, which waits for it.
 
-    def __init__(self, device: Device, memories: list[Memory]) -> None:
+    Calls that were not captured may have used it before, on the stream that was captured.
+    """
+
+    def __init__(self, device: Device, memories: list[Memory], stream: Stream) -> None:
         self._device = device
         self._memories = memories
+        self._stream = stream
 
     def close(self) -> None:
         while self._memories:
-            give_back(self._device, self._memories.pop(), None)
+            give_back(self._device, self._memories.pop(), self._stream)

@@ -241,10 +241,16 @@ class CpuBackend:
         self._reserved += nbytes
         return Memory(np.empty(nbytes, np.uint8).view(CpuArray), None, nbytes)
 
-    def free(self, memory: Memory, stream: Stream | None) -> None:
+    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
         """Forget bytes."""
-        del stream
+        del stream, idle
         self._reserved -= memory.nbytes
+
+    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+        """Do nothing: all work is done."""
+
+    def mark(self, stream: Any) -> Any:
+        """Return nothing: all work is done."""
 
     def reserved_bytes(self) -> int:
         """Return what is taken."""
@@ -357,7 +363,7 @@ class CpuBackend:
         first, second, third = (array.ctypes.data for array in arrays)
         return (self.home,) * 3, (first, second, third), arrays
 
-    def contiguous(self, stream: Stream, array: Any) -> Any:
+    def rearrange(self, stream: Stream, into: Any, array: Any) -> None:
         """Copy into C order."""
         del stream
-        return np.ascontiguousarray(array).view(CpuArray)
+        into[...] = array

@@ -408,8 +408,23 @@ class Device(Unique):
             In elements.
         dtype
             A NumPy dtype or its name; ``"bfloat16"`` is known too.
+
+        Notes
+        -----
+        Its memory is given out again when nobody holds the array or a view of it, and what
+        gpuscope queued with it is done, on whatever stream; work of another library counts on
+        the stream that was selected here, and where :meth:`Stream.hold` says so.
         """
-        return self.backend.empty(as_shape(shape), as_dtype(dtype))
+        return self._selected_holds(self.backend.empty(as_shape(shape), as_dtype(dtype)))
+
+    def _selected_holds(self, array: Any) -> Any:
+        """Let an array count as used on the selected stream: libraries launch there unseen."""
+        stream = caller.get_caller_stream()
+        if stream is None:
+            stream = caller.peek_current_stream(self.identity)
+        if isinstance(stream, Stream) and stream.device is self and not stream.closed:
+            stream.hold(array)
+        return array
 
     def empty_pinned(
         self, shape: int | tuple[int, ...], dtype: Any = "float32"
@@ -433,7 +448,8 @@ class Device(Unique):
             ) from error
         as_dtype(host.dtype)
         with self._setting_up("asarray"):
-            return self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
+            array = self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
+            return self._selected_holds(array)
 
     def random(self, shape: int | tuple[int, ...], dtype: Any = "float32", *, seed: int = 0) -> Any:
         """Return an array of uniform values in [-0.5, 0.5); done when it returns."""

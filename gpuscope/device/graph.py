@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,15 +18,16 @@ if TYPE_CHECKING:
     from gpuscope.device.partition import Closable
     from gpuscope.device.stream import Stream
 
+_log = logging.getLogger("gpuscope")
 _ids = itertools.count(1)
 
 
 class _Thread(threading.local):
-    """What a thread captures, and the graphs that nobody holds any more meanwhile."""
+    """How many captures are open on a thread, and what waits for their end."""
 
     def __init__(self) -> None:
         self.captures = 0
-        self.left: list[Graph] = []
+        self.later: deque[Callable[[], object]] = deque()
 
 
 _thread = _Thread()
@@ -32,15 +35,30 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Close no graph on this thread by itself: that waits, which would spoil a capture."""
+    """Put off, on this thread, what waits for the GPU or frees: it would spoil the capture."""
     _thread.captures += 1
     try:
         yield
     finally:
         _thread.captures -= 1
-        while _thread.left and not _thread.captures:
-            with contextlib.suppress(GpuscopeError):  # as in a destructor
-                _thread.left.pop().close()
+        while _thread.later and not _thread.captures:
+            try:
+                _thread.later.popleft()()
+            except Exception:  # noqa: BLE001 - as in a destructor, there is nobody to tell
+                _log.exception("what was put off until a capture ended failed")
+
+
+def captures() -> bool:
+    """Whether a capture is open on this thread: CUDA looks at nobody else's here."""
+    return _thread.captures > 0
+
+
+def after_capture(act: Callable[[], object]) -> None:
+    """Call ``act``, which waits or frees: now, or when no capture is open on this thread."""
+    if _thread.captures:
+        _thread.later.append(act)
+    else:
+        act()
 
 
 class Graph(Unique):
@@ -83,7 +101,11 @@ class Graph(Unique):
         """The streams that are being captured into it."""
         self.functions: list[Any] = []
         """What calls its host functions, which CUDA does not keep."""
+        self.workspaces: dict[int, Any] = {}
+        """What its products compute in, by the handle of the stream they were captured on."""
+        self._lock = threading.Lock()
         self._closed = False
+        self._held: list[tuple[Any, ...]] = []
         self._kept: list[Closable] = []
         if self.partition is not None:
             self.partition.adopt(self)
@@ -109,36 +131,55 @@ class Graph(Unique):
         GpuscopeError
             The stream is being captured: CUDA lets no graph become part of another this way.
         """
-        if self._closed or self.raw is None:
-            raise ClosedError(
-                f"{self.name!r} is closed or was never captured to its end: capture it again"
-            )
         device = self.device
+        self._require_open()
         chosen, selected = device.choose_stream(stream)
         call = device.begin_call("launch", self.name, chosen, chosen, graph=self)
         try:
-            device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
+            with self._lock:  # its launches follow each other, and so do the events behind them
+                self._require_open()
+                device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
         finally:
             device.end_call(call)
         if not selected:
             chosen.synchronize()
 
+    def _require_open(self) -> None:
+        if self._closed or self.raw is None:
+            raise ClosedError(
+                f"{self.name!r} is closed or was never captured to its end: capture it again"
+            )
+
     def keep(self, item: Closable) -> None:
         """Close ``item``, which its work uses, when it is closed itself."""
         self._kept.append(item)
 
+    def hold(self, *values: Any) -> None:
+        """Hold what its work uses, arrays above all, until it is closed."""
+        self._held.append(values)
+
     def close(self) -> None:
-        """Wait for the device, then destroy it; again does nothing."""
-        if self._closed:
-            return
-        self._closed = True
+        """Wait for its launches, then destroy it; again does nothing.
+
+        While this thread captures a stream, that is done when the capture has ended.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self.partition is not None:
+            self.partition.release(self)
+        after_capture(self._destroy)
+
+    def _destroy(self) -> None:
         try:
             if self.raw is not None:
-                self.device.backend.synchronize()
                 self.device.backend.close_graph(self.raw)
                 self.raw = None
         finally:
             self.functions.clear()
+            self.workspaces.clear()
+            self._held.clear()
             while self._kept:
                 self._kept.pop().close()
 
@@ -154,15 +195,9 @@ class Graph(Unique):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True):
-            return
-        if _thread.captures:
-            _thread.left.append(self)
-            return
-        try:
-            self.close()
-        except GpuscopeError:  # the device may be gone: a destructor has nobody to tell
-            self._closed = True
+        if not getattr(self, "_closed", True):
+            with contextlib.suppress(GpuscopeError):  # the device may be gone: nobody to tell
+                self.close()
 
     def __repr__(self) -> str:
         where = f", partition={self.partition.name!r}" if self.partition is not None else ""

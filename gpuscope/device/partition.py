@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuscope.device.api import GrantedPartition
 from gpuscope.device.carve import CarvePlan, PlannedPartition
+from gpuscope.device.graph import after_capture
 from gpuscope.device.stream import Stream, close_all, require_not_borrowed
 from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, InvalidPartition
@@ -77,8 +78,8 @@ class Partition(Unique):
         self.context = granted.context
         self.raw = granted.raw
         self.color = ""
-        self._streams: list[Stream] = []
-        self._owned: list[Closable] = []
+        self._streams: dict[Stream, None] = {}
+        self._owned: dict[Closable, None] = {}
         self._closed = False
         self._closers = itertools.count()
 
@@ -90,7 +91,7 @@ class Partition(Unique):
     @property
     def streams(self) -> tuple[Stream, ...]:
         """Its streams that are open."""
-        return tuple(stream for stream in self._streams if not stream.closed)
+        return tuple(stream for stream in list(self._streams) if not stream.closed)
 
     def create_stream(self, *, name: str | None = None, priority: int = 0) -> Stream:
         """Make a stream whose work runs on this partition's SMs.
@@ -105,7 +106,7 @@ class Partition(Unique):
         """
         self.require_open()
         stream = self.device.make_stream(self, name=name, priority=priority)
-        self._streams.append(stream)
+        self._streams[stream] = None
         if self._closed:  # another thread closed it, perhaps before it knew of this stream
             stream.close()
             self.require_open()
@@ -118,10 +119,18 @@ class Partition(Unique):
 
     def adopt(self, item: Closable) -> None:
         """Close ``item`` with this partition, before its streams."""
-        self._owned.append(item)
+        self._owned[item] = None
+
+    def release(self, item: Closable) -> None:
+        """Let go of a handle, graph or stream that was closed by itself."""
+        self._owned.pop(item, None)
+        if isinstance(item, Stream):
+            self._streams.pop(item, None)
 
     def close(self) -> None:
         """Close handles, then streams, then the context; again does nothing.
+
+        While this thread captures a stream, that is done when the capture has ended.
 
         Raises
         ------
@@ -135,6 +144,9 @@ class Partition(Unique):
         if next(self._closers):  # of threads that close it at once, one does
             return
         self._closed = True
+        after_capture(self._close_all)
+
+    def _close_all(self) -> None:
         try:
             close_all([*self._owned, *self._streams])
         finally:

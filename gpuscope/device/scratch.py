@@ -230,11 +230,6 @@ class WorkloadContext(Unique):
         self._require_open()
         return self._stream
 
-    @property
-    def arena(self) -> Arena | None:
-        """Where the memory of the latest call on this stream is kept."""
-        return self._arena
-
     def _require_open(self) -> None:
         if self._state != "open":
             raise ClosedError(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gpuscope._checks import count, given
 from gpuscope.device import caller
 from gpuscope.device.api import Kernel, StreamKind
-from gpuscope.device.graph import Graph, capturing
+from gpuscope.device.graph import Graph, after_capture, capturing
+from gpuscope.device.memory import Tag
 from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
@@ -192,6 +193,8 @@ class Stream(Unique):
         self._closed = False
         self._closers = itertools.count()
         self._backend = device.backend
+        self.tag = Tag(raw) if owned else None
+        """What memory that is used here remembers of it; ``None`` if it is somebody else's."""
         self.cupy_stream: Any = None
         """Where a bound guard keeps CuPy's object for this stream."""
         self.capturing = False
@@ -249,12 +252,14 @@ class Stream(Unique):
     def close(self) -> None:
         """Wait for its work, then destroy it; again does nothing.
 
-        A stream made from somebody else's handle is only forgotten.
+        A stream made from somebody else's handle is only forgotten. While this thread captures
+        another stream, waiting and destroying are put off until the capture has ended.
 
         Raises
         ------
         StreamError
-            A workload's call that runs on this thread has borrowed it; nothing is changed.
+            It is being captured itself, or a workload's call that runs on this thread has
+            borrowed it; nothing is changed.
         GpuscopeError
             Its work failed, or the device is gone. It is closed all the same: destroying
             it raises nothing.
@@ -262,21 +267,33 @@ class Stream(Unique):
         if self._closed:
             return
         require_not_borrowed([self])
+        if self.capturing:
+            raise StreamError(
+                f"stream {self.name!r} is being captured: leave the capture before it is closed"
+            )
         if next(self._closers):  # of threads that close it at once, one does
             return
-        try:
-            if self._owned:
-                self._backend.sync_stream(self.raw)
-        finally:
-            self._destroy()
-
-    def _destroy(self) -> None:
         self._closed = True
         self.cupy_stream = None
         self.device.forget_stream(self)
+        if self.partition is not None:
+            self.partition.release(self)
         if self.registry is not None and self.registry.get(self.device.identity) is self:
             self.registry.pop(self.device.identity, None)
         if self._owned:
+            after_capture(self._destroy)
+
+    def _destroy(self) -> None:
+        mark = None
+        try:
+            self._backend.sync_stream(self.raw)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                mark = self._backend.mark(self.raw)
+            raise
+        finally:
+            if self.tag is not None:
+                self.tag.close(mark)
             with contextlib.suppress(Exception):  # the device may be gone: nothing is left to do
                 self._backend.close_stream(self.raw, self._handle)
 
@@ -360,7 +377,10 @@ class Stream(Unique):
         caller.set_current_stream(key, self)
         try:
             if not device.observers:
-                self._backend.launch(raw, kernel, grid, block, args, device.next_correlation())
+                try:
+                    self._backend.launch(raw, kernel, grid, block, args, device.next_correlation())
+                finally:
+                    self.hold(*args)
                 return
             call = device.begin_call(
                 "launch", kernel.name, self, device.intended_stream(self),
@@ -370,6 +390,7 @@ class Stream(Unique):
             try:
                 self._backend.launch(raw, kernel, grid, block, args, call.correlation)
             finally:
+                self.hold(*args)
                 device.end_call(call)
         finally:
             if previous is None:
@@ -402,7 +423,20 @@ class Stream(Unique):
         try:
             self._backend.copy(raw, destination, source, call.correlation)
         finally:
+            self.hold(destination, source)
             self.device.end_call(call)
+
+    def hold(self, *arrays: Any) -> None:
+        """Keep the memory of gpuscope's arrays until the work queued here is done.
+
+        They may then be dropped at once. gpuscope's own launches, copies and products do this by
+        themselves; call it after work that another library queued here. On a stream that is being
+        captured, the graph holds whatever is given. Other libraries' arrays are theirs to keep.
+        """
+        if self.graph is not None:
+            self.graph.hold(*arrays)
+        else:
+            self._backend.use(self, arrays)
 
     def host_call(self, function: Callable[[], None]) -> None:
         """Queue ``function`` to run on the host when the work before it is done.
@@ -451,12 +485,12 @@ class Stream(Unique):
         with capturing():
             refused = False
             try:
+                self._join(graph)
                 try:
                     self._backend.begin_capture(self)
                 except GpuscopeError:
                     refused = True
                     raise
-                self._join(graph)
                 yield graph
                 graph.raw = self._backend.end_capture(self)
                 graph.is_empty = self._backend.graph_is_empty(graph.raw)
@@ -464,20 +498,27 @@ class Stream(Unique):
                 if graph.raw is None and not refused:
                     # The block's own error is the one to tell.
                     with contextlib.suppress(GpuscopeError):
-                        self._backend.close_graph(self._backend.end_capture(self))
+                        graph.raw = self._backend.end_capture(self)
                 graph.close()
                 raise
             finally:
                 for stream in graph.streams:
-                    stream.capturing = False
-                    stream.graph = None
+                    stream._leave()
                 graph.streams.clear()
 
     def _join(self, graph: Graph) -> None:
-        """Become part of a capture."""
+        """Become part of a capture; said before the backend begins it."""
+        if self.tag is not None:
+            self.tag.capturing = True
         graph.streams.append(self)
         self.capturing = True
         self.graph = graph
+
+    def _leave(self) -> None:
+        self.capturing = False
+        self.graph = None
+        if self.tag is not None:
+            self.tag.capturing = False
 
     # -- order ------------------------------------------------------------------------
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:
@@ -515,10 +556,18 @@ class Stream(Unique):
         if type(event) is not Event or event.device is not device:
             device.require_event(event, "event", across=True)
         graph = event.graph
+        if graph is not None and graph.streams and self.graph is None:
+            target = event._usable()
+            self._join(graph)
+            try:
+                self._backend.wait(raw, target)
+            except BaseException:
+                graph.streams.remove(self)
+                self._leave()
+                raise
+            return
         if not device.observers or graph is not None:  # joining a graph, nothing happens now
             self._backend.wait(raw, event._usable())
-            if graph is not None and graph.streams and self.graph is None:
-                self._join(graph)
             return
         recorded = event if event.correlation is not None else None  # else it orders nothing
         call = device.begin_call("wait", "stream.wait", self, self, event=recorded)

@@ -159,9 +159,9 @@ class Context:
         return stream is self.stream and (stream._owned or thread == self.thread)
 
     def forget(self, device: Device) -> None:
-        """Let go of all but its own operands: the handle is closed."""
+        """Let go of everything: the handle is closed."""
         if self.completion is None and self.event is not None:
             device.give_event(self.event)
         self.ready = NOTHING
-        self.event = self.completion = self.stream = None
+        self.event = self.completion = self.stream = self.own = None
         self.staging = {}

@@ -16,9 +16,9 @@ from gpuscope.device.arena import Arena
 from gpuscope.device.caller import CallerStreamGuard, running_on
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.scratch import WorkloadContext, open_contexts
+from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
-from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidOperand, StreamError
+from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidOperand
 from gpuscope.workloads.context import Context, Work
 from gpuscope.workloads.handle import Handle
 
@@ -197,18 +197,10 @@ class FunctionHandle(Handle, Generic[_R]):
         StreamError
             The function calls its own handle.
         """
-        self._refuse_inside("calls its own handle")
         call = _Invocation(args, {**self._arguments, **kwargs})
         self._execute(stream, call)
         result: _R = call.result
         return result
-
-    def _refuse_inside(self, what: str) -> None:
-        if any(context.arena is self._arena for context in open_contexts()):
-            raise StreamError(
-                f"{self._function_name} {what}: a handle runs one call at a time. Make another "
-                "handle of it"
-            )
 
     def _prepare(self, context: Context, operands: Any) -> Work:
         del context
@@ -232,6 +224,7 @@ class FunctionHandle(Handle, Generic[_R]):
                     )
             finally:
                 caller._unbind(bound)
+                stream.hold(*_inside((operands.arguments, operands.keywords)))
 
     @contextlib.contextmanager
     def _seen(self, stream: Stream) -> Iterator[None]:
@@ -275,7 +268,6 @@ class FunctionHandle(Handle, Generic[_R]):
 
     def close(self) -> None:
         """Wait for what is in flight and give scratch back; again does nothing."""
-        self._refuse_inside("closes its own handle")
         super().close()
         self._arena.close()
 
@@ -290,6 +282,17 @@ def _runs_later(function: Any) -> bool:
             inspect.isasyncgenfunction,
         )
     )
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Yield what the containers of a call's arguments hold."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        yield value
+        return
+    for item in value:
+        yield from _inside(item)
 
 
 def _name_of(function: Any) -> str:

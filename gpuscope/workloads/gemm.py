@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpuscope.device.api import MatmulPlan
+from gpuscope.device.api import MatmulPlan, Memory
+from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device, as_dtype
 from gpuscope.device.partition import Partition
@@ -78,9 +79,7 @@ def mm_out(out: Any, a: Any, b: Any, *, stream: Any = None) -> Any:
     if is_new:  # arrays of other libraries are checked each time
         for value in given:
             device.backend.follow(chosen.raw, value)
-    if plan.copies:
-        operands = _copied(device, chosen, plan, target, a, b)
-    _matmul(device, chosen, plan, operands, chosen.sm_count_target)
+    _product(device, chosen, plan, operands, (target, a, b), chosen.sm_count_target)
     if not selected:
         chosen.synchronize()
     return out
@@ -100,13 +99,53 @@ def _matmul(device: Device, stream: Stream, plan: MatmulPlan, operands: Any, sm_
         device.end_call(call)
 
 
-def _copied(device: Device, stream: Stream, plan: MatmulPlan, out: Any, a: Any, b: Any) -> Any:
-    """Copy inputs of other strides into C order, on the stream; returns what matmul takes."""
-    if plan.copy_a:
-        a = device.backend.contiguous(stream, a)
-    if plan.copy_b:
-        b = device.backend.contiguous(stream, b)
-    return device.backend.place(out, a, b)[2]
+def _product(
+    device: Device, stream: Stream, plan: MatmulPlan, placed: Any, arrays: Any, sm_count: int
+) -> None:
+    """Queue a product, behind copies of inputs with other strides; holds ``arrays`` for it."""
+    try:
+        if plan.copies:
+            _product_of_copies(device, stream, plan, arrays, sm_count)
+        else:
+            _matmul(device, stream, plan, placed, sm_count)
+    finally:
+        stream.hold(*arrays)
+
+
+def _product_of_copies(
+    device: Device, stream: Stream, plan: MatmulPlan, arrays: Any, sm_count: int
+) -> None:
+    """Copy into scratch of the stream, which is free again behind the product.
+
+    What the stream cannot order, a graph or a stream that is not ours, gets arrays instead.
+    """
+    out, a, b = arrays
+    ordered = (
+        device.capabilities.stream_ordered_memory and stream.tag is not None and not stream.graph
+    )
+    taken: list[Memory] = []
+    try:
+        if plan.copy_a:
+            a = _copied(device, stream, a, taken if ordered else None)
+        if plan.copy_b:
+            b = _copied(device, stream, b, taken if ordered else None)
+        _matmul(device, stream, plan, device.backend.place(out, a, b)[2], sm_count)
+    finally:
+        stream.hold(a, b)
+        for memory in taken:
+            give_back(device, memory, stream)
+
+
+def _copied(device: Device, stream: Stream, array: Any, taken: list[Memory] | None) -> Any:
+    """Queue a copy in C order; its memory is added to ``taken``, or else it is an array's."""
+    if taken is None:
+        copy = device.backend.empty(array.shape, array.dtype)
+    else:
+        memory = allocate(device, array.nbytes, stream)
+        taken.append(memory)
+        copy = memory.array.view(array.dtype).reshape(array.shape)
+    device.backend.rearrange(stream, copy, array)
+    return copy
 
 
 def _key(out: Any, a: Any, b: Any) -> Any:
@@ -406,6 +445,7 @@ class Gemm(Handle):
 
     def operands(self) -> tuple[Any, Any, Any]:
         """Return its own ``(a, b, out)`` of the next call, made at first use."""
+        self._refuse_inside("asks for its own handle's operands")
         with self._lock:
             return self._own(self._latest.next)
 
@@ -441,6 +481,8 @@ class Gemm(Handle):
             The handle or the stream is closed.
         """
         selected = get_caller_stream() if stream is None else stream
+        if self._inside:
+            self._refuse_inside("calls its own handle")
         with self._lock:
             context = self._latest.next
             if (
@@ -483,6 +525,7 @@ class Gemm(Handle):
             self._follow(context, stream)
         context.sm_count = self._sm_count(stream)
         context.ready = context.stream = stream
+        stream.hold(context.out, context.a, context.b, *(context.own or ()))
         return True
 
     def _knows(self, context: _GemmContext, a: Any, b: Any, out: Any) -> bool:
@@ -496,6 +539,7 @@ class Gemm(Handle):
         context.placed = _place(self.device, plan, out, a, b)
         context.plan = plan
         context.a, context.b, context.out, context.result = a, b, out, out
+        context.ready.hold(out, a, b)
         return True
 
     def _fits(self, plan: MatmulPlan) -> bool:
@@ -524,11 +568,6 @@ class Gemm(Handle):
             raise InvalidOperand(
                 f"this Gemm is {self.m}x{self.n}x{self.k} {self.dtype}, but out, a and b are "
                 f"{plan.m}x{plan.n}x{plan.k} {plan.dtype}: make a Gemm for these sizes"
-            )
-        if self._replays and plan.copies:
-            raise InvalidOperand(
-                "an input's strides are neither row-major nor column-major, so it is copied, and "
-                "a graph cannot hold the copy: give a whole array, or call drop_graph()"
             )
         placed = _place(self.device, plan, out, a, b)
         return Work(
@@ -594,10 +633,8 @@ class Gemm(Handle):
         return stream.sm_count_target if target == "auto" else target or 0
 
     def _launch(self, stream: Stream, operands: Any) -> None:
-        plan, placed, out, a, b = operands
-        if plan.copies:
-            placed = _copied(self.device, stream, plan, out, a, b)
-        _matmul(self.device, stream, plan, placed, self._sm_count(stream))
+        plan, placed, *arrays = operands
+        _product(self.device, stream, plan, placed, arrays, self._sm_count(stream))
 
     def _remember(self, context: Context, given: Any, work: Work, stream: Stream) -> None:
         plan, placed, out, a, b = work.operands

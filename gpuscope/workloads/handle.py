@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from gpuscope._checks import given
 from gpuscope.device.api import Call
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
+from gpuscope.device.graph import after_capture
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Event, Stream, close_all
 from gpuscope.device.unique import Unique
@@ -93,14 +95,16 @@ class Handle(Unique):
         self.device = owner.device if isinstance(owner, Partition) else owner
         self.name = name
         self._lock = threading.Lock()
+        self._inside = 0  # the thread that runs a call, while it may run somebody else's code
         self._contexts = tuple(self._context_type() for _ in range(max_in_flight))
         for index, context in enumerate(self._contexts):
             context.next = self._contexts[(index + 1) % max_in_flight]
         self._latest: Any = self._contexts[-1]
         self._replays = False
         self._closed = False
-        if isinstance(owner, Partition):
-            owner.adopt(self)
+        self._partition = owner if isinstance(owner, Partition) else None
+        if self._partition is not None:
+            self._partition.adopt(self)
 
     # -- what is in flight ------------------------------------------------------------
     @property
@@ -111,6 +115,7 @@ class Handle(Unique):
     @property
     def completion(self) -> Completion | None:
         """The latest call's completion, or ``None`` before the first."""
+        self._refuse_inside("asks for its own handle's completion")
         with self._lock:
             return self._completion_of(self._latest)
 
@@ -132,7 +137,14 @@ class Handle(Unique):
         return not (event.is_done if completion is None else completion.is_done)
 
     def wait(self) -> None:
-        """Wait on the host for every call in flight; the first error is raised after all."""
+        """Wait on the host for every call in flight; the first error is raised after all.
+
+        Raises
+        ------
+        StreamError
+            A call of this handle waits for it, or an observer of one.
+        """
+        self._refuse_inside("waits for its own handle")
         first: BaseException | None = None
         for context in self._contexts:
             try:
@@ -173,10 +185,29 @@ class Handle(Unique):
     def _remember(self, context: Context, given: Any, work: Work, stream: Stream) -> None:
         """Take note of what the next call need not look at again, if it is the same."""
 
+    def _refuse_inside(self, what: str) -> None:
+        """Refuse what would wait for the lock that this thread holds."""
+        if self._inside and self._inside == _get_ident():
+            raise StreamError(
+                f"a call of {self.name!r}, or its observer, {what}: a handle runs one call at a "
+                "time. Do it after the call, or make another handle"
+            )
+
+    @contextlib.contextmanager
+    def _one_call(self) -> Iterator[None]:
+        """Hold the lock for a call that may run a user's function or observers."""
+        with self._lock:
+            self._inside = _get_ident()
+            try:
+                yield
+            finally:
+                self._inside = 0
+
     def _execute(self, stream: Any, operands: Any = None) -> Any:
         device = self.device
         completion = None
-        with self._lock:
+        self._refuse_inside("calls its own handle")
+        with self._one_call():
             if self._closed:
                 raise ClosedError(f"handle {self.name!r} is closed: make a new one")
             if self._replays and stream is None and get_caller_stream() is not None:
@@ -308,6 +339,7 @@ class Handle(Unique):
         or in another partition captures again. Give streams with ``execute(stream=…)``: a
         guard's selection is refused.
         """
+        self._refuse_inside("changes its own handle")
         with self._lock:
             self._replays = True
             for context in self._contexts:
@@ -315,6 +347,7 @@ class Handle(Unique):
 
     def drop_graph(self) -> None:
         """Wait for what is in flight, and launch without a graph from then on."""
+        self._refuse_inside("changes its own handle")
         try:
             self.wait()
         finally:
@@ -353,14 +386,29 @@ class Handle(Unique):
 
     # -- life -------------------------------------------------------------------------
     def close(self) -> None:
-        """Wait for what is in flight; again does nothing. Never raises: failures are logged."""
+        """Wait for what is in flight; again does nothing. Never raises: failures are logged.
+
+        While this thread captures a stream, that is done when the capture has ended.
+
+        Raises
+        ------
+        StreamError
+            A call of this handle closes it, or an observer of one.
+        """
+        self._refuse_inside("closes its own handle")
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            graphs = self._take_graphs()
             for context in self._contexts:
                 context.ready = NOTHING
+        if self._partition is not None:
+            self._partition.release(self)
+        after_capture(self._finish_closing)
+
+    def _finish_closing(self) -> None:
+        with self._lock:
+            graphs = self._take_graphs()
         for act in (self.wait, *(graph.close for graph in graphs)):
             try:
                 act()
@@ -383,6 +431,9 @@ class Handle(Unique):
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_closed", True) or _is_finalizing():
             return  # at the interpreter's end the devices were closed, and their work waited for
+        after_capture(self._finish_collected)
+
+    def _finish_collected(self) -> None:
         for context in self._contexts:
             event, in_flight = context.event, context.in_flight
             context.in_flight = False

@@ -297,7 +297,7 @@ def test_streams_06_leaving_a_with_block_tells_of_the_loss_once(losable):
     with pytest.raises(Gone, match="sync_stream"), device.create_stream() as stream:
         backend.lost = True
     assert stream.closed
-    assert backend.refused == ["sync_stream", "close_stream"]
+    assert backend.refused == ["sync_stream", "mark", "close_stream"]
 
 
 def test_streams_06_an_error_inside_is_not_replaced_but_remembered(losable):

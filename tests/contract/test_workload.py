@@ -312,16 +312,52 @@ def test_workload_is_current_in_pytorch():
     gpu.close()
 
 
-def test_workload_cannot_call_or_close_its_own_handle(device):
+OWN = {
+    "execute": lambda handle: handle.execute(None),
+    "close": lambda handle: handle.close(),
+    "wait": lambda handle: handle.wait(),
+    "completion": lambda handle: handle.completion,
+    "use_graph": lambda handle: handle.use_graph(),
+    "drop_graph": lambda handle: handle.drop_graph(),
+}
+
+
+@pytest.mark.timeout(60)  # what is not refused waits for ever
+@pytest.mark.parametrize("how", OWN)
+def test_workload_cannot_use_its_own_handle(device, how):
     @gs.workload
-    def again(ctx, how):
-        return getattr(handle, how)(*(["execute"] if how == "execute" else []))
+    def again(ctx, use):
+        return use(handle) if use is not None else "ran"
 
     handle = again(device)
-    for how, text in (("execute", "calls its own handle"), ("close", "closes its own handle")):
-        with pytest.raises(gs.StreamError, match=text):
-            handle.execute(how)
+    with pytest.raises(gs.StreamError, match=r"its own handle.*one call at a time"):
+        handle.execute(OWN[how])
+    assert handle.execute(None) == "ran"
+    handle.wait()
     handle.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", [*OWN, "operands"])
+def test_an_observer_cannot_use_the_handle_whose_call_it_is_told_of(gpu, watcher, how):
+    handle = gs.Gemm(gpu, m=8, n=8, k=8, dtype="float32")
+    refused = []
+
+    def use(call):
+        if call.kind in ("handle", "launch"):
+            with pytest.raises(gs.StreamError, match="its own handle"):
+                handle.operands() if how == "operands" else OWN[how](handle)
+            refused.append(call.kind)
+
+    with gpu.create_stream() as stream:
+        watcher.on_begin = use
+        handle.execute(stream=stream)
+        watcher.on_begin = None
+        assert refused == ["handle", "launch"]
+        handle.execute(stream=stream)
+        handle.wait()
+        assert handle.completion.is_done
+        handle.close()
 
 
 def test_workload_may_call_other_handles(gpu):

@@ -36,11 +36,28 @@ class Array:
         self.size = int(np.prod(shape))
         self.nbytes = self.size * self.dtype.itemsize
         self.strides = np.empty(shape, dtype).strides
-        self.data = SimpleNamespace(ptr=next(self.addresses), device_id=device)
+        self.data = SimpleNamespace(ptr=next(self.addresses), device_id=device, mem=None)
         self.flags = SimpleNamespace(c_contiguous=True)
 
     def __setitem__(self, key, value):
-        pass
+        if isinstance(value, Array):
+            self.met("copy kernel")
+
+    def set(self, values):
+        self.met("set")
+
+    def met(self, name):
+        """Tell the machine; the fixture says which."""
+
+
+class Memory:
+    """Stands for arrays.DeviceMemory."""
+
+    def __init__(self, block, nbytes, index):
+        self.block, self.ptr = block, 1 << 20
+
+    def array(self, shape, dtype):
+        return Array(shape, dtype)
 
 
 class Machine:
@@ -114,10 +131,8 @@ class Machine:
     def cupy(self):
         cupy = MagicMock()
         cupy.ndarray = Array
-        cupy.empty = lambda shape, dtype: self.met("empty") or Array(shape, dtype)
-        cupy.asarray = lambda values: self.met("asarray") or Array(values.shape, values.dtype)
+        cupy.cuda.MemoryPool = lambda: SimpleNamespace(malloc=self.function("malloc"))
         cupy.asnumpy = self.function("asnumpy", lambda: np.zeros(1))
-        cupy.ascontiguousarray = self.function("ascontiguousarray", lambda: Array((4, 4)))
         cupy.random.default_rng = self.function("random", MagicMock)
         runtime = cupy.cuda.runtime
         runtime.getDevice = lambda: self.current
@@ -145,6 +160,7 @@ class Machine:
 def machine(monkeypatch):
     """Put fakes where CudaBackend looks for CuPy, cuda.core and its own modules."""
     machine = Machine()
+    monkeypatch.setattr(Array, "met", lambda _, name: machine.met(name))
     monkeypatch.setattr(cuda, "_load", lambda _: (13010, machine.cupy(), machine.core()))
     contexts = SimpleNamespace(
         make=machine.function("make_contexts", list), close=machine.function("close_context"),
@@ -152,7 +168,7 @@ def machine(monkeypatch):
     )  # fmt: skip
     blas = SimpleNamespace(
         matmul=machine.function("gemm"), forget_stream=lambda _: None,
-        begin_capture=lambda _: None, end_capture=lambda _: "workspace",
+        prepare=lambda: None,
     )  # fmt: skip
     splitter = SimpleNamespace(layout=None, check=lambda _: None)
     fakes = {
@@ -160,8 +176,10 @@ def machine(monkeypatch):
             adopt=lambda value, write=False: value if isinstance(value, Array) else None,
             host_array=lambda value: value,
             stream_of=lambda _: None,
+            DeviceMemory=Memory,
+            block_of=lambda value: None,
         ),
-        "blas": SimpleNamespace(Blas=lambda: blas),
+        "blas": SimpleNamespace(Blas=lambda *_: blas),
         "partition": SimpleNamespace(
             HeterogeneousSplit=machine.function("split", splitter),
             ComposedQuanta=machine.function("split", splitter),
@@ -197,22 +215,22 @@ CALLS = {
     "create_event": lambda b, m: b.make_event(timing=False),
     "event.record": lambda b, m: b.record(m.event(), m.stream(), 0),
     "stream.wait": lambda b, m: b.wait(m.stream(), m.event()),
-    "empty": lambda b, m: b.empty((4, 4), np.dtype(np.float32)),
-    "asarray": lambda b, m: b.asarray(np.zeros((4, 4), np.float32)),
+    "malloc": lambda b, m: b.empty((4, 4), np.dtype(np.float32)),
+    "set": lambda b, m: b.asarray(np.zeros((4, 4), np.float32)),
     "random": lambda b, m: b.fill_random(Array((4, 4)), 0),
     "asnumpy": lambda b, m: b.to_host(Array((4, 4))),
     "memcpyAsync": lambda b, m: b.copy(m.stream(), Array((4, 4)), Array((4, 4)), 0),
     "compile": lambda b, m: b.compile("source", "name", None),
     "launch": lambda b, m: b.launch(m.stream(), SimpleNamespace(raw=1, name="k"), 1, 1, (), 0),
     "gemm": lambda b, m: b.matmul(our_stream(m), PLAN, (1, 2, 3), 0, 0),
-    "ascontiguousarray": lambda b, m: b.contiguous(our_stream(m), Array((4, 4))),
+    "copy kernel": lambda b, m: b.rearrange(our_stream(m), Array((4, 4)), Array((4, 4))),
     "make_contexts": lambda b, m: b.make_partitions([]),
     "close_context": lambda b, m: b.close_partition(None),
     "clear_contexts": lambda b, m: b.close(),
     "streamBeginCapture": lambda b, m: b.begin_capture(our_stream(m)),
     "graphInstantiate": lambda b, m: b.end_capture(our_stream(m)),
-    "graphLaunch": lambda b, m: b.launch_graph(("exec", None, m.event()), m.stream(), 0),
-    "graphExecDestroy": lambda b, m: b.close_graph(("exec", None, m.event())),
+    "graphLaunch": lambda b, m: b.launch_graph(("exec", m.event()), m.stream(), 0),
+    "graphExecDestroy": lambda b, m: b.close_graph(("exec", m.event())),
     "streamQuery": lambda b, m: b.stream_done(m.stream()),
     "launchHostFunc": lambda b, m: b.host_call(m.stream(), lambda: None, 0, None),
 }

@@ -8,9 +8,36 @@ import numpy as np
 
 from gpuscope.device.cuda import dlpack, interface
 from gpuscope.device.cuda.driver import import_cupy
+from gpuscope.device.memory import Block, pinned_block
 from gpuscope.errors import InvalidOperand
 
 cupy = import_cupy()
+
+
+class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
+    """A block of memory under CuPy's arrays and their views, which keep it.
+
+    Attributes
+    ----------
+    block
+        Goes back to its pool with the last of them.
+    """
+
+    def __init__(self, block: Block, nbytes: int, index: int) -> None:
+        super().__init__(block.raw.ptr, nbytes, block, index)
+        self.block = block
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return it as an array, uninitialised."""
+        return cupy.ndarray(shape, dtype, memptr=cupy.cuda.MemoryPointer(self, 0))
+
+
+def block_of(value: Any) -> Block | None:
+    """Return the memory of ours under an array of the device or page-locked memory, if any."""
+    if isinstance(value, cupy.ndarray):
+        memory = value.data.mem
+        return memory.block if type(memory) is DeviceMemory else None
+    return pinned_block(value)
 
 
 def device_index_of(value: Any) -> int:

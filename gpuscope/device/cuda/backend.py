@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import threading
 import time
@@ -27,7 +28,8 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import driver as versions
-from gpuscope.device.graph import Graph
+from gpuscope.device.graph import Graph, captures
+from gpuscope.device.memory import Pinned, Pool, Tag
 from gpuscope.device.stream import Stream
 from gpuscope.errors import (
     CapabilityError,
@@ -86,7 +88,15 @@ class CudaBackend:
         self._with_timing = self._core.EventOptions(timing_enabled=True)
         self._without_timing = self._core.EventOptions(timing_enabled=False)
         self._kernels: dict[tuple[str, str], Any] = {}
-        self._blas = blas.Blas()
+        self._memory = Pool(
+            self._allocate, lambda _: None, self.mark, self._passed, lambda mark: mark.sync()
+        )
+        self._pinned = Pool(
+            self._cupy.cuda.alloc_pinned_memory, lambda _: None, self.mark, self._passed,
+            lambda mark: mark.sync(),
+        )  # fmt: skip
+        self._device_pool = self._cupy.cuda.MemoryPool()
+        self._blas = blas.Blas(self._take, self.mark, lambda: bool(self._device.context.is_green))
         self._scratch_pool: Any = None
         self._untagged_stream: Any = None
         self._plain_bytes = 0
@@ -343,22 +353,68 @@ class CudaBackend:
         """Wait for what CuPy queued on its own stream, so that any stream may use it."""
         self._cupy.cuda.get_current_stream().synchronize()
 
+    def _take(self, nbytes: int) -> Any:
+        """Take device memory that no queued work uses, also while a stream is captured."""
+        with self._relaxed():
+            return self._arrays.DeviceMemory(self._memory.take(nbytes), nbytes, self._index)
+
+    def _allocate(self, nbytes: int) -> Any:
+        """Take memory of a pool of our own: what CuPy's has taken back may still be in use."""
+        with self._cupy.cuda.Stream.null:  # its arena, whatever stream is current for CuPy
+            try:
+                return self._device_pool.malloc(nbytes)
+            except MemoryError:
+                self._cupy.get_default_memory_pool().free_all_blocks()
+                return self._device_pool.malloc(nbytes)
+
+    def mark(self, stream: Any) -> Any:
+        """Record an event."""
+        mark = self.make_event(timing=False)
+        self.record(mark, stream, 0)
+        return mark
+
+    def _passed(self, mark: Any) -> bool:
+        with self._relaxed():
+            return self.event_done(mark)
+
+    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+        """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
+        tag = stream.tag
+        block_of = self._arrays.block_of
+        for value in values:
+            block = block_of(value)
+            if block is None:
+                continue
+            if tag is None:
+                tag = Tag(None, self.mark(stream.raw))
+            block.use(tag)
+
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised CuPy array."""
+        nbytes = math.prod(shape) * dtype.itemsize
         with self._current(), _translated("device memory cannot be taken"):
-            return self._cupy.empty(shape, dtype)
+            if not nbytes:
+                return self._cupy.empty(shape, dtype)
+            return self._take(nbytes).array(shape, dtype)
 
     def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return page-locked host memory from CuPy's pool."""
-        with self._current(), _translated("page-locked host memory cannot be taken"):
-            count = int(np.prod(shape, dtype=np.int64))
-            memory = self._cupy.cuda.alloc_pinned_memory(max(1, count * dtype.itemsize))
-            return np.frombuffer(memory, dtype, count).reshape(shape)
+        nbytes = max(1, math.prod(shape) * dtype.itemsize)
+        with (
+            self._current(),
+            self._relaxed(),
+            _translated("page-locked host memory cannot be taken"),
+        ):
+            block = self._pinned.take(nbytes)
+            return Pinned(block, block.raw.ptr, nbytes).array(shape, dtype)
 
     def asarray(self, values: np.ndarray[Any, Any]) -> Any:
         """Copy host values; done when it returns."""
-        with self._current(), _translated("device memory cannot be taken"):
-            array = self._cupy.asarray(values)
+        if not values.dtype.isnative:
+            values = values.astype(values.dtype.newbyteorder("="))
+        with self._current(), _translated("the values cannot be copied"):
+            array = self.empty(values.shape, values.dtype)
+            array.set(values)
             self._settle()
             return array
 
@@ -393,15 +449,15 @@ class CudaBackend:
             array = self._cupy.ndarray((nbytes,), self._cupy.uint8, memptr=bytes_at)
             return Memory(array, raw, nbytes)
 
-    def free(self, memory: Memory, stream: Stream | None) -> None:
+    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
         """Give scratch back, in stream order; plain memory after the device has finished."""
         with self._current(), _translated("scratch cannot be given back"):
-            if isinstance(memory.raw, self._cupy.cuda.MemoryPointer):
+            plain = isinstance(memory.raw, self._cupy.cuda.MemoryPointer)
+            if not idle and (plain or stream is None):
                 self._runtime.deviceSynchronize()
+            if plain:
                 self._plain_bytes -= memory.nbytes
                 return
-            if stream is None:
-                self._runtime.deviceSynchronize()
             memory.raw.close(self._untagged() if stream is None else stream.raw)
 
     def _untagged(self) -> Any:
@@ -426,22 +482,47 @@ class CudaBackend:
         return self._scratch_pool
 
     def begin_capture(self, stream: Stream) -> None:
-        """Begin to capture a stream, in the mode that watches this thread only."""
+        """Begin to capture a stream, in the mode that watches this thread only.
+
+        So what other threads do in the meantime spoils nothing, and what this one does that
+        could, such as an allocation of another library, is refused. What we know to be harmless
+        runs relaxed.
+        """
         thread_local = 1  # cudaStreamCaptureModeThreadLocal
         with self._current(), _translated("the stream cannot be captured"):
-            self._blas.begin_capture(stream.handle)
+            with self._relaxed():
+                self._blas.prepare()
             self._runtime.streamBeginCapture(stream.handle, thread_local)
 
     def end_capture(self, stream: Stream) -> Any:
-        """End it, and instantiate the graph."""
+        """End it, and instantiate the graph, with an event for behind its launches."""
         with self._current(), _translated("the capture failed"):
-            workspace = self._blas.end_capture(stream.handle)
             graph = self._runtime.streamEndCapture(stream.handle)
             try:
-                behind = self._device.create_event(self._with_timing)
-                return self._runtime.graphInstantiate(graph), workspace, behind
+                with self._relaxed():  # the capture of another stream may go on
+                    behind = self._device.create_event(self._with_timing)
+                    return self._runtime.graphInstantiate(graph), behind
             finally:
                 self._runtime.graphDestroy(graph)
+
+    @contextlib.contextmanager
+    def _relaxed(self) -> Iterator[None]:
+        """Allow calls that a capture forbids this thread, but that do it no harm.
+
+        Those are allocations, asking events, and instantiating a graph: none becomes part of the
+        capture, and nothing that is captured depends on its being replayed.
+        """
+        if not captures():
+            yield
+            return
+        driver = importlib.import_module("cuda.bindings.driver")
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        status, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+        _check((status,), "change the capture mode")
+        try:
+            yield
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(before)
 
     def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
         """Queue a graph, and an event behind it.
@@ -452,7 +533,7 @@ class CudaBackend:
         del correlation
         with self._current(), _translated("the graph cannot be launched"):
             self._runtime.graphLaunch(graph[0], int(stream.handle))
-            stream.record(graph[2])
+            stream.record(graph[1])
 
     def graph_is_empty(self, graph: Any) -> bool:
         """Return false: an executable graph cannot be asked."""
@@ -460,10 +541,14 @@ class CudaBackend:
         return False
 
     def close_graph(self, graph: Any) -> None:
-        """Destroy a graph."""
+        """Wait for its latest launch, which follows all others, and destroy it."""
+        executable, behind = graph
         with self._current(), _translated("the graph cannot be destroyed"):
-            self._runtime.graphExecDestroy(graph[0])
-            graph[2].close()
+            try:
+                behind.sync()
+            finally:
+                self._runtime.graphExecDestroy(executable)
+                behind.close()
 
     def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""
@@ -546,10 +631,10 @@ class CudaBackend:
         if not plan.bytes_out:
             return
         if self._is_current():
-            self._blas.matmul(stream.handle, plan, operands, sm_count)
+            self._blas.matmul(stream, plan, operands, sm_count)
             return
         with self._current():
-            self._blas.matmul(stream.handle, plan, operands, sm_count)
+            self._blas.matmul(stream, plan, operands, sm_count)
 
     def home_of(self, array: Any) -> Any:
         """Return the ordinal of an array's device."""
@@ -580,10 +665,10 @@ class CudaBackend:
         at = (memory_out.ptr, memory_a.ptr, memory_b.ptr)
         return (memory_out.device_id, memory_a.device_id, memory_b.device_id), at, at
 
-    def contiguous(self, stream: Stream, array: Any) -> Any:
-        """Copy into C order on ``stream``; CuPy's pool reuses the copy in stream order."""
+    def rearrange(self, stream: Stream, into: Any, array: Any) -> None:
+        """Queue CuPy's copy kernel."""
         with self._current(), self._cupy.cuda.Stream.from_external(stream.raw):
-            return self._cupy.ascontiguousarray(array)
+            into[...] = array
 
 
 def scratch_pool(core: Any, device: Any) -> Any:
@@ -601,17 +686,17 @@ def scratch_pool(core: Any, device: Any) -> Any:
         (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0),
         (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
     ):
-        _check(driver.cuMemPoolSetAttribute(pool.handle, name, value))
+        _check(driver.cuMemPoolSetAttribute(pool.handle, name, value), "set up a memory pool")
     most = driver.cuuint64_t(2**64 - 1)
     name = attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-    _check(driver.cuMemPoolSetAttribute(pool.handle, name, most))
+    _check(driver.cuMemPoolSetAttribute(pool.handle, name, most), "set up a memory pool")
     return pool
 
 
-def _check(result: tuple[Any, ...]) -> None:
+def _check(result: tuple[Any, ...], what: str) -> None:
     status = result[0]
     if int(status) != 0:
-        raise GpuscopeError(f"the driver refuses to set up a memory pool ({status.name})")
+        raise GpuscopeError(f"the driver refuses to {what} ({status.name})")
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import numpy as np
 from gpuscope._optional import require
 from gpuscope.device.api import MatmulPlan
 from gpuscope.device.cuda.arrays import cupy
+from gpuscope.device.graph import Graph
+from gpuscope.device.memory import Tag
+from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
 
 cublas = require("nvmath.bindings.cublas", package="nvmath-python", feature="mm_out on a GPU")
@@ -65,12 +69,28 @@ class Blas:
 
     A handle belongs to a thread, a workspace to a stream: two threads never share a
     handle, and stream order keeps two GEMMs from sharing a workspace at the same time.
+
+    Parameters
+    ----------
+    take
+        Bytes → device memory that no queued work uses, with ``ptr`` and ``block``.
+    mark
+        Stream of the backend → a mark behind what is queued there.
+    is_green
+        Whether a green context is current on this thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        take: Callable[[int], Any],
+        mark: Callable[[Any], Any],
+        is_green: Callable[[], bool],
+    ) -> None:
+        self._take = take
+        self._mark = mark
+        self._is_green = is_green
         self._local = threading.local()
         self._workspaces: dict[int, Any] = {}
-        self._aside: dict[int, Any] = {}
         self._epoch = 0
 
     def forget_stream(self, handle: int) -> None:
@@ -83,10 +103,16 @@ class Blas:
             try:
                 return self._local.workspace
             except AttributeError:
-                self._local.workspace = cupy.cuda.alloc(WORKSPACE_BYTES)
+                self._local.workspace = self._take(WORKSPACE_BYTES)
                 return self._local.workspace
-        # A plain allocation: its pointer stays ours until the stream is closed.
-        return self._workspaces.setdefault(handle, cupy.cuda.alloc(WORKSPACE_BYTES))
+        return self._workspaces.setdefault(handle, self._take(WORKSPACE_BYTES))
+
+    def _captured_workspace(self, graph: Graph, handle: int) -> Any:
+        """Return a stream's workspace in a graph, which keeps it: it may run beside the stream."""
+        workspace = graph.workspaces.get(handle)
+        if workspace is None:
+            workspace = graph.workspaces[handle] = self._take(WORKSPACE_BYTES)
+        return workspace
 
     def _raw_handle(self) -> int:
         """Return this thread's cuBLAS handle, made at first use."""
@@ -98,22 +124,12 @@ class Blas:
             self._local.set = None
         return raw
 
-    def begin_capture(self, handle: int) -> None:
-        """Give a stream a workspace for its graph alone, which may run beside the stream."""
-        self._raw_handle()  # making one allocates, which a capture forbids
-        self._aside[handle] = self._workspaces.get(handle)
-        self._workspaces[handle] = cupy.cuda.alloc(WORKSPACE_BYTES)
-
-    def end_capture(self, handle: int) -> Any:
-        """Give the stream its own workspace back; returns the graph's, to be kept with it."""
-        captured = self._workspaces.pop(handle)
-        before = self._aside.pop(handle)
-        if before is not None:
-            self._workspaces[handle] = before
-        return captured
+    def prepare(self) -> None:
+        """Make this thread's handle before a capture begins: that waits for the device."""
+        self._raw_handle()
 
     def matmul(
-        self, stream_handle: int, plan: MatmulPlan, operands: tuple[int, int, int], sm_count: int
+        self, stream: Stream, plan: MatmulPlan, operands: tuple[int, int, int], sm_count: int
     ) -> None:
         """Queue ``out = a @ b`` on addresses of out, a and b; the device is current.
 
@@ -123,10 +139,14 @@ class Blas:
             handle = self._local.raw
         except AttributeError:
             handle = self._raw_handle()
-        try:
-            workspace = self._workspaces[stream_handle]
-        except KeyError:
-            workspace = self._workspace(stream_handle)
+        stream_handle = stream.handle
+        if stream.graph is not None:
+            workspace = self._captured_workspace(stream.graph, stream_handle)
+        else:
+            try:
+                workspace = self._workspaces[stream_handle]
+            except KeyError:
+                workspace = self._workspace(stream_handle)
         data, compute, one, zero = _CODES[plan.dtype]
         out, a, b = operands
         local = self._local
@@ -150,4 +170,25 @@ class Blas:
                 compute, _DEFAULT_ALGORITHM,
             )  # fmt: skip
         except cublas.cuBLASError as error:
-            raise GpuscopeError(f"cuBLAS refused {plan.name} ({error})") from error
+            raise GpuscopeError(
+                f"cuBLAS refused {plan.name} ({error}){self._hint(stream)}"
+            ) from error
+
+        if stream_handle == _PER_THREAD and stream.graph is None:  # it may end with its thread
+            workspace.block.use(Tag(None, self._mark(stream.raw)))
+
+    def _hint(self, stream: Stream) -> str:
+        """Say what is known to make cuBLAS refuse a product that is right in itself."""
+        if self._is_green():
+            return (
+                ": a green context is current on this thread, but the library's handle belongs to "
+                "the primary one. Make that current again with cuda.core.Device().set_current(): "
+                "a partition's streams need no context of theirs to be current"
+            )
+        if stream.partition is None:
+            return ""
+        return (
+            f": clusters of thread blocks of the kernel that it chose may not fit the "
+            f"{stream.partition.sm_count} SMs of partition {stream.partition.name!r}. Carve whole "
+            "quanta, or more of them"
+        )

@@ -30,6 +30,7 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
 from gpuscope.device.graph import Graph
+from gpuscope.device.memory import Pinned, Pool, Tag, by_address, pinned_block
 from gpuscope.device.sim.assumed import (
     GRAPH_LAUNCH_CALL_NS,
     HOST_FUNCTION_NS,
@@ -111,7 +112,9 @@ class SimBackend:
         self._reserved = 0
         self._defaults: weakref.WeakValueDictionary[int, SimStream] = weakref.WeakValueDictionary()
         self._captures: list[Capture] = []
-        self._pinned: dict[int, int] = {}
+        self._memory = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
+        self._pinned = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
+        self._free: dict[Any, list[Any]] = {}
         self.info = DeviceInfo(
             key=f"sim:{self.profile.key}",
             kind="sim",
@@ -423,24 +426,63 @@ class SimBackend:
         """Do nothing: memory is freed with the object."""
 
     # -- memory -----------------------------------------------------------------------
+    def _take(self, need: tuple[int, np.dtype[Any]] | int) -> Any:
+        """Take a buffer of so many elements, or page-locked bytes: what was last given first."""
+        free = self._free.get(need)
+        if free:
+            return free.pop()
+        return np.empty(need, np.uint8) if isinstance(need, int) else Buffer(*need)
+
+    def _give(self, memory: Any) -> None:
+        if isinstance(memory, Buffer):
+            memory.clear()
+            self._free.setdefault((memory.size, memory.dtype), []).append(memory)
+        else:
+            self._free.setdefault(memory.size, []).append(memory)
+
+    def mark(self, stream: SimStream) -> Op | None:
+        """Return what was queued last; takes no virtual time."""
+        return stream.last
+
+    def _passed(self, mark: Op | None) -> bool:
+        return mark is None or mark.done_ns is not None
+
+    def _wait_for_mark(self, mark: Op | None) -> None:
+        with self._lock:
+            self._returned(self.engine.run_until_done(mark))
+
+    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+        """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
+        tag = stream.tag
+        for value in values:
+            block = value.block if isinstance(value, SimArray) else pinned_block(value)
+            if block is None:
+                continue
+            if tag is None:
+                last = self.mark(stream.raw)
+                if last is None:
+                    return
+                tag = Tag(None, last)
+            block.use(tag)
+
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> SimArray:
         """Return an array of unspecified values (they are zeros here)."""
-        size = math.prod(shape)
-        buffer = Buffer(size, dtype, Version(lambda: np.zeros(size, dtype)))
-        return SimArray(self, buffer, shape, c_steps(shape))
+        block = self._memory.take((math.prod(shape), dtype))
+        return SimArray(self, block.raw, shape, c_steps(shape), block=block)
 
     def asarray(self, values: np.ndarray[Any, Any]) -> SimArray:
         """Copy host values; the values are copied now."""
         kept = values.copy().reshape(-1)
-        buffer = Buffer(kept.size, kept.dtype, Version(lambda: kept))
+        array = self.empty(values.shape, values.dtype)
+        array.buffer.version = Version(lambda: kept)
         with self._lock:
             cost_ns = self.profile.transfer_ns("pageable_host_to_device", kept.nbytes)
             self._advance(self._host_ns + cost_ns)
-        return SimArray(self, buffer, values.shape, c_steps(values.shape))
+        return array
 
     def fill_random(self, array: SimArray, seed: int) -> None:
         """Give the array a version that draws its values when read."""
-        size, dtype = array.size, array.dtype
+        size, dtype, array = array.size, array.dtype, array.bare  # its buffer must not hold it
 
         def draw() -> np.ndarray[Any, Any]:
             values = np.random.default_rng(seed).random(size, dtype=np.float32)
@@ -478,14 +520,14 @@ class SimBackend:
             if kept:
                 return kept.pop()
             self._reserved += nbytes
-            array = self.empty((nbytes,), np.dtype(np.uint8))
-            return Memory(array, None, nbytes)
+        return Memory(self.empty((nbytes,), np.dtype(np.uint8)), None, nbytes)
 
-    def free(self, memory: Memory, stream: Stream | None) -> None:
+    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
         """Give bytes back; without a stream the device finishes first."""
         with self._lock:
             if stream is None:
-                self._wait_for_all()
+                if not idle:
+                    self._wait_for_all()
                 self._reserved -= memory.nbytes
             else:
                 self._scratch.setdefault((stream.handle, memory.nbytes), []).append(memory)
@@ -524,20 +566,15 @@ class SimBackend:
         return not graph.nodes
 
     def close_graph(self, graph: SimGraph) -> None:
-        """Do nothing: memory is freed with the object."""
+        """Wait for its latest launch."""
+        if graph.last is not None:
+            self._wait_for_mark(graph.last)
 
     def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return host memory that counts as page-locked, found again by its address."""
-        array = np.empty(shape, dtype)
-        if array.nbytes:
-            address = array.ctypes.data
-            self._pinned[address] = address + array.nbytes
-            weakref.finalize(array, self._pinned.pop, address, None)
-        return array
-
-    def _is_pinned(self, array: np.ndarray[Any, Any]) -> bool:
-        address = array.ctypes.data
-        return any(start <= address < end for start, end in self._pinned.items())
+        """Return host memory that counts as page-locked."""
+        nbytes = max(1, math.prod(shape) * dtype.itemsize)
+        block = self._pinned.take(nbytes)
+        return Pinned(block, block.raw.ctypes.data, nbytes).array(shape, dtype)
 
     def copy(self, stream: SimStream, destination: Any, source: Any, correlation: int) -> None:
         """Queue a copy; the engine of its direction carries it, and the host one in host memory.
@@ -559,7 +596,7 @@ class SimBackend:
             )
             return
         nbytes = int(source.nbytes)
-        pinned = self._is_pinned(source if to_device else destination)
+        pinned = pinned_block(source if to_device else destination) is not None
         staged_at_once = to_device and nbytes <= STAGED_AT_ONCE_BYTES
         memory = "pinned" if pinned else "pageable"
         way = "host_to_device" if to_device else "device_to_host"
@@ -567,10 +604,10 @@ class SimBackend:
         if to_device:
             engine = "host to device"
             at_once = staged_at_once and not pinned and stream.capture is None
-            effect = _upload(destination, np.array(source) if at_once else source)
+            effect = _upload(destination, np.array(source) if at_once else by_address(source))
         else:
             engine = "device to host"
-            effect = _download(destination, source)
+            effect = _download(by_address(destination), source)
         op = self._queue_copy(stream, correlation, effect, engine, duration_ns, nbytes)
         if pinned or stream.capture is not None:
             return
@@ -584,9 +621,9 @@ class SimBackend:
         self, stream: SimStream, destination: Any, source: Any, correlation: int
     ) -> None:
         duration_ns = _duration_ns(source.nbytes, PAGEABLE_BYTES_PER_US)
-        effect = _copied(destination, source)
+        effect = _copied(by_address(destination), by_address(source))
         op = self._queue_copy(stream, correlation, effect, "host", duration_ns, 0)
-        pinned = self._is_pinned(source) and self._is_pinned(destination)
+        pinned = None not in (pinned_block(source), pinned_block(destination))
         if not pinned and stream.capture is None:
             with self._lock:
                 self._wait_for(op)
@@ -710,14 +747,12 @@ class SimBackend:
         )
         return (out.owner, a.owner, b.owner), (first, second, third), arrays
 
-    def contiguous(self, stream: Stream, array: SimArray) -> SimArray:
+    def rearrange(self, stream: Stream, into: SimArray, array: SimArray) -> None:
         """Queue a copy into C order."""
-        copy = self.empty(array.shape, array.dtype)
         with self._lock:
             cost = self.profile.copy_cost(array.nbytes, stream.raw.sms.bit_count())
-            effect = Write(copy, (array,), lambda values: values)
+            effect = Write(into, (array,), lambda values: values)
             self._queue_kernel(stream.raw, 0, "copy", effect, cost, 0)
-        return copy
 
 
 def _done_ns(event: SimEvent) -> int:
@@ -745,6 +780,7 @@ _IN_FLOAT32, _IN_FLOAT64 = _product_in(np.float32), _product_in(np.float64)
 
 def _upload(destination: SimArray, source: np.ndarray[Any, Any]) -> Effect:
     """Return an effect that takes the host's values when the copy starts."""
+    destination = destination.bare
 
     def start() -> Callable[[], None]:
         kept = np.array(source)
@@ -769,6 +805,7 @@ def _copied(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> 
 
 def _download(destination: np.ndarray[Any, Any], source: SimArray) -> Effect:
     """Return an effect that gives the host the values of when the copy started."""
+    source = source.bare
 
     def start() -> Callable[[], None]:
         version = source.buffer.version

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.device.memory import Block
 from gpuscope.errors import InvalidOperand
 
 _addresses = itertools.count(1)
@@ -58,11 +59,17 @@ class Buffer:
 
     __slots__ = ("address", "dtype", "size", "version")
 
-    def __init__(self, size: int, dtype: np.dtype[Any], version: Version) -> None:
+    def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
         self.size = size
         self.dtype = dtype
-        self.version = version
+        self.version: Version
+        self.clear()
         self.address = next(_addresses) * _ALIGNMENT
+
+    def clear(self) -> None:
+        """Let its value be unspecified: zeros, here."""
+        size, dtype = self.size, self.dtype
+        self.version = Version(lambda: np.zeros(size, dtype))
 
 
 class SimArray:
@@ -84,11 +91,13 @@ class SimArray:
         Of the first element in its buffer, in elements.
     is_whole
         Whether it covers its buffer in C order.
+    block
+        What keeps the buffer from being given out again; ``None`` where nothing does.
     """
 
     __slots__ = (
-        "buffer", "dtype", "is_whole", "nbytes", "offset", "owner", "shape", "size", "steps",
-        "strides",
+        "_bare", "block", "buffer", "dtype", "is_whole", "nbytes", "offset", "owner", "shape",
+        "size", "steps", "strides",
     )  # fmt: skip
 
     def __init__(
@@ -99,9 +108,12 @@ class SimArray:
         steps: tuple[int, ...],
         offset: int = 0,
         dtype: np.dtype[Any] | None = None,
+        block: Block | None = None,
     ) -> None:
         self.owner = owner
         self.buffer = buffer
+        self.block = block
+        self._bare: SimArray | None = None
         self.dtype = buffer.dtype if dtype is None else dtype
         self.shape = shape
         self.steps = steps
@@ -122,11 +134,23 @@ class SimArray:
         return len(self.shape)
 
     @property
+    def bare(self) -> SimArray:
+        """It as work sees it: by its address, which keeps no memory from being given out."""
+        if self.block is None:
+            return self
+        if self._bare is None:
+            self._bare = SimArray(
+                self.owner, self.buffer, self.shape, self.steps, self.offset, self.dtype
+            )
+        return self._bare
+
+    @property
     def T(self) -> SimArray:  # noqa: N802 - NumPy's name
         """The transposed view."""
         return SimArray(
-            self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset, self.dtype
-        )
+            self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset, self.dtype,
+            self.block,
+        )  # fmt: skip
 
     def view(self, dtype: np.dtype[Any]) -> SimArray:
         """See the same bytes as one dimension of another dtype; of an array in C order only."""
@@ -139,13 +163,17 @@ class SimArray:
                 f"multiple of {dtype.itemsize}"
             )
         shape = (self.nbytes // dtype.itemsize,)
-        return SimArray(self.owner, self.buffer, shape, (1,), first // dtype.itemsize, dtype)
+        return SimArray(
+            self.owner, self.buffer, shape, (1,), first // dtype.itemsize, dtype, self.block
+        )
 
     def reshape(self, shape: tuple[int, ...]) -> SimArray:
         """See an array in C order in another shape of as many elements."""
         if self.steps != c_steps(self.shape) or math.prod(shape) != self.size:
             raise InvalidOperand(f"{self!r} cannot be seen in shape {shape}")
-        return SimArray(self.owner, self.buffer, shape, c_steps(shape), self.offset, self.dtype)
+        return SimArray(
+            self.owner, self.buffer, shape, c_steps(shape), self.offset, self.dtype, self.block
+        )
 
     def __getitem__(self, key: Any) -> SimArray:
         keys = key if isinstance(key, tuple) else (key,)
@@ -167,7 +195,9 @@ class SimArray:
                 offset += (part % size) * stride
             else:
                 raise InvalidOperand(f"simulated arrays take slices and integers, not {part!r}")
-        return SimArray(self.owner, self.buffer, tuple(shape), tuple(strides), offset, self.dtype)
+        return SimArray(
+            self.owner, self.buffer, tuple(shape), tuple(strides), offset, self.dtype, self.block
+        )
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write values, as CuPy does: on the legacy default stream, without waiting."""
@@ -217,8 +247,8 @@ class Write:
         sources: tuple[SimArray, ...],
         compute: Callable[..., np.ndarray[Any, Any]],
     ) -> None:
-        self._destination = destination
-        self._sources = sources
+        self._destination = destination.bare
+        self._sources = tuple(source.bare for source in sources)
         self._compute = compute
 
     def __call__(self) -> Callable[[], None]:

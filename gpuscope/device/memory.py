@@ -1,0 +1,246 @@
+"""Memory that goes to somebody else only when the work it was handed to is done.
+
+Whoever launches work tags the memory that it uses with the stream, which costs no call. When
+nobody holds a block of memory any more, it waits in its pool behind a mark on each stream that
+it is tagged with, and is given out again when those are passed. So no launch records an event,
+and nobody waits. Memory that a graph uses belongs to the graph until that is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpuscope.errors import GpuscopeError
+
+_FEW = 16  # tags of a block that are kept without asking which are passed
+
+_lock = threading.RLock()
+"""Held while streams are marked: none begins to be captured, or is destroyed, meanwhile."""
+
+
+class Tag:
+    """What memory knows of a stream that uses it.
+
+    Attributes
+    ----------
+    raw
+        The backend's stream, to be marked once the memory is dropped; ``None`` once the stream
+        is closed, which waits for its work.
+    mark
+        For a stream that is not ours, which may be gone by then: a mark behind this use.
+    """
+
+    __slots__ = ("_capturing", "mark", "raw")
+
+    def __init__(self, raw: Any, mark: Any = None) -> None:
+        self.raw = raw
+        self.mark = mark
+        self._capturing = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is of a stream of ours that was waited for and closed."""
+        return self.raw is None and self.mark is None
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the stream is being captured, so that it cannot be marked now."""
+        return self._capturing
+
+    @capturing.setter
+    def capturing(self, capturing: bool) -> None:
+        with _lock:
+            self._capturing = capturing
+
+    def close(self, mark: Any = None) -> None:
+        """Note that the stream is about to be destroyed, its work done, or else marked."""
+        with _lock:
+            self.mark = mark
+            self.raw = None
+
+
+class Block:
+    """A piece of memory that was given out; goes back to its pool when nobody holds it.
+
+    Attributes
+    ----------
+    raw
+        The memory, as its backend knows it.
+    """
+
+    __slots__ = ("__weakref__", "_most", "_pool", "_tags", "raw")
+
+    def __init__(self, raw: Any, pool: Pool) -> None:
+        self.raw = raw
+        self._pool = pool
+        self._tags: set[Tag] = set()
+        self._most = _FEW
+
+    def use(self, tag: Tag) -> None:
+        """Note that a stream uses it."""
+        tags = self._tags
+        if tag in tags:
+            return
+        tags.add(tag)
+        if len(tags) > self._most:
+            for one in list(tags):  # in place: another thread may be adding to it
+                if self._pool.passed(one):
+                    tags.discard(one)
+            self._most = max(_FEW, 2 * len(tags))
+
+    def __del__(self) -> None:
+        # Nothing is asked of the device here: a destructor runs at any place.
+        self._pool.drop(self.raw, self._tags)
+
+
+class _Dropped:
+    """Memory that nobody holds; ``left`` counts the marks that are not passed yet."""
+
+    __slots__ = ("left", "raw")
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.left = 0
+
+
+class Pool:
+    """Gives out memory, and takes it back when the work that uses it is done.
+
+    Parameters
+    ----------
+    take
+        What is needed, bytes or whatever the backend says → memory that nobody uses.
+    give
+        Takes such memory back.
+    mark
+        Stream of the backend → a mark behind what is queued there.
+    passed
+        Whether the work in front of a mark is done.
+    wait
+        Waits for it.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Any], Any],
+        give: Callable[[Any], object],
+        mark: Callable[[Any], Any],
+        passed: Callable[[Any], bool],
+        wait: Callable[[Any], object],
+    ) -> None:
+        self._take = take
+        self._give = give
+        self._mark = mark
+        self._passed = passed
+        self._wait = wait
+        self._new: deque[tuple[Any, set[Tag]]] = deque()
+        self._waiting: dict[Tag, deque[tuple[Any, _Dropped]]] = {}
+
+    def take(self, need: Any) -> Block:
+        """Return memory that no queued work uses; waits for some only where none is left."""
+        self.reclaim()
+        try:
+            raw = self._take(need)
+        except Exception:
+            if not self._wait_for_dropped():
+                raise
+            raw = self._take(need)
+        return Block(raw, self)
+
+    def drop(self, raw: Any, tags: set[Tag]) -> None:
+        """Take memory back that nobody holds any more, though work may still use it."""
+        self._new.append((raw, tags))
+
+    def passed(self, tag: Tag) -> bool:
+        """Whether the work that a tag stands for is known to be done."""
+        return self._is_over(tag, tag.mark)
+
+    def reclaim(self) -> None:
+        """Mark the streams of what was dropped, and take back what is passed."""
+        with _lock:
+            marks: dict[Tag, Any] = {}
+            for _ in range(len(self._new)):
+                self._mark_streams(*self._new.popleft(), marks)
+            for tag in list(self._waiting):
+                queue = self._waiting[tag]
+                while queue and self._is_over(tag, queue[0][0]):
+                    self._settle(queue.popleft()[1])
+                if not queue:
+                    del self._waiting[tag]
+
+    def _mark_streams(self, raw: Any, tags: set[Tag], marks: dict[Tag, Any]) -> None:
+        left = [tag for tag in tags if not tag.is_done]
+        if any(tag.capturing for tag in left):  # a mark would become part of the graph
+            self._new.append((raw, tags))
+            return
+        memory = _Dropped(raw)
+        for tag in left:
+            if tag not in marks:
+                marks[tag] = tag.mark
+                if tag.mark is None:
+                    with contextlib.suppress(GpuscopeError):  # kept until the stream is closed
+                        marks[tag] = self._mark(tag.raw)
+            memory.left += 1
+            self._waiting.setdefault(tag, deque()).append((marks[tag], memory))
+        if not left:
+            self._give(raw)
+
+    def _is_over(self, tag: Tag, mark: Any) -> bool:
+        if tag.is_done:
+            return True
+        with contextlib.suppress(GpuscopeError):  # who cannot tell says no
+            return mark is not None and self._passed(mark)
+        return False
+
+    def _settle(self, memory: _Dropped) -> None:
+        memory.left -= 1
+        if not memory.left:
+            self._give(memory.raw)
+
+    def _wait_for_dropped(self) -> bool:
+        """Wait for what uses memory that nobody holds; whether there was any."""
+        with _lock:
+            marks = [queue[-1][0] for queue in self._waiting.values()]
+        for mark in marks:
+            if mark is not None:
+                self._wait(mark)
+        self.reclaim()
+        return bool(marks)
+
+
+class Pinned:
+    """Page-locked host memory under a NumPy array, which keeps it as its base."""
+
+    def __init__(self, block: Block, address: int, nbytes: int) -> None:
+        self.block = block
+        self.__array_interface__ = {
+            "data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3,
+        }  # fmt: skip
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return it as an array, uninitialised."""
+        count = math.prod(shape)
+        return np.asarray(self)[: count * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def pinned_block(array: Any) -> Block | None:
+    """Return the page-locked memory under a NumPy array or a view of one, if it is a pool's."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array.block if isinstance(array, Pinned) else None
+
+
+def by_address(array: Any) -> Any:
+    """Return a host array as a copy engine sees it: it keeps no pool's memory."""
+    block = pinned_block(array)
+    if block is None:
+        return array
+    offset = array.ctypes.data - block.raw.ctypes.data
+    return np.ndarray(array.shape, array.dtype, block.raw, offset, array.strides)

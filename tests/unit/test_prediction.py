@@ -98,7 +98,8 @@ def called(kernels, how, *, simulated=False):
     as a graph's launch without a row.
     """
     rows, edges = [], {"from": [], "to": [], "kind": []}
-    for call, spans in enumerate(kernels):
+    spread = [[(a + 100, None if b is None else b + 100) for a, b in one] for one in kernels]
+    for call, spans in enumerate(spread):
         first, last = min(span[0] for span in spans), max(span[1] or 0 for span in spans)
         handle = len(rows)
         if how != "graph":
@@ -161,7 +162,8 @@ def test_a_call_of_which_a_kernel_has_not_ended_is_left_out():
 )
 def test_a_makespan_counts_no_time_twice(spans, windows, makespan):
     trace = called([[span] for span in spans], "edges", simulated=True)
-    trace = trace.with_metadata(windows_ns=windows)
+    shifted = [[low + 100, high + 100] for low, high in windows]
+    trace = trace.with_metadata(windows_ns=shifted)
     assert gs.analysis.prediction(trace, trace)["", MAKESPAN].measured_ns == makespan
     assert gs.analysis.overlap(trace).makespan_ns == makespan
 

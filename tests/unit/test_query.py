@@ -179,6 +179,19 @@ def test_a_million_spans_in_a_window_are_a_few_bars_and_a_picture():
     assert found.begins.sum() == 1_000_000
 
 
+@pytest.mark.parametrize("few", [0, 1000])
+def test_many_tracks_are_merged_each_by_itself(few, monkeypatch):
+    """Few tracks are looked at one by one, many at once: the picture is the same."""
+    rng = np.random.default_rng(0)
+    start = rng.integers(0, 10**6, 2000)
+    end, track = start + rng.integers(0, 3000, 2000), np.arange(2000) % 4
+    monkeypatch.setattr(levels, "_FEW", few)
+    monkeypatch.setattr(query, "ROOM", 5)
+    found = Index(start, end, track).query((0, 10**6), pixels=20, k=3)
+    check(found, start, end, track, 20, 3)
+    assert found.coverage[:, 1:-1].mean() > 0.4
+
+
 def test_no_span_is_no_picture():
     nothing = np.zeros(0, np.int64)
     index = Index(nothing, nothing, nothing)

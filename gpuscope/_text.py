@@ -31,6 +31,11 @@ def clean(text: object, limit: int | None = None) -> str:
     )
 
 
+def clean_lines(text: object) -> str:
+    """Return text of several lines, each of them clean."""
+    return "\n".join(map(clean, str(text).split("\n")))
+
+
 def _is_unsafe(char: str) -> bool:
     return char in _BIDI or unicodedata.category(char) in _UNSAFE_CATEGORIES
 

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuscope._text import clean_lines
+
 
 class GpuscopeError(Exception):
-    """Base of every error raised by gpuscope."""
+    """Base of every error raised by gpuscope.
+
+    What it says may quote names from anywhere: it is safe for a terminal.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(clean_lines(one) if isinstance(one, str) else one for one in args))
 
 
 class MissingDependency(GpuscopeError, ImportError):
@@ -51,7 +59,7 @@ class InvalidExperiment(GpuscopeError, ValueError):
         self, message: str = "", problems: Mapping[tuple[str, ...], str] | None = None
     ) -> None:
         super().__init__(message)
-        self.problems = dict(problems or {})
+        self.problems = {place: clean_lines(words) for place, words in (problems or {}).items()}
 
 
 class ClosedError(GpuscopeError, RuntimeError):

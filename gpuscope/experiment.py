@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from gpuscope._text import clean
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 
 
@@ -323,7 +324,7 @@ class Experiment(_Extended):
             super().__init__(**fields)
         except ValidationError as error:
             problems = _problems(error)
-            raise InvalidExperiment(_explain(problems), problems) from error
+            raise InvalidExperiment(_explain(problems), problems) from None
         _check_texts(self)
         for setting in self.resolve():
             _check_names(self, setting)
@@ -432,7 +433,7 @@ class Experiment(_Extended):
 
 
 def _refuse(place: tuple[str, ...], words: str) -> NoReturn:
-    raise InvalidExperiment(f"{'.'.join(place)}: {words}", {place: words})
+    raise InvalidExperiment(clean(f"{'.'.join(place)}: {words}"), {place: words})
 
 
 _LONGEST = 1 << 20
@@ -553,7 +554,7 @@ def _problems(error: ValidationError) -> dict[tuple[str, ...], str]:
 
 def _explain(problems: Mapping[tuple[str, ...], str]) -> str:
     return "the experiment does not validate:\n" + "\n".join(
-        f"  {'.'.join(place)}: {words}" for place, words in problems.items()
+        clean(f"  {'.'.join(place)}: {words}") for place, words in problems.items()
     )
 
 

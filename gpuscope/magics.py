@@ -19,6 +19,7 @@ from IPython.display import display
 
 from gpuscope import analysis, figures
 from gpuscope._libcupti import arrange_nvtx
+from gpuscope._text import clean_lines
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.exporters import export
@@ -185,7 +186,7 @@ def _silent(shell: InteractiveShell) -> Iterator[None]:
 
 
 def _say(words: str) -> None:
-    sys.stdout.write(words + "\n")
+    sys.stdout.write(f"{clean_lines(words)}\n")
 
 
 def _show(trace: Trace, *, with_timeline: bool) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpuscope._files import make_folder, replacing
+from gpuscope._text import clean
 from gpuscope.analysis.compare import COLUMNS
 from gpuscope.analysis.sweep import SweepResult
 from gpuscope.device.device import Device
@@ -154,12 +155,14 @@ def _checked(parameters: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ..
     checked = {}
     for path, values in parameters.items():
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-            raise InvalidExperiment(f"{path}: its values are a list, not {values!r}")
+            raise InvalidExperiment(f"{clean(path)}: its values are a list, not {values!r}")
         taken = tuple(one.item() if isinstance(one, np.generic) else one for one in values)
         odd = [one for one in taken if not isinstance(one, bool | int | float | str)]
         if odd or not taken:
             found = repr(odd[0]) if odd else "none"
-            raise InvalidExperiment(f"{path}: its values are numbers or texts, but found {found}")
+            raise InvalidExperiment(
+                f"{clean(path)}: its values are numbers or texts, but found {found}"
+            )
         checked[str(path)] = taken
     return checked
 
@@ -173,7 +176,7 @@ def _at(experiment: Experiment, point: Mapping[str, Any]) -> Experiment:
     try:
         return Experiment.from_dict(data)
     except InvalidExperiment as error:
-        said = ", ".join(f"{path} = {value!r}" for path, value in point.items())
+        said = ", ".join(f"{clean(path)} = {value!r}" for path, value in point.items())
         raise InvalidExperiment(f"at {said}: {error}") from error
 
 
@@ -187,7 +190,7 @@ def _places(data: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]
     if not places:
         known = dict.fromkeys(key for sizes in carved for key in sizes or ())
         raise InvalidExperiment(
-            f"{path}: no setting carves a partition {name!r}; there are: {_listed(known)}"
+            f"{clean(path)}: no setting carves a partition {name!r}; there are: {_listed(known)}"
         )
     return places
 
@@ -200,12 +203,12 @@ def _place(table: dict[str, Any], rest: str, path: str) -> tuple[dict[str, Any],
             return table, key
         if rest == key:
             raise InvalidExperiment(
-                f"{path}: this is a table; name a field in it: {_listed(inside)}"
+                f"{clean(path)}: this is a table; name a field in it: {_listed(inside)}"
             )
         if rest.startswith(f"{key}.") and isinstance(inside, dict):
             return _place(inside, rest[len(key) + 1 :], path)
     where = path.removesuffix(rest).rstrip(".") or "the experiment"
-    raise InvalidExperiment(f"{path}: {where} has no {rest!r}; there are: {_listed(table)}")
+    raise InvalidExperiment(f"{clean(path)}: {where} has no {rest!r}; there are: {_listed(table)}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -298,7 +301,7 @@ def _differences(there: Any, now: Any, path: str = "") -> Iterator[str]:
             inside = f"{path}.{key}" if path else key
             yield from _differences(there.get(key), now.get(key), inside)
     elif there != now:
-        yield f"{path} is {there!r} there, {now!r} now"
+        yield f"{clean(path)} is {there!r} there, {now!r} now"
 
 
 def _load_all(folder: Path) -> dict[int, pa.Table]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -120,7 +120,7 @@ class ProjectionResult(Result):
     """
 
     names: tuple[NamedProjection, ...]
-    ranges: pa.Table
+    ranges: pa.Table = field(repr=False)
     unmatched: int
     left_out: int
     provenance: str

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from gpuscope._text import clean
 from gpuscope.analysis.result import Result
 
 
@@ -32,7 +33,7 @@ class SweepResult(Result):
         Device, source, simulated or measured, uncertainty.
     """
 
-    table: pa.Table
+    table: pa.Table = field(repr=False)
     experiment: Mapping[str, Any]
     parameters: Mapping[str, tuple[Any, ...]]
     stopped: bool
@@ -47,4 +48,4 @@ class SweepResult(Result):
         """What was varied, and provenance, in one line."""
         varied = ", ".join(f"{path} = {list(values)}" for path, values in self.parameters.items())
         stopped = "stopped early. " if self.stopped else ""
-        return f"{stopped}{self.experiment.get('name')} at {varied}. {self.provenance}"
+        return clean(f"{stopped}{self.experiment.get('name')} at {varied}. {self.provenance}")

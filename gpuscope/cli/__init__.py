@@ -7,7 +7,7 @@ from gpuscope.cli import doctor as doctor
 from gpuscope.cli import experiments as experiments
 from gpuscope.cli import machine as machine
 from gpuscope.cli import traces as traces
-from gpuscope.cli.app import BAD_USAGE, FAILED, app, stderr
+from gpuscope.cli.app import BAD_USAGE, FAILED, app, complain
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 
 
@@ -16,5 +16,5 @@ def main() -> None:
     try:
         app()
     except GpuscopeError as error:
-        stderr.print(f"gpuscope: {error}", markup=False, highlight=False)
+        complain(f"gpuscope: {error}")
         raise SystemExit(BAD_USAGE if isinstance(error, InvalidExperiment) else FAILED) from None

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from gpuscope._text import clean, clean_lines
+from gpuscope.analysis.result import format_value
 
 FAILED, BAD_USAGE = 1, 2
 
@@ -15,7 +24,55 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-stdout = Console(soft_wrap=True)
-stderr = Console(stderr=True, soft_wrap=True)
+
+
+class _Terminal(Console):
+    """A terminal on which text is text: what it shows may come from anywhere."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Render as Rich does, and take out what would control the terminal."""
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(clean_lines(part.text), part.style)
+
+
+_stdout, stderr = _Terminal(), _Terminal(stderr=True)
+
+
+def say(line: object) -> None:
+    """Print one line."""
+    _stdout.print(clean(line))
+
+
+def complain(text: str) -> None:
+    """Print lines to where errors go."""
+    stderr.print(text)
+
+
+def show(table: Table) -> None:
+    """Print a table."""
+    _stdout.print(table)
+
+
+def show_check(text: str, todo: str, *, ok: bool) -> None:
+    """Print what was checked and, unless it is all right, what to do."""
+    _stdout.print(Text("ok " if ok else "no ", style="green" if ok else "red"), clean(text))
+    if not ok:
+        _stdout.print(f"     → {clean(todo)}")
+
+
+def say_json(facts: Any) -> None:
+    """Print JSON for programs: ASCII without control characters."""
+    sys.stdout.write(json.dumps(facts, indent=1).replace("\x7f", "\\u007f") + "\n")
+
+
+def add_row(table: Table, cells: Iterable[object]) -> None:
+    """Add a row of plain text, each cell on one line."""
+    table.add_row(*(Text(clean(format_value(one))) for one in cells))
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +11,7 @@ from rich.table import Table
 
 from gpuscope._files import make_folder
 from gpuscope.calibration.calibrate import Calibration, calibrate
-from gpuscope.cli.app import Json, app, stderr, stdout
+from gpuscope.cli.app import Json, app, say, say_json, show, stderr
 from gpuscope.device.select import open_device
 
 
@@ -45,7 +43,7 @@ def calibrate_command(
             "skipped": found.skipped, "notes": found.notes, "measured_s": found.measured_s,
             "fitted_s": found.fitted_s,
         }  # fmt: skip
-        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        say_json(facts)
     else:
         _show_calibration(found)
 
@@ -62,7 +60,7 @@ def _show_calibration(found: Calibration) -> None:
             f"{other['median']:.1%}, {other['p90']:.1%}" if other else "–",
             f"{one['share_median']:.1%}, {one['share_p90']:.1%}",
         )  # fmt: skip
-    stdout.print(table)
+    show(table)
     lines = [f"{found.profile.measured.shapes} shapes; {found.profile.measured.source}"]
     if told := found.told_errors:
         lines.append(f"told the SM count: {told['median']:.1%}, {told['p90']:.1%}, in no fit")
@@ -73,4 +71,4 @@ def _show_calibration(found: Calibration) -> None:
     lines.append(f"{found.measured_s:.0f} s of measuring, {found.fitted_s:.0f} s of fitting")
     lines.append(f'wrote {found.path}: open_device("sim:{found.path}")')
     for line in lines:
-        stdout.print(line, markup=False, highlight=False)
+        say(line)

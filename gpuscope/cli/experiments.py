@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from gpuscope import nsight
 from gpuscope._files import make_folder, replacing
 from gpuscope.analysis.prediction import PredictionResult, prediction
 from gpuscope.analysis.result import format_value
-from gpuscope.cli.app import FAILED, Json, app, stderr, stdout
+from gpuscope.cli.app import FAILED, Json, add_row, app, say, say_json, show, stderr
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
@@ -63,7 +61,7 @@ def run_command(
     written = write_run(result, out)
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
-        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        say_json(facts)
     else:
         _show(result, written)
     if result.stopped:
@@ -83,12 +81,12 @@ def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: 
             "spans": len(found.trace) if found.trace is not None else None,
             "files": [str(path) for path in written],
         }
-        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        say_json(facts)
         return
     if found.trace is not None:
-        stdout.print(repr(found.trace), markup=False, highlight=False)
+        say(repr(found.trace))
     for path in written:
-        stdout.print(f"wrote {path}", markup=False, highlight=False)
+        say(f"wrote {path}")
 
 
 @app.command("predict")
@@ -119,7 +117,7 @@ def predict_command(
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
         if found is not None:
             facts["errors"] = found.rows()
-        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        say_json(facts)
     elif found is None:
         _show(result, written)
     else:
@@ -165,11 +163,11 @@ def _showerrors(found: PredictionResult, written: list[Path]) -> None:
             one.setting, one.of, format_value(one.predicted_ns / 1e3),
             format_value(one.measured_ns / 1e3), f"{one.error:+.1%}",
         )  # fmt: skip
-        table.add_row(*map(Text, cells))
-    stdout.print(table)
-    stdout.print(found.note, markup=False, highlight=False)
+        add_row(table, cells)
+    show(table)
+    say(found.note)
     for path in written:
-        stdout.print(f"wrote {path}", markup=False, highlight=False)
+        say(f"wrote {path}")
 
 
 def _run_with_bar(experiment: Experiment, target: Device) -> Run:
@@ -247,17 +245,17 @@ def _show(result: Run, written: list[Path]) -> None:
     for title in shown.values():
         table.add_column(title, overflow="fold", no_wrap=title in ("setting", "workload"))
     for row in result.comparison.to_pylist():
-        table.add_row(*(Text(format_value(row[name])) for name in shown))
-    stdout.print(table)
+        add_row(table, (row[name] for name in shown))
+    show(table)
     for setting in result:
         row = next(one for one in result.comparison.to_pylist() if one["setting"] == setting)
         overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
-        stdout.print(f"{setting}: overlap {overlap}, gain {gain}", markup=False, highlight=False)
-    stdout.print("of alone: the rate over the rate alone on the whole GPU")
-    stdout.print(next(iter(result.values())).origin, markup=False)
+        say(f"{setting}: overlap {overlap}, gain {gain}")
+    say("of alone: the rate over the rate alone on the whole GPU")
+    say(next(iter(result.values())).origin)
     if missing := incomplete(result):
-        stdout.print(missing, markup=False, highlight=False)
+        say(missing)
     if result.stopped:
-        stdout.print("stopped early: this is what was recorded until then")
+        say("stopped early: this is what was recorded until then")
     for path in written:
-        stdout.print(f"wrote {path}", markup=False, highlight=False)
+        say(f"wrote {path}")

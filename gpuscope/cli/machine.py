@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuscope.cli.app import FAILED, Json, app, stdout
+from gpuscope.cli.app import FAILED, Json, app, say, say_json, show_check
 from gpuscope.cli.doctor import check_machine
 from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
@@ -36,10 +35,10 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
         index += 1
     found.append(_facts(open_device("sim:h200", quiet=True)))
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        say_json(found)
         return
     for facts in found:
-        stdout.print(f"{facts['device']}: {facts['what']}", markup=False, highlight=False)
+        say(f"{facts['device']}: {facts['what']}")
 
 
 def _facts(device: Any) -> dict[str, Any]:
@@ -66,15 +65,12 @@ def doctor_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's for
     checks, on_gpu = [*needed, *others], all(check.ok for check in needed)
     if as_json:
         lines = [{"name": c.name, "ok": c.ok, "found": c.found, "todo": c.todo} for c in checks]
-        sys.stdout.write(json.dumps(lines, indent=1) + "\n")
+        say_json(lines)
     else:
         for check in checks:
-            mark = "[green]ok [/green]" if check.ok else "[red]no [/red]"
-            stdout.print(mark, end=" ")
-            text = f"{check.name}: {check.found}"
-            stdout.print(text if check.ok else f"{text}\n     → {check.todo}", markup=False)
+            show_check(f"{check.name}: {check.found}", check.todo, ok=check.ok)
         where = "this GPU" if on_gpu else "the simulated H200"
-        stdout.print(f"The quickstart would run on {where}.")
+        say(f"The quickstart would run on {where}.")
     if not on_gpu:
         raise typer.Exit(FAILED)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 import webbrowser
 from collections.abc import Callable
@@ -13,11 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 from rich.table import Table
-from rich.text import Text
 
 from gpuscope import analysis
-from gpuscope.analysis.result import Result, format_value
-from gpuscope.cli.app import FAILED, Json, app, stderr, stdout
+from gpuscope.analysis.result import Result
+from gpuscope.cli.app import FAILED, Json, add_row, app, complain, say, say_json, show, stderr
 from gpuscope.errors import MissingEvidence
 from gpuscope.exporters import export
 from gpuscope.importers.load import load_trace
@@ -45,13 +42,13 @@ def view_command(
     """
     trace = load_trace(file)
     if out is not None:
-        stdout.print(f"wrote {trace_report(trace, out)}", markup=False, highlight=False)
+        say(f"wrote {trace_report(trace, out)}")
         return
     folder = Path(tempfile.mkdtemp(prefix="gpuscope-"))  # it must outlive this command
     path = trace_report(trace, folder / f"{file.stem}.html")
-    stdout.print(f"wrote {path}", markup=False, highlight=False)
+    say(f"wrote {path}")
     if not webbrowser.open(path.as_uri()):
-        stderr.print("no browser could be opened here: open that file in one")
+        complain("no browser could be opened here: open that file in one")
         raise typer.Exit(FAILED)
 
 
@@ -74,7 +71,7 @@ def export_command(
         export(
             trace, path, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
-    stdout.print(f"wrote {path}", markup=False, highlight=False)
+    say(f"wrote {path}")
 
 
 @app.command("summary")
@@ -95,23 +92,23 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
                 for name, found in judged.items()
             },
         }
-        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        say_json(facts)
         return
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
-    stdout.print(f"{len(trace):,} spans: {counts or 'none'}", markup=False, highlight=False)
-    stdout.print(trace.provenance, markup=False, highlight=False)
+    say(f"{len(trace):,} spans: {counts or 'none'}")
+    say(trace.provenance)
     for name, found in judged.items():
         if isinstance(found, str):
-            stdout.print(f"{name}: {found}", markup=False, highlight=False)
+            say(f"{name}: {found}")
             continue
         rows, left_out = found.most()
         if rows:
             if found.incomplete:
-                stdout.print(f"{name}: {found.incomplete}", markup=False, highlight=False)
+                say(f"{name}: {found.incomplete}")
             shown = ({k: v for k, v in row.items() if k != "incomplete"} for row in rows)
-            stdout.print(_table(name, list(shown)))
+            show(_table(name, list(shown)))
         if left_out:
-            stdout.print(f"{name}: {left_out}", markup=False, highlight=False)
+            say(f"{name}: {left_out}")
 
 
 _JUDGES: dict[str, Callable[[Trace], Result]] = {
@@ -134,5 +131,5 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     for name in rows[0]:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(format_value(value)) for value in row.values()))  # foreign: no markup
+        add_row(table, row.values())
     return table

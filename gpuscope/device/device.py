@@ -115,7 +115,7 @@ class Device(Unique):
         return self.backend.now_ns()
 
     def __repr__(self) -> str:
-        return f"Device({self.info.key!r}, {self.info.name}, {self.info.sm_count} SMs)"
+        return clean(f"Device({self.info.key!r}, {self.info.name}, {self.info.sm_count} SMs)")
 
     def close(self) -> None:
         """Close every live partition and stream; the device itself stays usable."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from gpuscope._text import clean, shown
 from gpuscope.device.api import GrantedPartition
 from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.graph import after_capture
@@ -266,8 +267,8 @@ class Partitions(Unique, Mapping[str, Partition]):
         with contextlib.suppress(Exception):  # a destructor has nobody to tell
             self.close()
         warnings.warn(
-            f"the carving {', '.join(self)} was never closed: hold it in a with block, or call "
-            "close()",
+            f"the carving {', '.join(map(repr, self))} was never closed: hold it in a with block, "
+            "or call close()",
             ResourceWarning,
             stacklevel=2,
             source=self,
@@ -275,11 +276,9 @@ class Partitions(Unique, Mapping[str, Partition]):
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}: {part.sm_count} SMs" for name, part in self.items())
-        return f"Partitions({inside}{', closed' if self._closed else ''})"
+        return clean(f"Partitions({inside}{', closed' if self._closed else ''})")
 
     def _repr_html_(self) -> str:
-        from gpuscope._text import shown  # noqa: PLC0415 - only notebooks pay for it
-
         rows = "".join(
             f"<tr><td>{shown(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
             f"<td>{sm_ranges(part.sm_ids)}</td></tr>"

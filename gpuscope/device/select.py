@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from gpuscope._checks import given
 from gpuscope._libcupti import arrange_nvtx
+from gpuscope._text import clean
 from gpuscope.device.device import Device, UnifiedDevice, alive
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
@@ -104,12 +105,13 @@ def why_not(error: GpuscopeError) -> str:
 
 
 def _say(device: Device, why: str) -> None:
-    line = f"gpuscope: opened {device.info.name}, {device.info.sm_count} SMs ({device.info.driver})"
+    info = device.info
+    lines = [f"gpuscope: opened {info.name}, {info.sm_count} SMs ({info.driver})"]
     if isinstance(device, UnifiedDevice):
-        line += ", every choice of stream gives one"
+        lines[0] += ", every choice of stream gives one"
     if device.is_simulated and why:
-        line += f"\n  no GPU used: {why}"
-    sys.stdout.write(line + "\n")
+        lines.append(f"  no GPU used: {why}")
+    sys.stdout.write("".join(f"{clean(line)}\n" for line in lines))
 
 
 def _open_cuda(index: int, *, unified_stream: bool = False) -> Device:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpuscope._text import clean
 from gpuscope.device.device import Device
 from gpuscope.importers.load import load_trace
 from gpuscope.session import profile
@@ -59,7 +60,7 @@ def observe(device: Device, name: str, function: Callable[[Device], Any]) -> Tra
                 function(device)
             return recording.trace
     trace = recording_of(name)
-    sys.stdout.write(f"Not run: {why}. What follows was {_origin(trace)}.\n")
+    sys.stdout.write(clean(f"Not run: {why}. What follows was {_origin(trace)}.") + "\n")
     return trace
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._text import shown
+from gpuscope._text import clean, shown
 from gpuscope.errors import MissingEvidence
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Explanation:
         what = "returned" if self.kind == "sync" else "seen done" if self.ended else "started"
         told += f"waited {waits}, " if waits else ""
         lines = [f"{self.name}: {told}{what} at {self._time(self.at_ns)}.", *self.doubts]
-        return "\n".join(lines)
+        return "\n".join(map(clean, lines))
 
     def _time(self, ns: int) -> str:
         micros = (ns - self.zero_ns) / 1e3

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Required, TypedDict
 
 import msgspec
 
+from gpuscope._text import clean
 from gpuscope.errors import TraceFormatError
 from gpuscope.trace.schema import LATEST_NS
 
@@ -81,7 +82,7 @@ def checked(facts: Any) -> dict[str, Any]:
     try:
         known = msgspec.convert(facts, _Metadata)
     except msgspec.ValidationError as error:
-        raise TraceFormatError(f"metadata: {error}") from error
+        raise TraceFormatError(clean(f"metadata: {error}")) from None  # it quotes the file
     wrong = next((key for key in known.streams if not key.isdecimal()), None)
     if wrong is not None:
         raise TraceFormatError(f"metadata: no stream has the number {wrong[:40]!r}")

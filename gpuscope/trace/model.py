@@ -436,11 +436,11 @@ class Trace:
         ).to_pylist()  # fmt: skip
         kernels = [source for source in sources if source not in ("nvtx", "host")] or sources
         kind = "SIMULATED" if self.is_simulated else "measured"
-        return f"{kind} on {devices}; kernel times from: {', '.join(kernels) or 'nothing'}"
+        return clean(f"{kind} on {devices}; kernel times from: {', '.join(kernels) or 'nothing'}")
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{count} {kind}" for kind, count in self.kind_counts().items())
-        return f"Trace({len(self)} spans: {inside or 'none'}; {self.provenance})"
+        return clean(f"Trace({len(self)} spans: {inside or 'none'}; {self.provenance})")
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -517,7 +517,7 @@ class Run(Mapping[str, Trace]):
     """
 
     traces: Mapping[str, Trace]
-    comparison: pa.Table
+    comparison: pa.Table = field(repr=False)
     experiment: Mapping[str, Any]
     stopped: bool = False
 

@@ -89,8 +89,10 @@ class Profile:
         try:
             text = path.read_bytes()
         except (OSError, ValueError) as error:
-            raise DeviceUnavailable(f"no GPU profile can be read from {path}: {error}") from error
-        file = ProfileFile.parse(text, str(path))
+            raise DeviceUnavailable(
+                f"no GPU profile can be read from {str(path)!r}: {error}"
+            ) from error
+        file = ProfileFile.parse(text, repr(str(path)))
         key = f"{file.name}-{hashlib.sha256(text).hexdigest()[:12]}"
         return _read.setdefault(key, cls(file, key))
 

@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
 )
 
+from gpuscope._text import clean
 from gpuscope.errors import InvalidProfile
 
 Dtype = Literal["float16", "bfloat16", "float32", "float64"]
@@ -247,7 +248,7 @@ class ProfileFile(_Part):
 
 def _explain(error: object) -> str:
     assert isinstance(error, dict)  # noqa: S101 - pydantic's ErrorDetails
-    path = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the file"
+    path = clean(".".join(str(part) for part in error["loc"] if part != "[key]")) or "the file"
     if error["type"] == "missing":
         return f"{path}: missing; this field is required"
     if error["type"] == "extra_forbidden":

@@ -7,6 +7,7 @@ import weakref
 from gpuscope.device.api import Call
 from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Event
+from gpuscope.record.rows import call_row
 
 _Queue = tuple[str, int, int]
 """Device, stream, and thread where each thread has its own; the legacy default stream is 0."""
@@ -34,6 +35,7 @@ class Order:
         self._changed: dict[str, dict[_Queue, None]] = {}  # blocking streams, by device
         self._barriers: dict[str, int] = {}  # calls in the legacy default stream, by device
         self._passed: dict[_Queue, int] = {}  # of these, the last that a blocking stream follows
+        self._undone: dict[str, _Front] = {}  # what a wait for a device has not seen, by device
 
     def work(self, call: Call, row: int) -> list[tuple[int, str]]:
         """Queue a call's work; returns the rows of other streams that it follows, and why."""
@@ -47,6 +49,7 @@ class Order:
             if graph.is_empty:
                 return []
         self._fronts[queue] = {queue: (row, "")}
+        self._undone.setdefault(queue[0], {})[queue] = row, ""
         return [last for source, last in front.items() if source != queue]
 
     def record(self, call: Call) -> None:
@@ -64,12 +67,15 @@ class Order:
 
     def behind(self, call: Call) -> list[int]:
         """Return the rows whose work ends before a wait of the host does."""
-        queue, front = _queue_of(call), None
+        queue = _queue_of(call)
         if call.event is not None:
-            front = self._at_event.get(call.event)
+            front = self._at_event.get(call.event, {})
         elif queue is not None:
-            front = self._fronts.get(queue)
-        return [row for row, _ in (front or {}).values()]
+            front = self._fronts.get(queue, {})
+        else:
+            front = self._undone.pop(call.device_key, {})
+        # Another thread may have queued more while this one waited.
+        return [row for row, _ in front.values() if row < call_row(call.correlation)]
 
     def _enter(self, call: Call, queue: _Queue) -> _Front:
         """Return a stream's front, the legacy default stream's barrier passed."""

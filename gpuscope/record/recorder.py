@@ -441,6 +441,7 @@ class Recording:
             "device": stream.device.info.key,
             **({"legacy_default": True} if stream.kind == "legacy default" else {}),
             **({"blocking": True} if stream.blocking else {}),
+            **({"per_thread": True} if stream.kind == "per-thread default" else {}),
         }
         if partition is not None:
             self._partitions[partition.name] = _partition_facts(partition)

@@ -303,6 +303,9 @@ class _Rows:
         mine = self.is_work & (self.streams == stream) & (self.devices == self.devices[row])
         start = self.starts[row]
         before = (self.starts < start) | ((self.starts == start) & (self.ids < self.ids[row]))
+        facts = self.trace.metadata.streams.get(str(stream), {})
+        if facts.get("per_thread"):  # one number, but another stream on each thread
+            mine &= self.trace.array("thread", fill=-1) == self.value("thread", row)
         found = np.flatnonzero(mine & before & ~self._launch_of(row))
         return [int(found[np.argmax(self.ends[found])])] if len(found) else []
 

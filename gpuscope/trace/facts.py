@@ -48,6 +48,7 @@ class _Stream(TypedDict, total=False):
     device: str | None
     legacy_default: bool
     blocking: bool
+    per_thread: bool
 
 
 class _Metadata(msgspec.Struct, forbid_unknown_fields=True):

@@ -47,7 +47,8 @@ class TraceMetadata:
         context, shares_with.
     streams
         Stream id as text → name, partition, priority, device; legacy_default and blocking
-        where these are known to hold: such streams wait for each other.
+        where these are known to hold: such streams wait for each other; per_thread of CUDA's
+        per-thread default stream, another one on each thread.
     windows_ns
         ``[start, end]`` pairs in which recording was on.
     solo

@@ -97,8 +97,26 @@ def test_event_waits_are_edges_from_what_had_to_come_first(gpu):
     assert host["from"] == kernels[second.name]["id"]
 
 
+def test_a_wait_for_the_device_is_behind_the_last_work_of_every_stream(gpu):
+    spins = [Spin(gpu, duration_ns=ns, name=str(ns)) for ns in (100_000, 300_000, 200_000)]
+    with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
+        for spin, stream in zip(spins, (one, one, two), strict=True):
+            spin.execute(stream=stream)
+        gpu.synchronize()
+        gpu.synchronize()
+    trace = recording.trace
+    ids = {row["id"]: row["category"] for row in rows(trace, "kernel")}
+    first, second = (row["id"] for row in rows(trace, "sync"))
+    behind = [edge for edge in trace.edges.to_pylist() if edge["kind"] == "host wait"]
+    assert {ids[edge["from"]] for edge in behind if edge["to"] == first} == {"300000", "200000"}
+    assert not [edge for edge in behind if edge["to"] == second]
+    last = next(one for one in trace.explain(first).reasons[::-1] if one.kind == "running")
+    assert ids[last.span] == "300000"
+
+
+@pytest.mark.parametrize("source", ["auto", "events"])
 @pytest.mark.parametrize("between", ["kernel", "record", "wait"])
-def test_the_legacy_default_streams_barrier_is_edges(gpu, between):
+def test_the_legacy_default_streams_barrier_is_edges(gpu, between, source):
     spins = {
         name: Spin(gpu, duration_ns=100_000, name=name) for name in ("before", "between", "after")
     }
@@ -116,7 +134,7 @@ def test_the_legacy_default_streams_barrier_is_edges(gpu, between):
         inside = parts["a"].create_stream()
         done = apart.record()
         assert inside.kind == "non-blocking"
-        with gs.profile(gpu) as recording:
+        with gs.profile(gpu, source=source) as recording:
             spins["before"].execute(stream=one)
             if between == "kernel":
                 spins["between"].execute(stream=legacy)
@@ -141,7 +159,7 @@ def test_the_legacy_default_streams_barrier_is_edges(gpu, between):
     kernels = {row["category"]: row for row in rows(trace, "kernel")}
     for first, second in itertools.pairwise(order):
         assert kernels[first]["end_ns"] <= kernels[second]["start_ns"] + (
-            0 if gpu.is_simulated else 2000
+            0 if gpu.is_simulated else 10_000
         )
 
 

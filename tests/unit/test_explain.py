@@ -438,6 +438,71 @@ def test_the_legacy_default_stream_stands_between_blocking_streams():
     assert "legacy default stream" not in kinds(trace.explain(3))
 
 
+def test_what_follows_a_graphs_launch_follows_its_last_node():
+    trace = build(
+        [
+            kernel("a", 10_000, 20_000, queued_ns=6_000, graph=1, correlation=5),
+            kernel("b", 21_000, 50_000, queued_ns=6_000, graph=1, correlation=5),
+            kernel("c", 54_000, 60_000, stream=2, queued_ns=8_000),
+            kernel("d", 64_000, 70_000, stream=3, queued_ns=9_000, graph=1, correlation=6),
+            kernel("e", 71_000, 80_000, stream=3, queued_ns=9_000, graph=1, correlation=6),
+            kernel("f", 1_000, 62_000, stream=4, queued_ns=500),
+        ],
+        [(0, 2, "event wait"), (0, 3, "graph"), (5, 3, "event wait")],
+    )
+    assert [reason.span for reason in trace.explain(2).reasons if reason.kind == "event wait"] == [
+        1
+    ]
+    for node in (3, 4):  # what the launch waited for, each of its nodes did
+        found = {reason.kind: reason.span for reason in trace.explain(node).reasons}
+        assert found["graph order"] == 1
+        assert found["event wait"] == 5
+
+
+def test_what_follows_a_call_of_several_kernels_follows_the_last():
+    trace = build(
+        [
+            kernel("product", 10_000, 20_000, queued_ns=6_000, external_correlation=4),
+            kernel("reduce", 21_000, 25_000, queued_ns=6_000, external_correlation=4),
+            kernel("after", 30_000, 40_000, stream=2, queued_ns=8_000, external_correlation=5),
+        ],
+        [(0, 2, "event wait")],
+    )
+    assert trace.explain(2).reasons[1].span == 1
+
+
+def test_the_legacy_default_stream_is_one_and_the_per_thread_one_is_several():
+    trace = build(
+        [
+            kernel("a", 10_000, 50_000, stream=1, queued_ns=6_000, thread=1),
+            kernel("b", 54_000, 60_000, stream=2, queued_ns=7_000, thread=1),
+            kernel("c", 70_000, 90_000, stream=3, queued_ns=61_000, thread=1),
+            kernel("d", 91_000, 92_000, stream=3, queued_ns=62_000, thread=2),
+            kernel("e", 93_000, 94_000, stream=3, queued_ns=63_000, thread=1),
+        ],
+        streams={**{str(one): {"name": "default", "legacy_default": True} for one in (1, 2)},
+                 "3": {"name": "mine", "blocking": True, "per_thread": True}},
+    )  # fmt: skip
+    assert trace.explain(1).reasons[1].kind == "stream order"
+    assert trace.explain(1).reasons[1].span == 0
+    assert "stream order" not in kinds(trace.explain(3))
+    assert trace.explain(4).reasons[1].span == 2
+
+
+def test_a_simulated_trace_without_its_constants_has_candidates_only():
+    trace = build(
+        [
+            kernel("a", 10_000, 20_000, queued_ns=6_000, source="simulated"),
+            kernel("b", 110_000, 200_000, queued_ns=106_000, source="simulated"),
+            kernel("c", 200_000, 210_000, stream=2, queued_ns=112_000, source="simulated"),
+        ],
+        simulated=True,
+    )
+    found = trace.explain(2)
+    assert found.reasons[-1].span == 1
+    assert "candidate, not proof" in str(found)
+
+
 def test_without_launch_ids_it_says_what_is_missing():
     trace = build([kernel("a", 10, 20), kernel("b", 25, 30)])
     with pytest.raises(gs.MissingEvidence, match="launch ids"):

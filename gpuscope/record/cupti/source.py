@@ -293,6 +293,7 @@ class CuptiSource:
             "device": stream.device.info.key,
             **({"legacy_default": True} if stream.kind == "legacy default" else {}),
             **({"blocking": True} if stream.blocking else {}),
+            **({"per_thread": True} if stream.kind == "per-thread default" else {}),
         }  # fmt: skip
         if partition is not None:
             self._learn_partition(partition)

@@ -143,8 +143,11 @@ def profile(
             try:
                 recording.stop(wait=wait)
             finally:
-                for view in views:
-                    view.finish()
+                try:
+                    recording.stop(wait=False)  # what is left where that was interrupted
+                finally:
+                    for view in views:
+                        view.finish()
 
 
 class LiveView(Protocol):
@@ -799,9 +802,15 @@ def _share(total: int, rounds: int, number: int) -> int:
 
 
 def _kernel_times(traces: list[Trace]) -> np.ndarray[Any, Any]:
-    found = [trace.where(kind="kernel") for trace in traces]
+    found = [_ended_kernels(trace) for trace in traces]
     times = [one.array("end_ns") - one.array("start_ns") for one in found]
     return np.concatenate([np.zeros(0, np.int64), *times])
+
+
+def _ended_kernels(trace: Trace) -> Trace:
+    """Leave out what still ran when the recording was stopped without waiting."""
+    kernels = trace.where(kind="kernel").spans
+    return Trace(kernels.filter(kernels.column("end_ns").is_valid()), trace.edges, trace.metadata)
 
 
 def _typical(traces: list[Trace], times: np.ndarray[Any, Any]) -> float:
@@ -814,7 +823,7 @@ def _tflop_per_s(traces: list[Trace]) -> float | None:
     """Operations over first start to last end, summed over traces."""
     flops = span_ns = 0.0
     for trace in traces:
-        found = trace.where(kind="kernel")
+        found = _ended_kernels(trace)
         if not len(found):
             continue
         flops += float(found.array("flop_count", fill=0).sum())

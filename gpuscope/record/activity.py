@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from gpuscope.device.api import Activity, Call
 from gpuscope.device.device import Device
-from gpuscope.record.rows import Rows, call_row, node_row, work_columns
+from gpuscope.record.rows import Rows, call_row, keep, move, node_row, work_columns
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
 _COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD",
@@ -22,7 +24,10 @@ class ActivitySource:
         self.name = "simulated" if device.is_simulated else "host"
         self._calls: dict[int, Call] = {}
         self._first: int | None = None  # number of the first call that was seen
-        self._done: deque[Activity] = deque()
+        self._raised: set[int] = set()
+        self._done: deque[tuple[Call, Activity]] = deque()
+        self._taken: list[tuple[Call, Activity]] = []
+        self._ended: list[int] = []  # calls all of whose work is rows
         self._partitions: dict[int, str] = {}  # names by context
 
     def before(self, call: Call) -> None:
@@ -32,25 +37,52 @@ class ActivitySource:
         self._calls[call.correlation] = call
 
     def after(self, call: Call) -> None:
-        """Forget a call whose work is told by others; else nothing: it is remembered already."""
+        """Forget a call whose work is told by others; else it is remembered already."""
         if call.superseded:
             self._calls.pop(call.correlation, None)
+        elif sys.exc_info()[1] is not None:  # it failed: perhaps nothing was queued
+            self._raised.add(call.correlation)
 
     def activity(self, activity: Activity) -> None:
         """Take finished work; what was queued before the recording is not its own."""
-        if activity.correlation in self._calls:
-            self._done.append(activity)
+        call = self._calls.get(activity.correlation)
+        if call is not None:
+            self._done.append((call, activity))
+
+    @property
+    def unfinished(self) -> list[Call]:
+        """The calls that returned and whose work was not told of."""
+        others = {*self._raised, *self._ended}
+        calls = [call for number, call in self._calls.copy().items() if number not in others]
+        return [call for call in calls if call.end_ns is not None]
+
+    def begin_reading(self) -> Callable[[], None]:
+        """Take in what has come; returns what undoes all that :meth:`drain` does next."""
+        self.settle()
+        move(self._done, self._taken)
+        return keep(self, "_taken", "_ended")
+
+    def settle(self) -> None:
+        """Forget the calls whose rows were handed out."""
+        while self._ended:
+            self._calls.pop(self._ended[-1], None)
+            self._ended.pop()
 
     def drain(self, rows: Rows) -> None:
         """Turn finished work into rows; a graph's launch has one for each of its nodes."""
-        for _ in range(len(self._done)):  # the launching thread may append meanwhile
-            activity = self._done.popleft()
-            if activity.node is not None:
-                self._add(self._calls[activity.correlation], activity, rows)
+        taken, self._taken = self._taken, []
+        seen = set()
+        for call, activity in taken:
+            key = activity.correlation, activity.node
+            if key in seen:  # told twice, by an engine that was interrupted
                 continue
-            call = self._calls.pop(activity.correlation)
-            if activity.kind != "graph":  # of which all nodes are rows already
-                self._add(call, activity, rows)
+            seen.add(key)
+            rows.cut()
+            if activity.node is None:
+                self._ended.append(activity.correlation)
+                if activity.kind == "graph":  # of which all nodes are rows already
+                    continue
+            self._add(call, activity, rows)
 
     def _add(self, call: Call, activity: Activity, rows: Rows) -> None:
         """Add the row of finished work, and what it tells of order."""

@@ -72,7 +72,6 @@ class BlockSource:
             records = [devices[key].backend.to_host(array) for _, array in mine]
             calls = [call for call, _ in mine]
             batches.append(_rows(calls, records, devices[key], clocks.get(key) or ClockFit()))
-        self._launches.clear()
         return batches
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from gpuscope.device.api import Call
 from gpuscope.device.device import Device
 from gpuscope.device.stream import Event
 from gpuscope.record.clock import EventClock
-from gpuscope.record.rows import Rows, work_columns
+from gpuscope.record.rows import Rows, keep, move, work_columns
 
 _TRIES = 31
 _EMPTY_SOURCE = 'extern "C" __global__ void gpuscope_empty() {}'
@@ -167,14 +167,21 @@ class EventSource:
         self._clock = EventClock(device)
         self._spare: list[Event] = []
         self._open: dict[int, _Bracket] = {}
-        self._waiting: deque[_Bracket] = deque()
+        self._closed: deque[_Bracket] = deque()
+        self._waiting: list[_Bracket] = []
+        """Those of them that were looked at, and that the GPU had not reached the end of."""
+        self._read_out: list[_Bracket] = []
+        """What became rows, and whose events can be used again."""
         self._shortest_ns: dict[Hashable, int] = {}
         self._past: list[Bracketed] = []
         """What was read already and may have been on the GPU with what is not."""
         self.cost = self._measure()
 
     def _take(self) -> Event:
-        return self._spare.pop() if self._spare else Event(self._device)
+        try:
+            return self._spare.pop()
+        except IndexError:  # none is left, or another thread took the last one
+            return Event(self._device)
 
     def _measure(self) -> BracketCost:
         """Measure the empty bracket and the bracket of an empty kernel on an idle stream."""
@@ -207,32 +214,52 @@ class EventSource:
     def after(self, call: Call) -> None:
         """Record the closing event."""
         assert call.stream is not None  # noqa: S101 - launches and copies have one
-        bracket = self._open.pop(call.correlation)
+        bracket = self._open.get(call.correlation)
+        if bracket is None:  # it began before the recording did
+            return
         if call.superseded:
+            del self._open[call.correlation]
             self._spare.append(bracket.before)
             return
         bracket.after = self._take()
         self._device.backend.record(bracket.after.raw, call.stream.raw, 0)
         bracket.launched_ns = call.end_ns or bracket.launching_ns
         bracket.recorded_ns = self._device.backend.now_ns()
-        self._waiting.append(bracket)
+        self._closed.append(bracket)
+        self._open.pop(call.correlation, None)  # what stays there was never closed
         self._clock.keep_fresh(call.end_ns or 0)
+
+    @property
+    def unfinished(self) -> list[Call]:
+        """The calls that returned and whose work has no row."""
+        calls = [bracket.call for bracket in [*self._open.copy().values(), *self._waiting]]
+        return [call for call in calls if call.end_ns is not None]
+
+    def begin_reading(self) -> Callable[[], None]:
+        """Take in what has come; returns what undoes all that :meth:`drain` does next."""
+        self.settle()
+        move(self._closed, self._waiting)
+        return keep(self, "_waiting", "_read_out", "_shortest_ns", "_past")
+
+    def settle(self) -> None:
+        """Give the events back of what was handed out."""
+        while self._read_out:
+            bracket = self._read_out.pop()
+            self._spare += [event for event in (bracket.before, bracket.after) if event is not None]
 
     def drain(self, rows: Rows) -> None:
         """Turn the brackets that are done into rows."""
-        backend = self._device.backend
         info = self._device.info
-        still: list[_Bracket] = []
         done: list[tuple[Call, Bracketed]] = []
-        for _ in range(len(self._waiting)):  # the launching thread may append meanwhile
-            bracket = self._waiting.popleft()
+        still: list[_Bracket] = []
+        for bracket in self._waiting:
             assert bracket.after is not None  # noqa: S101 - set before it was queued
-            if not backend.event_done(bracket.after.raw):
+            if not self._device.backend.event_done(bracket.after.raw):
                 still.append(bracket)
                 continue
             done.append((bracket.call, self._read(bracket)))
-            self._spare += [bracket.before, bracket.after]
-        self._waiting.extendleft(reversed(still))
+            self._read_out.append(bracket)
+        self._waiting = still
         running = [
             Bracketed(
                 one.launching_ns, _FAR, one.launching_ns, one.launched_ns, one.recorded_ns, None,
@@ -245,6 +272,7 @@ class EventSource:
         since = min((one.launching_ns for one in still), default=_FAR)
         self._past = [one for one in [*self._past, *read] if one.closed > since]
         for (call, _), times in zip(done, found, strict=True):
+            rows.cut()
             columns: Mapping[str, Any] = work_columns(call, info.index, info.uuid)
             rows.spans.append({**columns, **times, "source": self.name})
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 from gpuscope.device.api import Call
 from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Event
-from gpuscope.record.rows import call_row
+from gpuscope.record.rows import call_row, keep, together
 
 _Queue = tuple[str, int, int]
 """Device, stream, and thread where each thread has its own; the legacy default stream is 0."""
@@ -36,6 +37,16 @@ class Order:
         self._barriers: dict[str, int] = {}  # calls in the legacy default stream, by device
         self._passed: dict[_Queue, int] = {}  # of these, the last that a blocking stream follows
         self._undone: dict[str, _Front] = {}  # what a wait for a device has not seen, by device
+
+    def keep(self) -> Callable[[], None]:
+        """Return what undoes all that is noted next."""
+        fronts = {queue: front.copy() for queue, front in self._fronts.items()}
+        changed = {device: queues.copy() for device, queues in self._changed.items()}
+        undone = {device: front.copy() for device, front in self._undone.items()}
+        return together(
+            keep(self, "_at_event", "_at_graph", "_barriers", "_passed"),
+            lambda: vars(self).update(_fronts=fronts, _changed=changed, _undone=undone),
+        )
 
     def work(self, call: Call, row: int) -> list[tuple[int, str]]:
         """Queue a call's work; returns the rows of other streams that it follows, and why."""

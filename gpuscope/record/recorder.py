@@ -8,11 +8,12 @@ import importlib.util
 import itertools
 import os
 import platform
+import sys
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -27,10 +28,21 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
 from gpuscope.record.activity import ActivitySource
 from gpuscope.record.blocks import BlockSource, globaltimer_fit
+from gpuscope.record.clock import ClockFit
 from gpuscope.record.cupti.source import CuptiSource
 from gpuscope.record.events import EventSource
 from gpuscope.record.order import Order
-from gpuscope.record.rows import Batch, Rows, call_row, freeze, range_row, work_row
+from gpuscope.record.rows import (
+    Batch,
+    Rows,
+    call_row,
+    keep,
+    move,
+    range_row,
+    together,
+    work_columns,
+    work_row,
+)
 from gpuscope.trace import schema, valid
 from gpuscope.trace.model import Trace, TraceMetadata
 
@@ -113,16 +125,22 @@ class Recording:
         self._sources: dict[str, _Source] = {}
         self._cupti: CuptiSource | None = None
         self._blocks = BlockSource()
-        # Entered again by the same thread where a destructor runs inside it.
-        self._lock = threading.RLock()
-        self._freezing = threading.Lock()
-        self._rows = Rows()
-        self._batches: list[Batch] = []
         self._open: dict[int, tuple[Call, int | None]] = {}
+        self._open_handles: dict[int, tuple[Call, int | None]] = {}
+        """Apart from the others: whose completion nobody looks for stays."""
         self._ended: deque[Call] = deque()
         self._range_numbers = itertools.count(1)
         self._ranges = threading.local()
         self._open_ranges: dict[int, dict[str, Any]] = {}
+        self._ended_ranges: deque[dict[str, Any]] = deque()
+        self._freezing = threading.Lock()
+        """Held by who reads; what follows is the reader's alone."""
+        self._batches: list[Batch] = []
+        self._rows = Rows()
+        self._taken: list[Call] = []
+        self._taken_ranges: list[dict[str, Any]] = []
+        self._told: list[Call] = []  # what is rows, and may still be among the open
+        self._told_ranges: list[int] = []
         self._order = Order()
         self._streams: dict[int, dict[str, Any]] = {}
         self._partitions: dict[str, dict[str, Any]] = {}
@@ -130,10 +148,14 @@ class Recording:
         self._window: list[int] = []
         self._trace: Trace | None = None
         self._received = 0
+        self._drained = 0
+        self._lost = {"dropped": 0, "unmatched": 0}
         self._notes: list[str] = []
+        self._clocks: dict[str, Mapping[str, float]] = {}
         self._process_of = os.getpid()
-        self._stopping = False
-        self._block_batches: list[Batch] = []
+        self._globaltimers: dict[str, ClockFit] = {}
+        self._waited = True
+        self._all_read = False
 
     # -- life -------------------------------------------------------------------------
     def start(self) -> None:
@@ -204,49 +226,81 @@ class Recording:
             running = tuple(other for other in running if other is not self)
         try:
             if wait:
-                for device in self.devices:
-                    device.backend.synchronize()
-        finally:
-            for device in self.devices:
-                device.unobserve(self)
-            if self._cupti is not None and not self._stopping:
-                self._stopping = True
-                with self._freezing:  # nobody reads batches meanwhile
-                    self._cupti.finish(wait=wait)
-        self._window.append(self._clock())
-        with self._lock:
-            self._close_open_rows()
-        clocks = self._read_blocks(wait=wait)
-        batches = self._collect(over=True)
-        for key, source in self._sources.items():
-            if not isinstance(source, CuptiSource):
-                clocks[key] = source.close()
-        if self._cupti is not None:
-            clocks.update(self._cupti.close())
-            if not self._cupti.complete:
-                warnings.warn(
-                    f"the recording is incomplete: {'; '.join(self._cupti.notes)}", stacklevel=2
-                )
-        self._trace = self._join(batches, clocks)
-        return self._trace
+                self._wait()
+        except BaseException:
+            self._end(waited=False)
+            raise
+        self._end(waited=wait)
+        return self.trace
 
-    def _read_blocks(self, *, wait: bool) -> dict[str, dict[str, float]]:
-        """Turn the records of traced kernels into rows; returns how their clocks stood."""
+    def _wait(self) -> None:
+        """Wait for what was launched."""
+        for device in self.devices:
+            device.backend.synchronize()
+
+    def _end(self, *, waited: bool) -> None:
+        """Record no more, and make the trace; where that failed, again does what is left."""
+        for device in self.devices:
+            device.unobserve(self)
+        if self._cupti is not None and not self._cupti.finished:
+            with self._freezing:  # nobody reads batches meanwhile
+                self._cupti.finish(wait=waited)
+        self._window = [self._window[0], self._clock()]
+        self._waited = waited
+        self._compare_globaltimers()
+        batches = self._collect(over=True)
+        self._account(batches)
+        for key, source in self._sources.items():
+            if not isinstance(source, CuptiSource) and key not in self._clocks:
+                self._clocks[key] = source.close()
+        clocks = {**self._clocks, **(self._cupti.close() if self._cupti is not None else {})}
+        self._trace = self._join(batches, clocks)
+        facts = self._trace.metadata
+        if not facts.complete:
+            warnings.warn(f"the recording is incomplete: {'; '.join(facts.notes)}", stacklevel=3)
+
+    def _account(self, batches: list[Batch]) -> None:
+        """Count what is missing: every row that was read is kept, every launch has one."""
+        kept = sum(batch.spans.num_rows for batch in batches)
+        missing = [call for _, call in self._unfinished() if not self._stays_open(call)]
+        self._lost = {"dropped": abs(self._drained - kept), "unmatched": len(missing)}
+        if self._drained != kept:
+            self._notes.append(f"{self._drained} rows were read, but {kept} were kept")
+        if missing:
+            self._notes.append(
+                f"{len(missing)} of our launches have no record of their end (the first: "
+                f"{missing[0].name!r})"
+            )
+
+    def _unfinished(self) -> list[tuple[_Source, Call]]:
+        """Return the launches whose work no source has seen the end of; CUPTI counts its own."""
+        return [
+            (source, call)
+            for source in self._sources.values()
+            if not isinstance(source, CuptiSource)
+            for call in source.unfinished
+        ]
+
+    def _stays_open(self, call: Call) -> bool:
+        """Whether a launch has an open row: who does not wait has asked for that."""
+        return not self._waited and call.graph is None
+
+    def _compare_globaltimers(self) -> None:
+        """Find how the clocks stand by which traced kernels told of their thread blocks."""
         if not self._blocks.devices:
-            return {}
-        if not wait:
+            return
+        if not self._waited:
             self._notes.append("stopped without waiting: thread blocks were not read")
-            return {}
-        by_key = {device.info.key: device for device in self.devices}
-        facts, fits = {}, {}
-        for key in self._blocks.devices:
-            if self._cupti is not None:
-                fits[key] = self._cupti.globaltimer(by_key[key].info.index)
-            else:
-                fits[key] = globaltimer_fit(by_key[key])
-                facts[f"globaltimer {key}"] = fits[key].facts()
-        self._block_batches = self._blocks.read(by_key, fits)
-        return facts
+            self._blocks = BlockSource()
+            return
+        for device in self.devices:
+            key = device.info.key
+            if key in self._blocks.devices and key not in self._globaltimers:
+                if self._cupti is not None:
+                    self._globaltimers[key] = self._cupti.globaltimer(device.info.index)
+                else:
+                    self._globaltimers[key] = globaltimer_fit(device)
+                    self._clocks[f"globaltimer {key}"] = self._globaltimers[key].facts()
 
     def snapshot(self) -> Trace:
         """Return what was recorded so far, as a trace; the recording goes on."""
@@ -303,31 +357,83 @@ class Recording:
         return self._collect(over=False)[since:]
 
     def _collect(self, *, over: bool) -> list[Batch]:
+        """Make batches of what is new; all of it, or where that fails none.
+
+        What is read is handed out at one moment, by one assignment. Before it everything that
+        reading changed can be undone, so that the next reading finds what this one found.
+        """
         with self._freezing:  # keeps batches in order; launches do not wait for it
-            now_ns = time.time_ns()
-            rows = Rows()
-            for source in self._sources.values():
-                if not isinstance(source, CuptiSource):
-                    source.drain(rows)
-            with self._lock:
-                self._add_ended()
-                fresh, self._rows = self._rows, Rows()
-                open_since = [
-                    call.start_ns for call, _ in self._open.values() if call.kind in _TIMED
-                ]
-            rows.spans += fresh.spans
-            rows.edges += fresh.edges
-            more: list[Batch] = []
-            if self._cupti is not None:
-                more = self._cupti.drain(
-                    over=over, open_since_ns=min([now_ns, *open_since]), host_rows=rows
-                )
-            if rows.spans or rows.edges:
-                self._batches.append(freeze(rows))
-            self._batches += more
-            if over:
-                self._batches += self._block_batches
-            return list(self._batches)
+            if self._all_read:
+                return self._batches
+            before = self._batches
+            undo = self._begin_reading()
+            try:
+                self._batches = [*before, *self._read(over=over)]
+            except BaseException:
+                if self._batches is before:
+                    undo()
+                raise
+            self._settle()
+            return self._batches
+
+    def _every_source(self) -> list[_Source]:
+        sources = list(self._sources.values())
+        if self._cupti is not None:
+            sources = [source for source in sources if source is not self._cupti]
+            sources.append(self._cupti)
+        return sources
+
+    def _begin_reading(self) -> Callable[[], None]:
+        """Take in what has come; returns what undoes all that reading changes next."""
+        self._settle()
+        move(self._ended, self._taken)
+        move(self._ended_ranges, self._taken_ranges)
+        return together(
+            *(source.begin_reading() for source in self._every_source()),
+            keep(
+                self, "_taken", "_taken_ranges", "_told", "_told_ranges", "_received", "_drained",
+                "_blocks", "_all_read",
+            ),
+            self._order.keep(),
+        )  # fmt: skip
+
+    def _settle(self) -> None:
+        """Forget what was handed out; done again where it was interrupted."""
+        for source in self._every_source():
+            source.settle()
+        while self._told:
+            self._calls_like(self._told[-1]).pop(self._told[-1].correlation, None)
+            self._told.pop()
+        while self._told_ranges:
+            self._open_ranges.pop(self._told_ranges[-1], None)
+            self._told_ranges.pop()
+
+    def _read(self, *, over: bool) -> list[Batch]:
+        """Return batches of what was taken in, at the end also of what is open."""
+        now_ns = self._clock()
+        self._all_read = over
+        self._rows = rows = Rows()
+        if self._cupti is not None:  # which gives rows without a parent the range around them
+            rows.at_once = sys.maxsize
+        for source in self._sources.values():
+            if not isinstance(source, CuptiSource):
+                source.drain(rows)
+        self._add_ended()
+        still_open = self._still_open(handles=over)
+        if over:
+            self._add_open(still_open)
+        more: list[Batch] = []
+        if self._cupti is not None:
+            open_since = [call.start_ns for call, _ in still_open if call.kind in _TIMED]
+            more = self._cupti.drain(
+                over=over, open_since_ns=min([now_ns, *open_since]), host_rows=rows
+            )
+        if over and self._blocks.devices:
+            by_key = {device.info.key: device for device in self.devices}
+            more += self._blocks.read(by_key, self._globaltimers)
+            self._blocks = BlockSource()
+        self._drained += rows.count + sum(batch.spans.num_rows for batch in more)
+        return [*rows.all_batches(), *more]
 
     # -- what devices say -------------------------------------------------------------
     # What is launched waits for these two, so they only take note: rows are made when read.
@@ -338,9 +444,12 @@ class Recording:
         parent = call_row(call.parent) if call.parent is not None else self._current_range()
         if call.thread not in self._thread_names:
             self._thread_names[call.thread] = threading.current_thread().name
-        self._open[call.correlation] = (call, parent)
+        self._calls_like(call)[call.correlation] = (call, parent)
         if self._is_timed(call):
             self._sources[call.device_key].before(call)
+
+    def _calls_like(self, call: Call) -> dict[int, tuple[Call, int | None]]:
+        return self._open_handles if call.kind == "handle" else self._open
 
     def call_ends(self, call: Call) -> None:
         """Note a call that returned."""
@@ -352,20 +461,59 @@ class Recording:
                 self._blocks.take(call)
         for stream in (call.stream, call.intended):
             if stream is not None and stream.id not in self._streams:
-                with self._lock:
-                    self._note_stream(stream)
+                self._note_stream(stream)
         self._ended.append(call)
 
     def _add_ended(self) -> None:
-        """Turn the calls that returned into rows, in the order in which they did."""
-        while self._ended:
-            call = self._ended.popleft()  # others append meanwhile
-            entry = self._open.pop(call.correlation, None)
-            # Else it began before this recording did; or launches inside it tell better.
-            if entry is not None:
-                self._received += 1
-                if not call.superseded:
-                    self._add_call(call, entry[1])
+        """Turn the ranges and calls that ended into rows, in the order in which they did."""
+        ranges, self._taken_ranges = self._taken_ranges, []
+        for columns in ranges:
+            self._rows.cut()
+            self._rows.spans.append(columns)
+            self._told_ranges.append(columns["id"])
+        calls, self._taken = self._taken, []
+        for call in calls:
+            entry = self._calls_like(call).get(call.correlation)
+            if entry is not None:  # else it began before this recording did
+                self._add_returned(*entry)
+
+    def _add_returned(self, call: Call, parent: int | None) -> None:
+        self._rows.cut()
+        self._received += 1
+        self._told.append(call)
+        if not call.superseded:  # else launches inside it tell better
+            self._add_call(call, parent)
+
+    def _still_open(self, *, handles: bool) -> list[tuple[Call, int | None]]:
+        """Return the calls that no row tells of, with their parents."""
+        told = {call.correlation for call in self._told}
+        every = {**self._open_handles.copy(), **self._open.copy()} if handles else self._open.copy()
+        return [entry for number, entry in every.items() if number not in told]
+
+    def _add_open(self, calls: list[tuple[Call, int | None]]) -> None:
+        """Keep what is still open as open rows: nothing that was seen vanishes."""
+        told = set(self._told_ranges)
+        for number, columns in self._open_ranges.copy().items():
+            if number not in told:
+                self._rows.spans.append(columns)
+                self._told_ranges.append(number)
+        for call, parent in calls:
+            if call.end_ns is not None:  # who made it was interrupted before telling us
+                self._add_returned(call, parent)
+                continue
+            self._received += 1
+            self._told.append(call)
+            self._rows.spans.append(
+                {**self._call_columns(call, parent, call_row(call.correlation)), "end_ns": None,
+                 "status": "completion not seen" if call.kind == "handle" else "not returned"}
+            )  # fmt: skip
+        for source, call in self._unfinished():
+            if self._stays_open(call):
+                device = self._device_of(call)
+                self._rows.spans.append({
+                    **work_columns(call, device.info.index, device.info.uuid),
+                    "start_ns": call.end_ns, "status": "not finished", "source": source.name,
+                })  # fmt: skip
 
     def _is_timed(self, call: Call) -> bool:
         if call.kind == "host_call":
@@ -410,7 +558,7 @@ class Recording:
         stream, intended = call.stream, call.intended
         partition = stream.partition if stream is not None else None
         meant = intended.partition if intended is not None else None
-        device = next(one for one in self.devices if one.info.key == call.device_key)
+        device = self._device_of(call)
         return {
             "id": row,
             "parent": parent,
@@ -432,8 +580,13 @@ class Recording:
             "source": "simulated" if device.is_simulated else "host",
         }
 
+    def _device_of(self, call: Call) -> Device:
+        return next(device for device in self.devices if device.info.key == call.device_key)
+
     def _note_stream(self, stream: Stream) -> None:
         partition = stream.partition
+        if partition is not None:
+            self._partitions[partition.name] = _partition_facts(partition)
         self._streams[stream.id] = {
             "name": stream.name,
             "priority": stream.priority,
@@ -443,8 +596,6 @@ class Recording:
             **({"blocking": True} if stream.blocking else {}),
             **({"per_thread": True} if stream.kind == "per-thread default" else {}),
         }
-        if partition is not None:
-            self._partitions[partition.name] = _partition_facts(partition)
 
     def _process(self) -> int:
         return self.devices[0].backend.process_and_thread()[0] if self.devices else os.getpid()
@@ -482,10 +633,9 @@ class Recording:
             "range_style": "push/pop",
             "source": "nvtx",
         }
+        self._thread_names.setdefault(thread, threading.current_thread().name)
+        self._open_ranges[number] = columns
         stack.append(number)
-        with self._lock:
-            self._thread_names.setdefault(thread, threading.current_thread().name)
-            self._open_ranges[number] = columns
         return number
 
     def range_ends(self, number: int) -> None:
@@ -494,25 +644,10 @@ class Recording:
         stack = self._stack()
         if number in stack:
             stack.remove(number)
-        with self._lock:
-            columns = self._open_ranges.pop(number, None)
-            if columns is not None:
-                columns["end_ns"] = end_ns
-                self._rows.spans.append(columns)
-
-    def _close_open_rows(self) -> None:
-        """Keep what is still open as open rows: nothing that was seen vanishes."""
-        self._add_ended()
-        for columns in self._open_ranges.values():
-            self._rows.spans.append(columns)
-        self._open_ranges.clear()
-        for call, parent in self._open.values():
-            self._rows.spans.append(
-                {**self._call_columns(call, parent, call_row(call.correlation)), "end_ns": None,
-                 "status": "completion not seen" if call.kind == "handle" else "not returned"}
-            )  # fmt: skip
-        self._received += len(self._open)
-        self._open.clear()
+        columns = self._open_ranges.get(number)
+        if columns is not None:
+            columns["end_ns"] = end_ns
+            self._ended_ranges.append(columns)
 
     # -- metadata ---------------------------------------------------------------------
     def _metadata(
@@ -521,18 +656,20 @@ class Recording:
         simulated = any(device.is_simulated for device in self.devices)
         process = str(self._process())
         cupti = self._cupti
-        streams = {str(key): facts for key, facts in self._streams.items()}
-        partitions = dict(self._partitions)
-        counts = {"received": self._received + len(self._open), "dropped": 0, "unmatched": 0}
+        # Those who launch add to these meanwhile: a copy is made at once, a loop is not.
+        streams = {str(key): facts for key, facts in self._streams.copy().items()}
+        partitions = self._partitions.copy()
+        counts = {"received": self._received + self._open_count, **self._lost}
         notes = list(self._notes)
         if cupti is not None:
-            streams = {**{str(key): facts for key, facts in cupti.streams.items()}, **streams}
+            seen = cupti.streams.copy()
+            streams = {**{str(key): facts for key, facts in seen.items()}, **streams}
             for partition in cupti.partitions:
                 partitions.setdefault(partition.name, _partition_facts(partition))
-            for name, context in cupti.partition_contexts.items():
+            for name, context in cupti.partition_contexts.copy().items():
                 if name in partitions:
                     partitions[name] = {**partitions[name], "context": context}
-            for name, count in cupti.counts.items():
+            for name, count in cupti.counts.copy().items():
                 counts[name] = counts.get(name, 0) + count
             notes += cupti.notes
         return TraceMetadata(
@@ -560,14 +697,18 @@ class Recording:
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(_versions()),
             counts=counts,
-            complete=cupti is None or cupti.complete,
+            complete=not any(self._lost.values()) and (cupti is None or cupti.complete),
             notes=tuple(dict.fromkeys(notes)),
         )
+
+    @property
+    def _open_count(self) -> int:
+        return max(0, len(self._open) + len(self._open_handles) - len(self._told))
 
     def _threads(self, *, simulated: bool) -> dict[str, str]:
         """Return the names of threads: those that called us, and Python's that are alive."""
         alive = {} if simulated else {str(t.native_id): t.name for t in threading.enumerate()}
-        return {**alive, **{str(key): name for key, name in self._thread_names.items()}}
+        return {**alive, **{str(key): name for key, name in self._thread_names.copy().items()}}
 
 
 def _constants(device: Device) -> dict[str, int]:

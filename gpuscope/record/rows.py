@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,12 +56,34 @@ def node_row(correlation: int, number: int) -> int:
     return _NODES + (correlation << 22) + number if number else work_row(correlation)
 
 
-@dataclass
-class Rows:
-    """Rows and edges being collected."""
+_Item = TypeVar("_Item")
 
-    spans: list[dict[str, Any]] = field(default_factory=list)
-    edges: list[tuple[int, int, str]] = field(default_factory=list)
+
+def move(queue: deque[_Item], taken: list[_Item]) -> None:
+    """Move what is in a queue to its reader's list, while others append to the queue.
+
+    Not a line of Python runs between taking and keeping, so nothing can come between.
+    """
+    taken.extend(islice(iter(queue.popleft, None), len(queue)))
+
+
+def keep(owner: object, *names: str) -> Callable[[], None]:
+    """Return what gives these attributes the values back that they have now.
+
+    Lists, sets and dicts come back with what is in them now.
+    """
+    values = {name: copy.copy(getattr(owner, name)) for name in names}
+    return lambda: vars(owner).update(values)
+
+
+def together(*undo: Callable[[], None]) -> Callable[[], None]:
+    """Return what does all of these."""
+
+    def undo_all() -> None:
+        for one in undo:
+            one()
+
+    return undo_all
 
 
 @dataclass(frozen=True)
@@ -74,18 +100,48 @@ class Batch:
     edges: pa.Table
 
 
+ROWS_AT_ONCE = 1 << 14
+"""Rows are many times smaller in a batch than before: so few wait to become one."""
+
+
+@dataclass
+class Rows:
+    """Rows and edges being collected, and the batches that they became."""
+
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    edges: list[tuple[int, int, str]] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    at_once: int = ROWS_AT_ONCE
+
+    def cut(self) -> None:
+        """Make a batch of the rows if there are enough."""
+        if len(self.spans) >= self.at_once:
+            self.batches.append(freeze(self))
+            self.spans, self.edges = [], []
+
+    @property
+    def count(self) -> int:
+        """How many rows there are, in batches or not."""
+        frozen: int = sum(batch.spans.num_rows for batch in self.batches)
+        return len(self.spans) + frozen
+
+    def all_batches(self) -> list[Batch]:
+        """Return all rows and edges as batches."""
+        rest = [freeze(self)] if self.spans or self.edges else []
+        return [*self.batches, *rest]
+
+
 def freeze(rows: Rows) -> Batch:
     """Turn collected rows into a batch."""
-    columns: dict[str, list[Any]] = {name: [] for name in schema.SPAN_TYPES}
-    for row in rows.spans:
-        for name, column in columns.items():
-            column.append(row.get(name))
-    edges: dict[str, list[Any]] = {"from": [], "to": [], "kind": []}
-    for source, target, kind in rows.edges:
-        edges["from"].append(source)
-        edges["to"].append(target)
-        edges["kind"].append(kind)
-    return Batch(schema.table(columns, schema.SPAN_TYPES), schema.table(edges, schema.EDGE_TYPES))
+    names: set[str] = set().union(*rows.spans)
+    columns = {
+        name: [row.get(name) for row in rows.spans] for name in schema.SPAN_TYPES if name in names
+    }
+    edges = [[edge[place] for edge in rows.edges] for place in range(3)]
+    return Batch(
+        schema.table(columns, schema.SPAN_TYPES),
+        schema.table(dict(zip(schema.EDGE_TYPES, edges, strict=True)), schema.EDGE_TYPES),
+    )
 
 
 _WORK_KINDS = {"launch": "kernel", "host_call": "host function"}

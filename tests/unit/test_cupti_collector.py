@@ -104,14 +104,13 @@ def test_records_of_many_buffers_arrive_in_order_and_buffers_are_used_again(worl
                 recording.batches()
     assert names(recording.trace) == [f"k{number}" for number in range(500)]
     assert world.cupti.asked > 5
-    assert world.collector._held_bytes == 0
     assert world.collector._arrays == {}
 
 
 def test_buffers_are_kept_as_long_as_their_bytes_are_needed(world):
     """Records of a buffer more than half full are read where they lie."""
     taken = []
-    world.collector.begin(1, taken.append, apis="none", limit=1 << 20)
+    world.collector.begin(1, lambda _, records: taken.append(records), apis="none", limit=1 << 20)
     for _ in range(60):
         world.gpu.foreign("one")
     world.collector.collect(forced=True)
@@ -549,9 +548,9 @@ def test_api_calls_are_recorded_as_far_as_asked(world, launch_ids, detail, apis)
 def test_of_recordings_at_the_same_time_the_one_that_wants_most_decides(world, first, second):
     collector, more = world.collector, max(first, second, key=list(WITH).index)
     for one, other in ((1, 2), (2, 1)):
-        collector.begin(one, lambda _: None, apis=first, limit=1 << 20)
+        collector.begin(one, lambda *_: None, apis=first, limit=1 << 20)
         assert world.cupti.enabled == WITH[first]
-        collector.begin(other, lambda _: None, apis=second, limit=1 << 20)
+        collector.begin(other, lambda *_: None, apis=second, limit=1 << 20)
         assert world.cupti.enabled == WITH[more]
         collector.end(one, taken_over=False)
         assert world.cupti.enabled == WITH[second]

@@ -301,7 +301,9 @@ def source(gpu):
 
 def drained(source):
     rows = Rows()
+    source.begin_reading()
     source.drain(rows)
+    source.settle()
     return {row["correlation"]: row for row in rows.spans}
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.tables import Columns
+from gpuscope.record.rows import keep, together
 from gpuscope.trace import joins
 from gpuscope.trace.arrow import NONE, Array
 
@@ -59,6 +62,10 @@ class Canaries:
         finally:
             self._backend.close_stream(stream, handle)
 
+    def keep(self) -> Callable[[], None]:
+        """Return what undoes what :meth:`arrive` does next."""
+        return together(keep(self, "arrived"), keep(self.globaltimer, "samples"))
+
     def arrive(self, start: int, stop: int) -> None:
         """Take the record of the next one, from start to stop in ns; it ran inside that."""
         number, self.arrived = self.arrived, self.arrived + 1
@@ -77,6 +84,11 @@ class Flights:
 
     def __init__(self) -> None:
         self._correlations: dict[tuple[int, int], list[int]] = {}
+
+    def keep(self) -> Callable[[], None]:
+        """Return what undoes what :meth:`note` does next."""
+        known = {flight: list(numbers) for flight, numbers in self._correlations.items()}
+        return lambda: vars(self).update(_correlations=known)
 
     def note(self, work: Columns, canaries: Array) -> None:
         """Take the records of canaries, a mask of ``work``."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,9 @@ _API_KINDS: Mapping[str, tuple[int, ...]] = {
 }
 """What API calls to record → kinds, from little to much."""
 
-Sink = Callable[[np.ndarray[Any, Any]], None]
-"""Takes bytes as CUPTI delivered them; must not change them."""
+Sink = Callable[[int, np.ndarray[Any, Any]], None]
+"""Takes the number of a buffer and its bytes, which it must not change. A number that comes again
+is the same buffer."""
 
 
 class Collector:
@@ -67,8 +70,12 @@ class Collector:
         self._undo = contextlib.ExitStack()
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
         self._ready: list[np.ndarray[Any, Any]] = []
+        self._numbers: dict[int, int] = {}
+        """Address of a buffer → its number, a new one each time that CUPTI asks for one."""
         self._full: list[tuple[int, int]] = []
-        self._held_bytes = 0
+        self._next_number = itertools.count(1).__next__
+        self._steps: list[Callable[[], object]] = []
+        """What is left to do of an end that was interrupted."""
         self._limit = 0
         self._apis = "none"
         self._registered = False
@@ -83,14 +90,14 @@ class Collector:
     # -- what CUPTI calls, on any thread ----------------------------------------------
     def _request(self, buffer: Any, size: Any, most: Any) -> None:
         most[0] = 0
-        if self._held_bytes + BUFFER_BYTES > self._limit:
+        if (len(self._arrays) + 1) * BUFFER_BYTES > self._limit:
             self.refused += 1
             buffer[0], size[0] = None, 0
             return
         array = self._ready.pop() if self._ready else np.zeros(BUFFER_BYTES, np.uint8)
         address = array.ctypes.data
+        self._numbers[address] = self._next_number()
         self._arrays[address] = array
-        self._held_bytes += BUFFER_BYTES
         buffer[0], size[0] = address, BUFFER_BYTES
 
     def _complete(self, _context: Any, _stream: int, buffer: int, _size: int, used: int) -> None:
@@ -183,20 +190,32 @@ class Collector:
         taken_over
             Another client registered its own callbacks: what it enabled stays enabled.
         """
-        with self._lock, contextlib.ExitStack() as last:
+        with self._lock:
             if owner not in self._owners:
                 return
             if len(self._owners) > 1:
                 del self._owners[owner]
                 self._choose_apis()
                 return
-            last.callback(self._owners.clear)
-            last.callback(self._undo.close)
-            last.callback(self._forget)
-            if self._registered and not taken_over:
-                last.callback(self.library.flush, forced=True)  # what came in meanwhile
-                for kind in (*_API_KINDS["all"], *KINDS, layout.SYNCHRONIZATION):
-                    last.callback(self.library.disable, kind)
+            self._steps = self._steps or self._last_steps(taken_over=taken_over)
+            first: BaseException | None = None
+            while self._steps:
+                try:
+                    self._steps[0]()
+                except BaseException as error:  # noqa: BLE001 - all the same what is left is done
+                    first = first or error
+                del self._steps[0]
+            if first is not None:
+                raise first
+
+    def _last_steps(self, *, taken_over: bool) -> list[Callable[[], object]]:
+        """Return what ends the last recording, in order."""
+        steps: list[Callable[[], object]] = []
+        if self._registered and not taken_over:
+            kinds = (layout.SYNCHRONIZATION, *reversed(KINDS), *_API_KINDS["all"])
+            steps += [partial(self.library.disable, kind) for kind in kinds]
+            steps += [partial(self.library.flush, forced=True), self._hand_over_rest]
+        return [*steps, self._forget, self._undo.close, self._owners.clear]
 
     def _forget(self) -> None:
         """Let go of all buffers but those that CUPTI has not given back: it may write to them."""
@@ -204,7 +223,6 @@ class Collector:
             self._arrays.pop(address, None)
         self._full.clear()
         self._ready.clear()
-        self._held_bytes = len(self._arrays) * BUFFER_BYTES
         self._registered = False
         self._apis = "none"
 
@@ -214,20 +232,36 @@ class Collector:
             if os.getpid() != self._process or not self._owners:
                 return
             self.library.flush(forced=forced)
-            for _ in range(len(self._full)):
-                address, used = self._full.pop(0)
-                array = self._arrays.pop(address)
-                self._held_bytes -= BUFFER_BYTES
-                records = array[:used]
-                if used < BUFFER_BYTES // 2:
-                    records = records.copy()
-                    if len(self._ready) < _PREPARED:
-                        array[:used] = 0
-                        self._ready.append(array)
-                for sink, _, _ in self._owners.values():
-                    sink(records)
+            self._hand_over()
             if not forced:
                 self._prepare()
+
+    def _hand_over(self) -> None:
+        """Give full buffers to every recording; one that was not given to all stays full."""
+        while self._full:
+            address, used = self._full[0]
+            array, number = self._arrays[address], self._numbers[address]
+            records = array[:used]
+            small = used < BUFFER_BYTES // 2
+            if small:
+                records = records.copy()
+            for sink, _, _ in self._owners.values():
+                sink(number, records)
+            del self._full[0]
+            self._arrays.pop(address, None)
+            if small and len(self._ready) < _PREPARED:
+                array[:used] = 0
+                self._ready.append(array)
+
+    def _hand_over_rest(self) -> None:
+        """Give on the buffers that CUPTI gave back without our knowing, when all is disabled.
+
+        An interrupt (Ctrl-C) that Python raises inside a C callback is printed and forgotten,
+        and the callback with it. What nobody wrote to is zero. CUPTI may think that it has them.
+        """
+        for address in self._arrays.keys() - {address for address, _ in self._full}:
+            for sink, _, _ in self._owners.values():
+                sink(self._numbers[address], self._arrays[address])
 
     @property
     def dropped(self) -> int:

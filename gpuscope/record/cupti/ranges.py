@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from gpuscope.record import nvtx
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.tables import Columns
-from gpuscope.record.rows import range_row
+from gpuscope.record.rows import keep, range_row
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE, Array
 
@@ -31,6 +32,10 @@ class Ranges:
         """What is a row already: the last end of each piece, and its ranges."""
         self._texts: dict[int, str] = {}
         self._numbers = 1
+
+    def keep(self) -> Callable[[], None]:
+        """Return what undoes all that is done here next."""
+        return keep(self, "_fresh", "_data", "_early_ends", "_open", "_done", "_numbers")
 
     def take(self, records: Any) -> None:
         """Take the markers of a buffer."""
@@ -62,7 +67,7 @@ class Ranges:
         if not self._fresh:
             return
         markers = tables.join_columns([*self._early_ends, *self._fresh])
-        self._fresh.clear()
+        self._fresh = []
         marks, begins, ends = tables.split_markers(markers)
         both = np.sort(np.concatenate([marks, begins]))
         new = tables.select(markers, both)

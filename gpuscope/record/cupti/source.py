@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import threading
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from gpuscope.device.api import Call
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
-from gpuscope.errors import RecorderBusy
+from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout, tables
@@ -30,7 +31,16 @@ from gpuscope.record.cupti.library import (
 from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
-from gpuscope.record.rows import Batch, Rows, call_row, freeze, outside_row, work_row
+from gpuscope.record.rows import (
+    Batch,
+    Rows,
+    call_row,
+    freeze,
+    keep,
+    outside_row,
+    together,
+    work_row,
+)
 from gpuscope.trace import arrow, joins, schema
 from gpuscope.trace.arrow import NONE, Array
 
@@ -82,11 +92,12 @@ class CuptiSource:
         self._limit = memory_limit
         self._collector = collector or get_collector()
         self._sizes = self._collector.sizes
-        self._raw: list[Any] = []
+        self._raw: dict[int, Any] = {}  # number of a buffer → its bytes
+        self._read_out: set[int] = set()
+        """Numbers of the buffers that were read."""
         self._selections = SelectionLog(self._learn)
         self._canaries: list[Canaries] = []
         self._watch: ClockWatch | None = None
-        self._lock = threading.Lock()
         self._calls: list[tuple[Call, dict[str, Any]]] = []
         self._work: list[Columns] = []
         self._apis: list[Columns] = []
@@ -94,8 +105,8 @@ class CuptiSource:
         self._linked: list[Call] = []
         """Our calls that CUPTI's records were found for, in the order in which they were."""
         self._recent: list[int] = []
-        self._begun: set[int] = set()
-        """Calls, by number, the first piece of whose work is a row already."""
+        self._begun: dict[int, None] = {}
+        """Calls, by number, the first piece of whose work is a row already; in order."""
         self._ranges = Ranges()
         self._syncs: list[Columns] = []
         self._streams: dict[tuple[int, int], int] = {}
@@ -114,6 +125,11 @@ class CuptiSource:
         self._first = 0
         self._before = (0, 0)
         self._flights = Flights()
+        self._records = self._told = self._left_out = 0
+        """Records of work, calls and synchronisations: read, told, and not ours."""
+        self._listens = False
+        self.finished = False
+        """Whether it records no more."""
         self.counts = {"received": 0, "dropped": 0, "unmatched": 0, "unread_bytes": 0}
         self.notes: list[str] = []
         self.complete = True
@@ -131,7 +147,7 @@ class CuptiSource:
             self._start()
 
     def _start(self) -> None:
-        self._collector.begin(id(self), self._raw.append, apis=self._which, limit=self._limit)
+        self._collector.begin(id(self), self._receive, apis=self._which, limit=self._limit)
         try:
             self._before = (self._collector.dropped, self._collector.refused)
             if self._full:
@@ -151,6 +167,7 @@ class CuptiSource:
             self._selections.open()
             self._watch = ClockWatch({"cupti": self._collector.library.now_ns})
             if self.sees_ranges:
+                self._listens = True
                 nvtx.listen(1)
         except BaseException as error:
             self._selections.close()
@@ -175,6 +192,7 @@ class CuptiSource:
         self._work.clear()
         self._apis.clear()
         self._syncs.clear()
+        self._records = 0
         self.counts["received"] = 0
 
     @property
@@ -190,11 +208,12 @@ class CuptiSource:
     def finish(self, *, wait: bool) -> None:
         """Send the last canaries and take what is there; no more is recorded for us."""
         self._selections.close()
-        if self.sees_ranges:
+        if self._listens:
+            self._listens = False
             nvtx.listen(-1)
-        self._learn_all()
         taken_over = False
         try:
+            self._learn_all()
             if wait:
                 before = [one.arrived for one in self._canaries]
                 with self._collector.flights:
@@ -207,8 +226,18 @@ class CuptiSource:
             else:
                 self._take(forced=True)
             self._account(wait=wait, taken_over=taken_over)
+        except BaseException as error:
+            self.complete = False
+            self.notes.append(
+                f"ending the recording failed ({type(error).__name__}): whether every record "
+                "arrived was not verified"
+            )
+            with contextlib.suppress(GpuscopeError):  # the first error is the one to tell
+                self._collector.collect(forced=True)
+            raise
         finally:
             self._collector.end(id(self), taken_over=taken_over)
+            self.finished = True
 
     def _account(self, *, wait: bool, taken_over: bool) -> None:
         refused = self._collector.refused - self._before[1]
@@ -258,16 +287,15 @@ class CuptiSource:
                 thread = call.thread if stream.handle == PER_THREAD_DEFAULT else 0
                 key = (call.device_key, stream.id, thread)
                 if key not in self._seen_streams:
-                    self._seen_streams.add(key)
                     self._learn(stream)
+                    self._seen_streams.add(key)
 
     def after(self, call: Call) -> None:
         """Nothing: CUPTI times it."""
 
     def hold(self, call: Call, columns: dict[str, Any]) -> None:
         """Keep a launch's row until CUPTI's record of the call is there."""
-        with self._lock:
-            self._calls.append((call, columns))
+        self._calls.append((call, columns))
 
     def _learn(self, stream: Any) -> None:
         """Find CUPTI's numbers for a stream of ours, and for its partition's context."""
@@ -301,13 +329,13 @@ class CuptiSource:
     def _learn_partition(self, partition: Partition) -> None:
         if id(partition) in self._seen_partitions or partition.closed:
             return
-        self._seen_partitions[id(partition)] = partition  # held, so that its id stays its own
         handle = partition.device.backend.context_handle(partition.raw)
         number = self._collector.library.context_id(handle)
         entries = self._contexts.setdefault(number, [])
         entries.append((time.time_ns() if entries else 0, partition.name))
         self._green.add(number)
         self.partition_contexts[partition.name] = number
+        self._seen_partitions[id(partition)] = partition  # held, so that its id stays its own
 
     def _learn_all(self) -> None:
         """Look at what is alive: other libraries launch there without telling us."""
@@ -319,37 +347,93 @@ class CuptiSource:
             for stream in device.streams:
                 key = (device.info.key, stream.id, 0)
                 if key not in self._seen_streams and stream.handle != PER_THREAD_DEFAULT:
-                    self._seen_streams.add(key)
                     self._learn(stream)
+                    self._seen_streams.add(key)
 
     # -- from bytes to arrays ---------------------------------------------------------
+    def _receive(self, number: int, records: Any) -> None:
+        """Keep a buffer until it is read; the collector may give one again."""
+        if number not in self._read_out:
+            self._raw[number] = records
+
     def _take(self, *, forced: bool) -> None:
         """Have the collector hand over, and read what it handed."""
         self._collector.collect(forced=forced)
-        while self._raw:
-            raw = self._raw.pop(0)
-            found = layout.find_records(raw, self._sizes)
-            self.counts["received"] += sum(len(offsets) for offsets in found.offsets.values())
-            if found.unread:
-                known = "cut-short" if found.unread_kind in self._sizes else "unknown"
-                self.counts["unread_bytes"] += found.unread
-                self.complete = False
-                self.notes.append(
-                    f"{found.unread} bytes from a record of {known} kind {found.unread_kind} on "
-                    f"were not read (CUPTI API version {self._collector.library.version})"
-                )
-            records = layout.read_records(raw, found)
-            work, apis = tables.work_of(records), tables.apis_of(records)
-            if work is not None:
-                self._work.append(self._without_canaries(work))
-            if apis is not None:
-                self._apis.append(self._wanted(apis))
-            self._ranges.take(records)
-            if self._full and layout.SYNCHRONIZATION in records:
-                self._syncs.append(records[layout.SYNCHRONIZATION])
-            if layout.CONTEXT in records:
-                contexts = records[layout.CONTEXT]
-                self._green.update(contexts["context"][contexts["is_green"] != 0].tolist())
+        self._read_buffers()
+
+    def _read_buffers(self) -> None:
+        """Read the buffers that are there, in order: each once, whatever fails."""
+        for number in sorted(self._raw.copy()):
+            if number in self._read_out:  # it was interrupted before it was let go
+                self._raw.pop(number, None)
+                continue
+            undo = self._keep()
+            try:
+                self._read_buffer(self._raw[number])
+                self._read_out.add(number)
+            except BaseException:
+                if number not in self._read_out:
+                    undo()
+                raise
+            self._raw.pop(number, None)
+
+    def _read_buffer(self, raw: Any) -> None:
+        found = layout.find_records(raw, self._sizes)
+        self.counts["received"] += sum(len(offsets) for offsets in found.offsets.values())
+        if found.unread and (found.unread_kind or raw[-found.unread :].any()):
+            known = "cut-short" if found.unread_kind in self._sizes else "unknown"
+            self.counts["unread_bytes"] += found.unread
+            self.complete = False
+            self.notes.append(
+                f"{found.unread} bytes from a record of {known} kind {found.unread_kind} on "
+                f"were not read (CUPTI API version {self._collector.library.version})"
+            )
+        records = layout.read_records(raw, found)
+        work, apis = tables.work_of(records), tables.apis_of(records)
+        taken: list[Columns] = []
+        if work is not None:
+            self._work.append(self._without_canaries(work))
+            taken.append(self._work[-1])
+        if apis is not None:
+            self._apis.append(self._wanted(apis))
+            taken.append(self._apis[-1])
+        self._ranges.take(records)
+        if self._full and layout.SYNCHRONIZATION in records:
+            self._syncs.append(records[layout.SYNCHRONIZATION])
+            taken.append(self._syncs[-1])
+        self._records += sum(len(one["start"]) for one in taken)
+        if layout.CONTEXT in records:
+            contexts = records[layout.CONTEXT]
+            self._green.update(contexts["context"][contexts["is_green"] != 0].tolist())
+
+    def _keep(self) -> Callable[[], None]:
+        """Return what undoes all that reading changes next."""
+        linked, begun = len(self._linked), len(self._begun)
+
+        def shorten() -> None:
+            del self._linked[linked:]
+            while len(self._begun) > begun:
+                self._begun.popitem()
+
+        return together(
+            keep(
+                self, "_calls", "_work", "_apis", "_known", "_recent", "_syncs", "_next",
+                "_records", "_told", "_left_out", "counts", "notes", "complete",
+            ),
+            self._ranges.keep(), self._flights.keep(), *(one.keep() for one in self._canaries),
+            shorten,
+        )  # fmt: skip
+
+    def begin_reading(self) -> Callable[[], None]:
+        """Take in what has come; returns what undoes all that :meth:`drain` does next."""
+        if not self.finished:
+            self._learn_all()
+            self._collector.collect(forced=False)
+        self._read_buffers()
+        return self._keep()
+
+    def settle(self) -> None:
+        """Nothing: what was handed out is forgotten already."""
 
     def _names_of(self, apis: Columns) -> tuple[Array, list[tuple[bool, str]]]:
         """Return row → code and code → whether a call is the runtime's, and its name."""
@@ -423,11 +507,7 @@ class CuptiSource:
             The recorder's own rows of this batch: those without a parent get the NVTX range
             around them.
         """
-        if not over:
-            self._learn_all()
-            self._take(forced=False)
-        with self._lock:
-            calls, self._calls = self._calls, []
+        calls, self._calls = self._calls, []
         apis = tables.join_columns(self._apis) if self._apis else None
         work = tables.join_columns(self._work) if self._work else None
         self._apis, self._work = [], []
@@ -435,11 +515,9 @@ class CuptiSource:
             apis, work = self._until(first, apis, work)
         every = apis
         if apis is not None:
-            apis = tables.select(apis, apis["correlation"] > self._first)
-            apis = self._flights.without(apis, every)
+            apis = self._own(apis, every)
         if work is not None:
-            work = tables.select(work, work["correlation"] > self._first)
-            work = self._flights.without(work, every)
+            work = self._own(work, every)
         batches = []
         range_rows = self._ranges.rows(over=over)
         if range_rows is not None:
@@ -449,7 +527,27 @@ class CuptiSource:
         if over and self._syncs:
             batches.append(self._sync_batch(tables.join_columns(self._syncs)))
             self._syncs = []
+        if over:
+            self._check()
         return batches
+
+    def _own(self, columns: Columns, apis: Columns | None) -> Columns:
+        """Leave out what was launched before the recording, and what recordings did."""
+        own = tables.select(columns, columns["correlation"] > self._first)
+        own = self._flights.without(own, apis)
+        self._left_out += len(columns["start"]) - len(own["start"])
+        return own
+
+    def _check(self) -> None:
+        """See that every record that was read is told."""
+        lost = self._records - self._told - self._left_out
+        if lost:
+            self.counts["dropped"] += abs(lost)
+            self.complete = False
+            self.notes.append(
+                f"{self._records} records were read, {self._left_out} of them not the "
+                f"recording's own, but {self._told} are told"
+            )
 
     def _joined(
         self,
@@ -473,13 +571,13 @@ class CuptiSource:
             if late.any():
                 self._apis.append(tables.select(apis, late))
                 apis = tables.select(apis, ~late)
+        self._told += len(apis["start"])
         found = self._link(apis, calls)
         apis["row"], apis["call"] = self._rows_of_apis(apis["call"]), apis["call"]
         held = [columns for number, (_, columns) in enumerate(calls) if over or number in found]
         rest = [pair for number, pair in enumerate(calls) if number not in found]
-        if not over and rest:  # their records come later
-            with self._lock:
-                self._calls = rest + self._calls
+        if not over:  # their records come later
+            self._calls = rest
         self._name_parents(held)
         batches = [freeze(Rows(held, []))] if held else []
         outside = apis["call"] == NONE
@@ -601,6 +699,7 @@ class CuptiSource:
             API calls, and which of them launched each; ``None`` where that is not known.
         """
         count = len(work["start"])
+        self._told += count
         start = work["start"].astype(np.int64)
         launch_start = start
         columns = tables.work_columns(work, self._name)
@@ -647,7 +746,7 @@ class CuptiSource:
         _, first = np.unique(which[inside], return_index=True)
         firsts = inside[first]
         new = np.array([number not in self._begun for number in used.tolist()], bool)
-        self._begun.update(used.tolist())
+        self._begun.update(dict.fromkeys(used.tolist()))
         correlations = np.array([call.correlation for call in calls], np.int64)
         firsts = firsts[new] if len(new) else firsts
         rows[firsts] = work_row(correlations[which[firsts]])
@@ -762,6 +861,7 @@ class CuptiSource:
         """Return rows of synchronisations; only ``detail="full"`` records them."""
         known = tables.join_columns(self._known) if self._known else None
         count = len(syncs["start"])
+        self._told += count
         columns: dict[str, Any] = {
             "id": self._fresh(count),
             "kind": arrow.constant("sync", count),

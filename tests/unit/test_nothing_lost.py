@@ -16,6 +16,8 @@ import gpuscope as gs
 from gpuscope.record import events, recorder
 from gpuscope.record.recorder import Recording
 
+# What is raised in a callback from C is printed and forgotten.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 ERRORS = (KeyboardInterrupt, MemoryError, RuntimeError)
 READING = ("record", "trace")
 

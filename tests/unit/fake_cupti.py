@@ -459,6 +459,9 @@ class FakeGpu:
                 done["end"] + self.globaltimer_ahead_ns - 300,
             )
 
+    def use(self, stream, values):
+        """Nothing: its arrays are host memory that nobody gives out again."""
+
     def copy(self, stream, destination, source, correlation):
         self._work(
             layout.MEMCPY, correlation=self.call(DRIVER_COPY, driver=True), bytes=source.nbytes,

@@ -44,20 +44,20 @@ def allocate(device: Device, nbytes: int, stream: Stream | None) -> Memory:
 def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
     """Give memory back in the order of ``stream``; for ``None`` wait for the device.
 
-    A stream of ours was waited for when it was closed. While this thread captures, what waits is
-    put off.
+    A stream of ours was waited for when it was closed. While this thread captures, it is put off:
+    CUDA refuses to free on any stream then.
     """
     if stream is not None and stream.graph is not None:
         # Freeing on it would become part of the graph, and waiting would break the capture.
         stream.graph.keep(_Keeper(device, [memory], stream))
         return
-    if stream is None or stream.closed or not device.capabilities.stream_ordered_memory:
-        after_capture(lambda: _free_unordered(device, memory, stream))
-    else:
+    after_capture(lambda: _free(device, memory, stream))
+
+
+def _free(device: Device, memory: Memory, stream: Stream | None) -> None:
+    if stream is not None and not stream.closed and device.capabilities.stream_ordered_memory:
         device.backend.free(memory, stream)
-
-
-def _free_unordered(device: Device, memory: Memory, stream: Stream | None) -> None:
+        return
     idle = stream is not None and stream.tag is not None and stream.tag.is_done
     device.backend.free(memory, None, idle=idle)
 

@@ -347,7 +347,7 @@ def test_mm_out_06_pytorch_tensors_in_every_layout(gpu, torch, monkeypatch, dtyp
     def no_copy(*_):
         raise AssertionError("an operand was copied")
 
-    monkeypatch.setattr(gpu.backend, "contiguous", no_copy)
+    monkeypatch.setattr(gpu.backend, "rearrange", no_copy)
     kind = getattr(torch, dtype)
     a, b = torch.randn(64, 32, device="cuda").to(kind), torch.randn(32, 48, device="cuda").to(kind)
     wide = torch.randn(64, 96, device="cuda").to(kind)

@@ -98,7 +98,8 @@ class CudaBackend:
         self._device_pool = self._cupy.cuda.MemoryPool()
         self._blas = blas.Blas(self._take, self.mark, lambda: bool(self._device.context.is_green))
         self._scratch_pool: Any = None
-        self._untagged_stream: Any = None
+        self._own: Any = None
+        self._once = threading.Lock()
         self._plain_bytes = 0
         with self._current():
             pools = bool(self._device.properties.memory_pools_supported)
@@ -349,9 +350,20 @@ class CudaBackend:
         raw.close()
 
     # -- memory -----------------------------------------------------------------------
-    def _settle(self) -> None:
-        """Wait for what CuPy queued on its own stream, so that any stream may use it."""
-        self._cupy.cuda.get_current_stream().synchronize()
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Let CuPy work in a stream of our own, and wait for that stream alone.
+
+        The legacy default stream, CuPy's unless another is current, would wait for every blocking
+        stream, the per-thread ones among them, and cannot be waited for during a capture.
+        """
+        with self._current(), self._relaxed():
+            own = self._own_stream()
+            try:
+                with self._cupy.cuda.Stream.from_external(own):
+                    yield
+            finally:
+                own.sync()
 
     def _take(self, nbytes: int) -> Any:
         """Take device memory that no queued work uses, also while a stream is captured."""
@@ -414,28 +426,31 @@ class CudaBackend:
             values = values.astype(values.dtype.newbyteorder("="))
         with self._current(), _translated("the values cannot be copied"):
             array = self.empty(values.shape, values.dtype)
-            array.set(values)
-            self._settle()
+            with self._apart():
+                array.set(values)
             return array
 
     def fill_random(self, array: Any, seed: int) -> None:
         """Fill with uniform values in [-0.5, 0.5)."""
-        with self._current():
+        with self._apart():
             generator = self._cupy.random.default_rng(seed)
             values = generator.random(array.shape, dtype=np.float32)
             values -= np.float32(0.5)
             array[...] = values.astype(array.dtype)
-            self._settle()
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         """Copy an array's values to the host."""
-        with self._current():
+        with self._apart():
             found: np.ndarray[Any, Any] = self._cupy.asnumpy(array)
             return found
 
     def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
         """Take scratch from a pool of our own, in stream order; untagged memory is plain."""
-        with self._current(), _translated(f"{nbytes} bytes of scratch cannot be taken"):
+        with (
+            self._current(),
+            self._relaxed(),
+            _translated(f"{nbytes} bytes of scratch cannot be taken"),
+        ):
             if stream is None or not self.capabilities.stream_ordered_memory:
                 self._runtime.deviceSynchronize()
                 raw: Any = self._cupy.cuda.alloc(nbytes)
@@ -451,24 +466,26 @@ class CudaBackend:
 
     def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
         """Give scratch back, in stream order; plain memory after the device has finished."""
-        with self._current(), _translated("scratch cannot be given back"):
+        with self._current(), self._relaxed(), _translated("scratch cannot be given back"):
             plain = isinstance(memory.raw, self._cupy.cuda.MemoryPointer)
             if not idle and (plain or stream is None):
                 self._runtime.deviceSynchronize()
             if plain:
                 self._plain_bytes -= memory.nbytes
                 return
-            memory.raw.close(self._untagged() if stream is None else stream.raw)
+            memory.raw.close(self._own_stream() if stream is None else stream.raw)
 
-    def _untagged(self) -> Any:
-        """Return the stream in which memory goes back that no stream is waiting for.
+    def _own_stream(self) -> Any:
+        """Return a stream of our own: nobody's barrier, and nobody waits for it but us.
 
-        Not a default stream: with driver 580 a wait for the device never returned, once memory
-        had gone back there and a thread had ended before the work in its own was done.
+        Memory goes back in it that no stream is waiting for. Not in a default stream: with driver
+        580 a wait for the device never returned, once memory had gone back there and a thread had
+        ended before the work in its own was done.
         """
-        if self._untagged_stream is None:
-            self._untagged_stream = self.make_stream(None, 0)[0]
-        return self._untagged_stream
+        with self._once:
+            if self._own is None:
+                self._own = self.make_stream(None, 0)[0]
+            return self._own
 
     def reserved_bytes(self) -> int:
         """Return what the pool holds, and plain scratch."""
@@ -477,9 +494,10 @@ class CudaBackend:
         return held + self._plain_bytes
 
     def _pool(self) -> Any:
-        if self._scratch_pool is None:
-            self._scratch_pool = scratch_pool(self._core, self._device)
-        return self._scratch_pool
+        with self._once:
+            if self._scratch_pool is None:
+                self._scratch_pool = scratch_pool(self._core, self._device)
+            return self._scratch_pool
 
     def begin_capture(self, stream: Stream) -> None:
         """Begin to capture a stream, in the mode that watches this thread only.

@@ -64,11 +64,29 @@ class _Handle:
             cublas.destroy(self.raw)
 
 
+class _Workspace:
+    """What the GEMMs of one stream compute in, one after the other.
+
+    Attributes
+    ----------
+    lock
+        Held while a GEMM is queued. It may be two kernels, the second of which reads what the
+        first left here: another thread's must not come between them on the stream.
+    """
+
+    __slots__ = ("lock", "memory", "ptr")
+
+    def __init__(self, memory: Any) -> None:
+        self.lock = threading.RLock()
+        self.memory = memory
+        self.ptr = memory.ptr
+
+
 class Blas:
     """GEMMs of one device.
 
     A handle belongs to a thread, a workspace to a stream: two threads never share a
-    handle, and stream order keeps two GEMMs from sharing a workspace at the same time.
+    handle, and stream order keeps two GEMMs from using a workspace at the same time.
 
     Parameters
     ----------
@@ -103,15 +121,16 @@ class Blas:
             try:
                 return self._local.workspace
             except AttributeError:
-                self._local.workspace = self._take(WORKSPACE_BYTES)
+                self._local.workspace = _Workspace(self._take(WORKSPACE_BYTES))
                 return self._local.workspace
-        return self._workspaces.setdefault(handle, self._take(WORKSPACE_BYTES))
+        return self._workspaces.setdefault(handle, _Workspace(self._take(WORKSPACE_BYTES)))
 
     def _captured_workspace(self, graph: Graph, handle: int) -> Any:
         """Return a stream's workspace in a graph, which keeps it: it may run beside the stream."""
         workspace = graph.workspaces.get(handle)
         if workspace is None:
-            workspace = graph.workspaces[handle] = self._take(WORKSPACE_BYTES)
+            new = _Workspace(self._take(WORKSPACE_BYTES))
+            workspace = graph.workspaces.setdefault(handle, new)
         return workspace
 
     def _raw_handle(self) -> int:
@@ -164,18 +183,19 @@ class Blas:
                 _set_workspace(handle, workspace.ptr, WORKSPACE_BYTES)
                 _set_sm_count_target(handle, sm_count)
                 local.set = wanted
-            _gemm_ex(
-                handle, plan.transpose_b, plan.transpose_a, plan.n, plan.m, plan.k, one,
-                b, data, plan.row_b, a, data, plan.row_a, zero, out, data, plan.n,
-                compute, _DEFAULT_ALGORITHM,
-            )  # fmt: skip
+            with workspace.lock:
+                _gemm_ex(
+                    handle, plan.transpose_b, plan.transpose_a, plan.n, plan.m, plan.k, one,
+                    b, data, plan.row_b, a, data, plan.row_a, zero, out, data, plan.n,
+                    compute, _DEFAULT_ALGORITHM,
+                )  # fmt: skip
         except cublas.cuBLASError as error:
             raise GpuscopeError(
                 f"cuBLAS refused {plan.name} ({error}){self._hint(stream)}"
             ) from error
 
         if stream_handle == _PER_THREAD and stream.graph is None:  # it may end with its thread
-            workspace.block.use(Tag(None, self._mark(stream.raw)))
+            workspace.memory.block.use(Tag(None, self._mark(stream.raw)))
 
     def _hint(self, stream: Stream) -> str:
         """Say what is known to make cuBLAS refuse a product that is right in itself."""

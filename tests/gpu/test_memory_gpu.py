@@ -1,0 +1,123 @@
+"""Memory on a GPU: workspaces, other libraries' streams, and what cuBLAS refuses."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from latches import Latch
+
+import gpuscope as gs
+
+pytestmark = pytest.mark.gpu
+
+SIDE = 64
+A = np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE) % 5 + 1
+B = np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE) % 3 + 1
+
+
+@pytest.fixture
+def gpu():
+    device = gs.open_device("cuda:0", quiet=True)
+    yield device
+    device.close()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_streams_08_products_of_many_threads_on_one_stream_share_its_workspace(gpu, captured):
+    """A product with a long k is two kernels, and the second reads what the first left there."""
+    m, k, n, turns, threads = 64, 16384, 64, 60, 1 if captured else 6
+    rng = np.random.default_rng(81)
+    hosts = [(rng.integers(-2, 3, (m, k)), rng.integers(-2, 3, (k, n))) for _ in range(threads)]
+    operands = [tuple(gpu.asarray(x, "float32") for x in pair) for pair in hosts]
+    outs = [[gpu.empty((m, n)) for _ in range(turns)] for _ in range(threads)]
+    start = threading.Barrier(threads)
+    with gpu.create_stream() as stream:
+
+        def work(index):
+            a, b = operands[index]
+            start.wait()
+            for out in outs[index]:
+                gs.mm_out(out, a, b, stream=stream)
+
+        if captured:
+            work(0)
+            with stream.capture() as graph:
+                work(0)
+            for _ in range(3):
+                graph.launch(stream=stream)
+                gs.mm_out(outs[0][0], *operands[0], stream=stream)
+            graph.close()
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(work, range(threads)))
+        stream.synchronize()
+    for index, (a, b) in enumerate(hosts):
+        expected = (a @ b).astype(np.float32)
+        assert all((gpu.to_host(out) == expected).all() for out in outs[index])
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_operands_dropped_on_another_librarys_stream_keep_their_values(gpu, library):
+    made = pytest.importorskip(library)
+    stream = (
+        made.cuda.Stream(non_blocking=True) if library == "cupy" else made.cuda.Stream(device=0)
+    )
+    out = gpu.empty((SIDE, SIDE))
+    gs.mm_out(out, gpu.asarray(A), gpu.asarray(B), stream=stream)
+    gpu.synchronize()
+    with Latch(gpu) as latch:
+        latch.hold(gpu.wrap_stream(stream))
+        gs.mm_out(out, gpu.asarray(A), gpu.asarray(B), stream=stream)
+        others = [gpu.asarray(np.full_like(A, 99)) for _ in range(8)]
+        latch.open()
+        stream.synchronize()
+    assert np.array_equal(gpu.to_host(out), A @ B)
+    del others
+
+
+def test_setup_waits_for_no_stream_that_is_held(gpu):
+    """Not for blocking ones either, as the legacy default stream would."""
+    gpu.to_host(gpu.random((SIDE, SIDE)))
+    with gpu.create_stream(blocking=True) as held, Latch(gpu) as latch:
+        latch.hold(held)
+        gpu.asarray(A)
+        gpu.random((SIDE, SIDE))
+        assert not held.is_done
+        latch.open()
+
+
+def test_setup_is_possible_while_a_blocking_stream_is_captured(gpu):
+    gpu.to_host(gpu.random((SIDE, SIDE)))
+    out = gpu.empty((SIDE, SIDE))
+    with gpu.create_stream(blocking=True) as stream:
+        gs.mm_out(out, gpu.asarray(A), gpu.asarray(B), stream=stream)
+        with stream.capture() as graph:
+            gs.mm_out(out, gpu.asarray(A), gpu.asarray(B), stream=stream)
+        graph.launch(stream=stream)
+        stream.synchronize()
+        assert np.array_equal(gpu.to_host(out), A @ B)
+        graph.close()
+
+
+def test_handle_11_a_product_that_cublas_refuses_in_a_partition_is_explained(gpu, monkeypatch):
+    from gpuscope.device.cuda import blas
+
+    def refuse(*_):
+        raise blas.cublas.cuBLASError(14)  # CUBLAS_STATUS_INTERNAL_ERROR
+
+    out, a, b = gpu.empty((SIDE, SIDE)), gpu.asarray(A), gpu.asarray(B)
+    with gpu.carve([16]) as parts:
+        stream = parts[0].create_stream()
+        monkeypatch.setattr(blas, "_gemm_ex", refuse)
+        with pytest.raises(gs.GpuscopeError, match="16 SMs of partition"):
+            gs.mm_out(out, a, b, stream=stream)
+        monkeypatch.setattr(gpu.backend._blas, "_is_green", lambda: True)
+        with pytest.raises(gs.GpuscopeError, match="a green context is current"):
+            gs.mm_out(out, a, b, stream=stream)
+        monkeypatch.undo()
+        gs.mm_out(out, a, b, stream=stream)
+        stream.synchronize()
+        assert np.array_equal(gpu.to_host(out), A @ B)

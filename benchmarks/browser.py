@@ -28,7 +28,7 @@ import pyarrow as pa
 from facts import row
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "ui"))
+sys.path[:0] = [str(ROOT / "tests" / "ui"), str(ROOT / "tests")]
 
 from jupyter_lab import IDLE, ask, open_browser, running_lab  # noqa: E402
 

@@ -170,7 +170,7 @@ def end(spec: str, script: str, *options: str) -> subprocess.CompletedProcess[st
     code = START + textwrap.dedent(script)
     return subprocess.run(
         [sys.executable, *options, "-c", code, spec],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 

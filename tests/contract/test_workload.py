@@ -337,7 +337,6 @@ def test_workload_cannot_use_its_own_handle(device, how):
     handle.close()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", [*OWN, "operands"])
 def test_an_observer_cannot_use_the_handle_whose_call_it_is_told_of(gpu, watcher, how):
     handle = gs.Gemm(gpu, m=8, n=8, k=8, dtype="float32")
@@ -480,7 +479,7 @@ def test_workload_made_for_a_partition_is_closed_with_it(gpu):
 
 def test_workload_threads_on_two_streams_share_no_scratch(gpu):
     """Rule D8: never argument or workspace memory of two threads that launch one workload."""
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2)
 
     @gs.workload
     def meet(ctx):
@@ -748,9 +747,7 @@ def test_workload_imports_no_gpu_library():
         "assert handle.execute() == 8\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", child], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"cupy", "torch", "cuda", "nvmath"}
 
 

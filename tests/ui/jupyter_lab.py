@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -27,7 +29,6 @@ SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false"},  # no pop-up
     "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
 }
-START_S = 40
 IDLE = """() => {
     const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
     return kernel?.status === 'idle';
@@ -116,7 +117,7 @@ def running_lab(tmp_path: Path, notebooks: Path, app: str = "jupyterlab") -> Ite
             process.wait(10)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait()
 
 
 def ask(page: Any, code: str) -> str:
@@ -125,10 +126,10 @@ def ask(page: Any, code: str) -> str:
 
 
 def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
-    until_s = time.monotonic() + START_S
+    until_s = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < until_s:
         try:
-            with urllib.request.urlopen(f"{lab.url}/api?token={lab.token}", timeout=2):  # noqa: S310
+            with urllib.request.urlopen(f"{lab.url}/api?token={lab.token}", timeout=PATIENCE_S):  # noqa: S310
                 return
         except OSError:
             time.sleep(0.05)
@@ -146,6 +147,7 @@ def open_browser(width: int = 1280, height: int = 1000) -> Iterator[Any]:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=executable, args=list(FLAGS))
         context = browser.new_context(viewport={"width": width, "height": height})
+        context.set_default_timeout(PATIENCE_S * 1000)
         yield context
         context.close()
         browser.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from jupyter_lab import BUSY, IDLE, running_lab
+from patience import PATIENCE_S
 
 from gpuscope.experiment import Experiment
 
@@ -84,12 +85,12 @@ def row(page, table: str, name: str):
 
 def open_notebook(page, lab) -> None:
     page.goto(lab.page(NOTEBOOK))
-    page.wait_for_function(IDLE, timeout=40_000)
+    page.wait_for_function(IDLE)
 
 
 def run_first_cell(page) -> None:
     command(page, "notebook:run-cell-and-select-next")
-    button(page, "Run").wait_for(timeout=40_000)
+    button(page, "Run").wait_for()
     page.locator(PLOT).wait_for()
     page.wait_for_function(IDLE)
 
@@ -209,7 +210,7 @@ def judge(page) -> None:
     """Confinement, latency, overlap and gain are there, and say that they are simulated."""
     repeat(page, 2000)
     button(page, "Run").click()
-    page.get_by_text("Done: 2,000 timed calls.").wait_for(timeout=60_000)
+    page.get_by_text("Done: 2,000 timed calls.").wait_for()
     said = page.locator(".gpuscope-verdicts").first.inner_text()
     for words in ("Confinement: confined", "ran inside its 16 SMs", "Evidence: simulated",
                   "Overlap", "Gain", "p99", "TFLOP/s"):  # fmt: skip
@@ -302,6 +303,7 @@ def take_away(page, tmp_path) -> None:
         page.get_by_text("Open TOML").click()
     chosen.value.set_files(saved)
     page.get_by_text("Opened dashboard.").wait_for()
+    expect.set_options(timeout=PATIENCE_S * 1000)
     expect(row(page, "workload", "small").get_by_label("Repeats")).to_have_value("300")
     for kind, words in (("gpuscope", "gs.run("), ("C++", "cuGreenCtxStreamCreate")):
         button(page, kind).click()
@@ -373,12 +375,10 @@ def restart_and_reopen(page, lab, console, shot) -> None:
     assert row(page, "workload", "small").get_by_label("Guard").is_visible()
 
 
-@pytest.mark.timeout(400)
 def test_carve_assign_run_watch_judge_take_away_and_reopen(
     lab, browser_page, console, shot, tmp_path
 ):
     page = browser_page
-    page.set_default_timeout(40_000)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.set_viewport_size({"width": 1280, "height": 1900})
     write_notebook(lab.folder, CELLS)
@@ -404,11 +404,9 @@ def test_carve_assign_run_watch_judge_take_away_and_reopen(
     assert not errors(console), "\n".join(errors(console))
 
 
-@pytest.mark.timeout(240)
 def test_it_works_in_jupyter_notebook(browser_page, console, shot, tmp_path):
     pytest.importorskip("notebook", reason="needs Jupyter Notebook 7")
     page = browser_page
-    page.set_default_timeout(20_000)
     folder = tmp_path / "notebooks"
     folder.mkdir()
     write_notebook(folder, CELLS[:1])
@@ -423,12 +421,11 @@ def test_it_works_in_jupyter_notebook(browser_page, console, shot, tmp_path):
         page.keyboard.press("ArrowRight")
         until_said(page, "small 24 SMs")
         button(page, "Run").click()
-        page.get_by_text("Done: 200 timed calls.").wait_for(timeout=60_000)
+        page.get_by_text("Done: 200 timed calls.").wait_for()
         page.get_by_text("ran inside its 24 SMs").first.wait_for()
         assert not errors(console), "\n".join(errors(console))
 
 
-@pytest.mark.timeout(240)
 def test_it_is_shown_in_html_without_a_kernel_or_a_network(browser_page, tmp_path):
     write_notebook(tmp_path, [CELLS[0], "dashboard.start()\ndashboard.wait()"])
     subprocess.run(

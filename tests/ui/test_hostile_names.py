@@ -366,13 +366,13 @@ def test_a_notebook_of_foreign_traces_does_not_act(files, lab, browser_page):
     page, dialogs = browser_page, []
     page.on("dialog", lambda one: (dialogs.append(one.message), one.dismiss()))
     page.goto(lab.page("hostile.ipynb"))
-    page.wait_for_function(IDLE, timeout=60_000)
+    page.wait_for_function(IDLE)
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
     # The last cell fails, so that an error's text is among what is shown.
-    page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").wait_for(
-        timeout=45_000
-    )
-    page.wait_for_function(IDLE, timeout=60_000)
+    page.locator(
+        ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']"
+    ).wait_for()
+    page.wait_for_function(IDLE)
     outputs = ".jp-OutputArea-output"
     figure = ".jp-RenderedPlotly"
     for what, least in (
@@ -381,7 +381,7 @@ def test_a_notebook_of_foreign_traces_does_not_act(files, lab, browser_page):
     ):  # fmt: skip
         page.wait_for_function(
             "([what, least]) => document.querySelectorAll(what).length >= least",
-            arg=[what, least], timeout=45_000,
+            arg=[what, least],
         )  # fmt: skip
     for one in page.locator(figure).all():  # pictures, until the pointer comes
         one.locator("img.plot-img").dispatch_event("mouseenter")

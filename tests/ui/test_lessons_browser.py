@@ -27,9 +27,8 @@ class Learner:
         self.page = page
         self.cells = cells(name)
         self.number = {cell["id"]: index for index, cell in enumerate(self.cells)}
-        page.set_default_timeout(60_000)
         page.goto(lab.page(name))
-        page.wait_for_function(IDLE, timeout=60_000)
+        page.wait_for_function(IDLE)
         page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
         self.cell(0).click()
 
@@ -117,7 +116,6 @@ def learner(lab, browser_page, request):
     assert not errors, "\n".join(errors)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("learner", ["02_streams.ipynb"], indirect=True)
 def test_lesson_2_by_clicks_and_keys(learner):
     key = KEYS["02_streams.ipynb"]
@@ -188,7 +186,6 @@ def test_lesson_2_by_clicks_and_keys(learner):
         assert sum(f"\t{verdict}\t" in row for row in rows) == count, rows
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("learner", ["05_carving_sms.ipynb"], indirect=True)
 def test_lesson_5_by_clicks_and_keys(learner):
     key = KEYS["05_carving_sms.ipynb"]

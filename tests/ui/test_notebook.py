@@ -8,6 +8,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from patience import PATIENCE_S
 
 PATH = Path(__file__).resolve().parents[2] / "notebooks" / "00_quickstart.ipynb"
 # The same notebook must run where there is a GPU: this test hides it.
@@ -25,7 +26,8 @@ def executed(tmp_path_factory) -> dict[str, list[Any]]:
         for name, value in NO_GPU.items():
             patch.setenv(name, value)
         client = NotebookClient(
-            notebook, timeout=120, kernel_name="python3", allow_errors=True,
+            notebook, timeout=None, startup_timeout=PATIENCE_S, kernel_name="python3",
+            allow_errors=True,
             resources={"metadata": {"path": str(folder)}},
         )  # fmt: skip
         client.execute()

@@ -12,13 +12,13 @@ from pathlib import Path
 import nbformat
 import pytest
 from jupyter_lab import BUSY, IDLE, ask, running_lab
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "test-results"
 IMAGES = ROOT / "docs" / "images"
 ROOM = ".gpuscope-timeline"
 PLOT = f"{ROOM} .js-plotly-plot"
-PATIENCE_S = 40
 
 LISTEN = """() => {
     window.frames_painted = [];
@@ -48,14 +48,13 @@ timeline = gs.Timeline(recording.trace)
 timeline
 """
 LIVE = """
-import time
 from pathlib import Path
 from gpuscope.workloads.spin import Spin
 gpu = gs.open_device("sim:h200", pace="real", quiet=True)
 work = Spin(gpu, duration_ns=2_000_000, name="work")
 with gpu.create_stream(name="s") as stream, gs.profile(gpu, live=True) as recording:
-    until, number = time.monotonic() + 90, 0
-    while time.monotonic() < until and not Path("enough").exists():  # keeps Python busy
+    number = 0
+    while not Path("enough").exists():  # keeps Python busy
         with gs.annotate(f"round {number}"):
             work.execute(stream=stream)
             work.wait()
@@ -87,7 +86,6 @@ def open_notebook(tmp_path, browser_page):
         lab = running.__enter__()
         labs.append(running)
         page = browser_page
-        page.set_default_timeout(PATIENCE_S * 1000)
         page.goto(lab.page("timeline.ipynb"))
         page.wait_for_function(IDLE)
         page.evaluate(LISTEN)
@@ -137,7 +135,7 @@ def painted(page) -> None:
 
 def eventually(check) -> None:
     """Try an assertion again until it holds: a busy machine answers later."""
-    end = time.monotonic() + PATIENCE_S / 2
+    end = time.monotonic() + PATIENCE_S
     while True:
         try:
             check()
@@ -200,7 +198,6 @@ def drag(page, start: tuple[float, float], by: float) -> None:
     page.mouse.up()
 
 
-@pytest.mark.timeout(150)
 def test_a_click_tells_all_of_a_span_and_keys_move_the_view(open_notebook, console, shot):
     page = open_notebook(RECORD, SHOW)
     area = show(page)
@@ -244,7 +241,6 @@ def test_a_click_tells_all_of_a_span_and_keys_move_the_view(open_notebook, conso
     assert page.locator(".jp-Notebook .jp-Cell").count() == 2, "a key reached the notebook"
 
 
-@pytest.mark.timeout(150)
 def test_dragging_searching_measuring_hiding_and_resizing(open_notebook, console, shot):
     page = open_notebook(RECORD, SHOW)
     area = show(page)
@@ -313,7 +309,6 @@ def test_dragging_searching_measuring_hiding_and_resizing(open_notebook, console
     )
 
 
-@pytest.mark.timeout(120)
 def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
     page = open_notebook(RECORD, SHOW)
     show(page)
@@ -336,7 +331,6 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
     assert page.locator(f"{ROOM} [role=status]").count() == 1
 
 
-@pytest.mark.timeout(150)
 def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
     open_notebook, tmp_path, console, shot
 ):
@@ -373,7 +367,6 @@ def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
     shot("ended")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_is_readable_in_either_theme(open_notebook, console, shot, dark):
     page = open_notebook(RECORD, SHOW, dark=dark)

@@ -80,7 +80,7 @@ def in_a_process(*arguments, **options):
     """Run the command as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "gpuscope.cli", *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=120, **options,
+        capture_output=True, text=True, check=False, **options,
     )  # fmt: skip
 
 

@@ -474,8 +474,8 @@ def test_a_million_blocks_take_about_a_second():
         names=list(schema.SPAN_TYPES),
     )
     trace = Trace(spans, schema.table({}, schema.EDGE_TYPES), TraceMetadata(partitions=PARTITIONS))
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     one = analysis.confinement(trace)["p"]
-    assert time.perf_counter() - began_s < 10  # about 0.5 s; machines of CI are slow
+    assert time.process_time() - began_s < 10  # about 0.5 s; machines of CI are slow
     assert sum(escape.blocks or 0 for escape in one.escapes) == 50
     assert one.escaping_sm_ids == (2,)

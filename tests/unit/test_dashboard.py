@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from front_end import pages  # noqa: F401 - a fixture
+from patience import PATIENCE_S
 
 import gpuscope as gs
 from gpuscope import session
@@ -35,7 +36,6 @@ from gpuscope.widgets.runbar import RunBar
 from gpuscope.widgets.throttle import LatestWins
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PATIENCE_S = 60
 
 
 class Clock:

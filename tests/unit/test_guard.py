@@ -180,7 +180,7 @@ def test_guard_05_a_threads_guard_is_its_own():
 
 
 def test_guard_05_two_threads_do_not_see_each_other():
-    both_inside = threading.Barrier(2, timeout=30)
+    both_inside = threading.Barrier(2)
     seen: dict[int, Any] = {}
 
     def work(handle: int) -> None:
@@ -601,9 +601,7 @@ def test_guard_07_loads_no_cuda_library():
         "print([name for name in sys.modules if name.split('.')[0] in "
         "('cupy', 'torch', 'cuda', 'nvmath', 'numpy')])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

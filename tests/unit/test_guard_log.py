@@ -158,18 +158,18 @@ def test_threads_have_selections_of_their_own(log, made):
     def work(stream):
         made.launch(NOTHING)
         with CallerStreamGuard(stream):
-            inside.wait(20)
+            inside.wait()
             made.launch(stream)
-            over.wait(20)
+            over.wait()
         made.launch(NOTHING)
 
     threads = [threading.Thread(target=work, args=(stream,)) for stream in (A, B, C)]
     with CallerStreamGuard(B):
         for thread in threads:
             thread.start()
-        inside.wait(20)
+        inside.wait()
         made.launch(B)
-        over.wait(20)
+        over.wait()
         for thread in threads:
             thread.join()
         made.launch(B)
@@ -212,7 +212,7 @@ def test_a_guard_that_another_thread_entered_before_the_recording_counts(made):
     def work():
         with CallerStreamGuard(A):
             inside.set()
-            assert began.wait(20)
+            assert began.wait()
             made.launch(A)
             with CallerStreamGuard(B):
                 made.launch(B)
@@ -221,7 +221,7 @@ def test_a_guard_that_another_thread_entered_before_the_recording_counts(made):
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert inside.wait(20)
+    assert inside.wait()
     log.open()
     began.set()
     thread.join()

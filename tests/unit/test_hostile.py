@@ -186,7 +186,7 @@ def changed(content, wanted):
 def harmless(path):
     """Load a file: a trace that can be looked at or an error of ours, soon, in little memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.monotonic()
+    started = time.process_time()
     trace, refused = None, None
     try:
         trace = gs.load_trace(path)
@@ -202,7 +202,7 @@ def harmless(path):
         for judge in (analysis.overlap, analysis.gaps, analysis.summary):
             with contextlib.suppress(MissingEvidence):
                 repr(judge(trace).rows())
-    assert time.monotonic() - started < SECONDS
+    assert time.process_time() - started < SECONDS
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < MEGABYTES * 1024, f"{grown / 1024:.0f} MB more"
     return trace
@@ -324,10 +324,10 @@ ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELEC
 def test_a_view_is_never_read(tmp_path):
     path = written(tmp_path / "t.sqlite", f"CREATE VIEW {KERNEL} (start) AS {ENDLESS}",
                    f"CREATE VIEW {NVTX} AS SELECT load_extension('evil') AS start")  # fmt: skip
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(TraceFormatError, match="no export of Nsight Systems"):
         gs.load_trace(path)
-    assert time.monotonic() - started < SECONDS
+    assert time.process_time() - started < SECONDS
 
 
 def test_a_column_that_is_computed_is_never_read(tmp_path):
@@ -445,9 +445,9 @@ def test_deeply_nested_ranges_take_no_time(tmp_path):
         file.executemany(f"INSERT INTO {API} VALUES (?, ?, 1)",
                          [(10 * many - n, 10 * many) for n in range(many)])  # fmt: skip
         file.commit()
-    started = time.monotonic()
+    started = time.process_time()
     assert len(gs.load_trace(path)) == 2 * many
-    assert time.monotonic() - started < SECONDS
+    assert time.process_time() - started < SECONDS
 
 
 # -- limits ------------------------------------------------------------------------------------
@@ -629,10 +629,10 @@ def test_an_experiment_imports_nothing_by_being_opened(tmp_path, monkeypatch):
 def test_an_experiment_that_means_harm_is_refused_soon(name, text, tmp_path):
     path = tmp_path / name
     path.write_text(text)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(InvalidExperiment):
         gs.Experiment.from_file(path)
-    assert time.monotonic() - started < SECONDS
+    assert time.process_time() - started < SECONDS
 
 
 @example(text='{"name": "e"}')

@@ -11,6 +11,7 @@ import pytest
 from lesson_answers import KEYS
 from lessons import LESSONS, NOTEBOOKS, asked_in, cells, play
 from nbclient import NotebookClient
+from patience import PATIENCE_S
 
 MOST_CELLS = 44
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -27,7 +28,6 @@ def test_there_are_ten_lessons_and_a_key_to_each():
 # -- executed, by nobody in particular ----------------------------------------------------
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_runs_in_a_kernel_where_nobody_answers(name, tmp_path, monkeypatch):
     for place in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
@@ -36,7 +36,11 @@ def test_a_lesson_runs_in_a_kernel_where_nobody_answers(name, tmp_path, monkeypa
     monkeypatch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
     book = nbformat.read(NOTEBOOKS / name, as_version=4)
     NotebookClient(
-        book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        book,
+        timeout=None,
+        startup_timeout=PATIENCE_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
     assert list(tmp_path.glob("*.csv")) == [], "a lesson writes no files by itself"
     outputs = {cell.id: cell.outputs for cell in book.cells if cell.cell_type == "code"}

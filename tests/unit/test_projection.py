@@ -240,8 +240,8 @@ def test_a_million_rows_take_about_a_second():
         {"from": ids[:count], "to": ids[count : 2 * count], "kind": pa.array(["launch"] * count)}
     )
     edges = edges.set_column(2, "kind", edges.column("kind").dictionary_encode())
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     result = analysis.range_projection(Trace(spans, edges, TraceMetadata()))
-    assert time.perf_counter() - began_s < 10  # about 0.6 s; machines of CI are slow
+    assert time.process_time() - began_s < 10  # about 0.6 s; machines of CI are slow
     assert result["range"].kernels == 3 * count
     assert result["range"].busy_ns == 3 * 80 * count

@@ -22,6 +22,7 @@ import pytest
 import traitlets
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 import gpuscope as gs
 from gpuscope import session
@@ -38,7 +39,6 @@ from gpuscope.widgets.stage import Stage
 from gpuscope.widgets.theme import DARK
 from gpuscope.workloads.spin import Spin
 
-PATIENCE_S = 20
 TIMES = st.integers(0, 10**12)
 
 

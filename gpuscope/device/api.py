@@ -548,7 +548,7 @@ class Backend(Protocol):
     def place(self, out: Any, a: Any, b: Any) -> Places:
         """Say where adopted arrays are, and what :meth:`matmul` takes of them."""
 
-    def rearrange(self, stream: Stream, into: Any, array: Any) -> None:
+    def rearrange(self, stream: Stream, into: Any, array: Any, correlation: int) -> None:
         """Queue a copy of an array into one in C order."""
 
     def synchronize(self) -> None:

@@ -144,7 +144,11 @@ def _copied(device: Device, stream: Stream, array: Any, taken: list[Memory] | No
         memory = allocate(device, array.nbytes, stream)
         taken.append(memory)
         copy = memory.array.view(array.dtype).reshape(array.shape)
-    device.backend.rearrange(stream, copy, array)
+    call = device.begin_call("launch", "rearrange", stream, stream, nbytes=2 * array.nbytes)
+    try:
+        device.backend.rearrange(stream, copy, array, call.correlation)
+    finally:
+        device.end_call(call)
     return copy
 
 

@@ -108,9 +108,9 @@ def copies(gpu, monkeypatch):
     made = []
     plain = gpu.backend.rearrange
 
-    def rearrange(stream, into, array):
+    def rearrange(stream, into, array, correlation):
         made.append((stream, array.shape))
-        plain(stream, into, array)
+        plain(stream, into, array, correlation)
 
     monkeypatch.setattr(gpu.backend, "rearrange", rearrange)
     return made

@@ -80,6 +80,20 @@ def test_handles_have_a_row_from_entry_to_completion_seen(gpu):
     assert (result.n, result.unseen) == (1, 1)
 
 
+def test_copies_of_strided_operands_are_rows(gpu):
+    out, left, right = gpu.empty((8, 8)), gpu.random((32, 32)), gpu.random((8, 8))
+    gs.mm_out(out, left[::4, ::4], right)
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        gs.mm_out(out, left[::4, ::4], right, stream=stream)
+    copied, product = rows(recording.trace, "kernel")[:2]
+    assert copied["end_ns"] <= product["start_ns"]
+    assert copied["stream"] == product["stream"] == stream.id
+    calls = [row["name"] for row in rows(recording.trace, "api") if row["name"] == "rearrange"]
+    assert len(calls) == 1
+    if gpu.is_simulated:
+        assert recording.trace.explain(product["id"]).unexplained_ns == 0
+
+
 def test_event_waits_are_edges_from_what_had_to_come_first(gpu):
     first, second = Spin(gpu, duration_ns=200_000, name="first"), Spin(gpu, duration_ns=1000)
     with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:

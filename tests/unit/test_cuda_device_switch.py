@@ -223,7 +223,7 @@ CALLS = {
     "compile": lambda b, m: b.compile("source", "name", None),
     "launch": lambda b, m: b.launch(m.stream(), SimpleNamespace(raw=1, name="k"), 1, 1, (), 0),
     "gemm": lambda b, m: b.matmul(our_stream(m), PLAN, (1, 2, 3), 0, 0),
-    "copy kernel": lambda b, m: b.rearrange(our_stream(m), Array((4, 4)), Array((4, 4))),
+    "copy kernel": lambda b, m: b.rearrange(our_stream(m), Array((4, 4)), Array((4, 4)), 0),
     "make_contexts": lambda b, m: b.make_partitions([]),
     "close_context": lambda b, m: b.close_partition(None),
     "clear_contexts": lambda b, m: b.close(),

@@ -683,8 +683,9 @@ class CudaBackend:
         at = (memory_out.ptr, memory_a.ptr, memory_b.ptr)
         return (memory_out.device_id, memory_a.device_id, memory_b.device_id), at, at
 
-    def rearrange(self, stream: Stream, into: Any, array: Any) -> None:
+    def rearrange(self, stream: Stream, into: Any, array: Any, correlation: int) -> None:
         """Queue CuPy's copy kernel."""
+        del correlation
         with self._current(), self._cupy.cuda.Stream.from_external(stream.raw):
             into[...] = array
 

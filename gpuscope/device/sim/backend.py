@@ -747,12 +747,12 @@ class SimBackend:
         )
         return (out.owner, a.owner, b.owner), (first, second, third), arrays
 
-    def rearrange(self, stream: Stream, into: SimArray, array: SimArray) -> None:
+    def rearrange(self, stream: Stream, into: SimArray, array: SimArray, correlation: int) -> None:
         """Queue a copy into C order."""
         with self._lock:
             cost = self.profile.copy_cost(array.nbytes, stream.raw.sms.bit_count())
             effect = Write(into, (array,), lambda values: values)
-            self._queue_kernel(stream.raw, 0, "copy", effect, cost, 0)
+            self._queue_kernel(stream.raw, correlation, "rearrange", effect, cost, 0)
 
 
 def _done_ns(event: SimEvent) -> int:

@@ -64,6 +64,7 @@ bench:
 	@$(SETUP) test
 	$(PY) benchmarks/cpu.py
 	$(PY) benchmarks/timeline.py
+	$(PY) benchmarks/scale.py
 	$(PY) benchmarks/browser.py
 	$(PY) benchmarks/exporting.py --out benchmarks/results/exporting.json
 	@scripts/readers.sh

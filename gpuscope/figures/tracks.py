@@ -165,7 +165,9 @@ class Tracks:
         ).astype(np.int64)
         busy[: len(self.busy_ns)] += self.busy_ns
         columns = {name: self._columns[name].extended(more[name]) for name in more}
-        names = Trace.from_columns({}, metadata=metadata)
+        names = self.names
+        if metadata is not names.metadata:
+            names = Trace.from_columns({}, metadata=metadata)
         return replace(
             self,
             names=names,

@@ -116,7 +116,7 @@ class TraceMetadata:
         return schema.readable(self._json()).decode()
 
     def _json(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode()
+        return json.dumps(vars(self)).encode()
 
     def encodable(self) -> TraceMetadata:
         """Return it with what UTF-8 cannot hold replaced: itself where all can be written."""

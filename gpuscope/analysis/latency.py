@@ -170,7 +170,8 @@ class QueueDepth(Result):
 def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     """Count the unfinished kernels of workload ``of`` at each ``execute()`` of ``at``.
 
-    A kernel counts from its launch call's return to its end, as the trace has them.
+    A kernel counts from its launch call's return to its end, as the trace has them; one that
+    ends before its call returns is never queued.
 
     Raises
     ------
@@ -195,8 +196,9 @@ def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
             f"queue_depth needs kernels of {of!r} and calls of {at!r}; the trace has {len(load)} "
             f"and {len(samples)}"
         )
-    queued = np.sort(load.array("queued_ns"))
-    ended = np.sort(load.array("end_ns", fill=np.iinfo(np.int64).max))
+    ends = load.array("end_ns", fill=np.iinfo(np.int64).max)
+    queued = np.sort(np.minimum(load.array("queued_ns"), ends))
+    ended = np.sort(ends)
     times = samples.array("start_ns")
     depths = np.searchsorted(queued, times, "right") - np.searchsorted(ended, times, "right")
     return QueueDepth(

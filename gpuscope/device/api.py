@@ -8,7 +8,7 @@ use what and when. Handles that a backend returns are opaque here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -553,6 +553,13 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Wait on the host for the whole device."""
+
+    def wait_for_all(self, handles: Collection[int]) -> None:
+        """Wait for the whole device, and for each of these streams by an event of its own.
+
+        A driver's wait for the device may miss work in a partition: see `docs/design.md`. So the
+        contexts of the partitions that the streams lie in are waited for, too.
+        """
 
     def close(self) -> None:
         """Release what is kept for the next use."""

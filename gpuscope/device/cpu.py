@@ -10,7 +10,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -174,6 +174,9 @@ class CpuBackend:
         return True
 
     def synchronize(self) -> None:
+        """Do nothing: all work is done."""
+
+    def wait_for_all(self, handles: Collection[int]) -> None:
         """Do nothing: all work is done."""
 
     def close(self) -> None:

@@ -57,6 +57,9 @@ _Source = ActivitySource | EventSource | CuptiSource
 _TIMED = ("launch", "copy", "setup")
 """Calls whose work every source times; a simulated device tells of host functions, too."""
 
+_DEFAULT_STREAMS = (0, 1, 2)
+"""CUDA's handles of the default streams, for which a wait for the device waits."""
+
 running: tuple[Recording, ...] = ()
 """Recordings that are on; :func:`~gpuscope.record.annotate.annotate` tells them of ranges."""
 _running_lock = threading.Lock()
@@ -234,9 +237,13 @@ class Recording:
         return self.trace
 
     def _wait(self) -> None:
-        """Wait for what was launched."""
+        """Wait for what anybody launched on streams of ours, or that guards selected."""
+        foreign = self._cupti.foreign_streams if self._cupti is not None else []
         for device in self.devices:
-            device.backend.synchronize()
+            ours = [stream.handle for stream in device.streams if not stream.capturing]
+            device.backend.wait_for_all(
+                [handle for handle in {*ours, *foreign} if handle not in _DEFAULT_STREAMS]
+            )
 
     def _end(self, *, waited: bool) -> None:
         """Record no more, and make the trace; where that failed, again does what is left."""

@@ -108,3 +108,39 @@ def test_a_capture_that_fails_leaves_nothing_behind(gpu):
             stream.synchronize()  # CUDA forbids waiting for a stream being captured
         with gpu.create_stream() as fresh:
             gs.mm_out(out, a, a, stream=fresh)
+
+
+def test_graphs_that_pytorch_launches_on_streams_of_partitions_have_ends(gpu):
+    """Also where only PyTorch waited for the device, which does not wait for them."""
+    torch = pytest.importorskip("torch")
+    a = torch.randn(1024, 1024, device="cuda", dtype=torch.float16)
+    with gpu.carve({"small": 16, "load": "rest"}) as parts:
+        streams, graphs = [], []
+        for name in ("small", "load"):
+            stream = torch.cuda.ExternalStream(parts[name].create_stream(name=name).handle)
+            out = torch.empty_like(a)
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    torch.mm(a, a, out=out)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(10):
+                    torch.mm(a, a, out=out)
+            streams.append(stream)
+            graphs.append((graph, out))
+        for _ in range(5):
+            with gs.profile(gpu) as recording:
+                for _ in range(30):
+                    for stream, (graph, _) in zip(streams, graphs, strict=True):
+                        with torch.cuda.stream(stream):
+                            graph.replay()
+                torch.cuda.synchronize()
+            trace = recording.trace
+            kernels = trace.where(kind="kernel")
+            assert len(kernels) >= 600
+            assert kernels.spans.column("end_ns").null_count == 0
+            assert trace.metadata.complete, trace.metadata.notes
+            assert set(kernels.texts("partition")) == {"small", "load"}
+        del graphs, graph
+        torch.cuda.synchronize()

@@ -423,6 +423,9 @@ class FakeGpu:
     def synchronize(self):
         pass
 
+    def wait_for_all(self, handles):
+        self.waited_for = set(handles)
+
     def close(self):
         pass
 

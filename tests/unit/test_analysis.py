@@ -333,6 +333,13 @@ def test_queue_depth_keeps_the_samples_in_order_and_ends_are_exclusive():
     assert found.depths == (1, 1, 0)
 
 
+def test_queue_depth_of_a_kernel_that_ended_before_its_call_returned_is_never_negative():
+    columns = load_and_samples([(40, 50)], [45, 50, 55, 60, 65]).spans.to_pydict()
+    columns["queued_ns"] = [60 if kind == "kernel" else None for kind in columns["kind"]]
+    found = analysis.queue_depth(Trace.from_columns(columns), of="load", at="small")
+    assert found.depths == (0, 0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(("of", "at"), [("nobody", "small"), ("load", "nobody")])
 def test_queue_depth_without_rows(of, at):
     with pytest.raises(MissingEvidence, match="'nobody'"):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope import CallerStreamGuard
-from gpuscope.record.cupti import layout
+from gpuscope.record.cupti import layout, source
 from gpuscope.record.cupti.source import FOREIGN_STREAM
 from gpuscope.record.rows import call_row, work_row
 
@@ -152,6 +152,40 @@ def test_work_that_runs_on_at_the_end_is_open(world):
         world.gpu.foreign("endless", end=0)
     (row,) = rows(recording.trace, "kernel")
     assert (row["end_ns"], row["status"]) == (None, "not finished")
+
+
+def test_work_without_an_end_at_the_end_makes_the_trace_incomplete(world):
+    with pytest.warns(UserWarning, match="have no end"), world.profile() as recording:
+        world.gpu.foreign("endless", end=0)
+        world.gpu.foreign("short")
+    metadata = recording.trace.metadata
+    assert not metadata.complete
+    assert metadata.counts["unfinished"] == 1
+
+
+def test_the_end_waits_for_each_stream_whose_handle_is_known(world, parts):
+    class Foreign:
+        def __cuda_stream__(self):
+            return 0, 0x1234
+
+    mine = parts["a"].create_stream()
+    with world.profile(), gs.CallerStreamGuard(Foreign()), gs.CallerStreamGuard(0x7777):
+        other = parts["b"].create_stream()
+    assert {mine.handle, other.handle, 0x1234} <= world.gpu.waited_for
+    assert 0x7777 not in world.gpu.waited_for, "a bare number may be a stream that is gone"
+
+
+def test_the_end_waits_until_the_work_of_graphs_is_there(world, monkeypatch):
+    number = None
+
+    def nap(seconds):
+        world.gpu.kernel("node", number, graph=4, graph_node=1)
+
+    monkeypatch.setattr(source.time, "sleep", nap)
+    with world.profile() as recording:
+        number = world.gpu.call(GRAPH)
+    assert [row["name"] for row in rows(recording.trace, "kernel")] == ["node"]
+    assert recording.trace.metadata.complete
 
 
 def test_work_that_cupti_could_not_time_begins_at_its_launch(world):

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -302,6 +302,34 @@ class CudaBackend:
         """Wait on the host for the whole device."""
         with self._current(), _translated("waiting for the device failed"):
             self._runtime.deviceSynchronize()
+
+    def wait_for_all(self, handles: Collection[int]) -> None:
+        """Wait for the device, then for streams and their green contexts by events.
+
+        With driver 580 a wait for the device does not wait for a graph in a partition's stream,
+        whoever launched it; an event with timing behind it does.
+        """
+        self.synchronize()
+        driver = importlib.import_module("cuda.bindings.driver")
+        with self._current(), _translated("waiting for every stream failed"):
+            event = self._device.create_event(self._with_timing)
+            greens = {}
+            for handle in handles:
+                with contextlib.suppress(Exception):  # another library's, of another device or gone
+                    if self._runtime.streamIsCapturing(handle):
+                        continue
+                    self._core.Stream.from_handle(handle).record(event)
+                    event.sync()
+                    status, green = driver.cuStreamGetGreenCtx(handle)
+                    if int(status) == 0 and int(green):
+                        greens[int(green)] = green
+            for green in greens.values():
+                _check(
+                    driver.cuGreenCtxRecordEvent(green, int(event.handle)),
+                    "record an event behind a green context",
+                )
+                event.sync()
+            event.close()
 
     # -- events -----------------------------------------------------------------------
     def make_event(self, *, timing: bool) -> Any:

@@ -52,6 +52,9 @@ PER_THREAD_DEFAULT = 2
 _OPEN = np.iinfo(np.int64).max
 _RECENT = 10_000
 """Calls that may yet have another API record."""
+_GRAPHS_S = 3.0
+"""How long the end of a recording waits for what graphs did."""
+_NAP_S = 0.01
 _tags = itertools.count()
 _TAGS = 400
 
@@ -127,9 +130,9 @@ class CuptiSource:
         self._flights = Flights()
         self._records = self._told = self._left_out = 0
         """Records of work, calls and synchronisations: read, told, and not ours."""
-        self._listens = False
-        self.finished = False
-        """Whether it records no more."""
+        self._unfinished, self._waited = 0, True
+        self._listens = self.finished = False
+        """Whether it hears NVTX, and whether it records no more."""
         self.counts = {"received": 0, "dropped": 0, "unmatched": 0, "unread_bytes": 0}
         self.notes: list[str] = []
         self.complete = True
@@ -201,6 +204,16 @@ class CuptiSource:
         return tuple(self._seen_partitions.values())
 
     @property
+    def foreign_streams(self) -> list[int]:
+        """Handles of other libraries' streams that guards selected, as far as they are held."""
+        handles = []
+        for stream in self._selections.streams.copy():
+            if not isinstance(stream, Stream | int):  # a bare number may be a stream that is gone
+                with contextlib.suppress(Exception):
+                    handles.append(int(stream.__cuda_stream__()[1]))
+        return handles
+
+    @property
     def sees_ranges(self) -> bool:
         """Whether NVTX ranges reach CUPTI."""
         return self._ranges.arrive
@@ -214,7 +227,9 @@ class CuptiSource:
         taken_over = False
         try:
             self._learn_all()
+            self._waited = wait
             if wait:
+                self._await_graphs()
                 before = [one.arrived for one in self._canaries]
                 with self._collector.flights:
                     for one in self._canaries:
@@ -238,6 +253,24 @@ class CuptiSource:
         finally:
             self._collector.end(id(self), taken_over=taken_over)
             self.finished = True
+
+    def _await_graphs(self) -> None:
+        """Wait until CUPTI delivered work of every launch of a graph, but not for ever."""
+        until_s = time.monotonic() + _GRAPHS_S
+        self._take(forced=False)
+        while self._graphs_without_work() and time.monotonic() < until_s:
+            time.sleep(_NAP_S)
+            self._take(forced=False)
+
+    def _graphs_without_work(self) -> bool:
+        done = {int(one) for part in self._work for one in part["correlation"]}
+        for part in self._apis:
+            codes, names = self._names_of(part)
+            graphs = np.array(["GraphLaunch" in name for _, name in names], bool)[codes]
+            launched = part["correlation"][graphs & (part["returned"] == 0)].tolist()
+            if any(number > self._first and number not in done for number in launched):
+                return True
+        return False
 
     def _account(self, *, wait: bool, taken_over: bool) -> None:
         refused = self._collector.refused - self._before[1]
@@ -418,7 +451,8 @@ class CuptiSource:
         return together(
             keep(
                 self, "_calls", "_work", "_apis", "_known", "_recent", "_syncs", "_next",
-                "_records", "_told", "_left_out", "counts", "notes", "complete",
+                "_records", "_told", "_left_out", "_unfinished",
+                "counts", "notes", "complete",
             ),
             self._ranges.keep(), self._flights.keep(), *(one.keep() for one in self._canaries),
             shorten,
@@ -539,7 +573,12 @@ class CuptiSource:
         return own
 
     def _check(self) -> None:
-        """See that every record that was read is told."""
+        """See that every record that was read is told, and that work has an end."""
+        if self._unfinished:
+            self.counts["unfinished"] = self._unfinished
+            if self._waited:
+                self.complete = False
+                self.notes.append(f"{self._unfinished} pieces of work have no end")
         lost = self._records - self._told - self._left_out
         if lost:
             self.counts["dropped"] += abs(lost)
@@ -700,6 +739,7 @@ class CuptiSource:
         """
         count = len(work["start"])
         self._told += count
+        self._unfinished += int((work["end"] == 0).sum())
         start = work["start"].astype(np.int64)
         launch_start = start
         columns = tables.work_columns(work, self._name)

@@ -103,6 +103,8 @@ def _product(
     device: Device, stream: Stream, plan: MatmulPlan, placed: Any, arrays: Any, sm_count: int
 ) -> None:
     """Queue a product, behind copies of inputs with other strides; holds ``arrays`` for it."""
+    if not (plan.m and plan.n):
+        return  # no launch: nothing would run
     try:
         if plan.copies:
             _product_of_copies(device, stream, plan, arrays, sm_count)

@@ -94,6 +94,21 @@ def test_copies_of_strided_operands_are_rows(gpu):
         assert recording.trace.explain(product["id"]).unexplained_ns == 0
 
 
+def test_a_product_without_elements_launches_nothing(gpu):
+    spin, late = Spin(gpu, duration_ns=100_000), Spin(gpu, duration_ns=1000)
+    out, left, right = gpu.empty((0, 4)), gpu.empty((0, 8)), gpu.empty((8, 4))
+    with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
+        spin.execute(stream=one)
+        gs.mm_out(out, left, right, stream=one)
+        two.wait(one.record())
+        late.execute(stream=two)
+    trace = recording.trace
+    assert trace.metadata.complete, trace.metadata.notes
+    first, second = rows(trace, "kernel")
+    waits = [edge for edge in trace.edges.to_pylist() if edge["kind"] == "event wait"]
+    assert [(edge["from"], edge["to"]) for edge in waits] == [(first["id"], second["id"])]
+
+
 def test_event_waits_are_edges_from_what_had_to_come_first(gpu):
     first, second = Spin(gpu, duration_ns=200_000, name="first"), Spin(gpu, duration_ns=1000)
     with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:

@@ -721,9 +721,6 @@ class SimBackend:
         with self._lock:
             raw: SimStream = stream.raw
             call_ns = self._cost["gemm_call_ns"]
-            if not plan.m or not plan.n:
-                self._advance(self._host_ns + call_ns)
-                return
             sms = raw.sms.bit_count()
             if plan.k:
                 cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, sm_count)

@@ -190,7 +190,9 @@ class Tracks:
         return _UNDECIDED if not known else known[0] if len(known) == 1 else None
 
 
-def busiest(tracks: Iterable[Track], busy_ns: Array) -> tuple[list[Track], int]:
+def busiest(
+    tracks: Iterable[Track], busy_ns: Array, most: int = MAX_TRACKS
+) -> tuple[list[Track], int]:
     """Return as many of the tracks as a page can show, and how many are left out.
 
     Parameters
@@ -199,7 +201,9 @@ def busiest(tracks: Iterable[Track], busy_ns: Array) -> tuple[list[Track], int]:
         Track number → how busy it is.
     """
     held = list(tracks)
-    kept = sorted(held, key=lambda track: -busy_ns[track.number])[:MAX_TRACKS]
+    if len(held) <= most:
+        return held, 0
+    kept = sorted(held, key=lambda track: -busy_ns[track.number])[:most]
     numbers = {track.number for track in kept}
     return [track for track in held if track.number in numbers], len(held) - len(kept)
 

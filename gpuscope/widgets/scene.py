@@ -23,6 +23,8 @@ from gpuscope.widgets.theme import DARK, LIGHT, Theme
 
 HEIGHTS = (140, 640)
 """Least and most px of the plotting area, if nobody says."""
+LISTED = 500
+"""Tracks that are listed to be shown or hidden."""
 _LINKS = 60
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +48,10 @@ class Scene:
         First start and last end.
     height
         Of the plotting area, px.
+    labels
+        Label of each track, in order, and whether it is shown; of many those of the busiest.
+    left_out
+        Less busy tracks that nobody hid and that are not shown.
     has_blocks
         Whether there are thread blocks; a recording's come when it has ended.
     """
@@ -120,15 +126,14 @@ class Scene:
         self._hidden = tuple(hidden)
         self._place()
 
-    @property
-    def labels(self) -> list[tuple[str, bool]]:
-        """Label of each track, in order, and whether it is shown."""
-        labels = dict.fromkeys(track.label for track in self.tracks.tracks)
-        return [(label, label not in self._hidden) for label in labels]
-
     def _place(self) -> None:
-        wanted = [track for track in self.tracks.tracks if track.label not in self._hidden]
-        shown, self.left_out = busiest(wanted, self.tracks.busy_ns)
+        hidden = set(self._hidden)
+        tracks, busy_ns = self.tracks.tracks, self.tracks.busy_ns
+        listed = busiest(tracks, busy_ns, LISTED)[0]
+        labels = dict.fromkeys([*(track.label for track in listed), *self._hidden])
+        self.labels = [(label, label not in hidden) for label in labels]
+        wanted = [track for track in tracks if track.label not in hidden]
+        shown, self.left_out = busiest(wanted, busy_ns)
         depths = self.tracks.index.depths(np.array([one.number for one in shown], np.int64))
         lines = [int(one) for one in np.minimum(depths, LANES)]
         before = getattr(self, "_places", None)

@@ -222,4 +222,6 @@ class Stage(ipw.VBox):  # type: ignore[misc]
             said.append(f"selected: {clean(facts['title'], 60)}, {facts['subtitle']}")
         if self._drawn is not None:
             said.append(self._drawn.words())
+        if self._scene.left_out:
+            said.append(f"{self._scene.left_out:,} less busy tracks not shown")
         return "; ".join(said)

@@ -27,6 +27,7 @@ from patience import PATIENCE_S
 import gpuscope as gs
 from gpuscope import session
 from gpuscope.errors import MissingEvidence
+from gpuscope.figures.tracks import MAX_TRACKS
 from gpuscope.learn.question import Question
 from gpuscope.trace.model import TraceMetadata
 from gpuscope.widgets import camera
@@ -34,6 +35,7 @@ from gpuscope.widgets.bar import Bar
 from gpuscope.widgets.canvas import Canvas
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.painter import Painter
+from gpuscope.widgets.scene import LISTED
 from gpuscope.widgets.shot import SPANS
 from gpuscope.widgets.stage import Stage
 from gpuscope.widgets.theme import DARK
@@ -545,6 +547,28 @@ def test_tracks_can_be_hidden(shown):
     assert status(shown) == "24 spans in view"
     tell(shown, "hide", track="API calls", hidden=False)
     assert bars(shown)["API call"] == 12
+
+
+def test_of_many_tracks_the_busiest_are_shown_and_listed_and_the_rest_is_counted():
+    count = LISTED + 50
+    columns = {
+        "id": list(range(count)), "kind": ["kernel"] * count, "name": ["k"] * count,
+        "stream": list(range(count)), "start_ns": [0] * count, "source": ["cupti"] * count,
+        "end_ns": [1000 + n for n in range(count)],
+    }  # fmt: skip
+    shown = gs.Timeline(gs.Trace.from_columns(columns))
+    try:
+        settle(shown)
+        tracks = shown._bar.state["tracks"]
+        assert [label for label, _ in tracks] == [
+            f"whole GPU · stream {n}" for n in range(50, count)
+        ]
+        assert f"{count - MAX_TRACKS} less busy tracks not shown" in status(shown)
+        shown.hidden = ("whole GPU · stream 3",)
+        settle(shown)
+        assert shown._bar.state["tracks"][-1] == ("whole GPU · stream 3", False)
+    finally:
+        shown.close()
 
 
 def test_the_sms_can_be_shown_on_the_same_time_axis(shown):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuscope.errors import DeviceUnavailable as DeviceUnavailable
     from gpuscope.errors import ExportError as ExportError
     from gpuscope.errors import GpuscopeError as GpuscopeError
+    from gpuscope.errors import InvalidArgument as InvalidArgument
     from gpuscope.errors import InvalidExperiment as InvalidExperiment
     from gpuscope.errors import InvalidOperand as InvalidOperand
     from gpuscope.errors import InvalidPartition as InvalidPartition
@@ -69,6 +70,7 @@ _HOMES = {
     "DeviceUnavailable": "gpuscope.errors",
     "ExportError": "gpuscope.errors",
     "GpuscopeError": "gpuscope.errors",
+    "InvalidArgument": "gpuscope.errors",
     "InvalidExperiment": "gpuscope.errors",
     "InvalidOperand": "gpuscope.errors",
     "InvalidPartition": "gpuscope.errors",

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from gpuscope._text import clean
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import GpuscopeError, InvalidArgument
 
 _LIMIT = 60
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_WORDS = {None: "None", str: "text", int: "a whole number", float: "a number", bool: "a bool"}
 
 
 def given(value: Any) -> str:
@@ -29,7 +36,7 @@ def count(
     *,
     least: int = 0,
     most: int | None = None,
-    error: Callable[[str], GpuscopeError] = GpuscopeError,
+    error: Callable[[str], GpuscopeError] = InvalidArgument,
 ) -> int:
     """Return a whole number from ``least`` to ``most``; no bool, and no float that is one."""
     try:
@@ -42,7 +49,81 @@ def count(
     return found
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """Suggest what ``name`` may have been meant to be, as the end of a message; or nothing."""
-    near = get_close_matches(name, list(known), 1)
-    return f"; did you mean {clean(near[0], _LIMIT)!r}?" if near else ""
+@dataclass(frozen=True)
+class MappingOf:
+    """A kind of argument: a mapping of text to values of one type."""
+
+    value: type
+
+
+@dataclass(frozen=True)
+class SeveralOf:
+    """A kind of argument: a list or tuple of values of one type."""
+
+    value: type
+
+
+def door(**kinds: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Check a function's arguments by name before it runs.
+
+    A kind is a type, ``None``, a :class:`MappingOf`, or a tuple of these of which one must
+    hold. No bool is a whole number here, and no NaN a number.
+    """
+    wanted = {name: kind if isinstance(kind, tuple) else (kind,) for name, kind in kinds.items()}
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if name in wanted:
+                    require_kind(name, value, *wanted[name])
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def require_kind(name: str, value: Any, *kinds: Any) -> None:
+    """Raise :class:`InvalidArgument` unless ``value`` is of one of the kinds that a door takes."""
+    if any(_is(value, kind) for kind in kinds):
+        return
+    needed = " or ".join(_word(kind) for kind in kinds)
+    inside = ""
+    if isinstance(value, Mapping) and any(isinstance(kind, MappingOf) for kind in kinds):
+        inside = " with other contents"
+    raise InvalidArgument(f"{name} is {given(value)}{inside}; {needed} is needed")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if isinstance(kind, MappingOf):
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and isinstance(item, kind.value) for key, item in value.items()
+        )
+    if isinstance(kind, SeveralOf):
+        return isinstance(value, list | tuple) and all(
+            isinstance(item, kind.value) for item in value
+        )
+    if kind is None:
+        return value is None
+    if kind in (int, float):
+        if isinstance(value, int):
+            return not isinstance(value, bool) and -(2**63) <= value < 2**63
+        return kind is float and isinstance(value, float) and not math.isnan(value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _word(kind: Any) -> str:
+    if isinstance(kind, MappingOf):
+        return f"a mapping of text to {kind.value.__name__}"
+    if isinstance(kind, SeveralOf):
+        return f"a list of {kind.value.__name__}"
+    return _WORDS.get(kind) or f"a {kind.__name__}"
+
+
+def closest(name: Any, known: Iterable[str]) -> str:
+    """Suggest what a name may have been meant to be, in brackets; or nothing."""
+    near = get_close_matches(name, list(known), 1) if isinstance(name, str) else []
+    return f" (did you mean {clean(near[0], _LIMIT)!r}?)" if near else ""

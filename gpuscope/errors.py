@@ -41,6 +41,10 @@ class InvalidOperand(GpuscopeError, ValueError):
     """An array argument that a workload cannot take; names the argument."""
 
 
+class InvalidArgument(GpuscopeError, ValueError):
+    """An argument of another type or beyond its bounds; names it and what is needed."""
+
+
 class InvalidProfile(GpuscopeError, ValueError):
     """A GPU profile file that does not validate; names the field's path."""
 

@@ -380,7 +380,7 @@ class Experiment(_Extended):
         source = Path(path)
         try:
             text = source.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: no file can have that name either
             why = (
                 error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error})"
             )

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from gpuscope._checks import door, require_kind
 from gpuscope.analysis.compare import compare
 from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.device import Device
@@ -125,6 +126,12 @@ def profile(
     >>> recording.trace.kind_counts()["kernel"]
     1
     """
+    require_kind("device", device, Device, None)
+    for name, value in (("source", source), ("detail", detail)):
+        require_kind(name, value, str)
+    require_kind("launch_ids", launch_ids, bool, str)
+    require_kind("wait", wait, bool)
+    require_kind("live", live, bool)
     recording = Recording(
         (device,) if device is not None else _one_clock(),
         source=source,
@@ -257,6 +264,7 @@ def run(
     return _Session(described, target, viewer, stop or threading.Event()).run()
 
 
+@door(gpu_profile=(str, Path))
 def predict(
     experiment: Experiment | Mapping[str, Any] | str | Path,
     gpu_profile: str | Path = "h200",

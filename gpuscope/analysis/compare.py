@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.columns import codes
 from gpuscope.analysis.intervals import grouped, kernels, makespans_ns
 from gpuscope.analysis.latency import latency
@@ -40,6 +41,7 @@ overlap with every span shrunk by its stated uncertainty, null where none is sta
 ``incomplete`` says what of the setting's trace is missing, null where nothing is."""
 
 
+@door(traces=MappingOf(Trace))
 def compare(traces: Mapping[str, Trace]) -> pa.Table:
     """Return one row per setting and workload; see :data:`COLUMNS`.
 

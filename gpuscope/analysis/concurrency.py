@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import door
 from gpuscope.analysis.intervals import Busy, Groups, grouped, kernels
 from gpuscope.analysis.result import Result
 from gpuscope.trace.model import Trace
@@ -44,6 +45,7 @@ class ConcurrencyResult(Result):
         return f"on average {self.mean:.3f} {self.by}s busy while any is. {self.provenance}"
 
 
+@door(trace=Trace, by=str)
 def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     """Count how many groups of kernels are busy at once.
 

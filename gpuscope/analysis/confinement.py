@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import door
 from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of
 from gpuscope.analysis.launch import launch_calls, positions
 from gpuscope.analysis.projection import launched_inside, pairs
@@ -205,6 +206,7 @@ def _listed(escapes: tuple[Escape, ...]) -> str | None:
     return "; ".join(said) or None
 
 
+@door(trace=Trace, intended=(Mapping, None))
 def confinement(
     trace: Trace, *, intended: Mapping[str, str | int] | Mapping[int, str | int] | None = None
 ) -> ConfinementResult:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import door
 from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
 from gpuscope.analysis.intervals import Intervals, union
 from gpuscope.analysis.result import Result
-from gpuscope.errors import MissingEvidence
+from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.model import Trace
 
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")
@@ -29,7 +30,7 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
         ``by`` is neither ``"stream"`` nor ``"partition"`` nor ``"device"``.
     """
     if by not in ("stream", "partition", "device"):
-        raise ValueError(f"by is 'stream', 'partition' or 'device', not {by!r}")
+        raise InvalidArgument(f"by is 'stream', 'partition' or 'device', not {by!r}")
     device, devices = codes(trace.spans.column("device"))
     own, values = codes(trace.spans.column(by))
     first, code = combined(device[rows], own[rows])
@@ -164,6 +165,7 @@ class GapsResult(Result):
         )
 
 
+@door(trace=Trace, by=str, min_ns=int)
 def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     """Find the idle time of each track between its kernels, copies and memsets.
 
@@ -196,7 +198,7 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     Gap(start_ns=100, end_ns=130, before='one', after='two')
     """
     if min_ns < 0:
-        raise ValueError(f"min_ns is at least 0, not {min_ns}")
+        raise InvalidArgument(f"min_ns is at least 0, not {min_ns}")
     rows = rows_of(trace, *GPU_WORK)
     if not len(rows):
         raise MissingEvidence(

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import SeveralOf, door
 from gpuscope.analysis.intervals import Intervals, grouped, kernels, union
 from gpuscope.analysis.result import Result
-from gpuscope.errors import MissingEvidence
+from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.model import Trace, incomplete
 
 
@@ -146,6 +147,13 @@ def definition(inside: float = 1.0) -> str:
     )
 
 
+@door(
+    together=(Trace, SeveralOf(Trace)),
+    alone=(Trace, SeveralOf(Trace)),
+    of=str,
+    given=str,
+    inside=float,
+)
 def interference(
     together: Trace | Sequence[Trace],
     alone: Trace | Sequence[Trace],
@@ -195,9 +203,9 @@ def interference(
     0.5
     """
     if not 0 < inside <= 1:
-        raise ValueError(f"inside is a share in (0, 1], not {inside}")
+        raise InvalidArgument(f"inside is a share in (0, 1], not {inside}")
     if of == given:
-        raise ValueError(f"interference is of one workload given another, not of {of!r} twice")
+        raise InvalidArgument(f"interference is of one workload given another, not of {of!r} twice")
     rounds = [together] if isinstance(together, Trace) else list(together)
     solos = [alone] if isinstance(alone, Trace) else list(alone)
     met = [

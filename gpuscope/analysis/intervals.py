@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from gpuscope.analysis.columns import Array, codes, combined
-from gpuscope.errors import MissingEvidence
+from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.model import Trace
 
 Intervals = np.ndarray[Any, np.dtype[np.int64]]
@@ -145,7 +145,7 @@ def grouped(trace: Trace, by: str) -> Groups[str]:
         return by_stream(trace)
     if by == "workload":
         return by_workload(trace)
-    raise ValueError(f"by is 'partition', 'stream' or 'workload', not {by!r}")
+    raise InvalidArgument(f"by is 'partition', 'stream' or 'workload', not {by!r}")
 
 
 def by_workload(trace: Trace) -> Groups[str]:

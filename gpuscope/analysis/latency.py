@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import door
 from gpuscope.analysis.columns import Array, is_open
 from gpuscope.analysis.intervals import Groups, by_workload
 from gpuscope.analysis.result import Result
@@ -94,6 +95,7 @@ def durations_ns(trace: Trace) -> tuple[Groups[str], Array, dict[str, int]]:
     return Groups.of(every.code[seen], every.labels), took, counts
 
 
+@door(trace=Trace)
 def latency(trace: Trace) -> LatencyResult:
     """Return the latency of every handle in a trace.
 
@@ -167,6 +169,7 @@ class QueueDepth(Result):
         ]
 
 
+@door(trace=Trace, of=str, at=str)
 def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     """Count the unfinished kernels of workload ``of`` at each ``execute()`` of ``at``.
 

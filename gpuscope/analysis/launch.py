@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._checks import door
 from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
 from gpuscope.analysis.gaps import track_labels
 from gpuscope.analysis.intervals import Groups
@@ -138,6 +139,7 @@ class LaunchLatencyResult(Result):
         )
 
 
+@door(trace=Trace)
 def launch_latency(trace: Trace) -> LaunchLatencyResult:
     """Return how long after its launch call each kernel started, by stream and by kernel.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import door
 from gpuscope.analysis.columns import Array
 from gpuscope.analysis.intervals import Busy, Groups, Intervals, grouped, kernels, makespan_ns
 from gpuscope.analysis.result import Result
@@ -126,6 +127,7 @@ class OverlapResult(Result):
         )
 
 
+@door(trace=Trace, by=str)
 def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     """Say which groups of kernels ran at the same time.
 

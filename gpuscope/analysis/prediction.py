@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.columns import Array, combined, is_open, rows_of
 from gpuscope.analysis.intervals import Groups, by_workload, kernels, makespan_ns
 from gpuscope.analysis.launch import launch_calls, positions
 from gpuscope.analysis.result import Result
-from gpuscope.errors import MissingEvidence
+from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.joins import DEEPEST, match
 from gpuscope.trace.model import Trace, incomplete
 
@@ -112,6 +113,7 @@ class PredictionResult(Result):
         )
 
 
+@door(predicted=(Trace, MappingOf(Trace)), measured=(Trace, MappingOf(Trace)))
 def prediction(
     predicted: Mapping[str, Trace] | Trace, measured: Mapping[str, Trace] | Trace
 ) -> PredictionResult:
@@ -143,11 +145,13 @@ def prediction(
     0.0
     """
     if isinstance(predicted, Trace) != isinstance(measured, Trace):
-        raise ValueError("give two runs or two traces, not one of each: run[setting] is a trace")
+        raise InvalidArgument(
+            "give two runs or two traces, not one of each: run[setting] is a trace"
+        )
     first = {"": predicted} if isinstance(predicted, Trace) else dict(predicted)
     other = {"": measured} if isinstance(measured, Trace) else dict(measured)
     if not all(trace.is_simulated for trace in first.values()):
-        raise ValueError(
+        raise InvalidArgument(
             "the first is no prediction: it was measured. Give predict()'s run first, then the "
             "measured one"
         )

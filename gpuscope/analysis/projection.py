@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._checks import door
 from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
 from gpuscope.analysis.gaps import GPU_WORK
 from gpuscope.analysis.launch import launched
@@ -171,6 +172,7 @@ class ProjectionResult(Result):
         )
 
 
+@door(trace=Trace, name=(str, None), domain=(str, None), whole_graphs=bool)
 def range_projection(
     trace: Trace,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gpuscope._checks import door
 from gpuscope.analysis.columns import combined
 from gpuscope.analysis.intervals import Busy, Groups, by_stream, grouped, kernels, makespans_ns
 from gpuscope.analysis.latency import P99_NEEDS
@@ -65,6 +66,7 @@ class SummaryResult(Result):
         return self.provenance
 
 
+@door(trace=Trace)
 def summary(trace: Trace) -> SummaryResult:
     """Summarise kernels per partition and stream.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuscope._checks import door
 from gpuscope._libcupti import library_path
 from gpuscope.calibration.fit import fit_gemm
 from gpuscope.calibration.judge import Table, cross_validate, errors_of, share_errors, table
@@ -72,6 +73,7 @@ class Calibration:
     fitted_s: float
 
 
+@door(path=(str, Path), budget_s=float)
 def calibrate(
     device: Device | str | None = None,
     path: str | Path = "gpu.json",

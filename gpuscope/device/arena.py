@@ -8,6 +8,7 @@ import threading
 import weakref
 from typing import Any
 
+from gpuscope._checks import given
 from gpuscope.device.api import Memory
 from gpuscope.device.device import Device
 from gpuscope.device.graph import Graph, after_capture
@@ -25,11 +26,11 @@ def checked_size(device: Device, nbytes: Any) -> int:
     except TypeError:
         size = None
     if size is None or isinstance(nbytes, bool):
-        raise InvalidOperand(f"nbytes is {nbytes!r}; a whole number of bytes is needed")
+        raise InvalidOperand(f"nbytes is {given(nbytes)}; a whole number of bytes is needed")
     most = min(device.info.memory_bytes, _MOST)
     if not 0 <= size <= most:
         raise InvalidOperand(
-            f"nbytes is {size}; 0 to {most} is needed, which is what {device.info.key} has"
+            f"nbytes is {given(size)}; 0 to {most} is needed, which is what {device.info.key} has"
         )
     return size
 

@@ -349,7 +349,9 @@ def checked_handle(stream: Any) -> int:
             f"({type(error).__name__}: {error}): give a stream made with create_stream()"
         ) from error
     if not 0 <= handle < 1 << 64:
-        raise StreamError(f"stream is {handle}, which is no handle: those are addresses of 64 bits")
+        raise StreamError(
+            f"stream is {given(handle)}, which is no handle: those are addresses of 64 bits"
+        )
     return handle
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from gpuscope._checks import given
 from gpuscope.errors import InvalidPartition
 
 Rounding = Literal["exact", "up", "down", "nearest"]
@@ -146,7 +147,7 @@ def named_sizes(sizes: Sizes) -> dict[str, int | str]:
     else:
         raise InvalidPartition(
             f"partitions are a dict of name → SM count or a list of counts, not "
-            f"{type(sizes).__name__} ({sizes!r}): write carve({{'a': 16, 'b': 'rest'}})"
+            f"{type(sizes).__name__} ({given(sizes)}): write carve({{'a': 16, 'b': 'rest'}})"
         )
     if not named:
         raise InvalidPartition(
@@ -155,16 +156,16 @@ def named_sizes(sizes: Sizes) -> dict[str, int | str]:
         )
     for name, size in named.items():
         if not isinstance(name, str) or not name:
-            raise InvalidPartition(f"a partition's name is a non-empty text, not {name!r}")
-        if size == "rest":
+            raise InvalidPartition(f"a partition's name is a non-empty text, not {given(name)}")
+        if isinstance(size, str) and size == "rest":
             continue
         if isinstance(size, bool) or not isinstance(size, int):
             raise InvalidPartition(
-                f"partition {name!r}: an SM count is a whole number or 'rest', not {size!r}"
+                f"partition {name!r}: an SM count is a whole number or 'rest', not {given(size)}"
             )
         if size <= 0:
             raise InvalidPartition(
-                f"partition {name!r}: {size} SMs asked for; a partition needs at least one. "
+                f"partition {name!r}: {given(size)} SMs asked for; a partition needs at least one. "
                 "Leave it out, or ask for a positive count"
             )
     rest = [name for name, size in named.items() if size == "rest"]
@@ -211,9 +212,9 @@ def plan_carve(
         With the nearest counts below and above, or with what holds the SMs.
     """
     named = named_sizes(sizes)
-    if rounding not in get_args(Rounding):
+    if not isinstance(rounding, str) or rounding not in get_args(Rounding):
         raise InvalidPartition(
-            f"rounding is {', '.join(map(repr, get_args(Rounding)))}, not {rounding!r}"
+            f"rounding is {', '.join(map(repr, get_args(Rounding)))}, not {given(rounding)}"
         )
     held = held or {}
     taken = {part for parts in held.values() for part in parts}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from gpuscope._checks import count, given
+from gpuscope._checks import count, given, require_kind
 from gpuscope._text import clean
 from gpuscope.device import caller, carve
 from gpuscope.device.api import (
@@ -185,6 +185,13 @@ class Device(Unique):
             This device or driver cannot carve.
         """
         self.capabilities.require("partitions", feature="carving SMs into partitions")
+        require_kind("allow_shared", allow_shared, bool)
+        for what, names in (("keep", keep), ("instead_of", instead_of)):
+            require_kind(what, names, list, tuple, set, frozenset, dict)
+        for name in keep:
+            require_kind("a name in keep", name, str)
+        for part in instead_of:
+            require_kind("a partition in instead_of", part, Partition)
         plan = carve.plan_carve(
             self.backend.layout,
             sizes,
@@ -280,6 +287,9 @@ class Device(Unique):
         blocking: bool = False,
     ) -> Stream:
         """Make a stream, in ``partition`` if one is given."""
+        require_kind("name", name, str, None)
+        require_kind("blocking", blocking, bool)
+        priority = count("priority", priority, least=-(2**31), most=2**31 - 1)
         home = partition.raw if partition else None
         raw, handle = self.backend.make_stream(home, priority, blocking=blocking)
         stream = Stream(self, raw, handle, name=name, partition=partition, priority=priority)
@@ -311,6 +321,7 @@ class Device(Unique):
 
     def find_stream(self, handle: int) -> Stream | None:
         """Return the open stream with this raw handle, if this device made or knows it."""
+        require_kind("handle", handle, int)
         return self._streams.get(handle)
 
     def default_stream(self) -> Stream:
@@ -374,6 +385,7 @@ class Device(Unique):
 
     def create_event(self, *, timing: bool = True) -> Event:
         """Make an event, not yet recorded."""
+        require_kind("timing", timing, bool)
         return Event(self, timing=timing)
 
     def synchronize(self) -> None:
@@ -453,7 +465,7 @@ class Device(Unique):
 
     def random(self, shape: int | tuple[int, ...], dtype: Any = "float32", *, seed: int = 0) -> Any:
         """Return an array of uniform values in [-0.5, 0.5); done when it returns."""
-        count("seed", seed, error=InvalidOperand)
+        seed = count("seed", seed, error=InvalidOperand)
         array = self.empty(shape, dtype)
         with self._setting_up("random"):
             self.backend.fill_random(array, seed)
@@ -494,11 +506,13 @@ class Device(Unique):
         InvalidOperand
             It is no array of this device.
         """
-        self.require_array(array, "array")
+        self.require_array(array, "array", on_host=False)
         self.synchronize()
         return self.backend.to_host(array)
 
-    def require_array(self, value: Any, name: str, *, write: bool = False) -> None:
+    def require_array(
+        self, value: Any, name: str, *, write: bool = False, on_host: bool = True
+    ) -> None:
         """Refuse what is neither an array of this device nor one of NumPy, or is read-only.
 
         Raises
@@ -507,7 +521,7 @@ class Device(Unique):
             Names the argument.
         """
         backend = self.backend
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and (on_host or type(value) is backend.array_type):
             if write and not value.flags.writeable:
                 raise InvalidOperand(f"{name} is read-only: give an array that can be written")
             return

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
-from gpuscope._checks import given
+from gpuscope._checks import given, require_kind
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
 from gpuscope.device.device import Device, UnifiedDevice, alive
@@ -71,9 +71,13 @@ def open_device(
     >>> gs.open_device("cpu", quiet=True).capabilities.partitions
     False
     """
-    if pace not in ("none", "real"):
+    if not isinstance(pace, str) or pace not in ("none", "real"):
         raise DeviceUnavailable(f"pace is {given(pace)}; 'none' or 'real' is needed")
-    kind, _, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    require_kind("unified_stream", unified_stream, bool)
+    require_kind("quiet", quiet, bool)
+    if not isinstance(spec, str):
+        raise DeviceUnavailable(f"spec is {given(spec)}; text such as 'cuda:0' is needed")
+    kind, _, rest = spec.partition(":")
     why = ""
     if kind == "cuda" and (not rest or (rest.isdecimal() and len(rest) < _DIGITS)):
         device = _open_cuda(int(rest or 0), unified_stream=unified_stream)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gpuscope._checks import door
 from gpuscope.errors import ExportError
 from gpuscope.exporters.steps import steps
 from gpuscope.importers.private import public_text, scrub
@@ -23,6 +24,7 @@ FORMATS = {
 """End of a file's name → the module here that writes it."""
 
 
+@door(path=(str, Path), merge_into=(str, Path, None))
 def export(
     trace: Trace | Run,
     path: str | Path,

@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from gpuscope import analysis
+from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.prediction import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.figures import style
 from gpuscope.figures.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
@@ -20,6 +21,7 @@ _COLUMNS = (("predicted", 0.78), ("measured", 0.9), ("error", 1.0))
 """Heading → where a column of the table ends, as a share of the figure's width."""
 
 
+@door(predicted=(Trace, MappingOf(Trace)), measured=(Trace, MappingOf(Trace)))
 def compare(
     predicted: Mapping[str, Trace] | Trace, measured: Mapping[str, Trace] | Trace
 ) -> go.Figure:

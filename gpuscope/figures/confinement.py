@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from gpuscope import analysis
+from gpuscope._checks import door
 from gpuscope.analysis.confinement import (
     EVIDENCE,
     ConfinementResult,
@@ -34,6 +35,7 @@ _STRENGTH = {"resident": 1.0, "allocated": 0.6, "simulated": 0.6}
 _PATTERN = {"resident": "", "allocated": "/", "simulated": "."}
 
 
+@door(judged=(Trace, ConfinementResult))
 def confinement(judged: Trace | ConfinementResult) -> go.Figure:
     """Draw for each partition which share of the time of its work was spent inside it.
 

@@ -6,6 +6,7 @@ import textwrap
 
 import plotly.graph_objects as go
 
+from gpuscope._checks import door
 from gpuscope.analysis.interference import Interference, InterferenceResult, definition
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
@@ -19,6 +20,7 @@ _LINE = 96
 _MOST_LINES = 6
 
 
+@door(result=InterferenceResult)
 def interference(result: InterferenceResult) -> go.Figure:
     """Draw how much longer each workload's kernels take while each other one runs.
 

@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope import analysis
+from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.columns import is_open
 from gpuscope.analysis.intervals import by_workload
 from gpuscope.analysis.latency import P99_NEEDS, HandleLatency
@@ -22,6 +23,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS = {"p50": "circle", "p90": "diamond", "p99": "square"}
 
 
+@door(traces=MappingOf(Trace), handle=str)
 def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     """Draw how the latency of one handle is distributed in each setting.
 

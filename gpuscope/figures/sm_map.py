@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from gpuscope._checks import door
 from gpuscope.analysis.columns import codes
 from gpuscope.analysis.intervals import union
+from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.sm_blocks import Blocks
@@ -28,6 +30,7 @@ _NAMED = 3
 _FAINTEST = 0.25
 
 
+@door(trace=Trace, bins=int, window_ns=(tuple, None), device=(int, None))
 def sm_map(
     trace: Trace,
     *,
@@ -70,12 +73,12 @@ def sm_map(
     [1.0, 1.0, nan]
     """
     if bins < 1:
-        raise ValueError(f"bins is at least 1, not {bins}")
+        raise InvalidArgument(f"bins is at least 1, not {bins}")
     blocks = Blocks(trace, device)
     low, high = window_ns or (int(blocks.starts.min()), int(blocks.ends.max()))
     high = max(high, low + 1) if window_ns is None else high
     if low >= high:
-        raise ValueError(f"the window ends at {high} ns, not after its start at {low} ns")
+        raise InvalidArgument(f"the window ends at {high} ns, not after its start at {low} ns")
     bins = min(bins, high - low)
     edges = low + (high - low) * np.arange(bins + 1) // bins
     busy_ns = _held_ns(blocks.sm, blocks.height, blocks, edges)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from gpuscope._checks import MappingOf, door
+from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
 from gpuscope.figures.bars import Properties, arrow_look, look
 from gpuscope.figures.frame import Frame, frame, statement
@@ -34,6 +36,7 @@ _EMPTY_BAND = 70
 _GRID = "rgba(27,31,36,0.1)"
 
 
+@door(trace=Trace, window_ns=(tuple, None), max_spans=int, title=(str, None), sm=bool)
 def timeline(
     trace: Trace,
     *,
@@ -87,6 +90,7 @@ def of_view(view: View, trace: Trace, title: str = "Timeline") -> go.Figure:
     return _draw([_Band(view, trace, None)], title, {"": trace})
 
 
+@door(traces=MappingOf(Trace), windows_ns=(Mapping, None), max_spans=int, title=(str, None))
 def timelines(
     traces: Mapping[str, Trace],
     *,
@@ -127,9 +131,9 @@ def timelines(
     ['<b>first</b>', '<b>second</b>']
     """
     if not traces:
-        raise ValueError("no trace to draw: give at least one setting")
+        raise InvalidArgument("no trace to draw: give at least one setting")
     if max_spans < 1:
-        raise ValueError(f"max_spans is at least 1, not {max_spans}")
+        raise InvalidArgument(f"max_spans is at least 1, not {max_spans}")
     share = max(1, max_spans // len(traces))
     bands = []
     for setting, trace in traces.items():

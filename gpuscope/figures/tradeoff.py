@@ -8,6 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from gpuscope._checks import door
 from gpuscope.analysis.latency import P99_NEEDS
 from gpuscope.analysis.sweep import SweepResult
 from gpuscope.errors import MissingEvidence
@@ -47,6 +48,7 @@ class _Point:
         return mine != theirs and mine[0] <= theirs[0] and mine[1] <= theirs[1]
 
 
+@door(result=SweepResult, latency=str, throughput=str)
 def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure:
     """Draw what latency one workload has against what throughput another one keeps.
 

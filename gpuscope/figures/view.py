@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.errors import InvalidArgument
 from gpuscope.figures.labels import Class, Track
 from gpuscope.figures.tracks import Tracks, busiest
 from gpuscope.trace.query import OPEN_NS, Selection
@@ -54,9 +55,9 @@ class View:
         """
         low, high = window_ns
         if max_spans < 1:
-            raise ValueError(f"max_spans is at least 1, not {max_spans}")
+            raise InvalidArgument(f"max_spans is at least 1, not {max_spans}")
         if low >= high:
-            raise ValueError(f"the window ends at {high} ns, not after its start at {low} ns")
+            raise InvalidArgument(f"the window ends at {high} ns, not after its start at {low} ns")
         counts = tracks.index.counts(
             window_ns, np.array([one.number for one in tracks.tracks], int)
         )

@@ -8,6 +8,7 @@ import stat
 import zlib
 from pathlib import Path
 
+from gpuscope._checks import door
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.importers.chrome import read_chrome
 from gpuscope.importers.limits import Limits, reading
@@ -25,6 +26,7 @@ _RATIO = 200
 """Traces as JSON become some 10 to 40 times smaller: what unpacks to more is a bomb."""
 
 
+@door(path=(str, Path), limits=(Limits, None))
 def load_trace(
     path: str | Path, *, limits: Limits | None = None, keep_private: bool = False
 ) -> Trace:

@@ -7,6 +7,7 @@ from functools import lru_cache, wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from gpuscope._checks import require_kind
 from gpuscope.record import nvtx, recorder
 
 _P = ParamSpec("_P")
@@ -46,6 +47,7 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
     __slots__ = ("_open", "_pushed", "_range")
 
     def __init__(self, name: str) -> None:
+        require_kind("name", name, str)
         self._range = _ranges_of(name)
         self._open: Any = None
         self._pushed = 0

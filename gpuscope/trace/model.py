@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._checks import closest, given, require_kind
 from gpuscope._optional import require
 from gpuscope._text import clean, shown
-from gpuscope.errors import MissingEvidence
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
 from gpuscope.trace.explain import Explanation, explain
 from gpuscope.trace.facts import checked
@@ -178,6 +179,9 @@ class Trace:
     """
 
     def __init__(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> None:
+        require_kind("spans", spans, pa.Table)
+        require_kind("edges", edges, pa.Table)
+        require_kind("metadata", metadata, TraceMetadata)
         valid.check(spans, edges)
         metadata = metadata.encodable()
         checked(vars(metadata))
@@ -204,6 +208,8 @@ class Trace:
         TraceFormatError
             The rows make no trace, as :class:`Trace` says.
         """
+        require_kind("spans", spans, Mapping)
+        require_kind("edges", edges, Mapping, None)
         edges = edges or {}
         for what, columns, types, required in (
             ("span", spans, schema.SPAN_TYPES, schema.REQUIRED),
@@ -211,17 +217,25 @@ class Trace:
         ):
             unknown = set(columns) - set(types)
             if unknown:
-                raise ValueError(f"unknown {what} columns {sorted(unknown)}")
+                raise InvalidArgument(
+                    f"unknown {what} columns {clean(sorted(map(str, unknown)), 200)}"
+                )
             missing = set(required) - set(columns)
             if missing and columns:
-                raise ValueError(f"missing {what} columns {sorted(missing)}")
+                raise InvalidArgument(f"missing {what} columns {sorted(missing)}")
             if len({len(column) for column in columns.values()}) > 1:
-                raise ValueError(f"{what} columns have different lengths")
-        return cls(
-            schema.table(dict(spans), schema.SPAN_TYPES),
-            schema.table(dict(edges), schema.EDGE_TYPES),
-            metadata or TraceMetadata(),
-        )
+                raise InvalidArgument(f"{what} columns have different lengths")
+        require_kind("metadata", metadata, TraceMetadata, None)
+        try:
+            tables = (
+                schema.table(dict(spans), schema.SPAN_TYPES),
+                schema.table(dict(edges), schema.EDGE_TYPES),
+            )
+        except GpuscopeError:
+            raise
+        except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise TraceFormatError(f"a column holds what it cannot: {clean(error, 200)}") from error
+        return cls(*tables, metadata or TraceMetadata())
 
     def __len__(self) -> int:
         return int(self.spans.num_rows)
@@ -244,7 +258,8 @@ class Trace:
         MissingEvidence
             The column has nulls and no ``fill`` was given.
         """
-        column = self.spans.column(name)
+        column = self._column(name)
+        require_kind("fill", fill, int, None)
         if column.null_count:
             if fill is None:
                 raise MissingEvidence(
@@ -261,7 +276,7 @@ class Trace:
     def texts(self, name: str) -> list[str | None]:
         """Return a text column as Python strings; null is ``None``."""
         found: list[str | None] = []
-        for chunk in self.spans.column(name).chunks:
+        for chunk in self._column(name).chunks:
             if not pa.types.is_dictionary(chunk.type):
                 found += chunk.to_pylist()
                 continue
@@ -275,10 +290,17 @@ class Trace:
 
         A tuple of values means any of them; ``None`` means null. Edges between rows that
         stay are kept, ids are unchanged.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such column, or a value that it cannot hold; or a ``kind`` or ``source``
+            is misspelt; or ``mask`` is not one bool a row.
         """
         keep = pa.scalar(value=True)
         for name, wanted in equal.items():
-            column = self.spans.column(name)
+            column = self._column(name)
+            self._check_values(name, wanted if isinstance(wanted, tuple) else (wanted,))
             if wanted is None:
                 test = pc.is_null(column)
             elif pa.types.is_null(column.type):
@@ -290,7 +312,7 @@ class Trace:
                 test = pc.is_in(column, value_set=pa.array(values, type=column.type))
             keep = pc.and_(keep, test)
         if mask is not None:
-            keep = pc.and_(keep, pa.array(mask))
+            keep = pc.and_(keep, self._checked_mask(mask))
         if isinstance(keep, pa.Scalar):
             spans = self.spans if keep.as_py() else self.spans.slice(0, 0)
         else:
@@ -299,6 +321,61 @@ class Trace:
         part = object.__new__(Trace)  # of what is valid, nothing has to be checked again
         part._hold(spans, edges, self.metadata)
         return part
+
+    def _column(self, name: Any) -> Any:
+        if not isinstance(name, str) or name not in schema.SPAN_TYPES:
+            known = ", ".join(schema.SPAN_TYPES)
+            raise InvalidArgument(
+                f"there is no column {given(name)}{closest(name, schema.SPAN_TYPES)}: the columns "
+                f"are {known}"
+            )
+        return self.spans.column(name)
+
+    def _check_values(self, name: str, values: tuple[Any, ...]) -> None:
+        """Refuse values that a column cannot hold."""
+        kind = schema.SPAN_TYPES[name]
+        is_text = pa.types.is_dictionary(kind) or pa.types.is_string(kind)
+        for value in values:
+            fits = value is None or (
+                not isinstance(value, bool) and isinstance(value, str) == is_text
+            )
+            try:
+                pa.array([value], type=pa.string() if is_text else kind)
+            except (TypeError, ValueError, OverflowError, pa.ArrowException):
+                fits = False
+            if not fits:
+                raise InvalidArgument(
+                    f"{name} is {given(value)}; {'text' if is_text else kind} is needed"
+                )
+        known = {"kind": schema.KINDS, "source": schema.SOURCES}.get(name)
+        if known is None or all(value is None or value in known for value in values):
+            return
+        known = tuple(dict.fromkeys((*known, *filter(None, self._values(name)))))
+        for value in values:
+            near = closest(value, known)
+            if near and value not in known:
+                raise InvalidArgument(
+                    f"{name} is {given(value)}{near}; it can be "
+                    f"{', '.join(clean(one, 60) for one in known)}"
+                )
+
+    def _values(self, name: str) -> list[str | None]:
+        column = self.spans.column(name)
+        if pa.types.is_null(column.type):
+            return []
+        values: list[str | None] = pc.unique(column.cast(pa.string())).to_pylist()
+        return values
+
+    def _checked_mask(self, mask: Any) -> Any:
+        try:
+            array = pa.array(mask, type=pa.bool_())
+        except (TypeError, ValueError, OverflowError, pa.ArrowException):
+            array = None
+        if array is None or len(array) != len(self):
+            raise InvalidArgument(
+                f"mask is {given(mask)}; {len(self)} bools, one a row, are needed"
+            )
+        return array
 
     def to_pandas(self) -> Any:
         """Return the spans as a pandas data frame, in their order.
@@ -334,8 +411,19 @@ class Trace:
         return frame
 
     def with_metadata(self, **changes: Any) -> Trace:
-        """Return the same rows with changed metadata."""
-        return Trace(self.spans, self.edges, dataclasses.replace(self.metadata, **changes))
+        """Return the same rows with changed metadata.
+
+        Raises
+        ------
+        InvalidArgument
+            A field is unknown, or holds what no JSON can.
+        """
+        try:
+            return Trace(self.spans, self.edges, dataclasses.replace(self.metadata, **changes))
+        except GpuscopeError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"metadata cannot be changed so: {clean(error, 200)}") from error
 
     @staticmethod
     def concat(traces: Sequence[Trace]) -> Trace:
@@ -348,13 +436,16 @@ class Trace:
         ValueError
             There is none, or they have different time bases.
         """
+        require_kind("traces", traces, list, tuple)
+        for trace in traces:
+            require_kind("one of traces", trace, Trace)
         if not traces:
-            raise ValueError("no trace to concatenate")
+            raise InvalidArgument("traces is empty: there is no trace to join")
         if len(traces) == 1:
             return traces[0]
         first = traces[0].metadata
         if any(trace.metadata.time_base != first.time_base for trace in traces):
-            raise ValueError("traces with different time bases cannot be joined")
+            raise InvalidArgument("traces with different time bases cannot be joined")
         spans, edges = [], []
         offset = 0
         for trace in traces:
@@ -387,6 +478,7 @@ class Trace:
 
     def stream_name(self, stream: int | None) -> str:
         """Return a stream's name for people."""
+        require_kind("stream", stream, int, None)
         if stream is None:
             return "no stream"
         facts = self.metadata.streams.get(str(stream))
@@ -420,6 +512,7 @@ class Trace:
         MissingEvidence
             There is no such row, or nothing in the trace tells.
         """
+        require_kind("span", span, int)
         return explain(self, span)
 
     @property

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpuscope._checks import door
 from gpuscope._files import replacing
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.trace import schema
@@ -38,6 +39,7 @@ _VALUES = 500_000
 _METADATA_BYTES = 1 << 20
 
 
+@door(trace=Trace, path=(str, Path))
 def save_trace(trace: Trace, path: str | Path) -> Path:
     """Write ``trace`` as Parquet; the final name never holds half of a file.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuscope._checks import count
+from gpuscope._checks import count, require_kind
 from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -65,7 +65,8 @@ class Copy(Handle):
         seed: int = 0,
         max_in_flight: int = 1,
     ) -> None:
-        count("nbytes", nbytes, least=1, error=InvalidOperand)
+        nbytes = count("nbytes", nbytes, least=1, most=2**62, error=InvalidOperand)
+        require_kind("name", name, str, None)
         super().__init__(owner, name=name or f"copy {nbytes} B", max_in_flight=max_in_flight)
         self._vectors = -(-nbytes // 16)
         self.nbytes = self._vectors * 16

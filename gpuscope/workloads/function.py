@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from gpuscope._checks import given
+from gpuscope._checks import MappingOf, given, require_kind
 from gpuscope.device import caller
 from gpuscope.device.api import Activity
 from gpuscope.device.arena import Arena
@@ -176,7 +176,9 @@ class FunctionHandle(Handle, Generic[_R]):
         if flop_count is not None and (
             isinstance(flop_count, bool) or not isinstance(flop_count, int) or flop_count < 0
         ):
-            raise InvalidOperand(f"flop_count is {flop_count!r}; a whole number is needed")
+            raise InvalidOperand(f"flop_count is {given(flop_count)}; a whole number is needed")
+        require_kind("name", name, str, None)
+        require_kind("arguments", arguments, MappingOf(object), None)
         self._function = function
         self._function_name = _name_of(function)
         self._arguments = dict(arguments or {})

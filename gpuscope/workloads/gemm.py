@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gpuscope._checks import count, given, require_kind
 from gpuscope.device.api import MatmulPlan, Memory
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.caller import get_caller_stream
@@ -68,7 +69,7 @@ def mm_out(out: Any, a: Any, b: Any, *, stream: Any = None) -> Any:
     [[7.0, 10.0], [15.0, 22.0]]
     """
     device = device_of(out, "out")
-    target, given = out, (out, a, b)
+    target, operands_given = out, (out, a, b)
     key = _key(out, a, b)
     plan = _plans.get(key) if key is not None else None
     is_new = plan is None
@@ -77,7 +78,7 @@ def mm_out(out: Any, a: Any, b: Any, *, stream: Any = None) -> Any:
     operands = _place(device, plan, target, a, b)
     chosen, selected = device.choose_stream(stream)
     if is_new:  # arrays of other libraries are checked each time
-        for value in given:
+        for value in operands_given:
             device.backend.follow(chosen.raw, value)
     _product(device, chosen, plan, operands, (target, a, b), chosen.sm_count_target)
     if not selected:
@@ -414,20 +415,20 @@ class Gemm(Handle):
         max_in_flight: int = 1,
     ) -> None:
         for size_name, size in (("m", m), ("n", n), ("k", k)):
-            if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= _LIMIT:
-                raise InvalidOperand(
-                    f"{size_name} is {size!r}; a whole number from 1 to {_LIMIT} is needed"
-                )
-        if dtype not in SUPPORTED:
-            raise InvalidOperand(f"dtype {dtype!r} is not supported; use one of {SUPPORTED}")
-        if not (
-            sm_count_target is None
-            or sm_count_target == "auto"
-            or (isinstance(sm_count_target, int) and sm_count_target > 0)
+            count(size_name, size, least=1, most=_LIMIT, error=InvalidOperand)
+        if not isinstance(dtype, str) or dtype not in SUPPORTED:
+            raise InvalidOperand(f"dtype {given(dtype)} is not supported; use one of {SUPPORTED}")
+        if sm_count_target is not None and not (
+            isinstance(sm_count_target, str) and sm_count_target == "auto"
         ):
-            raise InvalidOperand(
-                f"sm_count_target is 'auto', None or a positive count, not {sm_count_target!r}"
-            )
+            if isinstance(sm_count_target, bool) or not isinstance(sm_count_target, int):
+                raise InvalidOperand(
+                    "sm_count_target is 'auto', None or a positive count, not "
+                    f"{given(sm_count_target)}"
+                )
+            count("sm_count_target", sm_count_target, least=1, most=_LIMIT, error=InvalidOperand)
+        seed = count("seed", seed, most=_LIMIT, error=InvalidOperand)
+        require_kind("name", name, str, None)
         super().__init__(
             owner, name=name or f"gemm {m}x{n}x{k} {dtype}", max_in_flight=max_in_flight
         )

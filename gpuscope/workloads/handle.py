@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from gpuscope._checks import given
+from gpuscope._checks import count, given, require_kind
 from gpuscope.device.api import Call
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
@@ -26,6 +26,7 @@ __all__ = ["Completion", "Handle"]
 _log = logging.getLogger("gpuscope")
 _CLOSING_FAILED = "waiting for handle %r failed while it was closed"
 _get_ident = threading.get_ident
+_MOST_IN_FLIGHT = 1024
 
 
 class Handle(Unique):
@@ -81,10 +82,10 @@ class Handle(Unique):
     _context_type: type[Context] = Context
 
     def __init__(self, owner: Device | Partition, *, name: str, max_in_flight: int = 1) -> None:
-        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
-            raise InvalidOperand(f"max_in_flight is {max_in_flight!r}; a whole number is needed")
-        if max_in_flight < 1:
-            raise InvalidOperand(f"max_in_flight is {max_in_flight}; at least 1 is needed")
+        max_in_flight = count(
+            "max_in_flight", max_in_flight, least=1, most=_MOST_IN_FLIGHT, error=InvalidOperand
+        )
+        require_kind("name", name, str)
         if not isinstance(owner, Device | Partition):
             raise InvalidOperand(
                 f"owner is {given(owner)}; a device or a partition is needed, which the handle is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuscope._checks import count
+from gpuscope._checks import count, require_kind
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -67,8 +67,11 @@ class Spin(Handle):
         name: str | None = None,
         max_in_flight: int = 1,
     ) -> None:
-        count("duration_ns", duration_ns, least=1, most=_LONGEST_NS, error=InvalidOperand)
-        count("blocks", blocks, least=1, most=_MOST_BLOCKS, error=InvalidOperand)
+        duration_ns = count(
+            "duration_ns", duration_ns, least=1, most=_LONGEST_NS, error=InvalidOperand
+        )
+        blocks = count("blocks", blocks, least=1, most=_MOST_BLOCKS, error=InvalidOperand)
+        require_kind("name", name, str, None)
         super().__init__(owner, name=name or f"spin {duration_ns} ns", max_in_flight=max_in_flight)
         self.duration_ns = duration_ns
         self.blocks = blocks

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._checks import require_kind
 from gpuscope.device import caller
 from gpuscope.device.api import Backend, Kernel, KernelModel, MatmulPlan
 from gpuscope.device.device import Device
@@ -348,10 +349,12 @@ class TracedGemm(Gemm):
         seed: int = 0,
         max_in_flight: int = 1,
     ) -> None:
+        require_kind("name", name, str, None)
         super().__init__(
-            owner, m=m, n=n, k=k, dtype="float16", sm_count_target=None,
-            name=name or f"traced gemm {m}x{n}x{k}", seed=seed, max_in_flight=max_in_flight,
+            owner, m=m, n=n, k=k, dtype="float16", sm_count_target=None, name=name, seed=seed,
+            max_in_flight=max_in_flight,
         )  # fmt: skip
+        self.name = name or f"traced gemm {m}x{n}x{k}"
         device = self.device
         found = device.info.compute_capability
         if device.capabilities.compile_source and found < _TENSOR_CORES_SINCE:
@@ -472,10 +475,9 @@ class TracedCopy(Copy):
         seed: int = 0,
         max_in_flight: int = 1,
     ) -> None:
-        super().__init__(
-            owner, nbytes=nbytes, name=name or f"traced copy {nbytes} B", seed=seed,
-            max_in_flight=max_in_flight,
-        )  # fmt: skip
+        require_kind("name", name, str, None)
+        super().__init__(owner, nbytes=nbytes, name=name, seed=seed, max_in_flight=max_in_flight)
+        self.name = name or f"traced copy {nbytes} B"
         self._kernel = self.device.compile(
             _INSTRUCTIONS + _RECORD + _COPY, "traced_copy", model=self._kernel.model
         )

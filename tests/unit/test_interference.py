@@ -126,7 +126,7 @@ def test_nothing_measured():
 
 @pytest.mark.parametrize("inside", [0, -1, 1.01, float("nan")])
 def test_inside_is_checked(inside):
-    with pytest.raises(ValueError, match=r"share in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"share in \(0, 1\]|inside is nan"):
         judged([], [], inside=inside)
     with pytest.raises(ValueError, match="not of 'a' twice"):
         interference([], [], of="a", given="a")

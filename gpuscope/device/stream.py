@@ -224,9 +224,12 @@ class Stream(Unique):
 
     @property
     def kind(self) -> StreamKind:
-        """How it stands to the legacy default stream; a closed one that nobody asked: not."""
+        """How it stands to the legacy default stream; one that cannot be asked any more: not."""
         if self._kind is None:
-            self._kind = "non-blocking" if self._closed else self._backend.stream_kind(self.raw)
+            self._kind = "non-blocking"
+            if not self._closed:
+                with contextlib.suppress(GpuscopeError):  # somebody else's may be gone
+                    self._kind = self._backend.stream_kind(self.raw)
         return self._kind
 
     @property

@@ -9,6 +9,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.session import run
+from gpuscope.workloads.spin import Spin
 
 pytestmark = pytest.mark.gpu
 
@@ -229,3 +230,45 @@ def test_handle_10_the_default_stream_under_a_green_context_is_refused(gpu):
             device.set_current()
         handle.execute()
         handle.close()
+
+
+def test_streams_that_others_made_know_whether_the_barrier_holds_them(gpu):
+    import cupy
+
+    theirs = [cupy.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)]
+    with (
+        gpu.carve({"a": 16}) as parts,
+        gpu.create_stream(blocking=True) as blocking,
+        gpu.create_stream() as plain,
+    ):
+        inside = parts["a"].create_stream()
+        streams = [
+            *map(gpu.wrap_stream, theirs), blocking, plain, inside,
+            *map(gpu.wrap_stream, (0, 1, 2)), gpu.default_stream(),
+        ]  # fmt: skip
+        kinds = [stream.kind for stream in streams]
+    assert kinds == [
+        "blocking", "non-blocking", "blocking", "non-blocking", "non-blocking", "legacy default",
+        "legacy default", "per-thread default", "per-thread default",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["cupti", "events"])
+def test_a_blocking_stream_is_explained_by_the_legacy_default_streams_barrier(gpu, source):
+    first = Spin(gpu, duration_ns=5_000_000, name="first")
+    second = Spin(gpu, duration_ns=10_000, name="second")
+    with (
+        gpu.create_stream(blocking=True) as one,
+        gpu.create_stream(blocking=True) as two,
+        gs.profile(gpu, source=source) as recording,
+    ):
+        first.execute(stream=one)
+        gpu.wrap_stream(0).record()
+        second.execute(stream=two)
+        two.synchronize()
+    trace = recording.trace
+    rows = {row["category"]: row for row in trace.where(kind="kernel").spans.to_pylist()}
+    reasons = trace.explain(rows["second"]["id"]).reasons
+    assert ("legacy default stream", rows["first"]["id"]) in [
+        (reason.kind, reason.span) for reason in reasons
+    ]

@@ -162,6 +162,15 @@ def steps(readings: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
+def step_notes(readings: list[tuple[int, int]]) -> list[str]:
+    """Return a note on each time that the system's clock was set; takes what :func:`steps` does."""
+    return [
+        f"the system's clock was set by {jump / 1e6:+.3f} ms by Unix time {unix / 1e9:.3f} s: "
+        "times before and after are not comparable"
+        for unix, jump in steps(readings)
+    ]
+
+
 class ClockWatch:
     """Compares clocks at the start, every few seconds and at the end, on a thread of its own.
 
@@ -195,11 +204,7 @@ class ClockWatch:
         self._over.set()
         self._thread.join()
         self.look()
-        return [
-            f"the system's clock was set by {jump / 1e6:+.3f} ms at Unix time {unix / 1e9:.3f} s: "
-            "times before and after are not comparable"
-            for unix, jump in steps(self._readings)
-        ]
+        return step_notes(self._readings)
 
 
 @dataclass(frozen=True)

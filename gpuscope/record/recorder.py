@@ -28,7 +28,7 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
 from gpuscope.record.activity import ActivitySource
 from gpuscope.record.blocks import BlockSource, globaltimer_fit
-from gpuscope.record.clock import ClockFit
+from gpuscope.record.clock import ClockFit, step_notes
 from gpuscope.record.cupti.source import CuptiSource
 from gpuscope.record.events import EventSource
 from gpuscope.record.order import Order
@@ -149,6 +149,7 @@ class Recording:
         self._partitions: dict[str, dict[str, Any]] = {}
         self._thread_names: dict[int, str] = {}
         self._window: list[int] = []
+        self._began_at = (0, 0)
         self._trace: Trace | None = None
         self._received = 0
         self._drained = 0
@@ -183,7 +184,8 @@ class Recording:
             device.observe(self)
             for partition in device.partitions:
                 self._partitions[partition.name] = _partition_facts(partition)
-        self._window = [self._clock()]
+        self._began_at = self._both_clocks()
+        self._window = [self._began_at[0]]
         if self._cupti is None or not self._cupti.sees_ranges:
             with _running_lock:
                 running = (*running, self)
@@ -252,7 +254,10 @@ class Recording:
         if self._cupti is not None and not self._cupti.finished:
             with self._freezing:  # nobody reads batches meanwhile
                 self._cupti.finish(wait=waited)
-        self._window = [self._window[0], self._clock()]
+        if len(self._window) == 1:
+            self._window.append(self._window_end())
+            if self._cupti is None:  # which compares them all the time
+                self._notes += step_notes([self._began_at, self._both_clocks()])
         self._waited = waited
         self._compare_globaltimers()
         batches = self._collect(over=True)
@@ -699,7 +704,7 @@ class Recording:
             thread_names=self._threads(simulated=simulated),
             partitions=partitions,
             streams=streams,
-            windows_ns=[[*self._window, self._clock()][:2]],
+            windows_ns=[[*self._window, self._window_end()][:2]],
             clocks=clocks,
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(_versions()),
@@ -707,6 +712,17 @@ class Recording:
             complete=not any(self._lost.values()) and (cupti is None or cupti.complete),
             notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _both_clocks(self) -> tuple[int, int]:
+        """Return the recording's clock, and one that nobody sets."""
+        now_ns = self._clock()
+        simulated = any(device.is_simulated for device in self.devices)
+        return now_ns, now_ns if simulated else time.monotonic_ns()
+
+    def _window_end(self) -> int:
+        """Return when the recording ends as of now: its beginning and the time that passed."""
+        begun_ns, steady_ns = self._began_at
+        return begun_ns + self._both_clocks()[1] - steady_ns
 
     @property
     def _open_count(self) -> int:

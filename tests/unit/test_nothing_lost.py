@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -281,3 +282,20 @@ def test_live_readers_racing_launching_threads_lose_nothing(gpu, waits):
     assert trace.metadata.complete
     for stream in streams:
         stream.close()
+
+
+# -- a clock that is set -------------------------------------------------------------------------
+def test_a_wall_clock_that_jumps_back_is_told_and_the_recording_ends_after_it_began(monkeypatch):
+    gpu = gs.open_device("cpu", quiet=True)
+    with gpu.create_stream() as stream:
+        with gs.profile(gpu) as recording:
+            stream.record()
+            now = time.time_ns
+            monkeypatch.setattr(time, "time_ns", lambda: now() - 3_600_000_000_000)
+            stream.record()
+            (window,) = recording.known().windows_ns
+            assert window[1] >= window[0]
+        metadata = recording.trace.metadata
+    (window,) = metadata.windows_ns
+    assert 0 <= window[1] - window[0] < 1_800_000_000_000
+    assert any("clock was set by -" in note for note in metadata.notes)

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 import gpuscope as gs
+from gpuscope.device.device import Device
 from gpuscope.record.recorder import Recording
 from gpuscope.widgets.live import Pump
 
@@ -32,7 +33,7 @@ ROOMS = tuple(str(Path(gs.__file__).parent / room) for room in ("record", "trace
 class Launcher(threading.Thread):
     """Launches on a stream of its own until it is told to stop, and counts."""
 
-    def __init__(self, gpu: gs.Device, number: int, over: threading.Event) -> None:
+    def __init__(self, gpu: Device, number: int, over: threading.Event) -> None:
         super().__init__(name=f"launcher {number}")
         self.label = f"w{number}"
         self.stream = gpu.create_stream(name=f"s{number}")

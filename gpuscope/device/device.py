@@ -435,8 +435,27 @@ class Device(Unique):
         if stream is None:
             stream = caller.peek_current_stream(self.identity)
         if isinstance(stream, Stream) and stream.device is self and not stream.closed:
-            stream.hold(array)
+            made: list[Any] | None = getattr(self._of_thread, "made", None)
+            if stream.tag is None and made is not None:
+                made.append(array)
+            else:
+                stream.hold(array)
         return array
+
+    @contextlib.contextmanager
+    def holding_arrays(self, stream: Stream) -> Iterator[None]:
+        """Hold the arrays that this thread makes meanwhile for what is then queued on ``stream``.
+
+        For a stream that is not ours; on one of ours an array is held as soon as it is made.
+        """
+        before: list[Any] | None = getattr(self._of_thread, "made", None)
+        made: list[Any] = []
+        self._of_thread.made = made
+        try:
+            yield
+        finally:
+            self._of_thread.made = before
+            stream.hold(*made)
 
     def empty_pinned(
         self, shape: int | tuple[int, ...], dtype: Any = "float32"

@@ -48,11 +48,6 @@ def capturing() -> Iterator[None]:
                 _log.exception("what was put off until a capture ended failed")
 
 
-def captures() -> bool:
-    """Whether a capture is open on this thread: CUDA looks at nobody else's here."""
-    return _thread.captures > 0
-
-
 def after_capture(act: Callable[[], object]) -> None:
     """Call ``act``, which waits or frees: now, or when no capture is open on this thread."""
     if _thread.captures:

@@ -220,6 +220,7 @@ class FunctionHandle(Handle, Generic[_R]):
                     running_on(device.identity, stream),
                     WorkloadContext(device, stream, self._arena) as context,
                     self._seen(stream),
+                    device.holding_arrays(stream),
                 ):
                     operands.result = self._function(
                         context, *operands.arguments, **operands.keywords

@@ -210,6 +210,24 @@ def test_what_a_workload_is_given_and_makes_may_be_dropped(gpu, latch, stream):
     del others
 
 
+def test_what_a_workload_makes_for_another_librarys_launches_may_be_dropped(gpu, latch, stream):
+    out = gpu.empty((SIDE, SIDE))
+
+    @gs.workload
+    def unseen(ctx):
+        made = ctx.device.asarray(A)
+        ctx.device.backend.copy(ctx.stream.raw, out, made, 0)
+
+    with unseen(gpu) as handle:
+        latch.hold(stream)
+        handle.execute(stream=stream)
+        others = overwrite(gpu)
+        latch.open()
+        stream.synchronize()
+        assert np.array_equal(values(gpu, out), A)
+    del others
+
+
 def test_a_stream_can_be_told_of_work_that_it_does_not_see(gpu, latch, stream):
     """As a library's launch: the backend is asked behind gpuscope's back."""
     out, a, b = gpu.empty((SIDE, SIDE)), gpu.asarray(A), gpu.asarray(B)

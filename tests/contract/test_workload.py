@@ -619,7 +619,7 @@ def test_workload_on_the_cpu_without_launches_is_one_row():
         plain.execute(a)
         launching.execute(a)
     assert recording._sources["cpu"]._calls == {}
-    assert cpu._handle.around is None
+    assert cpu._of_thread.around is None
     rows = kernels(recording.trace)
     assert [row["name"] for row in rows] == ["doubles", "fill"]
     assert rows[0]["flop_count"] == 32

@@ -78,6 +78,28 @@ def test_operands_dropped_on_another_librarys_stream_keep_their_values(gpu, libr
     del others
 
 
+def test_what_another_librarys_capture_uses_is_never_given_out_again(gpu):
+    """Nobody tells when its graph is gone; the copy of a strided operand is in it too."""
+    torch = pytest.importorskip("torch")
+    wide, b = gpu.asarray(np.repeat(A, 2, axis=1)), gpu.asarray(B)
+    out, stream, graph = (
+        gpu.empty((SIDE, SIDE)),
+        torch.cuda.Stream(device=0),
+        torch.cuda.CUDAGraph(),
+    )
+    gs.mm_out(out, wide[:, ::2], b, stream=stream)
+    gpu.synchronize()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        gs.mm_out(out, wide[:, ::2], b, stream=stream)
+    del wide, b
+    others = [gpu.asarray(np.full_like(A, 99)) for _ in range(8)]
+    others += [gpu.asarray(np.full((SIDE, 2 * SIDE), 99, np.float32)) for _ in range(8)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert np.array_equal(gpu.to_host(out), A @ B)
+    del others
+
+
 def test_setup_waits_for_no_stream_that_is_held(gpu):
     """Not for blocking ones either, as the legacy default stream would."""
     gpu.to_host(gpu.random((SIDE, SIDE)))

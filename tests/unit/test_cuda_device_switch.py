@@ -5,6 +5,7 @@ The current device is switched only when it differs, and restored on every way o
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -160,6 +161,7 @@ class Machine:
 def machine(monkeypatch):
     """Put fakes where CudaBackend looks for CuPy, cuda.core and its own modules."""
     machine = Machine()
+    monkeypatch.setattr(cuda.versions, "relaxed_capture", contextlib.nullcontext)
     monkeypatch.setattr(Array, "met", lambda _, name: machine.met(name))
     monkeypatch.setattr(cuda, "_load", lambda _: (13010, machine.cupy(), machine.core()))
     contexts = SimpleNamespace(

@@ -28,7 +28,7 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import driver as versions
-from gpuscope.device.graph import Graph, captures
+from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Pinned, Pool, Tag
 from gpuscope.device.stream import Stream
 from gpuscope.errors import (
@@ -89,10 +89,10 @@ class CudaBackend:
         self._without_timing = self._core.EventOptions(timing_enabled=False)
         self._kernels: dict[tuple[str, str], Any] = {}
         self._memory = Pool(
-            self._allocate, lambda _: None, self.mark, self._passed, lambda mark: mark.sync()
+            self._allocate, lambda _: None, self.mark, self.event_done, lambda mark: mark.sync()
         )
         self._pinned = Pool(
-            self._cupy.cuda.alloc_pinned_memory, lambda _: None, self.mark, self._passed,
+            self._cupy.cuda.alloc_pinned_memory, lambda _: None, self.mark, self.event_done,
             lambda mark: mark.sync(),
         )  # fmt: skip
         self._device_pool = self._cupy.cuda.MemoryPool()
@@ -385,7 +385,7 @@ class CudaBackend:
         The legacy default stream, CuPy's unless another is current, would wait for every blocking
         stream, the per-thread ones among them, and cannot be waited for during a capture.
         """
-        with self._current(), self._relaxed():
+        with self._current(), versions.relaxed_capture():
             own = self._own_stream()
             try:
                 with self._cupy.cuda.Stream.from_external(own):
@@ -395,7 +395,7 @@ class CudaBackend:
 
     def _take(self, nbytes: int) -> Any:
         """Take device memory that no queued work uses, also while a stream is captured."""
-        with self._relaxed():
+        with versions.relaxed_capture():
             return self._arrays.DeviceMemory(self._memory.take(nbytes), nbytes, self._index)
 
     def _allocate(self, nbytes: int) -> Any:
@@ -408,14 +408,13 @@ class CudaBackend:
                 return self._device_pool.malloc(nbytes)
 
     def mark(self, stream: Any) -> Any:
-        """Record an event."""
-        mark = self.make_event(timing=False)
-        self.record(mark, stream, 0)
-        return mark
-
-    def _passed(self, mark: Any) -> bool:
-        with self._relaxed():
-            return self.event_done(mark)
+        """Record an event; refused on a stream that another library captures."""
+        with self._current(), _translated("a stream cannot be marked"):
+            if self._runtime.streamIsCapturing(int(stream.handle)):
+                raise StreamError("a stream that another library captures cannot be marked")
+            mark = self.make_event(timing=False)
+            self.record(mark, stream, 0)
+            return mark
 
     def use(self, stream: Stream, values: Sequence[Any]) -> None:
         """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
@@ -426,8 +425,16 @@ class CudaBackend:
             if block is None:
                 continue
             if tag is None:
-                tag = Tag(None, self.mark(stream.raw))
+                tag = self._tag_of_borrowed(stream)
             block.use(tag)
+
+    def _tag_of_borrowed(self, stream: Stream) -> Tag:
+        try:
+            return Tag(None, self.mark(stream.raw))
+        except GpuscopeError:  # captured: nobody tells when that graph is gone, so it is for good
+            tag = Tag(stream.raw)
+            tag.capturing = True
+            return tag
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised CuPy array."""
@@ -442,7 +449,7 @@ class CudaBackend:
         nbytes = max(1, math.prod(shape) * dtype.itemsize)
         with (
             self._current(),
-            self._relaxed(),
+            versions.relaxed_capture(),
             _translated("page-locked host memory cannot be taken"),
         ):
             block = self._pinned.take(nbytes)
@@ -476,7 +483,7 @@ class CudaBackend:
         """Take scratch from a pool of our own, in stream order; untagged memory is plain."""
         with (
             self._current(),
-            self._relaxed(),
+            versions.relaxed_capture(),
             _translated(f"{nbytes} bytes of scratch cannot be taken"),
         ):
             if stream is None or not self.capabilities.stream_ordered_memory:
@@ -494,7 +501,11 @@ class CudaBackend:
 
     def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
         """Give scratch back, in stream order; plain memory after the device has finished."""
-        with self._current(), self._relaxed(), _translated("scratch cannot be given back"):
+        with (
+            self._current(),
+            versions.relaxed_capture(),
+            _translated("scratch cannot be given back"),
+        ):
             plain = isinstance(memory.raw, self._cupy.cuda.MemoryPointer)
             if not idle and (plain or stream is None):
                 self._runtime.deviceSynchronize()
@@ -536,7 +547,7 @@ class CudaBackend:
         """
         thread_local = 1  # cudaStreamCaptureModeThreadLocal
         with self._current(), _translated("the stream cannot be captured"):
-            with self._relaxed():
+            with versions.relaxed_capture():
                 self._blas.prepare()
             self._runtime.streamBeginCapture(stream.handle, thread_local)
 
@@ -545,30 +556,11 @@ class CudaBackend:
         with self._current(), _translated("the capture failed"):
             graph = self._runtime.streamEndCapture(stream.handle)
             try:
-                with self._relaxed():  # the capture of another stream may go on
+                with versions.relaxed_capture():  # the capture of another stream may go on
                     behind = self._device.create_event(self._with_timing)
                     return self._runtime.graphInstantiate(graph), behind
             finally:
                 self._runtime.graphDestroy(graph)
-
-    @contextlib.contextmanager
-    def _relaxed(self) -> Iterator[None]:
-        """Allow calls that a capture forbids this thread, but that do it no harm.
-
-        Those are allocations, asking events, and instantiating a graph: none becomes part of the
-        capture, and nothing that is captured depends on its being replayed.
-        """
-        if not captures():
-            yield
-            return
-        driver = importlib.import_module("cuda.bindings.driver")
-        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        status, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
-        _check((status,), "change the capture mode")
-        try:
-            yield
-        finally:
-            driver.cuThreadExchangeStreamCaptureMode(before)
 
     def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
         """Queue a graph, and an event behind it.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import importlib.metadata
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gpuscope._optional import how_to_install, require
 from gpuscope.device.api import Capabilities
-from gpuscope.errors import DeviceUnavailable, MissingDependency
+from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency
 
 GREEN_CONTEXTS = 12040
 """Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
@@ -172,3 +175,21 @@ def capabilities(version: int, pools: bool) -> Capabilities:  # noqa: FBT001 - t
         graphs=True,
         reasons=reasons,
     )
+
+
+@contextlib.contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Allow calls that a capture on this thread forbids, whoever began it, but that do it no harm.
+
+    Those are allocations, freeing, asking events, waiting for streams that are not captured, and
+    instantiating a graph: none becomes part of the capture, and nothing in it depends on them.
+    """
+    driver = importlib.import_module("cuda.bindings.driver")
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    status, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    if int(status) != 0:
+        raise GpuscopeError(f"the driver refuses to change the capture mode ({status.name})")
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)

@@ -26,7 +26,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from gpuscope._text import clean
 from gpuscope.errors import GpuscopeError, InvalidExperiment
@@ -402,7 +402,12 @@ class Experiment(_Extended):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description that :meth:`from_dict` takes back."""
-        return self.model_dump(mode="json")
+        try:
+            return self.model_dump(mode="json")
+        except PydanticSerializationError as error:
+            if "KeyboardInterrupt" in str(error):  # pydantic keeps no more of an interrupt
+                raise KeyboardInterrupt from error
+            raise
 
     def to_toml(self) -> str:
         """Return a TOML text that :meth:`from_toml` takes back, without fields at their default."""

@@ -16,7 +16,7 @@ from gpuscope.errors import InvalidExperiment, NothingRecorded
 from gpuscope.experiment import Experiment, WorkloadSpec
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
-from gpuscope.series import Series, opened
+from gpuscope.series import Series, as_far_as_measured, opened
 from gpuscope.session import Viewer
 from gpuscope.trace.model import Trace
 
@@ -107,14 +107,29 @@ def measure_interference(
         for names in [(name,), *((name, other) for other in plan.workloads if other != name)]
     ]
     series = Series((_part(plan, *turn) for turn in turns), target, viewer, stop)
-    found: dict[tuple[str, ...], list[Trace]] = {}
-    for number, names in turns:
-        label = f"{names[0]} with {names[1]}" if names[1:] else f"{names[0]} alone"
-        made = series.run(_part(plan, number, names), label, number=number)
-        if made is not None:
-            found.setdefault(names, []).append(made["default"])
-        if series.stopped:
-            break
+
+    def measure() -> None:
+        for turn in turns:
+            number, names = turn
+            label = f"{names[0]} with {names[1]}" if names[1:] else f"{names[0]} alone"
+            series.run(_part(plan, number, names), label, turn, number=number)
+            if series.stopped:
+                break
+
+    def result() -> InterferenceResult:
+        found: dict[tuple[str, ...], list[Trace]] = {}
+        for turn in turns:
+            if turn in series.found:
+                found.setdefault(turn[1], []).append(series.found[turn]["default"])
+        stopped = series.stopped or len(series.found) < len(turns)
+        return _result(plan, found, inside=inside, stopped=stopped)
+
+    return as_far_as_measured(measure, result)
+
+
+def _result(
+    plan: Experiment, found: Mapping[tuple[str, ...], list[Trace]], *, inside: float, stopped: bool
+) -> InterferenceResult:
     every = [trace for traces in found.values() for trace in traces]
     if not every:
         raise NothingRecorded("it was stopped before anything was recorded: measure again")
@@ -129,7 +144,7 @@ def measure_interference(
         partitions={
             name: partition_label(whole, plan.streams[name].partition) for name in plan.workloads
         },
-        stopped=series.stopped,
+        stopped=stopped,
         provenance=f"{whole.provenance}; {uncertainty(whole)}",
         incomplete=whole.metadata.incomplete,
     )

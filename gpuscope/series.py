@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
@@ -12,6 +13,18 @@ from gpuscope.errors import NothingRecorded
 from gpuscope.experiment import Experiment
 from gpuscope.session import Progress, Viewer, run
 from gpuscope.trace.model import Run
+
+_Result = TypeVar("_Result")
+
+
+def as_far_as_measured(measure: Callable[[], None], result: Callable[[], _Result]) -> _Result:
+    """Measure, and return the result; after an interrupt of either, that of what there is."""
+    try:
+        measure()
+        return result()
+    except KeyboardInterrupt:
+        pass
+    return result()
 
 
 def opened(device: Device | str | None) -> Device:
@@ -26,6 +39,8 @@ class Series:
     ----------
     stopped
         Whether Ctrl-C or ``stop`` ended one of them early.
+    found
+        What was recorded, by key: it stands here before anything can interrupt.
     """
 
     def __init__(
@@ -36,14 +51,17 @@ class Series:
         stop: threading.Event | None,
     ) -> None:
         self.stopped = False
+        self.found: dict[Hashable, Run] = {}
         self._total = sum(map(_calls, plans))
         self._done = 0
         self._device = device
         self._viewer = viewer
         self._stop = stop or threading.Event()
 
-    def run(self, experiment: Experiment, label: str, *, number: int | None = None) -> Run | None:
-        """Run the next one.
+    def run(
+        self, experiment: Experiment, label: str, key: Hashable, *, number: int | None = None
+    ) -> None:
+        """Run the next one; what it recorded, if anything, is ``found[key]`` then.
 
         Parameters
         ----------
@@ -51,17 +69,12 @@ class Series:
             Which one it is, for the viewer: stands before the setting where there are several.
         number
             The round to tell the viewer, where each of these runs is but one.
-
-        Returns
-        -------
-        Run or None
-            What was recorded; ``None`` if it was stopped before anything was.
         """
         before = self._done
         self._done += _calls(experiment)
         self.stopped = self.stopped or self._stop.is_set()
         if self.stopped:
-            return None
+            return
 
         def view(progress: Progress) -> None:
             assert self._viewer is not None  # noqa: S101 - or nobody calls this
@@ -76,12 +89,10 @@ class Series:
 
         try:
             viewer = None if self._viewer is None else view
-            found = run(experiment, self._device, viewer=viewer, stop=self._stop)
+            self.found[key] = run(experiment, self._device, viewer=viewer, stop=self._stop)
+            self.stopped = self.found[key].stopped
         except (KeyboardInterrupt, NothingRecorded):  # after Ctrl-C the event tells nothing
             self.stopped = True
-            return None
-        self.stopped = found.stopped
-        return found
 
 
 def _calls(experiment: Experiment) -> int:

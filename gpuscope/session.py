@@ -6,12 +6,13 @@ import contextlib
 import gc
 import importlib
 import inspect
+import itertools
 import random
 import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,11 +21,12 @@ import numpy as np
 
 from gpuscope._checks import door, require_kind
 from gpuscope.analysis.compare import compare
-from gpuscope.device.caller import CallerStreamGuard
+from gpuscope.device.caller import CallerStreamGuard, innermost_guard
 from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.select import open_device, open_devices
 from gpuscope.device.stream import Stream, close_all
-from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
+from gpuscope.errors import InvalidExperiment, InvalidPartition, NothingRecorded
 from gpuscope.experiment import (
     CopySpec,
     Experiment,
@@ -325,30 +327,40 @@ class _Session:
         foreground = [w for w in experiment.workloads.values() if not w.background]
         self.total = sum(w.repeats for w in foreground) * len(self.settings)
         self.done = 0
-        self.traces: dict[str, list[Trace]] = {setting.name: [] for setting in self.settings}
-        self.alone: dict[tuple[str, str], list[Trace]] = {}
+        self.recordings: dict[str, list[Recording]] = {one.name: [] for one in self.settings}
+        self.alone: dict[tuple[str, str], list[Recording]] = {}
         self.handles: dict[Any, AnyHandle] = {}
         self.stream_ids: dict[tuple[str, str], int] = {}
         self.recording: Recording | None = None
         self.round = 0
         self._legacy: Stream | None = None
+        self._open: list[Stream] = []  # of this round, to be closed
+        self._carved: list[Partitions] = []
+        self._guard = innermost_guard()
+        self._collects = gc.isenabled()
 
     def run(self) -> Run:
-        stopped = self.perform()
-        if stopped:
-            warnings.warn(
-                "the run was interrupted: it returns what was recorded until then", stacklevel=3
-            )
+        """Perform, and return what was recorded; after an interrupt, wherever that struck, too."""
+        try:
+            self.perform()
+            return self._result(stopped=self.stop.is_set())
+        except KeyboardInterrupt:
+            pass  # what it left is looked after when nothing holds on to it any more
+        self.settle()
+        run = self._result(stopped=True)
+        warnings.warn(
+            "the run was interrupted: it returns what was recorded until then", stacklevel=3
+        )
+        return run
+
+    def _result(self, *, stopped: bool) -> Run:
+        kept = {name: _traces(recordings) for name, recordings in self.recordings.items()}
         traces = {
-            name: self._whole(name, Trace.concat(parts))
-            for name, parts in self.traces.items()
-            if parts
+            name: self._whole(name, Trace.concat(parts)) for name, parts in kept.items() if parts
         }
         if not traces:
             raise NothingRecorded("the run was stopped before anything was recorded: run it again")
-        return Run(
-            traces, compare(traces), self.experiment.to_dict(), stopped or self.stop.is_set()
-        )
+        return Run(traces, compare(traces), self.experiment.to_dict(), stopped)
 
     def _whole(self, setting: str, trace: Trace) -> Trace:
         """Return a setting's trace with what was seen of each workload alone."""
@@ -357,8 +369,8 @@ class _Session:
         )
         alone = {
             f"{workload} alone{'' if where else ' on the whole GPU'}, round {number}": part
-            for (where, workload), parts in self.alone.items()
-            for number, part in enumerate(parts, 1)
+            for (where, workload), recordings in self.alone.items()
+            for number, part in enumerate(_traces(recordings), 1)
             if where in (setting, "")
         }
         missing = incomplete(alone)
@@ -367,8 +379,8 @@ class _Session:
         notes = (*trace.metadata.notes, f"what ran alone is {missing}")
         return trace.with_metadata(complete=False, notes=notes)
 
-    def perform(self) -> bool:
-        """Do every round of every setting; returns whether that was interrupted."""
+    def perform(self) -> None:
+        """Do every round of every setting; closes all that was made, also on an error."""
         for setting in self.settings:
             if setting.partitions:
                 try:
@@ -378,18 +390,52 @@ class _Session:
                         f"setting {setting.name!r}: {error} (in an experiment: rounding, at the "
                         "top)"
                     ) from error
-        stopped = False
         try:
             for number in range(self.experiment.rounds):
                 for setting in self.settings:
                     if self.stop.is_set():
                         break
                     self._round(setting, number)
-        except KeyboardInterrupt:
-            stopped = True
+        except Exception:
+            self._end()
+            raise
+        self._close()
+
+    def settle(self) -> None:
+        """Put in order what an interrupt left undone, wherever it struck.
+
+        What it kept from being closed or left is noted here, or garbage. So nobody may hold the
+        interrupt any more, whose traceback holds that.
+        """
+        while (guard := innermost_guard()) is not None and guard is not self._guard:
+            guard.__exit__(None, None, None)
+        self.device.enter_handle(None)
+        if self._collects:
+            gc.enable()
+        gc.collect()
+        self._end()
+
+    def _end(self) -> None:
+        """Stop what records, and close all that was made."""
+        try:
+            for recording in itertools.chain(*self.recordings.values(), *self.alone.values()):
+                if recording.has_begun:
+                    recording.stop()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self._close_made()
         finally:
             close_all(list(self.handles.values()))
-        return stopped
+
+    def _close_made(self) -> None:
+        """Close what a round made; again closes what an interrupt left."""
+        parts = [part for carving in self._carved for part in carving.values()]
+        close_all([*self._open, *parts, *self._carved])
+        self._open.clear()
+        self._carved.clear()
 
     # -- one round of one setting -----------------------------------------------------
     def _round(self, setting: ResolvedSetting, number: int) -> None:
@@ -405,7 +451,7 @@ class _Session:
             if self.stop.is_set():
                 return
             began_ns = self.device.now_ns()
-            recorded = self._recorded(self.traces[setting.name])
+            recorded = self._recorded(self.recordings[setting.name])
             with recorded, annotate(f"round {number}"), _no_collection():
                 self._drive(setting.name, number, workers)
             if self.experiment.alone_repeats and not self.stop.is_set():
@@ -414,30 +460,34 @@ class _Session:
 
     @contextlib.contextmanager
     def _streams(self, setting: ResolvedSetting) -> Iterator[dict[str, Stream]]:
-        with contextlib.ExitStack() as stack:
-            partitions = (
-                stack.enter_context(
-                    self.device.carve(setting.partitions, rounding=self.experiment.rounding)
-                )
-                if setting.partitions
-                else None
+        yield self._make_streams(setting)
+        self._close_made()
+
+    def _make_streams(self, setting: ResolvedSetting) -> dict[str, Stream]:
+        partitions: Mapping[str, Partition] = {}
+        if setting.partitions:
+            self._carved.append(
+                self.device.carve(setting.partitions, rounding=self.experiment.rounding)
             )
-            for name, color in self.experiment.colors.items():
-                if partitions is not None and name in partitions:
-                    partitions[name].color = color
-            streams = {}
-            for name, spec in setting.streams.items():
-                if spec.partition is not None and partitions is not None:
-                    home = partitions[spec.partition]
-                    stream = home.create_stream(name=name, priority=spec.priority)
-                else:
-                    stream = self.device.create_stream(
+            partitions = self._carved[-1]
+        for name, color in self.experiment.colors.items():
+            if name in partitions:
+                partitions[name].color = color
+        streams: dict[str, Stream] = {}
+        for name, spec in setting.streams.items():
+            if spec.partition is not None and partitions:
+                home = partitions[spec.partition]
+                self._open.append(home.create_stream(name=name, priority=spec.priority))
+            else:
+                self._open.append(
+                    self.device.create_stream(
                         name=name, priority=spec.priority, blocking=spec.blocking
                     )
-                # The same stream in every round, as far as the trace is concerned.
-                stream.id = self.stream_ids.setdefault((setting.name, name), stream.id)
-                streams[name] = stack.enter_context(stream)
-            yield streams
+                )
+            stream = streams[name] = self._open[-1]
+            # The same stream in every round, as far as the trace is concerned.
+            stream.id = self.stream_ids.setdefault((setting.name, name), stream.id)
+        return streams
 
     def _workers(
         self,
@@ -475,18 +525,14 @@ class _Session:
         return self.handles[key]
 
     @contextlib.contextmanager
-    def _recorded(self, kept: list[Trace]) -> Iterator[None]:
-        """Record, and keep the trace whatever happens."""
-        try:
-            with profile(self.device) as self.recording:
-                yield
-        finally:
-            recording, self.recording = self.recording, None
-            if recording is not None:
-                # Ctrl-C may come while it stops: once more then ends what is left. Where that
-                # fails, too, the first error is on its way already.
-                with contextlib.suppress(GpuscopeError):
-                    kept.append(recording.stop())
+    def _recorded(self, kept: list[Recording]) -> Iterator[None]:
+        """Record; what is kept before it begins is there whatever happens."""
+        self.recording = Recording((self.device,))
+        kept.append(self.recording)
+        self.recording.start()
+        yield
+        kept[-1].stop()
+        self.recording = None
 
     def _drive(self, setting: str, number: int, workers: list[_Worker]) -> None:
         """Issue and poll until the foreground is done: one host thread, nothing blocks."""
@@ -540,7 +586,8 @@ class _Session:
             self._alone(setting.name, worker, took_ns)
         if setting is not self.settings[0]:
             return
-        with self.device.create_stream(name="alone") as stream:
+        self._open.append(self.device.create_stream(name="alone"))
+        with self._open[-1] as stream:
             for name, spec in self.experiment.workloads.items():
                 rng = random.Random(number)  # noqa: S311 - arrivals, not secrets
                 worker = _Worker(self._handle(name, spec), stream, spec, 0, rng)
@@ -577,16 +624,16 @@ class _Session:
         """Median kernel time and rate of each workload alone: in its place, on the whole GPU."""
         solo = {}
         for name in self.experiment.workloads:
-            here = self.alone.get((setting, name))
-            times = _kernel_times(here or [])
+            here = _traces(self.alone.get((setting, name), []))
+            times = _kernel_times(here)
             if not len(times):  # stopped before it ran
                 continue
-            whole = self.alone.get(("", name), [])
+            whole = _traces(self.alone.get(("", name), []))
             whole_times = _kernel_times(whole)
             # The rate of arrivals at given times says nothing about what the GPU could do.
             paced = self.experiment.workloads[name].rate_hz is not None
             solo[name] = {
-                "kernel_ns": _typical(here or [], times),
+                "kernel_ns": _typical(here, times),
                 "n": len(times),
                 "whole_gpu_kernel_ns": float(np.median(whole_times)) if len(whole_times) else None,
                 "whole_gpu_tflop_per_s": None if paced else _tflop_per_s(whole),
@@ -602,7 +649,7 @@ class _Performance(_Session):
             super()._round(setting, number)
 
     @contextlib.contextmanager
-    def _recorded(self, kept: list[Trace]) -> Iterator[None]:
+    def _recorded(self, kept: list[Recording]) -> Iterator[None]:
         del kept
         yield
 
@@ -631,7 +678,14 @@ def perform(
         As in :func:`run`.
     """
     described, target = _prepared(experiment, device)
-    if _Performance(described, target, None, stop or threading.Event()).perform():
+    performance = _Performance(described, target, None, stop or threading.Event())
+    interrupted = False
+    try:
+        performance.perform()
+    except KeyboardInterrupt:
+        interrupted = True
+    if interrupted:
+        performance.settle()
         raise KeyboardInterrupt
 
 
@@ -796,8 +850,8 @@ class _Worker:
 def _no_collection() -> Iterator[None]:
     """Keep Python's garbage collector out of what is being timed."""
     was_on = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_on:
@@ -807,6 +861,12 @@ def _no_collection() -> Iterator[None]:
 def _share(total: int, rounds: int, number: int) -> int:
     """Split ``total`` over rounds as evenly as whole numbers allow."""
     return total * (number + 1) // rounds - total * number // rounds
+
+
+def _traces(recordings: Iterable[Recording]) -> list[Trace]:
+    """Return the traces of those that recorded anything; they have ended."""
+    traces = [recording.trace for recording in recordings if recording.has_begun]
+    return [trace for trace in traces if len(trace)]
 
 
 def _kernel_times(traces: list[Trace]) -> np.ndarray[Any, Any]:

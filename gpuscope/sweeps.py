@@ -7,7 +7,6 @@ import json
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from gpuscope.analysis.sweep import SweepResult
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
 from gpuscope.experiment import Experiment
-from gpuscope.series import Series, opened
+from gpuscope.series import Series, as_far_as_measured, opened
 from gpuscope.session import Viewer
 from gpuscope.trace.model import Run
 
@@ -109,22 +108,40 @@ def sweep(
         if number not in tables or tables[number].column("error").null_count < len(tables[number])
     ]
     series = Series((plans[number] for number in todo), target, viewer, stop)
-    with suppress(KeyboardInterrupt):  # while saving: what is not there is measured again
+    refused: dict[int, InvalidPartition] = {}
+
+    def keep(number: int) -> None:
+        """Turn what was found at a point into rows; again where that was interrupted."""
+        made = series.found.get(number) or refused.get(number)
+        if made is None:
+            return
+        tables[number] = _table(number, points[number], made, facts)
+        if folder is not None and not (isinstance(made, Run) and made.stopped):
+            _save(tables[number], _file(folder, number))
+        series.found.pop(number, None)  # its traces are large
+        refused.pop(number, None)
+
+    def measure() -> None:
         for number in todo:
             label = ", ".join(f"{name} = {value}" for name, value in points[number].items())
             try:
-                made: Run | InvalidPartition | None = series.run(plans[number], label)
+                series.run(plans[number], label, number)
             except InvalidPartition as error:
-                made = error
-            if made is not None:
-                tables[number] = _table(number, points[number], made, facts)
+                refused[number] = error
+            keep(number)
             if series.stopped:
                 break
-            if folder is not None:
-                _save(tables[number], _file(folder, number))
-    if not tables:
-        raise NothingRecorded("the sweep was stopped before anything was recorded: run it again")
-    return _result([tables[number] for number in sorted(tables)])
+
+    def result() -> SweepResult:
+        for number in todo:
+            keep(number)
+        if not tables:
+            raise NothingRecorded(
+                "the sweep was stopped before anything was recorded: run it again"
+            )
+        return _result([tables[number] for number in sorted(tables)])
+
+    return as_far_as_measured(measure, result)
 
 
 def load_sweep(path: str | Path) -> SweepResult:

@@ -173,6 +173,7 @@ class Recording:
             CUPTI was asked for and is not there.
         """
         global running  # noqa: PLW0603 - the one place that knows what is on
+        self._window = [self._clock()]  # first: from now on there is something to stop
         cuda = [device for device in self.devices if device.info.kind == "cuda"]
         if cuda or (not self.devices and self._asked != "events"):
             self._cupti = self._open_cupti()
@@ -339,6 +340,11 @@ class Recording:
     def known(self) -> TraceMetadata:
         """Return what is known by now of devices, streams and partitions, at little cost."""
         return self._metadata({}, health=False)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was started, so that there is something to stop."""
+        return bool(self._window)
 
     @property
     def is_over(self) -> bool:

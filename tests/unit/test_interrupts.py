@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
+import random
+import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -13,6 +17,7 @@ import interrupts
 import numpy as np
 
 import gpuscope as gs
+from gpuscope import session
 from gpuscope.device.device import Device
 from gpuscope.device.sim import backend, capture, engine, memory
 
@@ -37,6 +42,7 @@ def try_everywhere(
     """
     wrong: list[str] = []
     tried = 0
+    gc.freeze()  # what is collected after an interrupt is what that left, not all of pytest
     for place in interrupts.places(lambda: program(new_gpu()), *modules):
         gpu, result = new_gpu(), None
         tried += 1
@@ -52,6 +58,7 @@ def try_everywhere(
             after(gpu, result)
         except (Exception, AssertionError) as error:  # noqa: BLE001 - every place is tried
             wrong.append(f"{place}: afterwards {error!r}")
+    gc.unfreeze()
     assert tried > 50
     assert not wrong, f"{len(wrong)} of {tried} places:\n" + "\n".join(wrong[:20])
 
@@ -160,3 +167,139 @@ def test_what_was_queued_before_an_interrupt_is_done_after_it():
         warnings.simplefilter("ignore", ResourceWarning)  # of streams that a queueing left
         try_everywhere(program, (engine,), after)
         gc.collect()
+
+
+# -- runs ---------------------------------------------------------------------------------
+SMALL: dict[str, Any] = {
+    "name": "small", "rounds": 1, "alone_repeats": 0, "streams": {"s": {}, "t": {}},
+    "settings": {
+        "carved": {
+            "partitions": {"a": 16, "b": "rest"},
+            "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
+        },
+        "whole": {},
+    },
+    "workloads": {
+        "load": {
+            "kind": "spin", "duration_us": 30, "stream": "t", "background": True, "warmup": 1,
+        },
+        "small": {
+            "kind": "gemm", "m": 64, "n": 64, "k": 64, "stream": "s", "repeats": 2, "warmup": 1,
+        },
+    },
+}  # fmt: skip
+
+
+class Launches:
+    """Counts the launches on a device while somebody else watches it, too: while it is recorded."""
+
+    def __init__(self, gpu: Device) -> None:
+        self._gpu = gpu
+        self.count = 0
+
+    def call_begins(self, call: Any) -> None:
+        del call
+
+    def call_ends(self, call: Any) -> None:
+        if call.kind == "launch" and len(self._gpu.observers) > 1:
+            self.count += 1
+
+    def activity(self, activity: Any) -> None:
+        del activity
+
+
+def nothing_is_left(gpu: Device) -> None:
+    assert gpu.partitions == ()
+    assert {stream.name for stream in gpu.streams} <= {"per-thread default"}
+    assert gpu.observers == ()
+    assert gs.get_caller_stream() is None
+    assert gc.isenabled()
+
+
+def kernels_of(run: gs.Run) -> int:
+    return sum(trace.kind_counts().get("kernel", 0) for trace in run.values())
+
+
+def test_interrupts_of_a_run_keep_what_was_recorded():
+    counts: list[Launches] = []
+
+    def program(gpu: Device) -> gs.Run | None:
+        counts.append(Launches(gpu))
+        gpu.observe(counts[-1])
+        try:
+            return gs.run(SMALL, gpu)
+        except gs.errors.NothingRecorded:
+            return None
+
+    whole = gs.run(SMALL, new_gpu())
+    assert not whole.stopped
+
+    def after(gpu: Device, run: gs.Run | None) -> None:
+        gpu.unobserve(counts[-1])
+        nothing_is_left(gpu)
+        recorded = 0 if run is None else kernels_of(run)
+        assert recorded == counts[-1].count, f"{recorded} of {counts[-1].count} kernels are kept"
+        assert kernels_of(gs.run(SMALL, gpu)) == kernels_of(whole)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try_everywhere(program, (session,), after)
+
+
+class Moment:
+    """Sends this process Ctrl-C at one of the moments at which Python looks for it.
+
+    These are the starts of Python's functions and the returns of C's. At the other events of a
+    profile function it looks for none, and what is raised there skips the frame's handlers.
+
+    Attributes
+    ----------
+    passed
+        How many there were.
+    """
+
+    def __init__(self, number: int = -1) -> None:
+        self.passed = 0
+        self._number = number
+
+    def __enter__(self) -> Moment:
+        sys.setprofile(self._pass)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _pass(self, _: object, event: str, __: object) -> None:
+        if event not in ("call", "c_return"):
+            return
+        self.passed += 1
+        if self.passed == self._number:
+            sys.setprofile(None)
+            _thread.interrupt_main()
+
+
+def test_two_hundred_random_interrupts_of_runs_leave_the_device_usable():
+    described = {**SMALL, "alone_repeats": 1}
+    gs.run(described, new_gpu())  # imports what it needs
+    with Moment() as moment:
+        whole = gs.run(described, new_gpu())
+    rng = random.Random(20)  # noqa: S311 - moments, not secrets
+    gpu = new_gpu()
+    ended = Counter()
+    gc.freeze()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(200):
+            number = rng.randrange(1, moment.passed)
+            try:
+                with Moment(number):
+                    run = gs.run(described, gpu)
+                ended["stopped" if run.stopped else "whole"] += 1
+            except (KeyboardInterrupt, gs.errors.NothingRecorded) as error:
+                ended[type(error).__name__] += 1
+            nothing_is_left(gpu)
+            a = gpu.asarray([[2.0]], "float32")
+            assert gpu.to_host(gs.mm_out(gpu.empty((1, 1)), a, a)).tolist() == [[4.0]], number
+        gc.unfreeze()
+        assert kernels_of(gs.run(described, gpu)) == kernels_of(whole)
+    assert ended["stopped"] > 100, ended

@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 from gpuscope._checks import given
+from gpuscope._fork import free_in_children
 from gpuscope.device.api import Memory
 from gpuscope.device.device import Device
 from gpuscope.device.graph import Graph, after_capture
@@ -73,7 +74,7 @@ class Arena:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._lock = threading.Lock()
+        self._lock = free_in_children(threading.Lock())
         self._kept: list[Memory] = []
         self._stream: Stream | None = None
         self._captured: weakref.WeakKeyDictionary[Graph, list[Memory]] = weakref.WeakKeyDictionary()

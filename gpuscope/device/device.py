@@ -8,11 +8,12 @@ import threading
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
 from gpuscope._checks import count, given, require_kind
+from gpuscope._fork import free_in_children
 from gpuscope._text import clean
 from gpuscope.device import caller, carve
 from gpuscope.device.api import (
@@ -29,7 +30,7 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition, Rounding, Sizes, 
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.stream import Event, Stream, close_all
 from gpuscope.device.unique import Unique
-from gpuscope.errors import InvalidOperand, InvalidPartition, StreamError
+from gpuscope.errors import DeviceUnavailable, InvalidOperand, InvalidPartition, StreamError
 
 if TYPE_CHECKING:
     from gpuscope.device.scratch import Scratch
@@ -82,9 +83,9 @@ class Device(Unique):
         self.capabilities: Capabilities = backend.capabilities
         self.observers: tuple[Observer, ...] = ()
         self.identity: Hashable = self if self.is_simulated else self.info.key
-        self.carving = threading.RLock()
+        self.carving = free_in_children(threading.RLock())
         self._number = next(_numbers)
-        self._lock = threading.RLock()
+        self._lock = free_in_children(threading.RLock())
         self._partitions: weakref.WeakValueDictionary[int, Partition] = (
             weakref.WeakValueDictionary()
         )
@@ -94,6 +95,22 @@ class Device(Unique):
         self.next_stream_id = itertools.count(1).__next__
         self._of_thread = threading.local()
         self._spare_events: list[Event] = []
+
+    def disown(self) -> None:
+        """Refuse all use from now on: this is a forked child, and the device is its parent's."""
+        self.observers = ()
+
+        def refuse(*_: object, **__: object) -> NoReturn:
+            raise DeviceUnavailable(
+                f"{self.info.key} was opened by the process that this one was forked from, and "
+                "cannot be used here: open a device in the child, and where CUDA was in use start "
+                "it with multiprocessing's 'spawn' method"
+            )
+
+        kind = type(self.backend)
+        for name in dir(kind):
+            if not name.startswith("_") and callable(getattr(kind, name)):
+                setattr(self.backend, name, refuse)
 
     @property
     def is_simulated(self) -> bool:

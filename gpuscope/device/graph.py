@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from gpuscope._fork import free_in_children
 from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, GpuscopeError
 
@@ -98,7 +99,7 @@ class Graph(Unique):
         """What calls its host functions, which CUDA does not keep."""
         self.workspaces: dict[int, Any] = {}
         """What its products compute in, by the handle of the stream they were captured on."""
-        self._lock = threading.Lock()
+        self._lock = free_in_children(threading.Lock())
         self._closed = False
         self._held: list[tuple[Any, ...]] = []
         self._kept: list[Closable] = []

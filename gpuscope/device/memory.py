@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._fork import free_in_children
 from gpuscope.errors import GpuscopeError
 
 _FEW = 16  # tags of a block that are kept without asking which are passed
 
-_lock = threading.RLock()
+_lock = free_in_children(threading.RLock())
 """Held while streams are marked: none begins to be captured, or is destroyed, meanwhile."""
 
 

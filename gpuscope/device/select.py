@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import os
 import sys
 import threading
 import weakref
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from gpuscope._checks import given, require_kind
+from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
 from gpuscope.device.device import Device, UnifiedDevice, alive
@@ -19,7 +21,7 @@ from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
 _open: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
 """By their ids."""
-_opening = threading.RLock()
+_opening = free_in_children(threading.RLock())
 _DIGITS = 10
 _cuda: dict[int, Device] = {}
 _cpu: dict[str, Device] = {}
@@ -99,6 +101,17 @@ def open_device(
     if not quiet:
         _say(device, why)
     return device
+
+
+def _disown() -> None:
+    """In a forked child: give up what is the parent's; a CPU device can be opened anew."""
+    for device in alive(_open):
+        device.disown()
+    _cpu.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
 
 
 def why_not(error: GpuscopeError) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope.device.api import Activity, Call
 from gpuscope.device.device import Device
@@ -62,7 +63,17 @@ _DEFAULT_STREAMS = (0, 1, 2)
 
 running: tuple[Recording, ...] = ()
 """Recordings that are on; :func:`~gpuscope.record.annotate.annotate` tells them of ranges."""
-_running_lock = threading.Lock()
+_running_lock = free_in_children(threading.Lock())
+
+
+def _forget_running() -> None:
+    """In a forked child: it records nothing, and its ranges are not its parent's."""
+    global running  # noqa: PLW0603 - the one place that knows what is on
+    running = ()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_running)
 
 
 class Recording:

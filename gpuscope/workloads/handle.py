@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuscope._checks import count, given, require_kind
+from gpuscope._fork import free_in_children
 from gpuscope.device.api import Call
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
@@ -95,7 +96,7 @@ class Handle(Unique):
             owner.require_open()
         self.device = owner.device if isinstance(owner, Partition) else owner
         self.name = name
-        self._lock = threading.Lock()
+        self._lock = free_in_children(threading.Lock())
         self._inside = 0  # the thread that runs a call, while it may run somebody else's code
         self._contexts = tuple(self._context_type() for _ in range(max_in_flight))
         for index, context in enumerate(self._contexts):

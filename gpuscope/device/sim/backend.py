@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from gpuscope._fork import free_in_children
 from gpuscope.device.api import (
     Activity,
     Capabilities,
@@ -103,7 +104,7 @@ class SimBackend:
         self.engine.now_ns = self._host_ns = EPOCH_NS
         self._pace = pace
         self._started_wall_ns = time.monotonic_ns()
-        self._lock = threading.RLock()
+        self._lock = free_in_children(threading.RLock())
         self._contexts = itertools.count(2)
         self._streams: dict[int, SimStream] = {}
         self._threads = itertools.count(1)

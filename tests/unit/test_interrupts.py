@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import interrupts
+import every_line
 import numpy as np
 
 import gpuscope as gs
@@ -43,11 +43,11 @@ def try_everywhere(
     wrong: list[str] = []
     tried = 0
     gc.freeze()  # what is collected after an interrupt is what that left, not all of pytest
-    for place in interrupts.places(lambda: program(new_gpu()), *modules):
+    for place in every_line.places(lambda: program(new_gpu()), *modules):
         gpu, result = new_gpu(), None
         tried += 1
         try:
-            with interrupts.Lines(modules, place):
+            with every_line.Lines(modules, place):
                 result = program(gpu)
         except KeyboardInterrupt:
             pass

@@ -203,14 +203,12 @@ class PythonSpec(Workload):
     @field_validator("args")
     @classmethod
     def _args_are_arguments(cls, args: dict[str, Any]) -> dict[str, Any]:
-        for name, value in args.items():
+        for name in args:
             if not name.isidentifier() or name == "stream":
                 raise ValueError(
                     f"{name!r} is no argument's name: it takes letters, digits and _, and the "
                     "stream is the workload's own field"
                 )
-            if isinstance(value, str) and value != value.encode("utf-8", "replace").decode():
-                raise ValueError(f"{name} is {value!r}, which is not valid Unicode")
         return args
 
     @property
@@ -320,6 +318,7 @@ class Experiment(_Extended):
     colors: dict[str, Color] = Field(default_factory=dict)
 
     def __init__(self, **fields: Any) -> None:
+        _check_plain(fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -380,10 +379,10 @@ class Experiment(_Extended):
         source = Path(path)
         try:
             text = source.read_text("utf-8")
-        except (OSError, ValueError) as error:  # ValueError: no file can have that name either
-            why = (
-                error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error})"
-            )
+        except (OSError, ValueError) as error:
+            why = str((isinstance(error, OSError) and error.strerror) or error)
+            if isinstance(error, UnicodeDecodeError):
+                why = f"it is not UTF-8 text ({error})"
             raise GpuscopeError(
                 f"cannot read experiment {source.name!r}: {why}. Check the path, or save it as "
                 "UTF-8"
@@ -438,11 +437,16 @@ class Experiment(_Extended):
 
 
 def _refuse(place: tuple[str, ...], words: str) -> NoReturn:
-    raise InvalidExperiment(clean(f"{'.'.join(place)}: {words}"), {place: words})
+    where = ".".join(place) or "the experiment"
+    raise InvalidExperiment(clean(f"{where}: {words}"), {place: words})
 
 
 _LONGEST = 1 << 20
 _MOST_DOTS = 1000
+_DEEPEST = 20
+_LARGEST = (1 << 63) - 1
+_LARGEST_ARG = 10**300
+"""Of an argument of a function of the user's."""
 
 
 def _check_size(name: str, text: str) -> None:
@@ -455,8 +459,37 @@ def _check_size(name: str, text: str) -> None:
         )
 
 
+def _check_plain(fields: Mapping[str, Any]) -> None:
+    """Refuse texts and numbers that no file and no column can hold, wherever they stand.
+
+    Before anything else looks at them: libraries fail in ways of their own.
+    """
+    todo: list[tuple[tuple[str, ...], Any]] = [((), fields)]
+    while todo:
+        place, value = todo.pop()
+        if len(place) > _DEEPEST:
+            _refuse(place[:3], f"is nested more than {_DEEPEST} deep, as no experiment is")
+        if isinstance(value, str):
+            if not _is_unicode(value):
+                _refuse(place, f"{value!r} is not valid Unicode")
+        elif isinstance(value, int):
+            largest = _LARGEST_ARG if "args" in place else _LARGEST
+            if not -largest <= value <= largest:
+                _refuse(place, f"should be {largest:.0e} at most, without its sign")
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                todo.append((place, key))
+                todo.append(((*place, key if isinstance(key, str) else "?"), inner))
+        elif isinstance(value, list | tuple):
+            todo += [((*place, str(index)), inner) for index, inner in enumerate(value)]
+
+
+def _is_unicode(text: str) -> bool:
+    return text == text.encode("utf-8", "replace").decode()
+
+
 def _check_texts(experiment: Experiment) -> None:
-    """Check that every name can be written to a file."""
+    """Check that every name is one."""
     named: dict[tuple[str, ...], Iterable[str]] = {
         ("name",): [experiment.name],
         ("partitions",): experiment.partitions,
@@ -468,12 +501,8 @@ def _check_texts(experiment: Experiment) -> None:
     }  # fmt: skip
     for place, names in named.items():
         for name in names:
-            if not name or name != name.encode("utf-8", "replace").decode():
-                _refuse(
-                    place,
-                    f"{name!r} is no name: it takes at least one character, and all of them valid "
-                    "Unicode",
-                )
+            if not name:
+                _refuse(place, f"{name!r} is no name: it takes at least one character")
 
 
 def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:

@@ -8,8 +8,9 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -153,6 +154,12 @@ def load_sweep(path: str | Path) -> SweepResult:
         There is no finished point in it, or a file in it is damaged.
     """
     found = _load_all(Path(path))
+    first = next(iter(found.values()), None)
+    for table in found.values():
+        if first is None or _said(table)["facts"] != _said(first)["facts"]:
+            raise GpuscopeError(
+                f"{Path(path).name!r} holds points of several sweeps: move those of the others away"
+            )
     if not found:
         raise GpuscopeError(
             f"there is no point of a sweep in {Path(path).name!r}: name the folder that sweep() "
@@ -245,21 +252,26 @@ def _table(
         rows = made.comparison.to_pylist() or rows
         error = _STOPPED if made.stopped else None
         seen = list(dict.fromkeys(trace.provenance for trace in made.values()))
-    types = {name: _type(values) for name, values in facts["parameters"].items()}
+    schema = _schema(facts)
     own = {
-        name: str(value) if types[name] == pa.string() else value for name, value in point.items()
+        name: str(value) if schema.field(name).type == pa.string() else value
+        for name, value in point.items()
     }
-    schema = pa.schema([*types.items(), *COLUMNS.items(), ("error", pa.string())])
     table = pa.Table.from_pylist([{**own, **row, "error": error} for row in rows], schema=schema)
     said = {"facts": facts, "number": number, "provenance": seen}
     return table.replace_schema_metadata({_KEY: json.dumps(said).encode()})
+
+
+def _schema(facts: Mapping[str, Any]) -> pa.Schema:
+    types = {name: _type(values) for name, values in facts["parameters"].items()}
+    return pa.schema([*types.items(), *COLUMNS.items(), ("error", pa.string())])
 
 
 def _type(values: Sequence[Any]) -> pa.DataType:
     """Return a type for the values; text where they have none in common."""
     try:
         return pa.array(values).type
-    except pa.ArrowException:
+    except (pa.ArrowException, OverflowError):
         return pa.string()
 
 
@@ -326,22 +338,63 @@ def _load_all(folder: Path) -> dict[int, pa.Table]:
     return {_said(table)["number"]: table for table in tables}
 
 
+def _with_all_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a point's table as this version makes it: older ones know fewer figures.
+
+    Raises
+    ------
+    ValueError
+        It has other columns, or values of other types.
+    """
+    facts = table.schema.metadata
+    for name in COLUMNS:
+        if name not in table.column_names:
+            table = table.append_column(schema.field(name), pa.nulls(len(table), COLUMNS[name]))
+    return table.select(schema.names).cast(schema).replace_schema_metadata(facts)
+
+
 def _save(table: pa.Table, path: Path) -> None:
     with replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+
+
+class _Device(TypedDict):
+    name: str
+    uuid: str | None
+    sm_count: int
+    driver: str | None
+
+
+class _Facts(TypedDict):
+    experiment: dict[str, Any]
+    parameters: dict[str, Annotated[list[bool | int | float | str], msgspec.Meta(min_length=1)]]
+    order: list[str]
+    device: _Device
+
+
+class _Said(msgspec.Struct, forbid_unknown_fields=True):
+    """What stands in the metadata of a point's file, which may come from anywhere."""
+
+    facts: _Facts
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    provenance: list[str]
 
 
 def _load(path: Path) -> pa.Table:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()
-        _said(table)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        table.validate(full=True)
+        said = _said(table)
+        msgspec.convert(said, _Said)
+        return _with_all_columns(table, _schema(said["facts"]))
+    except (
+        pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
         raise GpuscopeError(
             f"{path.name!r} in {path.parent.name!r} is no readable point of a sweep ({error}): "
             "move it away, and that point is measured again"
         ) from error
-    return table
 
 
 def _identity(device: Device) -> dict[str, Any]:

@@ -425,7 +425,7 @@ BAD = [
     ),
     (
         ("workloads/spin", {"kind": "python:a:b", "stream": "load", "args": {"x": "\ud800"}}),
-        "workloads.spin.args: x is '\\ud800', which is not valid Unicode",
+        "workloads.spin.args.x: '\\ud800' is not valid Unicode",
     ),
     # missing and empty
     (("workloads/small/m", ABSENT), "workloads.small.m: missing"),
@@ -464,8 +464,8 @@ BAD = [
         ("workloads/small/stream", "gone"),
         "workloads.small.stream: 'gone' is no stream; allowed: 'decode', 'load'",
     ),
-    (("name", "\ud800"), "name: '\\ud800' is no name"),
-    (("settings/\ud800", {}), "settings: '\\ud800' is no name"),
+    (("name", "\ud800"), "name: '\\ud800' is not valid Unicode"),
+    (("settings/\ud800", {}), "settings: '\\ud800' is not valid Unicode"),
     (("partitions/", 8), "partitions: '' is no name"),
     # arrivals
     (("workloads/small/arrival", ABSENT), "workloads.small: rate_hz goes with arrival = 'fixed'"),

@@ -8,9 +8,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
     ValidationError,
     field_validator,
 )
@@ -18,15 +15,23 @@ from pydantic import (
 from gpuscope._text import clean
 from gpuscope.errors import InvalidProfile
 
+PositiveInt = Annotated[int, Field(gt=0, le=10**15)]
+"""More than any GPU has of anything, and little enough to reckon with."""
+PositiveFloat = Annotated[float, Field(ge=1e-12, le=1e12)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=1e12)]
+Exponent = Annotated[float, Field(ge=1, le=1000)]
+SmCount = Annotated[int, Field(gt=0, le=4096)]
+Side = Annotated[int, Field(gt=0, le=65536)]
 Dtype = Literal["float16", "bfloat16", "float32", "float64"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Times = Annotated[
     list[Annotated[tuple[PositiveInt, PositiveFloat], Field(min_length=2, max_length=2)]],
     Field(min_length=1),
 ]
-Tile = Annotated[
-    tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], Field(min_length=4, max_length=4)
-]
+Tile = Annotated[tuple[Side, Side, Side, Side], Field(min_length=4, max_length=4)]
+
+
+_MOST_SMS = 4096
 
 
 class _Part(BaseModel):
@@ -37,16 +42,16 @@ class DeviceLayout(_Part):
     """The GPU."""
 
     name: Annotated[str, Field(min_length=1)] = Field(description="the device's name")
-    quantum_sm_count: PositiveInt = Field(
+    quantum_sm_count: SmCount = Field(
         description="SMs of the smallest group that the driver splits off"
     )
-    quanta: PositiveInt = Field(description="how many such groups there are")
-    remainder_sm_count: Annotated[int, Field(ge=0)] = Field(
+    quanta: SmCount = Field(description="how many such groups there are")
+    remainder_sm_count: Annotated[int, Field(ge=0, le=4096)] = Field(
         description="SMs that the driver keeps apart; they hold no cluster of four blocks"
     )
-    compute_capability: tuple[PositiveInt, Annotated[int, Field(ge=0)]] = Field(
-        description="major, minor"
-    )
+    compute_capability: tuple[
+        Annotated[int, Field(ge=1, le=999)], Annotated[int, Field(ge=0, le=999)]
+    ] = Field(description="major, minor")
     memory_bytes: PositiveInt = Field(description="bytes of device memory")
 
 
@@ -117,9 +122,7 @@ class CopyTimes(_Part):
     launch_us: PositiveFloat = Field(description="time of a copy of nothing")
     sm_bytes_per_us: PositiveFloat = Field(description="what one SM moves")
     bytes_per_us: PositiveFloat = Field(description="what memory delivers to this kernel")
-    sharpness: Annotated[float, Field(ge=1)] = Field(
-        description="how suddenly the first bound gives way to the second"
-    )
+    sharpness: Exponent = Field(description="how suddenly the first bound gives way to the second")
 
 
 class KernelTimes(_Part):
@@ -146,10 +149,10 @@ class KernelTimes(_Part):
         description="one SM's time per row and column of the tile and step along k"
     )
     store_us: PositiveFloat = Field(description="one SM's time per element of the tile, once")
-    misaligned: Annotated[float, Field(ge=1)] = Field(
+    misaligned: Exponent = Field(
         description="factor on multiplying and loading where rows are not aligned to 16 bytes"
     )
-    sharpness: Annotated[float, Field(ge=1)] = Field(
+    sharpness: Exponent = Field(
         description="exponent of the soft maximum; 1 adds latency, work and memory up"
     )
     sm_bytes_per_us: PositiveFloat = Field(description="what one SM gets from L2 and memory")
@@ -172,7 +175,7 @@ class Choice(_Part):
     split_side_at_least: PositiveInt = Field(
         description="a split kernel's tile has sides at least so long, or as long as the result's"
     )
-    split_below_blocks: Annotated[int, Field(ge=0)] = Field(
+    split_below_blocks: Annotated[int, Field(ge=0, le=10**15)] = Field(
         description="products of which the smallest tile makes fewer blocks go to a split kernel "
         "in any case, unless the library was told an SM count"
     )
@@ -189,7 +192,7 @@ class GemmKernels(_Part):
     alignment: Literal[16, 8, 4, 2] = Field(
         description="bytes to which rows must be aligned; the first kind that fits is taken"
     )
-    tiles: Annotated[list[Tile], Field(min_length=1)] = Field(
+    tiles: Annotated[list[Tile], Field(min_length=1, max_length=1000)] = Field(
         description="rows, columns, step along k, blocks that one SM holds"
     )
     times: KernelTimes = Field(description="constants of the time")
@@ -209,6 +212,14 @@ class ProfileFile(_Part):
     gemm: dict[Dtype, Annotated[list[GemmKernels], Field(min_length=1)]] = Field(
         description="kinds of GEMM kernels by dtype, from the strictest alignment to the loosest"
     )
+
+    @field_validator("device")
+    @classmethod
+    def _sms_can_be_counted(cls, device: DeviceLayout) -> DeviceLayout:
+        count = device.quantum_sm_count * device.quanta + device.remainder_sm_count
+        if count > _MOST_SMS:
+            raise ValueError(f"{count:,} SMs, where {_MOST_SMS:,} are more than any GPU has")
+        return device
 
     @field_validator("gemm")
     @classmethod

@@ -6,6 +6,7 @@ again: with others' values in it, that work would compute something else.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -24,12 +25,18 @@ WIDE = np.repeat(A, 2, axis=1)  # every other column of it is A
 OTHER = np.full((SIDE, SIDE), 99, np.float32)
 
 
+def load_kernels(gpu, stream):
+    """Launch everything once: what is loaded behind a latch would wait for it."""
+    warm = gpu.asarray(A)
+    gs.mm_out(gpu.empty((SIDE, SIDE)), gpu.asarray(WIDE)[:, ::2], warm, stream=stream)
+    stream.copy(warm, gpu.asarray(B))
+    stream.synchronize()
+
+
 @pytest.fixture
 def latch(gpu):
-    warm = gpu.asarray(A)
-    with gpu.create_stream() as stream:  # what is loaded behind a latch would wait for it
-        gs.mm_out(gpu.empty((SIDE, SIDE)), gpu.asarray(WIDE)[:, ::2], warm, stream=stream)
-        stream.copy(warm, gpu.asarray(B))
+    with gpu.create_stream() as stream:
+        load_kernels(gpu, stream)
     with Latch(gpu) as found:
         yield found
 
@@ -37,14 +44,15 @@ def latch(gpu):
 @pytest.fixture(params=["created", "partition", "per-thread default"])
 def stream(gpu, request):
     """One of ours on the whole GPU or a part, or one that is not ours."""
-    if request.param == "created":
-        with gpu.create_stream() as made:
-            yield made
-    elif request.param == "partition":
-        with gpu.carve([16]) as parts:
-            yield parts[0].create_stream()
-    else:
-        yield gpu.default_stream()
+    with contextlib.ExitStack() as entered:
+        if request.param == "created":
+            made = entered.enter_context(gpu.create_stream())
+        elif request.param == "partition":
+            made = entered.enter_context(gpu.carve([16]))[0].create_stream()
+        else:
+            made = gpu.default_stream()
+        load_kernels(gpu, made)  # a partition's may be others
+        yield made
 
 
 def address(array):

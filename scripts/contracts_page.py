@@ -132,8 +132,9 @@ NOTES = """## How rules are read
   guard left out of order raises, and selects no more; CuPy and PyTorch get their streams back
   when the next guard inside it is left.
 - A12: a stream that `get_current_stream` created belongs to the registry: it needs no closing.
-- E6: sharing memory queues no waits between streams. Which stream follows which is the
-  caller's choice, as everywhere.
+- E6: sharing memory by DLPack queues no waits between streams. Which stream follows which is the
+  caller's choice, as everywhere. Where a CUDA array interface names a stream, as its version 3
+  lets it, the call's stream waits for that one by an event; the host does not.
 """
 
 

@@ -593,6 +593,8 @@ class GraphBackend(FaultyBackend):
         self.captured[stream.handle] = []
 
     def end_capture(self, stream):
+        if stream.handle not in self.captured:
+            raise gs.GpuscopeError("nothing is being captured")
         found = self.captured.pop(stream.handle)
         self.meet("end_capture")
         return found

@@ -132,6 +132,12 @@ class _Events:
         self.metadata = Names(trace, [(found[track[row]], int(lane[row])) for row in first])
         self.numbers = np.array([self.metadata.ids[one] for one in range(len(first))], np.int64)
         self.numbers = self.numbers.reshape(-1, 2)
+        self.kind = kind
+        # A category tells the kinds that it is known for; another is told by its own name.
+        self.other_kinds = pa.array(
+            [None if one in (None, *schema.KINDS) else f'"kind":{quote(one)}' for one in kinds],
+            pa.string(),
+        )
         self._heads(kind, kinds)
         self.names = pa.array([quote(one or "") for one in self._texts("name")])
         longest = pc.max(pc.binary_length(self.names)).as_py() or 1
@@ -180,7 +186,8 @@ class _Events:
         """
         edges = self.trace.edges
         source, target = (positions(self.trace, edges.column(name)) for name in ("from", "to"))
-        known = (source >= 0) & (target >= 0) & ~self.counter[source] & ~self.counter[target]
+        known = (source >= 0) & (target >= 0)
+        known[known] = ~self.counter[source[known]] & ~self.counter[target[known]]
         edge = np.flatnonzero(known)
         self.lost_edges = len(known) - len(edge)
         self.edges = len(edge)
@@ -275,7 +282,7 @@ class _Events:
         """Return the other columns' values as the inside of a JSON object."""
         spans = self.trace.spans
         index = pa.array(rows)
-        pieces = []
+        pieces = [self.other_kinds.take(pa.array(self.kind[rows]))]
         for name in schema.SPAN_TYPES:
             column = spans.column(name)
             if name in _TOLD or pa.types.is_null(column.type):

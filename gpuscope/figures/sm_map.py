@@ -91,7 +91,9 @@ def sm_map(
     most = np.where(busy_ns > 0, by_owner.argmax(axis=0), -1)
     share = (busy_ns / np.diff(edges)).astype(np.float32)
     unit, unit_ns = axis_unit(high - low)
-    colours = style.partition_colours([trace], filter(None, blocks.partitions))
+    colours = style.partition_colours(
+        [trace], [one for one in blocks.partitions if one is not None]
+    )
     cells = [
         _cells(trace, blocks, index, np.where(most == index, share, np.nan), colours)
         for index in range(len(blocks.partitions))

@@ -135,13 +135,17 @@ def _parents(spans: Spans, on_gpu: Array, ids: Array) -> Any:
 def _payloads(spans: Spans, ranges: Array) -> Any:
     """Return the arguments of ranges and marks as they are."""
     texts = [
-        bytes(spans.events[row].args).decode() if mine else ""
+        bytes(spans.events[row].args) if mine else b""
         for row, mine in zip(spans.rows.tolist(), ranges.tolist(), strict=True)
     ]
-    kept = [text if len(text) > 2 and text != "null" else None for text in texts]
+    kept = [text if 2 < len(text) <= raw.LONGEST_TEXT and text != b"null" else None
+            for text in texts]  # fmt: skip
+    long = sum(len(text) > raw.LONGEST_TEXT for text in texts)
+    if long:
+        spans.left[f"arguments of more than {raw.LONGEST_TEXT:,} bytes"] = long
     if all(text is None for text in kept):
         return pa.nulls(len(kept))
-    return pa.array(kept, pa.string()).dictionary_encode()
+    return pa.array(kept, pa.binary()).cast(pa.string()).dictionary_encode()
 
 
 def _counters(spans: Spans, first: int, limits: Limits) -> Any:
@@ -149,14 +153,14 @@ def _counters(spans: Spans, first: int, limits: Limits) -> Any:
     found: list[tuple[int, str, float]] = []
     for row in np.flatnonzero(spans.of("C")).tolist():
         event = spans.events[row]
-        values = msgspec.json.decode(event.args) if bytes(event.args) else {}
+        values = raw.values(event.args)
         for key, value in values.items() if isinstance(values, dict) else ():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 name = str(event.name)
                 found.append((row, name if len(values) == 1 else f"{name} {key}", float(value)))
             else:
                 spans.left["counters without a number"] += 1
-        limits.check("rows", "samples of counters", len(found))
+        limits.check_rows("samples of counters", len(found))
     rows = np.array([row for row, _, _ in found], np.int64)
     count = len(rows)
     process = spans.process[rows] if count else rows

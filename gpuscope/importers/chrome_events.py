@@ -15,16 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope.errors import TraceFormatError
-from gpuscope.importers.limits import Limits
-from gpuscope.trace import arrow, schema
+from gpuscope.importers.limits import Limits, reserve
+from gpuscope.trace import schema
 from gpuscope.trace.arrow import NONE, Array
 
 ABSENT = msgspec.Raw(b"")
 """Stands for what an event does not have."""
-_BRACES = 4
-"""Objects an event may have, itself and its arguments, before its file is no trace."""
+_EVENT_BYTES = 800
+"""What an event takes until it is a row."""
+_BESIDE_BYTES = 1 << 18
+"""What stands beside the events is listed by name if it takes no more than that."""
+_CHUNK = 1 << 20
 _LATEST_US = Decimal(schema.LATEST_NS // 1000)
-_LONGEST_TEXT = 1 << 20
+LONGEST_TEXT = 1 << 20
 
 
 class Event(msgspec.Struct, gc=False):
@@ -47,6 +50,20 @@ _EVENTS = msgspec.json.Decoder(list[Event])
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+class _Known(msgspec.Struct, rename="camel", gc=False):
+    """What stands beside the events and is read."""
+
+    trace_events: msgspec.Raw = ABSENT
+    other_data: msgspec.Raw = ABSENT
+    base_time_nanoseconds: msgspec.Raw = ABSENT
+    device_properties: msgspec.Raw = ABSENT
+
+
+_KNOWN = msgspec.json.Decoder(_Known)
+REST = "(the rest)"
+"""Stands for what else stands beside the events, where that is much."""
+
+
 def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.Raw]]:
     """Return the events, and what else stands beside them.
 
@@ -60,19 +77,22 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
         It is not JSON, or an event is none.
     """
     top: dict[str, msgspec.Raw] = {}
+    limits.check_room("bytes of JSON as Python's texts", len(data) * _width(data))
     data = schema.readable(data)
     text: Any = data
     is_list = data.lstrip()[:1] == b"["
     if not is_list:
-        top = _TOP.decode(data)
-        text = top.pop("traceEvents", None)
-        if text is None:
+        top, text = _beside(data)
+        if text is ABSENT:
             there = ", ".join(repr(key[:40]) for key in list(top)[:5]) or "nothing"
             raise TraceFormatError(
                 f"the JSON is no Chrome trace: it has no traceEvents, only {there}"
             )
-    braces = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("{")))
-    limits.check("rows", "events in JSON", braces // _BRACES)
+    most = limits.rows_in_room
+    view = np.frombuffer(text, np.uint8)
+    if _braces(view) > most:
+        limits.check_rows("events in JSON", _objects(view))
+    reserve(_EVENT_BYTES * min(most, len(view) // 9 + 1) + 2 * len(view))
     try:
         events = _EVENTS.decode(text)
     except msgspec.DecodeError:
@@ -80,8 +100,71 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
         if not is_list or stripped[-1:] == b"]":
             raise
         events = _EVENTS.decode(stripped.rstrip(b",") + b"]")
-    limits.check("rows", "events in JSON", len(events))
     return events, top
+
+
+def _beside(data: bytes) -> tuple[dict[str, msgspec.Raw], Any]:
+    """Return what stands beside the events by name, and the events."""
+    known = _KNOWN.decode(data)
+    if len(data) - len(bytes(known.trace_events)) <= _BESIDE_BYTES:
+        top = _TOP.decode(data)
+        return top, top.pop("traceEvents", ABSENT)
+    names = {field.encode_name: field.name for field in msgspec.structs.fields(_Known)}
+    top = {name: getattr(known, field) for name, field in names.items()}
+    events = top.pop("traceEvents")
+    return {name: raw for name, raw in top.items() if raw is not ABSENT} | {REST: ABSENT}, events
+
+
+def _width(data: bytes) -> int:
+    """Return how many bytes a character of Python's takes in the widest text there may be."""
+    view = np.frombuffer(data, np.uint8)
+    widest = max(
+        (int(view[at : at + _CHUNK].max()) for at in range(0, len(view), _CHUNK)), default=0
+    )
+    if widest >= 0xF0 or b"\\ud8" in data or b"\\uD8" in data:
+        return 4
+    return 2 if widest >= 0xC4 or b"\\u" in data else 1
+
+
+def _braces(text: Array) -> int:
+    parts = (text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK))
+    return sum(int(np.count_nonzero(part == ord("{"))) for part in parts)
+
+
+def _objects(text: Array) -> int:
+    """Return how many objects a list holds: braces neither in a string nor in another bracket."""
+    found = depth = 0
+    in_string = False
+    slashes = 0
+    for at in range(0, len(text), _CHUNK // 16):  # a hundred times as much while it is looked at
+        part = text[at : at + _CHUNK // 16]
+        place = np.arange(len(part))
+        plain = np.maximum.accumulate(np.where(part != ord("\\"), place, -1))
+        run = np.where(plain >= 0, place - plain, place + 1 + slashes)  # backslashes that end here
+        before = np.r_[slashes, run[:-1]]
+        slashes = int(run[-1])
+        quote = (part == ord('"')) & (before % 2 == 0)
+        quoted = (np.cumsum(quote) + in_string) % 2 == 1
+        in_string = bool(quoted[-1])
+        opens = np.isin(part, (ord("{"), ord("["))) & ~quoted
+        closes = np.isin(part, (ord("}"), ord("]"))) & ~quoted
+        level = depth + np.cumsum(opens.astype(np.int64) - closes)
+        found += int(np.count_nonzero(opens & (part == ord("{")) & (level == 2)))
+        depth = int(level[-1])
+    return found
+
+
+def values(text: msgspec.Raw) -> Any:
+    """Return what JSON of some event holds, whatever it is; an empty object where there is none.
+
+    Raises
+    ------
+    TraceFormatError
+        It is longer than such a thing is: as Python's objects it takes twenty times as much.
+    """
+    if len(bytes(text)) > LONGEST_TEXT:
+        raise TraceFormatError(f"the arguments of an event have more than {LONGEST_TEXT:,} bytes")
+    return msgspec.json.decode(text) if bytes(text) else {}
 
 
 def nanoseconds(values: list[msgspec.Raw]) -> tuple[Array, Array]:
@@ -176,10 +259,12 @@ def texts(values: list[Any], absent: str) -> Any:
         column = pa.array(
             [None if one is None else schema.encodable(str(one)) for one in values], pa.string()
         )
-    codes, distinct = arrow.coded(column.fill_null(absent))
-    if any(one is not None and len(one) > _LONGEST_TEXT for one in distinct):
-        raise TraceFormatError(f"a name has more than {_LONGEST_TEXT:,} characters")
-    return arrow.text_column(codes, [one or absent for one in distinct])
+    coded = column.fill_null(absent).dictionary_encode()
+    distinct = coded.dictionary
+    if (pc.max(pc.binary_length(distinct)).as_py() or 0) > LONGEST_TEXT:
+        raise TraceFormatError(f"a name has more than {LONGEST_TEXT:,} bytes")
+    named = pc.if_else(pc.equal(distinct, ""), absent, distinct)
+    return pa.DictionaryArray.from_arrays(coded.indices, named)
 
 
 def pairs(
@@ -212,6 +297,20 @@ def pairs(
     return found, lost
 
 
+class Tally(Counter[str]):
+    """Counts by name; the names that come after many are counted as one."""
+
+    def __setitem__(self, name: str, count: int) -> None:
+        if name not in self and len(self) >= _MOST_COUNTED:
+            count += self.get(_OTHERS, 0)
+            name = _OTHERS
+        super().__setitem__(name, count)
+
+
+_MOST_COUNTED = 1000
+_OTHERS = "others"
+_AT_ONCE = 256
+"""Events whose arguments are objects of Python's at the same time."""
 _MOST_NAMES = 200
 """Names of arguments that get a column of their own to be counted in."""
 
@@ -231,11 +330,20 @@ class Arguments:
         self._wanted = wanted
         self._as_written = as_written
         self._others: list[str] = []
-        self.left: Counter[str] = Counter()
+        self.left = Tally()
+        self._decoding = self._decoders()
 
     def read(self, raws: list[msgspec.Raw]) -> dict[str, list[Any]]:
-        """Return name → values."""
-        strict, lax, nothing = self._decoders()
+        """Return name → values: numbers and texts, or JSON as it is written."""
+        found: dict[str, list[Any]] = {name: [] for name in self._wanted}
+        for at in range(0, len(raws), _AT_ONCE):
+            columns = self._read(raws[at : at + _AT_ONCE])
+            for name, values_of in found.items():
+                values_of.extend(columns[name])
+        return found
+
+    def _read(self, raws: list[msgspec.Raw]) -> dict[str, list[Any]]:
+        strict, lax, nothing = self._decoding
         rows: list[tuple[Any, ...]] = []
         add, as_tuple = rows.append, msgspec.structs.astuple
         for raw in raws:
@@ -246,14 +354,19 @@ class Arguments:
                 add(as_tuple(strict(raw)))
             except msgspec.ValidationError:  # a name that is new, or no object at all
                 if self._learn(raw):
-                    strict, lax, nothing = self._decoders()
+                    self._decoding = strict, lax, nothing = self._decoders()
                 add(as_tuple(lax(raw)) if bytes(raw)[:1] == b"{" else nothing)
         # Those that were read before a name was learnt are shorter.
         columns = itertools.zip_longest(*rows, fillvalue=ABSENT)
         found = dict(zip((*self._wanted, *self._others), columns, strict=False))
         for name in self._others if rows else ():
             self.left[name] += len(rows) - found[name].count(ABSENT)
-        return {name: list(found.get(name, ())) for name in self._wanted}
+        return {
+            name: [None if isinstance(value, list | dict) else value for value in found[name]]
+            if name in found
+            else []
+            for name in self._wanted
+        }
 
     def _learn(self, raw: msgspec.Raw) -> bool:
         """Take the names of one event into account; whether there is a new one to read by."""

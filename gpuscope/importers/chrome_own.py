@@ -34,7 +34,7 @@ def metadata(top: dict[str, msgspec.Raw]) -> TraceMetadata | None:
     TraceFormatError
         It says that gpuscope wrote it, but not with this schema.
     """
-    other = msgspec.json.decode(top["otherData"]) if "otherData" in top else None
+    other = raw.values(top["otherData"]) if "otherData" in top else None
     if not isinstance(other, dict) or not str(other.get("writer")).startswith("gpuscope "):
         return None
     version = other.get("schema_version")
@@ -78,11 +78,11 @@ def trace(
     lasts, lasting = raw.nanoseconds([one.dur for one in spans])
     if not known.all():
         raise TraceFormatError("a span has no start")
-    kinds = [_KINDS.get(one.cat or "", one.cat or "") for one in spans]
+    kinds = [
+        _KINDS.get(one.cat or "", one.cat or "") if more.kind is None else more.kind
+        for one, more in zip(spans, told, strict=True)
+    ]
     kind, kind_names = arrow.coded(pa.array(kinds, pa.string()))
-    unknown = sorted(set(kind_names) - set(schema.KINDS))
-    if unknown:
-        raise TraceFormatError(f"no kind of span is called {unknown[0][:40]!r}")
     columns: dict[str, Any] = {
         name: _column(name, [getattr(one, name) for one in told], base)
         for name in schema.SPAN_TYPES

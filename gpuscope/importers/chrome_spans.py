@@ -51,10 +51,12 @@ class Spans:
 
     def __init__(self, events: list[Event], top: dict[str, msgspec.Raw]) -> None:
         self.events = events
-        self.left: Counter[str] = Counter()
+        self.left = raw.Tally()
         self.base_ns, self.time_base = 0, "relative"
         self.starts, timed = raw.nanoseconds([one.ts for one in events])
         lasts, lasting = raw.nanoseconds([one.dur for one in events])
+        for event in events:  # they are read, and take more than all else of an event
+            event.ts = event.dur = raw.ABSENT
         phase, phases = arrow.coded(pa.array([one.ph for one in events], pa.string()))
         self.phase, self.phases = phase, phases
         self.process, self.process_names = raw.numbers([one.pid for one in events])
@@ -94,7 +96,7 @@ class Spans:
             event = self.events[row]
             if event.name in names:
                 ids, found = names[str(event.name)]
-                given = msgspec.json.decode(event.args) if bytes(event.args) else {}
+                given = raw.values(event.args)
                 name = given.get("name") if isinstance(given, dict) else None
                 if name is not None and ids[row] != NONE:
                     found[int(ids[row])] = str(name)[:LONGEST_FACT]
@@ -142,7 +144,7 @@ def _position(values: list[Any], wanted: str) -> int:
 
 def fact(top: dict[str, msgspec.Raw], name: str) -> Any:
     """Return what stands beside the events under a name."""
-    return msgspec.json.decode(top[name]) if name in top else None
+    return raw.values(top[name]) if name in top else None
 
 
 def identity(event: Event, process: Any) -> tuple[Any, ...]:

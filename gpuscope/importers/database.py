@@ -97,7 +97,7 @@ class Database:
         self._until_s = time.monotonic() + self._seconds
         self._rows = 0
         self._most_rows = nbytes // _LEAST_ROW_BYTES
-        self._text_left = max(1 << 20, 4 * nbytes)
+        self._text_left = min(max(1 << 20, 4 * nbytes), limits.text_room)
         self.tables: dict[str, dict[str, bool]] = {}
         self.asked: dict[str, set[str]] = {}
         connection.set_progress_handler(self._is_over, _OPERATIONS)
@@ -177,7 +177,9 @@ class Database:
             values = chain.from_iterable(chunk)
             self._text_left -= sum(len(one) for one in values if isinstance(one, str | bytes))
             if self._text_left < 0:
-                raise TraceFormatError(f"table {table} holds more text than the file has bytes")
+                raise TraceFormatError(
+                    f"table {table} holds more text than the file has bytes, or than the limits let"
+                )
             found += chunk
         self._took(len(found))
         if len(there) == len(columns):
@@ -195,7 +197,7 @@ class Database:
         return [name for name in columns if name in own]
 
     def _select(self, listed: str, table: str) -> sqlite3.Cursor:
-        room = min(self._limits.rows, self._most_rows) - self._rows
+        room = min(self._limits.rows_in_room, self._most_rows) - self._rows
         return self._execute(
             f"SELECT {listed} FROM {_quoted(table)} NOT INDEXED LIMIT {max(room, 0) + 1}"  # noqa: S608 - quoted
         )
@@ -204,7 +206,7 @@ class Database:
         self._rows += count
         if self._rows > self._most_rows:
             raise TraceFormatError("the tables claim more rows than a file of this size can hold")
-        self._limits.check("rows", "rows", self._rows)
+        self._limits.check_rows("rows", self._rows)
 
 
 def _quoted(name: str) -> str:

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpuscope.errors import GpuscopeError, TraceFormatError
+
+ROW_BYTES = 200
+_LEAST_ROOM = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,9 @@ class Limits:
         Size of JSON, unpacked, since all of it is held in memory.
     rows
         Rows and events in all.
+
+    Loading takes no more memory than 8 × the lowest of ``file_bytes``, ``text_bytes`` and 200
+    bytes × ``rows``, whatever a file claims: a low limit lowers what the others let in.
 
     Raises
     ------
@@ -50,6 +58,21 @@ class Limits:
             if value < 1:
                 raise ValueError(f"{name} is at least 1, not {value}")
 
+    @property
+    def room(self) -> int:
+        """Bytes that what is read may take, before it is joined and copied."""
+        return max(min(self.file_bytes, self.text_bytes, ROW_BYTES * self.rows), _LEAST_ROOM)
+
+    @property
+    def text_room(self) -> int:
+        """Bytes of text that may be read."""
+        return 3 * self.room // 2
+
+    @property
+    def rows_in_room(self) -> int:
+        """Rows that may be read."""
+        return min(self.rows, self.room // ROW_BYTES)
+
     def check(self, name: str, what: str, found: int) -> None:
         """Refuse a file with more than ``limits.<name>`` of something.
 
@@ -58,12 +81,52 @@ class Limits:
         TraceFormatError
             ``found`` is more.
         """
-        allowed = getattr(self, name)
+        self._refuse(what, found, getattr(self, name), name)
+
+    def check_rows(self, what: str, found: int) -> None:
+        """Refuse a file with more rows than may be read.
+
+        Raises
+        ------
+        TraceFormatError
+            There are more.
+        """
+        lower = min(("rows", "text_bytes", "file_bytes"), key=self._rows_of)
+        self._refuse(what, found, self.rows_in_room, lower)
+
+    def check_room(self, what: str, found: int) -> None:
+        """Refuse a file with more bytes of text than there is room for.
+
+        Raises
+        ------
+        TraceFormatError
+            There are more.
+        """
+        lower = min(("rows", "text_bytes", "file_bytes"), key=self._rows_of)
+        self._refuse(what, found, self.text_room, lower)
+
+    def _rows_of(self, name: str) -> int:
+        limit: int = getattr(self, name)
+        return limit if name == "rows" else limit // ROW_BYTES
+
+    @staticmethod
+    def _refuse(what: str, found: int, allowed: int, name: str) -> None:
         if found > allowed:
             raise TraceFormatError(
                 f"{what}: {found:,} or more, where {allowed:,} is the limit. If you trust the "
                 f"file, load_trace(path, limits=gpuscope.Limits({name}=…)) reads more"
             )
+
+
+def reserve(nbytes: int) -> None:
+    """Find out whether there is room for so many bytes: decoders end the process without it.
+
+    Raises
+    ------
+    MemoryError
+        There is not.
+    """
+    np.empty(nbytes, np.uint8)  # of memory that is not touched, only the addresses are taken
 
 
 @contextmanager
@@ -86,6 +149,11 @@ def reading(name: str, what: str) -> Iterator[None]:
         yield
     except GpuscopeError:
         raise
+    except OSError as error:
+        raise GpuscopeError(
+            f"{name!r} could not be read to its end: {error.strerror or error}. Load it again, "
+            "from where it stays"
+        ) from error
     except RecursionError as error:
         raise TraceFormatError(
             f"{name!r} is no readable {what}: it nests deeper than anything that is a trace"

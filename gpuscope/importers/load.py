@@ -76,13 +76,14 @@ def load_trace(
     head = _head(source, limits)
     if head.startswith(_PARQUET):
         with reading(source.name, "gpuscope trace"):
-            return read_parquet(source, most_rows=limits.rows)
+            return read_parquet(source, most_rows=limits.rows_in_room, most_bytes=2 * limits.room)
     if head.startswith(_SQLITE):
         return read_nsys(source, limits, keep_private=keep_private)
     if head.startswith(MAGIC):
         return read_report(source, limits, keep_private=keep_private)
     if head.startswith(_GZIP) or head.lstrip(_BLANKS)[:1] in (b"{", b"["):
-        text = _text(source, limits, packed=head.startswith(_GZIP))
+        with reading(source.name, "JSON file"):
+            text = _text(source, limits, packed=head.startswith(_GZIP))
         return read_chrome(text, source.name, limits, keep_private=keep_private)
     if len(head) < len(_SQLITE):
         raise TraceFormatError(
@@ -122,8 +123,10 @@ def _text(source: Path, limits: Limits, *, packed: bool) -> bytes:
     size = source.stat().st_size
     if not packed:
         limits.check("text_bytes", f"bytes of JSON in {source.name!r}", size)
-        return source.read_bytes()
-    most = min(limits.text_bytes, max(_UNPACKED_AT_LEAST, _RATIO * size))
+        limits.check_room(f"bytes of JSON in {source.name!r}", size)
+        with source.open("rb") as file:
+            return file.read(size)
+    most = min(limits.text_bytes, limits.text_room, max(_UNPACKED_AT_LEAST, _RATIO * size))
     found = io.BytesIO()
     with reading(source.name, "gzip file"), gzip.open(source) as file:
         try:
@@ -131,6 +134,7 @@ def _text(source: Path, limits: Limits, *, packed: bool) -> bytes:
                 found.write(chunk)
                 if found.tell() > most:
                     limits.check("text_bytes", f"unpacked bytes of {source.name!r}", found.tell())
+                    limits.check_room(f"unpacked bytes of {source.name!r}", found.tell())
                     raise TraceFormatError(
                         f"{source.name!r} unpacks to more than {_RATIO} times its size, as no "
                         "trace does: if you trust it, unpack it yourself"
@@ -139,7 +143,7 @@ def _text(source: Path, limits: Limits, *, packed: bool) -> bytes:
             raise TraceFormatError(
                 f"{source.name!r} is damaged or cut off inside its gzip stream: get it again"
             ) from error
-    if found.getvalue()[:4096].lstrip(_BLANKS)[:1] not in (b"{", b"["):
+    if found.getbuffer()[:4096].tobytes().lstrip(_BLANKS)[:1] not in (b"{", b"["):
         raise TraceFormatError(
             f"{source.name!r} is gzip, but not of JSON: unpack it, and load what was in it"
         )

@@ -128,7 +128,10 @@ class Capture:
     def texts(self, numbers: Array, absent: str | None) -> Any:
         """Return a text column from numbers into the strings."""
         codes, distinct = arrow.coded(numbers)
-        return arrow.text_column(codes, [self.string(one) or absent for one in distinct])
+        texts = [self.string(one) for one in distinct]
+        if self.own is not None:  # ours may be empty
+            return arrow.text_column(codes, [absent if text is None else text for text in texts])
+        return arrow.text_column(codes, [text or absent for text in texts])
 
     @cached_property
     def _facts(self) -> Mapping[Any, Any]:

@@ -72,8 +72,7 @@ def read(capture: Capture, *, own: bool = False) -> Part:
     columns = {
         "parent": arrow.nullable(parents, parents == NONE),
         "kind": arrow.text_column(is_mark.astype(np.int64), ["range", "mark"]),
-        "name": pa.array([names[row] or "(no message)" for row in rest.tolist()],
-                         pa.string()).dictionary_encode(),
+        "name": arrow.texts([_named(names[row], own=own) for row in rest.tolist()]),
         "start_ns": starts,
         "end_ns": capture.ends(ends),
         **capture.thread_columns(found["globalTid"]),
@@ -86,6 +85,10 @@ def read(capture: Capture, *, own: bool = False) -> Part:
         "source": arrow.constant("nsys", len(rest)),
     }  # fmt: skip
     return Part(NVTX, columns, rows, joined, at=rest)
+
+
+def _named(name: str | None, *, own: bool) -> str:
+    return "(no message)" if name is None or not (name or own) else name
 
 
 def _argb(color: Array) -> Array:
@@ -152,7 +155,7 @@ def _payloads(
         texts[place] = capture.string(int(numbers[wanted[place]])) or texts[place]
     if all(text is None for text in texts):
         return pa.nulls(len(wanted))
-    return pa.array(texts, pa.string()).dictionary_encode()
+    return arrow.texts(texts)
 
 
 def _json(name: str, value: Any) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _SECRET = re.compile(
     r"(--?[\w-]{0,40}?(?:token|secret|passw(?:or)?d|credentials?|(?:api|access|private)[-_]?key)"
@@ -77,9 +80,27 @@ def scrub(spans: Any) -> Any:
         if pa.types.is_null(column.type) or not len(column):
             continue
         coded = column.unify_dictionaries().combine_chunks()
-        texts = coded.dictionary.to_pylist()
-        kept = [text if text is None else public_text(text) for text in texts]
-        if kept != texts:
-            fresh = pa.DictionaryArray.from_arrays(coded.indices, pa.array(kept, pa.string()))
+        kept = pa.concat_arrays([_public(part) for part in _parts(coded.dictionary)])
+        if not kept.equals(coded.dictionary):
+            fresh = pa.DictionaryArray.from_arrays(coded.indices, kept)
             spans = spans.set_column(spans.schema.get_field_index(name), name, fresh)
     return spans
+
+
+_AT_ONCE = 1 << 20
+"""Bytes of texts that are objects of Python's at the same time, and one text more."""
+
+
+def _parts(texts: Any) -> Iterator[Any]:
+    ends = np.cumsum(np.asarray(pc.binary_length(texts).fill_null(0)) + 1)
+    at = 0
+    while at < len(texts):
+        start = int(ends[at - 1]) if at else 0
+        until = max(int(np.searchsorted(ends, start + _AT_ONCE)), at + 1)
+        yield texts[at:until]
+        at = until
+
+
+def _public(texts: Any) -> Any:
+    kept = [text if text is None else public_text(text) for text in texts.to_pylist()]
+    return pa.array(kept, pa.string())

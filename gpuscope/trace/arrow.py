@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,13 @@ def text_column(codes: Array, texts: list[str | None]) -> Any:
         pa.array(codes.astype(np.int32), mask=codes < 0),
         pa.array([schema.encodable(text or "") for text in texts], pa.string()),
     )
+
+
+def texts(values: Sequence[str | None]) -> Any:
+    """Return a dictionary column of texts that repeat: each distinct one is copied once."""
+    known: dict[str | None, int] = {}
+    codes = np.array([known.setdefault(value, len(known)) for value in values], np.int64)
+    return text_column(codes, [*known])
 
 
 def constant(text: str, count: int) -> Any:

@@ -19,6 +19,7 @@ _BOOLS, _BYTE, _WHOLES, _DOUBLE, _TEXT, _LISTS, _MAP, _STRUCT = (
 )  # fmt: skip
 _I32, _I64 = 5, 6
 _DEEPEST = 10
+_BYTE_ARRAY = 6
 _ENCODINGS = frozenset({0, 2, 3, 4, 5, 8})
 """PLAIN, PLAIN_DICTIONARY, RLE, BIT_PACKED, DELTA_BINARY_PACKED, RLE_DICTIONARY: of these a text
 takes as many bytes in its page as in memory."""
@@ -39,16 +40,18 @@ class Survey:
     nbytes
         Of all pages of the columns that were asked for, unpacked, and what Arrow remembers of
         the entries of dictionaries.
-    columns
-        Those of the columns that are there.
+    texts
+        Those of the columns that are texts.
     """
 
     rows: int
     nbytes: int
-    columns: frozenset[str]
+    texts: frozenset[str]
 
 
-def survey(file: BinaryIO, size: int, columns: frozenset[str], most_values: int) -> Survey:
+def survey(
+    file: BinaryIO, size: int, columns: frozenset[str], most_values: int, most_bytes: int
+) -> Survey:
     """Read the headers of a file's pages.
 
     Parameters
@@ -57,6 +60,8 @@ def survey(file: BinaryIO, size: int, columns: frozenset[str], most_values: int)
         Names of the columns that are going to be read.
     most_values
         How many numbers, texts and lists the footer may hold.
+    most_bytes
+        How long it may be.
 
     Raises
     ------
@@ -70,9 +75,11 @@ def survey(file: BinaryIO, size: int, columns: frozenset[str], most_values: int)
     if tail[4:] != _MAGIC or length + 12 > size:
         raise TraceFormatError("truncated, or not Parquet: it has no footer")
     file.seek(size - 8 - length)
+    if length > most_bytes:
+        raise TraceFormatError(f"its footer has {length:,} bytes, as that of no trace has")
     footer = _Reader(file.read(length), most_values).struct()
     rows = nbytes = 0
-    there = set()
+    texts = set()
     for group in _structs(_of(footer, 4, 9)):
         count = _of(group, 3, _I64)
         rows += count
@@ -83,13 +90,14 @@ def survey(file: BinaryIO, size: int, columns: frozenset[str], most_values: int)
             path = b".".join(_texts(_of(facts, 3, 9))).decode("utf-8", "replace")
             if path not in columns:
                 continue
-            there.add(path)
+            if _of(facts, 1, _I32) == _BYTE_ARRAY:
+                texts.add(path)
             if _of(facts, 5, _I64) != count:
                 raise TraceFormatError("its columns differ in length")
             nbytes += _pages(file, size, facts)
     if rows != _of(footer, 3, _I64):
         raise TraceFormatError("its row groups do not hold as many rows as it says")
-    return Survey(rows, nbytes, frozenset(there))
+    return Survey(rows, nbytes, frozenset(texts))
 
 
 def _structs(values: list[Any]) -> list[dict[int, Any]]:

@@ -37,6 +37,7 @@ _ROW_BYTES = 200
 _VALUES = 500_000
 """Numbers, texts and lists in a footer: of a row group, some 1,500."""
 _METADATA_BYTES = 1 << 20
+_FOOTER_BYTES = 8 << 20
 
 
 @door(trace=Trace, path=(str, Path))
@@ -215,7 +216,8 @@ def _opened(
     file: Any, size: int, columns: frozenset[str], most_rows: int | None, most_bytes: int | None
 ) -> tuple[pq.ParquetFile, int]:
     """Open Parquet after its pages were looked at; returns how many rows it has, too."""
-    found = survey(file, size, columns, max(_VALUES, (most_bytes or 1 << 40) // 2000))
+    room = most_bytes or 1 << 40
+    found = survey(file, size, columns, max(_VALUES, room // 2000), max(_FOOTER_BYTES, room // 4))
     if most_rows is not None and found.rows > most_rows:
         raise _NotOurs(
             f"has {found.rows:,} rows, where {most_rows:,} is the limit. If you trust "
@@ -227,9 +229,12 @@ def _opened(
             "the file, load_trace(path, limits=gpuscope.Limits(text_bytes=…, rows=…)) reads more"
         )
     file.seek(0)
-    texts = sorted(found.columns & _TEXTS)
+    texts = sorted(found.texts & _TEXTS)
     # Not read_table(): given a folder, it joins whatever Parquet lies in it.
-    parquet = pq.ParquetFile(file, page_checksum_verification=True, read_dictionary=texts)
+    try:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True, read_dictionary=texts)
+    except KeyError:  # its row groups name a column that its schema does not have
+        raise _NotOurs("is no readable trace: its footer contradicts itself") from None
     return parquet, found.rows
 
 

@@ -15,8 +15,10 @@ import os
 import resource
 import sqlite3
 import struct
+import subprocess
 import sys
 import time
+import zlib
 from contextlib import closing
 from pathlib import Path
 
@@ -25,17 +27,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import trace_chain
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope import analysis
 from gpuscope.errors import GpuscopeError, InvalidExperiment, MissingEvidence, TraceFormatError
+from gpuscope.importers import load
 from gpuscope.importers.database import opened
-from gpuscope.trace import store
+from gpuscope.trace import schema, store
 from gpuscope.trace.model import TraceMetadata
 
 MUTATIONS = int(os.environ.get("GPUSCOPE_MUTATIONS", "500"))
+CHAINED = 1 if MUTATIONS > 500 else 25
+"""Of so many files that load, all is done with one: analyse, draw, export, load again."""
 SECONDS = 5
 MEGABYTES = 512
 KERNEL, API, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -203,6 +209,8 @@ def harmless(path):
             with contextlib.suppress(MissingEvidence):
                 repr(judge(trace).rows())
     assert time.process_time() - started < SECONDS
+    if trace is not None and zlib.crc32(path.read_bytes()) % CHAINED == 0:
+        trace_chain.through(trace, path.parent)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < MEGABYTES * 1024, f"{grown / 1024:.0f} MB more"
     return trace
@@ -307,6 +315,194 @@ def test_chrome_traces_with_any_value_anywhere(folder, data):
     path = folder / "values.json"
     path.write_text(json.dumps(content))
     harmless(path)
+
+
+VALUES = st.one_of(
+    st.sampled_from([None, 0, 1, -1, 7, 1 << 15, 1 << 32, (1 << 63) - 1, -(1 << 63), 1000 << 52,
+                     "", "x", "\0", "k" * 300, "counter", "block", "handle", "{}"]),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.text(max_size=5),
+)  # fmt: skip
+
+
+@composed
+@given(st.data())
+def test_parquet_with_any_value_anywhere(folder, data):
+    path = folder / "values.parquet"
+    small_parquet(path)
+    table = pq.read_table(path)
+    facts = dict(table.schema.metadata)
+    for _ in range(data.draw(st.integers(1, 4))):
+        name = data.draw(st.sampled_from(table.column_names))
+        values = table.column(name).to_pylist()
+        values[data.draw(st.integers(0, len(values) - 1))] = data.draw(VALUES)
+        with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeError):
+            column = pa.array(values, schema.SPAN_TYPES[name])
+            table = table.set_column(table.schema.get_field_index(name), name, column)
+    if data.draw(st.booleans()):
+        told = json.loads(facts[b"gpuscope.metadata"])
+        told[data.draw(st.sampled_from(sorted(told)))] = data.draw(JSON)
+        facts[b"gpuscope.metadata"] = json.dumps(told).encode()
+    pq.write_table(table.replace_schema_metadata(facts), path)
+    harmless(path)
+
+
+@pytest.mark.parametrize("kind", ["gpu_memcpy", "user_annotation", "<b>", "event wait"])
+@pytest.mark.parametrize("suffix", trace_chain.SUFFIXES)
+def test_a_kind_that_nobody_knows_is_kept(kind, suffix, tmp_path):
+    trace = gs.Trace.from_columns(
+        {"id": [1, 2], "kind": [kind, "kernel"], "name": ["a", "b"], "start_ns": [1, 2],
+         "end_ns": [3, 4], "source": ["cupti"] * 2}
+    )  # fmt: skip
+    again = gs.load_trace(gs.export(trace, tmp_path / f"t{suffix}"))
+    assert sorted(again.texts("kind")) == sorted([kind, "kernel"])
+
+
+def test_edges_without_spans_go_the_whole_way(tmp_path):
+    trace = gs.Trace.from_columns({}, {"from": [1], "to": [2], "kind": ["launch"]})
+    trace_chain.through(trace, tmp_path)
+
+
+def test_an_event_without_a_name_goes_the_whole_way(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [{"ph": "X", "ts": 1, "dur": 2}, {"ph": "X", "ts": 1, '
+                    '"dur": 2, "name": "a"}]}')  # fmt: skip
+    trace = gs.load_trace(path)
+    assert trace.texts("name") == ["(unnamed)", "a"]
+    trace_chain.through(trace, tmp_path)
+
+
+def test_times_beyond_any_are_left_out_and_counted(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(
+        '{"baseTimeNanoseconds": 3999999999999999999, "traceEvents": ['
+        '{"ph": "X", "name": "late", "ts": 4500000000000000, "dur": 1},'
+        '{"ph": "X", "name": "long", "ts": 0, "dur": 4500000000000000},'
+        '{"ph": "X", "name": "before 1970", "ts": -4499999999999999, "dur": 1},'
+        '{"ph": "X", "name": "backwards", "ts": 5, "dur": -1},'
+        '{"ph": "X", "name": "good", "ts": 5, "dur": 1}]}'
+    )
+    trace = gs.load_trace(path)
+    rows = zip(trace.texts("name"), trace.spans.column("end_ns").to_pylist(), strict=True)
+    assert dict(rows) == {"long": None, "backwards": None, "good": 4000000000000005999}
+    counts = trace.metadata.counts
+    assert counts["spans with an impossible start_ns not taken"] == 2
+    assert counts["ends later than any time not taken"] == 2
+    assert counts["ends before their begin not taken"] == 1
+
+
+def test_a_lone_surrogate_does_not_refuse_a_file(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text('[{"ph": "X", "name": "a\\ud800b \\ud83d\\ude00", "ts": 1, "dur": 1}]')
+    assert gs.load_trace(path).texts("name") == ["a\ufffdb 😀"]
+
+
+@pytest.mark.parametrize("form", ["json", "gzip"])
+def test_a_file_that_goes_away_while_it_is_read(form, seeds, tmp_path, monkeypatch):
+    path = tmp_path / "t"
+    path.write_bytes(seeds[form][0])
+    head = load._head
+
+    def gone(source, limits):
+        found = head(source, limits)
+        source.unlink()
+        return found
+
+    monkeypatch.setattr(load, "_head", gone)
+    with pytest.raises(GpuscopeError, match="could not be read to its end: No such file"):
+        gs.load_trace(path)
+
+
+# -- memory ------------------------------------------------------------------------------------
+MOST_ROWS = 50_000
+LOADED = """
+import resource, sys
+import gpuscope as gs
+
+def of(what):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(what))
+
+def load():
+    try:
+        return str(len(gs.load_trace(sys.argv[1], limits=gs.Limits(rows=int(sys.argv[2])))))
+    except gs.GpuscopeError as error:
+        return str(error)
+
+trace = gs.Trace.from_columns({"id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [1],
+                               "end_ns": [2], "source": ["cupti"]})
+gs.load_trace(gs.export(trace, sys.argv[3]))
+before = of("VmHWM")
+if len(sys.argv) > 4:
+    room = (of("VmSize") << 10) + int(sys.argv[4])
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
+said = load()
+print(of("VmHWM") - before, said)
+"""
+
+
+def loaded(path, *more):
+    """Load a file in a process of its own; return how many kB that took, and what it said."""
+    small = path.with_name("small" + "".join(path.suffixes))
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(path), str(MOST_ROWS), str(small), *more],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr[-500:])
+    kb, _, said = done.stdout.partition(" ")
+    return int(kb), said.strip()
+
+
+def own_parquet(path, count, **columns):
+    told = {name: pa.nulls(count, kind) for name, kind in schema.SPAN_TYPES.items()}
+    numbers = pa.array(np.arange(count, dtype=np.int64))
+    word = pa.array(["kernel"] * count)
+    told |= {"id": numbers, "start_ns": numbers, "kind": word, "name": word, "source": word}
+    table = pa.table({**told, **columns})
+    facts = {b"gpuscope.schema_version": b"2", b"gpuscope.metadata": b"{}"}
+    pq.write_table(table.replace_schema_metadata(facts), path, compression="zstd")
+
+
+def bombs(folder):
+    """Yield what a file of some kind holds, and the file."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 30_000, pa.int32()), ["x" * 100_000])
+    own_parquet(folder / "text.parquet", 30_000, name=text)
+    yield "a text of 100 kB in each of 30,000 rows", folder / "text.parquet"
+    (folder / "events.json").write_text(
+        '{"traceEvents": [' + '{"ph":"X"},' * (4 * MOST_ROWS - 1) + '{"ph":"X"}]}'
+    )
+    yield "four times the rows without arguments", folder / "events.json"
+    with gzip.open(folder / "events.json.gz", "wb") as file:
+        file.write(b'{"traceEvents": [' + b'{"ph":"X"},' * 3_000_000 + b"{}]}")
+    yield "three million events", folder / "events.json.gz"
+    keys = ",".join(f'"k{number}":1' for number in range(800_000))
+    (folder / "keys.json").write_text('{"traceEvents": [], ' + keys + "}")
+    yield "800,000 names beside the events", folder / "keys.json"
+    lists = ",".join(["[]"] * 60)
+    event = '{"ph":"X","cat":"kernel","ts":1,"args":{"stream":[' + lists + "]}}"
+    (folder / "lists.json").write_text("[" + ",".join([event] * MOST_ROWS) + "]")
+    yield "lists where numbers are due", folder / "lists.json"
+    strings = [{"id": number, "value": "x" * 900_000} for number in range(8)]
+    rows = [{"start": n, "end": n + 1, "eventType": 59, "textId": n % 8, "globalTid": 1}
+            for n in range(20_000)]  # fmt: skip
+    tables = {"StringIds": strings, NVTX: rows}
+    yield "a text of 900 kB in each of 20,000 rows", nsight.build(folder / "t.sqlite", tables)
+
+
+def test_memory_while_loading_is_bounded_by_the_limits(tmp_path):
+    over = {}
+    for what, path in bombs(tmp_path):
+        kb, said = loaded(path)
+        if kb * 1024 > 8 * 200 * MOST_ROWS:
+            over[what] = kb, said
+    assert not over
+
+
+def test_too_little_address_space_is_an_error_of_ours(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text("[" + ",".join(['{"ph":"X","ts":1,"dur":1,"name":"a"}'] * MOST_ROWS) + "]")
+    _, said = loaded(path, str(20 << 20))
+    assert "does not fit in memory" in said
 
 
 # -- SQLite ------------------------------------------------------------------------------------
@@ -580,7 +776,7 @@ def test_a_column_that_unpacks_without_end_is_refused(tmp_path):
     with pytest.raises(TraceFormatError, match=r"30,000,000 rows, where 10,000,000 is the limit"):
         gs.load_trace(path)
     with pytest.raises(TraceFormatError, match="lacks parent"):
-        gs.load_trace(path, limits=gs.Limits(rows=1 << 40))
+        gs.load_trace(path, limits=gs.Limits(*[1 << 40] * 3))
 
 
 # -- nothing is run ----------------------------------------------------------------------------

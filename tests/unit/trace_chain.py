@@ -1,0 +1,123 @@
+"""All that can be done with a trace: every damaged file that loads must survive it."""
+
+from __future__ import annotations
+
+import itertools
+
+import gpuscope as gs
+from gpuscope import analysis, figures
+from gpuscope.errors import GpuscopeError
+from gpuscope.figures.raster import png
+from gpuscope.trace.model import Run
+from gpuscope.widgets.compose import compose
+from gpuscope.widgets.details import describe, links, why
+from gpuscope.widgets.scene import Scene
+
+SUFFIXES = (".parquet", ".sqlite", ".json", ".json.gz")
+ROWS = 12
+"""Spans that are explained and described."""
+
+
+def attempt(what, *given, **options):
+    """Call a function; it may say that evidence is missing, and nothing worse."""
+    try:
+        return what(*given, **options)
+    except GpuscopeError:
+        return None
+
+
+def judged(trace):
+    """Judge a trace by everything in ``gpuscope.analysis``."""
+    names = [str(name) for name in dict.fromkeys(trace.texts("category"))][:3] or ["w"]
+    for judge, third in ((analysis.overlap, "workload"), (analysis.concurrency, "workload"),
+                         (analysis.gaps, "device")):  # fmt: skip
+        for by in ("stream", "partition", third):
+            found = attempt(judge, trace, by=by)
+            if found is not None:
+                repr(found)
+                found.rows()
+    for judge in (analysis.summary, analysis.launch_latency, analysis.latency,
+                  analysis.confinement, analysis.range_projection):  # fmt: skip
+        found = attempt(judge, trace)
+        if found is not None:
+            repr(found)
+            found.rows()
+    attempt(analysis.compare, {"a": trace, "b": trace})
+    attempt(analysis.prediction, *as_predicted(trace))
+    for of, at in itertools.product(names, repeat=2):
+        attempt(analysis.queue_depth, trace, of=of, at=at)
+        if of != at:
+            attempt(analysis.interference, trace, trace, of=of, given=at)
+    return names
+
+
+def as_predicted(trace):
+    return trace.with_metadata(simulated=True), trace.with_metadata(simulated=False)
+
+
+def explained(trace):
+    """Ask of some spans why they started, and all that is known of them."""
+    ids = [] if not len(trace) else trace.array("id")[:ROWS].tolist()
+    for row, span in enumerate(ids):
+        attempt(lambda span=span: str(trace.explain(span)))
+        describe(trace, row)
+        why(trace, span)
+        links(trace, span)
+
+
+def drawn(trace, names):
+    """Draw every figure of a trace, and the scene of the widget."""
+    made = [
+        attempt(figures.timeline, trace, sm=True),
+        attempt(figures.timelines, {"a": trace, "b": trace}),
+        attempt(figures.sm_map, trace),
+        attempt(figures.confinement, trace),
+        attempt(figures.compare, *as_predicted(trace)),
+        *(attempt(figures.latency, {"a": trace}, name) for name in names),
+    ]
+    for figure in made:
+        if figure is not None:
+            figure.to_json().encode()
+    if made[0] is not None:
+        png(made[0])
+    scene = Scene(trace, None)
+    scene.show_sms(shown=True)
+    scene.hide([label for label, _ in scene.labels][:1])
+    scene.select(0 if len(trace) else None)
+    window = scene.first_view(trace)
+    scene.neighbour(window, 1, 0)
+    scene.named("k")
+    compose(scene.shot(window, following=False), None).words()
+
+
+def exported(trace, folder):
+    """Export to every format that needs no other program, and load what was written."""
+    for suffix in SUFFIXES:
+        path = gs.export(trace, folder / f"chain{suffix}", keep_private=True)
+        again = gs.load_trace(path, keep_private=True)
+        assert rows_of(again) == rows_of(trace), suffix
+        assert again.metadata.to_json() == trace.metadata.to_json()
+        assert again.edges.num_rows <= trace.edges.num_rows
+    gs.export(trace, folder / "chain.html")
+    gs.export(trace, folder / "public.json")
+    run = Run({"a": trace, "b": trace}, analysis.compare({}), {"name": "e"})
+    gs.export(run, folder / "run.html")
+
+
+def rows_of(trace):
+    """Return what each row is and when; a counter's sample, in Chrome's form, has no end."""
+    kinds, names = trace.texts("kind"), trace.texts("name")
+    times = (trace.spans.column(name).to_pylist() for name in ("start_ns", "end_ns"))
+    rows = zip(kinds, names, *times, strict=True)
+    found = [(*row[:3], None if row[0] == "counter" else row[3]) for row in rows]
+    return sorted(found, key=repr)
+
+
+def through(trace, folder):
+    """Do with a trace all that can be done."""
+    repr(trace)
+    trace._repr_html_()
+    names = judged(trace)
+    explained(trace)
+    drawn(trace, names)
+    exported(trace, folder)

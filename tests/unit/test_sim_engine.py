@@ -34,7 +34,7 @@ from gpuscope.device.sim.engine import (
     fair_level,
     speed_at,
 )
-from gpuscope.errors import StreamError
+from gpuscope.errors import GpuscopeError, StreamError
 
 LATENCY = 4
 GAP = 2
@@ -992,7 +992,7 @@ def test_a_copy_of_pinned_memory_returns_at_once_and_reads_it_when_it_runs(gpu):
 
 def test_a_copy_of_pageable_memory_waits(gpu):
     assert copied_with(gpu, np.full(1 << 21, 3, np.float32)) == (True, 3)
-    like_pinned = gpu.empty_pinned(1 << 21) * 0 + 3  # new memory is pageable again
+    like_pinned = np.full(1 << 21, 3, np.float32)  # new memory is pageable again
     assert copied_with(gpu, like_pinned) == (True, 3)
 
 
@@ -1330,3 +1330,22 @@ def test_a_default_stream_goes_with_its_thread_and_its_last_work():
     gpu.synchronize()
     gc.collect()
     assert len(gpu.backend.engine.blocking) <= 1
+
+
+# -- how much memory there is -------------------------------------------------------------
+def test_a_product_that_does_not_fit_is_refused(gpu):
+    with pytest.raises(GpuscopeError, match="device memory cannot be taken"):
+        gs.Gemm(gpu, m=400_000, n=400_000, k=400_000)
+
+
+def test_memory_that_was_let_go_of_can_be_taken_again(gpu):
+    half = gpu.info.memory_bytes // 2
+    first, second = gpu.empty(half, "uint8"), gpu.empty(half, "uint8")
+    with pytest.raises(GpuscopeError, match="device memory cannot be taken"):
+        gpu.empty(4, "uint8")
+    del first
+    for _ in range(3):
+        third = gpu.empty(half - 1, "uint8")
+        del third
+    del second
+    gpu.empty(2 * half, "uint8")

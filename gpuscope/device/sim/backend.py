@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import math
 import threading
@@ -57,7 +58,7 @@ from gpuscope.device.sim.engine import (
 from gpuscope.device.sim.memory import Buffer, SimArray, Version, Write, c_steps
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
-from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
+from gpuscope.errors import CapabilityError, GpuscopeError, InvalidOperand, StreamError
 
 _handles = itertools.count(0x1000, 0x10)  # no two simulated GPUs of a process share one
 EPOCH_NS = 1_600_000_000_000_000_000
@@ -116,6 +117,8 @@ class SimBackend:
         self._memory = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
         self._pinned = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
         self._free: dict[Any, list[Any]] = {}
+        self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._taken_bytes = 0  # as if nothing had been freed since they were last counted
         self.info = DeviceInfo(
             key=f"sim:{self.profile.key}",
             kind="sim",
@@ -437,7 +440,29 @@ class SimBackend:
         free = self._free.get(need)
         if free:
             return free.pop()
-        return np.empty(need, np.uint8) if isinstance(need, int) else Buffer(*need)
+        if isinstance(need, int):
+            return np.empty(need, np.uint8)
+        with self._lock:
+            buffer = Buffer(*need)
+            self._require_room(buffer.nbytes)
+            self._buffers.add(buffer)
+        return buffer
+
+    def _require_room(self, nbytes: int) -> None:
+        """Raise unless the GPU has room for more; counts what is held only where it must."""
+        most = self.profile.memory_bytes
+        if self._taken_bytes + nbytes > most:
+            for need in [need for need in self._free if not isinstance(need, int)]:
+                del self._free[need]
+            gc.collect()
+            self._taken_bytes = sum(buffer.nbytes for buffer in self._buffers)
+        if self._taken_bytes + nbytes > most:
+            raise GpuscopeError(
+                f"device memory cannot be taken: {nbytes} bytes are asked for, and "
+                f"{most - self._taken_bytes} of the {most} bytes of {self.info.key} are free. "
+                "Ask for less, or let go of arrays and wait for the work that uses them"
+            )
+        self._taken_bytes += nbytes
 
     def _give(self, memory: Any) -> None:
         if isinstance(memory, Buffer):

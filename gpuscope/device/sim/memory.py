@@ -57,11 +57,12 @@ class Version:
 class Buffer:
     """A piece of simulated device memory."""
 
-    __slots__ = ("address", "dtype", "size", "version")
+    __slots__ = ("__weakref__", "address", "dtype", "nbytes", "size", "version")
 
     def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
         self.size = size
         self.dtype = dtype
+        self.nbytes = size * dtype.itemsize
         self.version: Version
         self.clear()
         self.address = next(_addresses) * _ALIGNMENT

@@ -1,0 +1,106 @@
+"""Whether a GPU is usable after Ctrl-C at random moments of runs.
+
+    python benchmarks/interrupts.py [--device cuda:0] [--count 200] [--seed 0]
+
+Each run is interrupted once, at a moment that is drawn over the time it takes undisturbed. After
+each, a small product has to be right, nothing carved or recording may be left, and what the run
+returns has to hold kernels. The table comes last; the exit status is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+import gpuscope as gs
+from gpuscope.errors import NothingRecorded
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "interrupted", "rounds": 1, "alone_repeats": 3, "streams": {"s": {}, "t": {}},
+    "settings": {
+        "carved": {
+            "partitions": {"a": 16, "b": "rest"},
+            "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
+        },
+        "whole": {},
+    },
+    "workloads": {
+        "load": {
+            "kind": "gemm", "m": 2048, "n": 2048, "k": 2048, "stream": "t", "background": True,
+        },
+        "small": {"kind": "gemm", "m": 256, "n": 256, "k": 256, "stream": "s", "repeats": 100},
+    },
+}  # fmt: skip
+
+
+def wrong_after(gpu: Any) -> str | None:
+    """Say what an interrupt left wrong, if anything."""
+    if gpu.partitions or gpu.observers:
+        return f"left behind: {len(gpu.partitions)} partitions, {len(gpu.observers)} recordings"
+    a = gpu.asarray(np.arange(16).reshape(4, 4), "float32")
+    with gpu.carve([16]) as parts, parts[0].create_stream() as stream:
+        product = gs.mm_out(gpu.empty((4, 4)), a, a, stream=stream)
+        stream.synchronize()
+        right = np.arange(16).reshape(4, 4) @ np.arange(16).reshape(4, 4)
+        return None if np.array_equal(gpu.to_host(product), right) else "a product is wrong"
+
+
+def interrupted_run(gpu: Any, after_s: float) -> str:
+    """Run, with Ctrl-C after some time; returns how that ended."""
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        run = gs.run(EXPERIMENT, gpu)
+    except NothingRecorded:
+        return "nothing was recorded yet"
+    except KeyboardInterrupt:
+        return "interrupted outside the run"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    kernels = sum(trace.kind_counts().get("kernel", 0) for trace in run.values())
+    if not kernels:
+        return "wrong: the run kept no kernels"
+    return "stopped, its data kept" if run.stopped else "over before the interrupt"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    gpu = gs.open_device(args.device)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    gs.run(EXPERIMENT, gpu)
+    began = time.monotonic()
+    gs.run(EXPERIMENT, gpu)
+    took_s = time.monotonic() - began
+    rng = random.Random(args.seed)  # noqa: S311 - moments, not secrets
+    ended: Counter[str] = Counter()
+    for number in range(args.count):
+        try:
+            how = interrupted_run(gpu, rng.uniform(0.001, took_s))
+            bad = wrong_after(gpu)
+        except KeyboardInterrupt:
+            how, bad = "interrupted outside the run", wrong_after(gpu)
+        except Exception as error:  # noqa: BLE001 - all are tried
+            how, bad = f"wrong: {type(error).__name__}: {error}"[:150], None
+        ended[how if bad is None else f"wrong: {bad}"] += 1
+        if number % 20 == 19:
+            print(f"{number + 1} of {args.count}", flush=True)
+    print(f"\n{args.count} interrupts of runs of {took_s * 1e3:.0f} ms on {gpu.name}")
+    for how, count in ended.most_common():
+        print(f"{count:6}  {how}")
+    return int(any(how.startswith("wrong") for how in ended))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

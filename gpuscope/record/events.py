@@ -44,6 +44,18 @@ def _stream_of(call: Call) -> Hashable:
     return call.stream.id if call.stream is not None else None
 
 
+def _kind_of(call: Call, place: int) -> Hashable:
+    """Return what work is told by that takes equally long in places of one size, or ``None``.
+
+    A product's name has its sizes, and a graph does the same work each time. How long a kernel
+    takes depends on arguments that nobody tells, and a copy on where both sides are.
+    """
+    if call.kind != "launch" or call.launch_config is not None:
+        return None
+    graph = call.graph.id if call.graph is not None else None
+    return call.name, call.nbytes, call.flop_count, graph, place
+
+
 @dataclass
 class _Bracket:
     call: Call
@@ -75,7 +87,7 @@ class Bracketed:
     recorded
         When the call that recorded the closing event returned.
     key
-        Equal for work that takes equally long.
+        Equal for work that takes equally long; ``None`` where nothing tells how long it takes.
     stream
         The launch's stream.
     """
@@ -119,7 +131,7 @@ def bounds(
         # Launched before the GPU was ready for it: only the events' own cost lies between.
         queued = one.opened > one.launched
         begun = one.opened + 2 * cost.empty_ns if queued else one.launched + LATENCY_NS
-        if behind and not beside:  # then both ends are known well
+        if behind and not beside and one.key is not None:  # then both ends are known well
             own = max(0, one.closed - CLOSING_NS - max(one.opened, begun))
             shortest_ns[one.key] = min(shortest_ns.get(one.key, own), own)
         shortest = min(shortest_ns.get(one.key, 0), max(0, one.closed - start))
@@ -284,8 +296,7 @@ class EventSource:
         place = call.stream.sm_count_target if call.stream is not None else 0
         return Bracketed(
             opened, opened + length, bracket.launching_ns, bracket.launched_ns,
-            bracket.recorded_ns, (call.name, call.nbytes, place),
-            _stream_of(call),
+            bracket.recorded_ns, _kind_of(call, place), _stream_of(call),
         )  # fmt: skip
 
     def close(self) -> dict[str, float]:

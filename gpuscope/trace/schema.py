@@ -98,7 +98,7 @@ def table(columns: dict[str, list[Any]], types: dict[str, Any]) -> pa.Table:
         if values is None or all(value is None for value in values):
             arrays.append(pa.nulls(length))
         else:
-            arrays.append(pa.array(_encodable(values) if kind is _TEXT else values, type=kind))
+            arrays.append(_texts(values) if kind is _TEXT else pa.array(values, type=kind))
     return pa.table(dict(zip(types, arrays, strict=True)))
 
 
@@ -121,8 +121,12 @@ def readable(text: bytes) -> bytes:
     return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
-def _encodable(values: list[Any]) -> list[Any]:
-    return [None if value is None else encodable(value) for value in values]
+def _texts(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values, pa.string()).dictionary_encode()
+    except UnicodeEncodeError:
+        encoded = [None if value is None else encodable(value) for value in values]
+        return pa.array(encoded, pa.string()).dictionary_encode()
 
 
 def concat(tables: list[pa.Table], types: dict[str, Any]) -> pa.Table:

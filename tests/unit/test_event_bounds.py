@@ -222,6 +222,25 @@ def test_work_shorter_than_the_events_cost_has_no_negative_length():
     assert one["start_ns"] + one["start_uncertainty_ns"] <= one["end_ns"]
 
 
+def test_a_kernel_of_unknown_arguments_is_not_taken_to_be_as_long_as_another_of_its_name():
+    """It runs 490 µs; with other arguments then 10, at the end of a bracket of 300."""
+    shortest = {}
+    bounds([launch(opened=5_000, closed=500_000, launched=4_000, key=None)], COST, shortest)
+    beside = launch(opened=0, closed=900_000, key="other", stream=1)
+    found, _ = bounds([launch(opened=5_000, closed=305_000, key=None), beside], COST, shortest)
+    assert holds(found, 293_000, 303_000)
+
+
+@pytest.mark.parametrize(
+    ("facts", "known"),
+    [({}, True), ({"launch_config": '{"grid":[1,1,1],"block":[32,1,1]}'}, False)],
+)
+def test_only_work_whose_length_its_call_tells_has_a_kind(facts, known):
+    call = Call("launch", "k", "cuda:0", 1, 1, 0, None, None, **facts)
+    assert (events._kind_of(call, 132) is not None) is known
+    assert events._kind_of(Call("copy", "copy", "cuda:0", 2, 1, 0, None, None), 132) is None
+
+
 def test_no_launches_have_no_bounds():
     assert bounds([], COST, {}) == []
 

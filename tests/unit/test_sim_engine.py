@@ -1335,7 +1335,7 @@ def test_a_default_stream_goes_with_its_thread_and_its_last_work():
 # -- how much memory there is -------------------------------------------------------------
 def test_a_product_that_does_not_fit_is_refused(gpu):
     with pytest.raises(GpuscopeError, match="device memory cannot be taken"):
-        gs.Gemm(gpu, m=400_000, n=400_000, k=400_000)
+        gs.Gemm(gpu, m=400_000, n=400_000, k=400_000).execute()
 
 
 def test_memory_that_was_let_go_of_can_be_taken_again(gpu):

@@ -102,12 +102,21 @@ class Block:
 
 
 class _Dropped:
-    """Memory that nobody holds; ``left`` counts the marks that are not passed yet."""
+    """Memory that nobody holds.
 
-    __slots__ = ("left", "raw")
+    Attributes
+    ----------
+    tags
+        Of streams that are not marked yet.
+    left
+        How many marks are not passed yet.
+    """
 
-    def __init__(self, raw: Any) -> None:
+    __slots__ = ("left", "raw", "tags")
+
+    def __init__(self, raw: Any, tags: set[Tag]) -> None:
         self.raw = raw
+        self.tags = tags
         self.left = 0
 
 
@@ -141,7 +150,7 @@ class Pool:
         self._mark = mark
         self._passed = passed
         self._wait = wait
-        self._new: deque[tuple[Any, set[Tag]]] = deque()
+        self._new: deque[_Dropped] = deque()
         self._waiting: dict[Tag, deque[tuple[Any, _Dropped]]] = {}
 
     def take(self, need: Any) -> Block:
@@ -157,7 +166,7 @@ class Pool:
 
     def drop(self, raw: Any, tags: set[Tag]) -> None:
         """Take memory back that nobody holds any more, though work may still use it."""
-        self._new.append((raw, tags))
+        self._new.append(_Dropped(raw, tags))
 
     def passed(self, tag: Tag) -> bool:
         """Whether the work that a tag stands for is known to be done."""
@@ -168,7 +177,13 @@ class Pool:
         with _lock:
             marks: dict[Tag, Any] = {}
             for _ in range(len(self._new)):
-                self._mark_streams(*self._new.popleft(), marks)
+                memory = self._new[0]  # an interrupt may strike: it is not let go of before
+                if self._mark_streams(memory, marks):
+                    self._new.popleft()
+                    if not memory.left:
+                        self._give(memory.raw)
+                else:
+                    self._new.rotate(-1)
             for tag in list(self._waiting):
                 queue = self._waiting[tag]
                 while queue and self._is_over(tag, queue[0][0]):
@@ -176,22 +191,22 @@ class Pool:
                 if not queue:
                     del self._waiting[tag]
 
-    def _mark_streams(self, raw: Any, tags: set[Tag], marks: dict[Tag, Any]) -> None:
-        left = [tag for tag in tags if not tag.is_done]
+    def _mark_streams(self, memory: _Dropped, marks: dict[Tag, Any]) -> bool:
+        """Let memory wait for its streams, unless one is captured; whether it does."""
+        left = [tag for tag in list(memory.tags) if not tag.is_done]
         if any(tag.capturing for tag in left):  # a mark would become part of the graph
-            self._new.append((raw, tags))
-            return
-        memory = _Dropped(raw)
+            return False
         for tag in left:
             if tag not in marks:
-                marks[tag] = tag.mark
-                if tag.mark is None:
+                mark = tag.mark
+                if mark is None:
                     with contextlib.suppress(GpuscopeError):  # kept until the stream is closed
-                        marks[tag] = self._mark(tag.raw)
+                        mark = self._mark(tag.raw)
+                marks[tag] = mark
             memory.left += 1
             self._waiting.setdefault(tag, deque()).append((marks[tag], memory))
-        if not left:
-            self._give(raw)
+            memory.tags.discard(tag)
+        return True
 
     def _is_over(self, tag: Tag, mark: Any) -> bool:
         if tag.is_done:

@@ -269,6 +269,11 @@ def test_memory_is_given_out_again_when_its_work_is_done(gpu, stream):
     assert len(seen) <= 3
 
 
+def test_memory_made_for_a_stream_that_never_ran_is_given_out_again(gpu):
+    with gpu.create_stream() as stream, gs.CallerStreamGuard(stream):
+        assert len({address(gpu.empty((SIDE, SIDE))) for _ in range(10)}) <= 4
+
+
 def test_memory_used_on_many_streams_is_given_out_again_when_they_are_closed(gpu):
     """And what an array remembers of streams that are gone does not pile up."""
     a = gpu.asarray(A)

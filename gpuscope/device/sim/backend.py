@@ -471,16 +471,16 @@ class SimBackend:
         else:
             self._free.setdefault(memory.size, []).append(memory)
 
-    def mark(self, stream: SimStream) -> Op | None:
-        """Return what was queued last; takes no virtual time."""
-        return stream.last
+    def mark(self, stream: SimStream) -> tuple[Op | None]:
+        """Return what was queued last, if anything; takes no virtual time."""
+        return (stream.last,)
 
-    def _passed(self, mark: Op | None) -> bool:
-        return mark is None or mark.done_ns is not None
+    def _passed(self, mark: tuple[Op | None]) -> bool:
+        return mark[0] is None or mark[0].done_ns is not None
 
-    def _wait_for_mark(self, mark: Op | None) -> None:
+    def _wait_for_mark(self, mark: tuple[Op | None]) -> None:
         with self._lock:
-            self._returned(self.engine.run_until_done(mark))
+            self._returned(self.engine.run_until_done(mark[0]))
 
     def use(self, stream: Stream, values: Sequence[Any]) -> None:
         """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
@@ -490,10 +490,7 @@ class SimBackend:
             if block is None:
                 continue
             if tag is None:
-                last = self.mark(stream.raw)
-                if last is None:
-                    return
-                tag = Tag(None, last)
+                tag = Tag(None, self.mark(stream.raw))
             block.use(tag)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> SimArray:
@@ -599,7 +596,7 @@ class SimBackend:
     def close_graph(self, graph: SimGraph) -> None:
         """Wait for its latest launch."""
         if graph.last is not None:
-            self._wait_for_mark(graph.last)
+            self._wait_for_mark((graph.last,))
 
     def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return host memory that counts as page-locked."""

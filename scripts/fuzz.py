@@ -3,8 +3,10 @@
     python scripts/fuzz.py [EXAMPLES [MUTATIONS]]
 
 EXAMPLES (2,000) are those of each property, MUTATIONS (100,000) the damaged files of each format
-that the importers read. Tests that fix their own number of examples keep it. What fails is kept
-in .hypothesis/ and tried first by the next ordinary test run.
+that the importers read. Each file that loads is analysed, drawn, exported and loaded again
+(tests/unit/trace_chain.py), which an ordinary run does with one in 25. Tests that fix their own
+number of examples keep it. What fails is kept in .hypothesis/ and tried first by the next ordinary
+test run.
 """
 
 from __future__ import annotations

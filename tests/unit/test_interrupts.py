@@ -17,7 +17,7 @@ import every_line
 import numpy as np
 
 import gpuscope as gs
-from gpuscope import session
+from gpuscope import series, session, sweeps
 from gpuscope.device.device import Device
 from gpuscope.device.sim import backend, capture, engine, memory
 
@@ -303,3 +303,34 @@ def test_two_hundred_random_interrupts_of_runs_leave_the_device_usable():
         gc.unfreeze()
         assert kernels_of(gs.run(described, gpu)) == kernels_of(whole)
     assert ended["stopped"] > 100, ended
+
+
+def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
+    point = {
+        "name": "point", "alone_repeats": 0, "streams": {"s": {}},
+        "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    }  # fmt: skip
+    values = {"workloads.w.duration_us": [10, 20]}
+    ended: list[int] = []
+
+    def program(gpu: Device) -> Any:
+        ended.clear()
+
+        def view(progress: Any) -> None:
+            if progress.done % 2 == 0:
+                ended.append(progress.done)
+
+        try:
+            return gs.sweep(point, values, gpu, viewer=view)
+        except gs.errors.NothingRecorded:
+            return None
+
+    def after(gpu: Device, result: Any) -> None:
+        nothing_is_left(gpu)
+        kept = 0 if result is None else len(result.table)
+        assert kept >= len(ended), f"{kept} rows of {len(ended)} points"
+        assert len(gs.sweep(point, values, gpu).table) == 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try_everywhere(program, (sweeps, series), after)

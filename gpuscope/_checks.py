@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 from gpuscope._text import clean
@@ -109,9 +110,9 @@ def _is(value: Any, kind: Any) -> bool:
     if kind is None:
         return value is None
     if kind in (int, float):
-        if isinstance(value, int):
-            return not isinstance(value, bool) and -(2**63) <= value < 2**63
-        return kind is float and isinstance(value, float) and not math.isnan(value)
+        if isinstance(value, Integral):  # NumPy's too
+            return not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
+        return kind is float and isinstance(value, Real) and not math.isnan(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 

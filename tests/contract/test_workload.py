@@ -40,10 +40,11 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
+    before = dict(caller._streams_of_this_thread())
     yield
     assert open_contexts() == ()
     assert gs.get_caller_stream() is None
-    assert not caller._streams_of_this_thread()
+    assert caller._streams_of_this_thread() == before
 
 
 @gs.workload

@@ -156,15 +156,16 @@ def arrays(monkeypatch):
             self.shape, self.dtype, self.strides = shape, dtype, strides
             self.data = memptr
 
-    def memory(pointer, nbytes, owner, device_id):
-        return types.SimpleNamespace(ptr=pointer, nbytes=nbytes, owner=owner, device_id=device_id)
+    class Memory:
+        def __init__(self, pointer, nbytes, owner, device_id):
+            self.ptr, self.nbytes, self.owner, self.device_id = pointer, nbytes, owner, device_id
 
     def attributes(pointer):
         return types.SimpleNamespace(device=pointer % 4)
 
     runtime = types.SimpleNamespace(getDevice=lambda: 5, pointerGetAttributes=attributes)
     cuda = types.SimpleNamespace(
-        UnownedMemory=memory, MemoryPointer=lambda memory, offset: memory, runtime=runtime
+        UnownedMemory=Memory, MemoryPointer=lambda memory, offset: memory, runtime=runtime
     )
 
     def asarray(value):

@@ -255,16 +255,19 @@ def test_of_several_traces_it_says_which():
 
 
 def test_a_run_is_incomplete_where_what_ran_alone_is(monkeypatch):
-    seen = []
-    stop = Recording.stop
+    begun = []
+    start, whole = Recording.start, Recording.trace.fget
 
-    def stop_and_lose(self, **how):
-        if self not in seen:
-            seen.append(self)
-        found = stop(self, **how)
-        return cut(found) if seen.index(self) == 1 else found  # the first that ran alone
+    def noted(self):
+        begun.append(self)
+        start(self)
 
-    monkeypatch.setattr(Recording, "stop", stop_and_lose)
+    def losing(self):
+        trace = whole(self)
+        return cut(trace) if begun.index(self) == 1 else trace  # the first that ran alone
+
+    monkeypatch.setattr(Recording, "start", noted)
+    monkeypatch.setattr(Recording, "trace", property(losing))
     made = gs.run(PLAN, gs.open_device("sim:h200", quiet=True))
     told = made["default"].metadata.incomplete
     assert "what ran alone is incomplete: small alone, round 1: 1,234 dropped" in told

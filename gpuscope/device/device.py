@@ -484,7 +484,10 @@ class Device(Unique):
         return self.backend.empty_pinned(as_shape(shape), as_dtype(dtype))
 
     def asarray(self, values: Any, dtype: Any = None) -> Any:
-        """Copy host values into device memory; done when it returns."""
+        """Copy host values into device memory; done when it returns.
+
+        Values in another byte order are turned into this machine's, the only one of a device.
+        """
         try:
             host = np.asarray(values, dtype=None if dtype is None else as_dtype(dtype))
         except InvalidOperand:
@@ -494,7 +497,7 @@ class Device(Unique):
                 f"values is {given(values)}, which NumPy cannot read ({error}): give numbers in "
                 "host memory"
             ) from error
-        as_dtype(host.dtype)
+        host = host.astype(as_dtype(host.dtype.newbyteorder("=")), copy=False)
         with self._setting_up("asarray"):
             array = self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
             return self._selected_holds(array)
@@ -740,4 +743,9 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         ) from error
     if found.kind in "OSUMm" or found.names is not None or found.subdtype is not None:
         raise InvalidOperand(f"dtype is {clean(found, 60)}; one of numbers is needed")
+    if not found.isnative:
+        raise InvalidOperand(
+            f"dtype is {clean(found, 60)}, in another byte order than this machine's, which no "
+            f"device computes with; use {found.newbyteorder('=').name}"
+        )
     return found

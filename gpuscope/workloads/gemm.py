@@ -562,8 +562,8 @@ class Gemm(Handle):
             b = own[1] if b is None else b
             out = own[2] if out is None else out
         result, given = out, (out, a, b)
-        key = _key(out, a, b)
-        plan = _plans.get(key) if key is not None else None
+        is_ours = isinstance(out, self.device.backend.array_type)  # plans are of all devices
+        plan = _plans.get(_key(out, a, b)) if is_ours else None
         uploads: list[tuple[Any, Any]] = []
         downloads: list[tuple[Any, Any, Any]] = []
         if plan is None:

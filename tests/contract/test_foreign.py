@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,6 +37,23 @@ def test_handles_refuse_operands_of_another_device(gpu, other):
         with pytest.raises(gs.InvalidOperand, match=r"another device|not an array on"):
             gemm.execute(theirs, theirs, out, stream=stream)
         gemm.execute(ours, ours, stream=stream)
+
+
+def test_plans_that_devices_of_another_kind_made_are_not_taken(gpu, other):
+    cpu = gs.open_device("cpu", quiet=True)
+    pairs = [(gpu, cpu), (cpu, gpu)] + ([] if gpu.is_simulated else [(gpu, other), (other, gpu)])
+    for here, there in pairs:
+        a, b, out = (there.asarray(np.ones((8, 8)), "float32") for _ in range(3))
+        gs.mm_out(out, a, b)  # which plans for such arrays
+        there.synchronize()
+        with gs.Gemm(here, m=8, n=8, k=8, dtype="float32") as gemm:
+            gemm.execute()
+            if there is cpu:  # host memory, which is staged
+                out[:] = 0
+                assert (gemm.execute(a, b, out) == 8).all()
+                continue
+            with pytest.raises(gs.InvalidOperand, match="not an array on"):
+                gemm.execute(a, b, out)
 
 
 def test_copies_and_reads_refuse_arrays_of_another_device(gpu, other):
@@ -142,16 +160,40 @@ def test_a_borrowed_stream_is_not_closed_inside_its_call(gpu):
         assert stream.closed
 
 
+def of_another_byte_order(gpu):
+    """Return memory of the device that claims to hold floats in the other byte order."""
+    array = gpu.empty((4, 4))
+    if gpu.is_simulated:
+        return array.view(np.dtype(">f4")).reshape((4, 4))
+    claimed = {**array.__cuda_array_interface__, "typestr": ">f4"}
+    return SimpleNamespace(__cuda_array_interface__=claimed, array=array)
+
+
 def test_mm_out_01_dtypes_of_another_byte_order_are_refused(gpu):
     native = [gpu.empty((4, 4)) for _ in range(3)]
     gs.mm_out(*native)
     for position in range(3):
         operands = list(native)
-        operands[position] = gpu.asarray(np.zeros((4, 4)), ">f4")
+        operands[position] = of_another_byte_order(gpu)
         with pytest.raises(gs.InvalidOperand, match="dtypes differ"):
             gs.mm_out(*operands)
     with pytest.raises(gs.InvalidOperand, match=r"dtype >f4 .*not supported"):
-        gs.mm_out(*(gpu.asarray(np.zeros((4, 4)), ">f4") for _ in range(3)))
+        gs.mm_out(*(of_another_byte_order(gpu) for _ in range(3)))
+
+
+def test_arrays_are_in_this_machines_byte_order(gpu):
+    array = gpu.asarray(np.array([1, 2], ">f4"))
+    assert array.dtype == np.float32
+    assert array.dtype.isnative
+    assert gpu.to_host(array).tolist() == [1, 2]
+    for make in (
+        lambda: gpu.asarray([1, 2], ">f4"),
+        lambda: gpu.empty(2, ">f4"),
+        lambda: gpu.random(2, ">f4"),
+        lambda: gpu.empty_pinned(2, ">f4"),
+    ):
+        with pytest.raises(gs.InvalidOperand, match=r"dtype is >f4.* use float32"):
+            make()
 
 
 def test_mm_out_01_only_what_overlaps_is_refused(gpu):

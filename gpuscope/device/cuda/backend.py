@@ -457,8 +457,6 @@ class CudaBackend:
 
     def asarray(self, values: np.ndarray[Any, Any]) -> Any:
         """Copy host values; done when it returns."""
-        if not values.dtype.isnative:
-            values = values.astype(values.dtype.newbyteorder("="))
         with self._current(), _translated("the values cannot be copied"):
             array = self.empty(values.shape, values.dtype)
             with self._apart():

@@ -121,7 +121,7 @@ class Context:
     completion
         Of that call, once somebody asked for it.
     stream, thread
-        Where that call was queued, and by which thread.
+        Where that call was queued, and by which thread: its token.
     in_flight
         Whether it was queued and no wait for it has ended.
     ready
@@ -143,7 +143,7 @@ class Context:
         self.event: Event | None = None
         self.completion: Completion | None = None
         self.stream: Stream | None = None
-        self.thread = 0
+        self.thread: object = None
         self.in_flight = False
         self.ready: Any = NOTHING
         self.graph: Graph | None = None
@@ -151,12 +151,12 @@ class Context:
         self.own: Any = None
         self.staging: dict[str, Any] = {}
 
-    def follows_in_order(self, stream: Stream, thread: int) -> bool:
+    def follows_in_order(self, stream: Stream, thread: object) -> bool:
         """Whether ``stream`` orders a new call behind the latest one by itself.
 
         A stream that is not ours may be the per-thread one, another on each thread.
         """
-        return stream is self.stream and (stream._owned or thread == self.thread)
+        return stream is self.stream and (stream._owned or thread is self.thread)
 
     def forget(self, device: Device) -> None:
         """Let go of everything: the handle is closed."""

@@ -26,8 +26,17 @@ __all__ = ["Completion", "Handle"]
 
 _log = logging.getLogger("gpuscope")
 _CLOSING_FAILED = "waiting for handle %r failed while it was closed"
-_get_ident = threading.get_ident
 _MOST_IN_FLIGHT = 1024
+
+
+class _OfThread(threading.local):
+    """What tells this thread from all others; the system's numbers come again for later ones."""
+
+    def __init__(self) -> None:
+        self.token = object()
+
+
+_of_thread = _OfThread()
 
 
 class Handle(Unique):
@@ -97,7 +106,8 @@ class Handle(Unique):
         self.device = owner.device if isinstance(owner, Partition) else owner
         self.name = name
         self._lock = free_in_children(threading.Lock())
-        self._inside = 0  # the thread that runs a call, while it may run somebody else's code
+        self._inside: object = None
+        """The thread that runs a call, by its token, while it may run somebody else's code."""
         self._contexts = tuple(self._context_type() for _ in range(max_in_flight))
         for index, context in enumerate(self._contexts):
             context.next = self._contexts[(index + 1) % max_in_flight]
@@ -189,7 +199,7 @@ class Handle(Unique):
 
     def _refuse_inside(self, what: str) -> None:
         """Refuse what would wait for the lock that this thread holds."""
-        if self._inside and self._inside == _get_ident():
+        if self._inside is _of_thread.token:
             raise StreamError(
                 f"a call of {self.name!r}, or its observer, {what}: a handle runs one call at a "
                 "time. Do it after the call, or make another handle"
@@ -199,11 +209,11 @@ class Handle(Unique):
     def _one_call(self) -> Iterator[None]:
         """Hold the lock for a call that may run a user's function or observers."""
         with self._lock:
-            self._inside = _get_ident()
+            self._inside = _of_thread.token
             try:
                 yield
             finally:
-                self._inside = 0
+                self._inside = None
 
     def _execute(self, stream: Any, operands: Any = None) -> Any:
         device = self.device
@@ -263,7 +273,7 @@ class Handle(Unique):
     def _queue(self, context: Context, work: Work, stream: Stream, call: Call | None) -> None:
         """Queue one call behind what it must follow, and its completion event behind it."""
         device = self.device
-        thread = _get_ident()
+        thread = _of_thread.token
         context.ready = NOTHING
         if context.in_flight:
             if work.uploads or work.downloads:

@@ -281,6 +281,23 @@ def test_handle_04_another_stream_waits_for_the_completion_event(gpu):
         assert first.is_done
 
 
+def test_handle_04_a_later_thread_is_not_taken_for_one_that_ended(gpu, watcher):
+    handle = gemm(gpu)
+    handle.operands()
+    stream = gpu.wrap_stream(2)  # the default stream of whichever thread launches on it
+
+    def launch():
+        handle.execute(stream=stream)
+        stream.synchronize()
+
+    for _ in range(8):  # some get the number that the system gave one before
+        thread = threading.Thread(target=launch)
+        thread.start()
+        thread.join()
+    handle.close()
+    assert [call.kind for call in watcher.begun].count("wait") == 7
+
+
 def test_handle_04_the_host_waits_before_it_overwrites_staging(gpu, hold, watcher):
     handle = gs.Gemm(gpu, m=6, n=5, k=4, dtype="float32")
     given, expected = operands_of(gpu, ("a", "b", "out"))

@@ -109,6 +109,8 @@ def calibrate(
         CUPTI is missing, whose kernel durations the fit takes; says what brings it.
     RecorderBusy
         Another profiler records in this process.
+    MissingEvidence
+        A recording is incomplete.
     InvalidPartition
         Live partitions hold SMs.
     GpuscopeError

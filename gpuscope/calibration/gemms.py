@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.calibration.design import Shape, streams_by_count
-from gpuscope.calibration.host import Source
+from gpuscope.calibration.host import Source, complete_trace
 from gpuscope.calibration.kernels import Row
 from gpuscope.device.device import Device
 from gpuscope.device.stream import Stream
@@ -149,9 +149,9 @@ def _measure_some(
                     flop_per_ns[case.dtype] = max(rate, flop_per_ns.get(case.dtype, 0))
                 else:
                     case.told[str(sms)] = stream.sm_count_target
-    for number, calls in _calls(recording.trace).items():
+    for number, calls in _calls(complete_trace(recording)).items():
         case, sms, told = ran[number]
-        if len(calls) < 2:  # records were lost
+        if len(calls) < 2:  # of some kernels it is not known which call launched them
             continue
         us = float(np.median([sum(one[0] for one in call) for call in calls[1:]])) / 1e3
         (case.told_us if told else case.us)[str(sms)] = round(us, 3)

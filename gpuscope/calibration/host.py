@@ -13,6 +13,8 @@ from gpuscope.calibration.kernels import Array
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.stream import Stream
+from gpuscope.errors import MissingEvidence
+from gpuscope.record.recorder import Recording
 from gpuscope.session import profile
 from gpuscope.trace.model import Trace, TraceMetadata
 from gpuscope.workloads.copy import Copy
@@ -111,7 +113,7 @@ def overheads(device: Device, source: Source) -> tuple[dict[str, int], TraceMeta
             for _ in range(_QUEUED):
                 gemm.execute(*operands, stream=stream)
             stream.synchronize()
-    trace = recording.trace.where(kind="kernel")
+    trace = complete_trace(recording).where(kind="kernel")
     waited, queued = (_in_order(trace.where(category=name)) for name in ("held", "queued"))
     start_ns, end_ns = (queued.array(name) for name in ("start_ns", "end_ns"))
     costs = {
@@ -120,6 +122,23 @@ def overheads(device: Device, source: Source) -> tuple[dict[str, int], TraceMeta
         "kernel_gap_ns": _typical(start_ns[1:] - end_ns[:-1]),
     }
     return costs, trace.metadata
+
+
+def complete_trace(recording: Recording) -> Trace:
+    """Return what was recorded.
+
+    Raises
+    ------
+    MissingEvidence
+        Rows are missing: the times of the others would pass for those of all.
+    """
+    trace = recording.trace
+    if trace.metadata.incomplete:
+        raise MissingEvidence(
+            "measure again: a recording that the profile would rest on is "
+            f"{trace.metadata.incomplete}. Let nothing else run on the GPU or record meanwhile"
+        )
+    return trace
 
 
 def _in_order(trace: Trace) -> Trace:
@@ -164,9 +183,9 @@ def transfers(device: Device, source: Source) -> dict[str, list[tuple[int, float
                 for _ in range(_TRANSFERS):
                     mm_out(cleared, *nothing, stream=stream)
                     stream.synchronize()
-            copied = _durations_us(recording.trace.where(kind="memcpy"))
+            copied = _durations_us(complete_trace(recording).where(kind="memcpy"))
             cleared_by = "kernel" if device.is_simulated else "memset"
-            set_us = _durations_us(recording.trace.where(kind=cleared_by))
+            set_us = _durations_us(complete_trace(recording).where(kind=cleared_by))
             medians = np.median(copied.reshape(len(copies), _TRANSFERS), axis=1).tolist()
             for way, us in zip((*copies, "memset"), (*medians, np.median(set_us)), strict=True):
                 times.setdefault(way, []).append((nbytes, max(0.001, round(float(us), 3))))
@@ -187,7 +206,7 @@ def copy_rate(device: Device, source: Source) -> dict[str, int]:
             for _ in range(_COPIES):
                 stream.copy(second, first)
                 stream.synchronize()
-        us = float(np.median(_durations_us(recording.trace.where(kind="memcpy"))))
+        us = float(np.median(_durations_us(complete_trace(recording).where(kind="memcpy"))))
     return {"device_copy_bytes_per_us": max(1, round(2 * first.nbytes / us))}
 
 
@@ -202,7 +221,7 @@ def copy_kernels(device: Device, source: Source) -> list[dict[str, float]]:
                 for _ in range(1 + _COPIES):
                     copy.execute(stream=stream)
             stream.synchronize()
-        trace = recording.trace.where(kind="kernel")
+        trace = complete_trace(recording).where(kind="kernel")
         for mib, copy in copies.items():
             mine = _in_order(trace.where(category=copy.name))
             times_ns = (mine.array("end_ns") - mine.array("start_ns"))[1:]

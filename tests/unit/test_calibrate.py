@@ -7,10 +7,12 @@ the first one does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope.calibration import calibrate as calibration
-from gpuscope.calibration import gemms
+from gpuscope.calibration import gemms, host
 from gpuscope.calibration.design import shapes, sm_counts
 from gpuscope.calibration.kernels import (
     KINDS,
@@ -38,7 +40,9 @@ from gpuscope.errors import (
     GpuscopeError,
     InvalidPartition,
     MissingDependency,
+    MissingEvidence,
 )
+from gpuscope.session import profile
 
 H200 = Profile.load("h200")
 TEXT = (resources.files("gpuscope.device.sim") / "profiles" / "h200.json").read_text("utf-8")
@@ -245,6 +249,31 @@ def test_time_that_is_up_ends_the_measurement_and_too_little_is_refused(tmp_path
     )
     with pytest.raises(GpuscopeError, match="none was float64 aligned to 16 bytes"):
         calibration.fit(no_doubles, tmp_path / "few.json", measured_s=1.0)
+
+
+def gemms_of_one_shape(gpu, source):
+    return gemms.measure(
+        gpu, [(256, 256, 256)], ["float32"], source, until_ns=gpu.now_ns() + 10**12
+    )
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [host.overheads, host.transfers, host.copy_rate, host.copy_kernels, gemms_of_one_shape],
+)
+def test_an_incomplete_recording_is_refused(monkeypatch, measure):
+    @contextlib.contextmanager
+    def lossy(device, **options):
+        with profile(device, **options) as recording:
+            lost = SimpleNamespace()
+            yield lost
+        lost.trace = recording.trace.with_metadata(complete=False, counts={"dropped": 3})
+
+    for module in (host, gemms):
+        monkeypatch.setattr(module, "profile", lossy)
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with pytest.raises(MissingEvidence, match=r"measure again: .* incomplete: 3 dropped"):
+        measure(gpu, "auto")
 
 
 # -- the call ----------------------------------------------------------------------------

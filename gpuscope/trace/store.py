@@ -194,7 +194,9 @@ def _read(file: BinaryIO, source: Path, most_rows: int | None, most_bytes: int |
             metadata = TraceMetadata.from_json(text.decode())
             count = rows
             if version == _ROWS_LAYOUT:
-                count = min(max(int(facts[_SPANS]), 0), rows)
+                count = int(facts[_SPANS])
+                if not 0 <= count <= rows:
+                    raise _NotOurs(f"says that {count:,} of its {rows:,} rows are spans")
                 edges = _narrowed(_columns(parquet, schema.EDGE_TYPES, "edge_").slice(count))
             else:
                 edges = _edges(facts.get(_EDGES), most_rows, most_bytes)

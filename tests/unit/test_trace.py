@@ -669,8 +669,8 @@ def test_pandas_reads_whole_ns_from_a_saved_trace(tmp_path):
     assert pq.read_table(tmp_path / "t.parquet").column("start_ns").to_pylist()[0] == start
 
 
-def test_a_file_of_the_layout_before_still_loads(tmp_path, mixed):
-    """Edges were rows of their own behind the spans."""
+def of_the_layout_before(path, mixed, said=None):
+    """Write a trace whose edges are rows of their own behind the spans."""
     count, links = len(mixed), mixed.edges.num_rows
     columns = {}
     for name, kind in schema.SPAN_TYPES.items():
@@ -684,7 +684,22 @@ def test_a_file_of_the_layout_before_still_loads(tmp_path, mixed):
     facts = {
         b"gpuscope.schema_version": b"1",
         b"gpuscope.metadata": mixed.metadata.to_json().encode(),
-        b"gpuscope.spans": str(count).encode(),
+        b"gpuscope.spans": str(count if said is None else said).encode(),
     }
-    pq.write_table(pa.table(columns).replace_schema_metadata(facts), tmp_path / "old.parquet")
-    same(load_trace(tmp_path / "old.parquet"), mixed)
+    pq.write_table(pa.table(columns).replace_schema_metadata(facts), path)
+    return path
+
+
+def test_a_file_of_the_layout_before_still_loads(tmp_path, mixed):
+    same(load_trace(of_the_layout_before(tmp_path / "old.parquet", mixed)), mixed)
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [(-1, "-1 of its"), (1_000_000, "1,000,000 of its"), ("", "does not hold one"),
+     ("1e3", "does not hold one")],
+)  # fmt: skip
+def test_a_count_of_spans_that_cannot_be_is_refused(said, refusal, tmp_path, mixed):
+    path = of_the_layout_before(tmp_path / "old.parquet", mixed, said)
+    with pytest.raises(TraceFormatError, match=refusal):
+        load_trace(path)

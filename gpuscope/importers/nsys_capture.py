@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.database import Database
 from gpuscope.importers.private import public_text
-from gpuscope.trace import arrow, valid
+from gpuscope.trace import arrow, schema, valid
 from gpuscope.trace.arrow import NONE, Array
 from gpuscope.trace.model import TraceMetadata
 
@@ -20,7 +20,6 @@ KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 API = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 
-_LATEST_NS = 1 << 61
 _PID = 0xFFFFFF
 _FOREIGN = 1_000_000_000
 """A stream whose number another process, device or context has, too, is numbered from here."""
@@ -89,7 +88,7 @@ class Capture:
         epoch = starts["utcEpochNs"]
         if self._facts.get("EXPORT_PARAM_TIME_NORMALIZE") == "true":
             return 0, "unix"  # nsys export has added it already
-        if not len(epoch) or not 0 < epoch[0] < _LATEST_NS:
+        if not len(epoch) or not 0 < epoch[0] < schema.LATEST_NS:
             return 0, "relative"
         return int(epoch[0]), "unix"
 
@@ -101,7 +100,7 @@ class Capture:
         TraceFormatError
             One is out of any range.
         """
-        if len(values) and (values.max() >= _LATEST_NS or values.min() <= -_LATEST_NS):
+        if len(values) and (values.max() >= schema.LATEST_NS or values.min() <= -schema.LATEST_NS):
             raise TraceFormatError("a time lies more than a century away from the capture")
         return values + self.base_ns
 

@@ -1,6 +1,6 @@
 """Files that mean harm: limits, nothing run, nothing written, only errors of ours, no hang.
 
-``make fuzz`` tries 10⁵ mutated inputs of each format instead of 500.
+``make fuzz`` tries 20,000 mutated inputs of each format instead of 500.
 """
 
 # ruff: noqa: S608 - the tables' names are ours
@@ -22,6 +22,7 @@ import zlib
 from contextlib import closing
 from pathlib import Path
 
+import mutants
 import nsight_files as nsight
 import numpy as np
 import pyarrow as pa
@@ -37,10 +38,9 @@ from gpuscope.errors import GpuscopeError, InvalidExperiment, MissingEvidence, T
 from gpuscope.importers import load
 from gpuscope.importers.database import opened
 from gpuscope.trace import schema, store
-from gpuscope.trace.model import TraceMetadata
 
 MUTATIONS = int(os.environ.get("GPUSCOPE_MUTATIONS", "500"))
-CHAINED = 1 if MUTATIONS > 500 else 25
+CHAINED = 25
 """Of so many files that load, all is done with one: analyse, draw, export, load again."""
 SECONDS = 5
 MEGABYTES = 512
@@ -57,82 +57,6 @@ composed = settings(mutated, max_examples=max(500, MUTATIONS // 5))
 
 
 # -- the seeds ---------------------------------------------------------------------------------
-def small_report(path):
-    """Write some rows of every table of a genuine capture, with its own schema."""
-    source = nsight.capture("graph_nodes", path.parent)
-    with closing(sqlite3.connect(source)) as file, closing(sqlite3.connect(path)) as target:
-        target.execute("PRAGMA page_size = 512")
-        for name, sql in file.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
-            target.execute(sql)
-            most = 400 if name == "StringIds" else 8
-            found = file.execute(f'SELECT * FROM "{name}" ORDER BY rowid DESC LIMIT {most}')
-            places = ", ".join("?" * len(found.description))
-            target.executemany(f'INSERT INTO "{name}" VALUES ({places})', found.fetchall())
-        target.commit()
-        target.execute("VACUUM")
-    return path.read_bytes()
-
-
-def small_json():
-    call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 4, "tid": 5,
-            "ts": 10.5, "dur": 2, "args": {"correlation": 3, "External id": 1}}  # fmt: skip
-    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 14.25, "dur": 3,
-              "args": {"device": 0, "stream": 7, "correlation": 3, "grid": [1, 2, 3],
-                       "block": [4, 5, 6], "registers per thread": 8, "shared memory": 9,
-                       "graph id": 2, "graph node id": 8589934592}}  # fmt: skip
-    rest = [
-        {"ph": "M", "name": "process_name", "pid": 4, "args": {"name": "python"}},
-        {"ph": "B", "name": "b", "pid": 4, "tid": 5, "ts": 1},
-        {"ph": "E", "pid": 4, "tid": 5, "ts": 20},
-        {"ph": "b", "cat": "a", "id": 1, "name": "n", "pid": 4, "tid": 5, "ts": 2},
-        {"ph": "e", "cat": "a", "id": 1, "pid": 4, "tid": 5, "ts": 3},
-        {"ph": "i", "name": "m", "pid": 4, "tid": 5, "ts": 4, "args": {"x": [1]}},
-        {"ph": "C", "name": "c", "pid": 4, "ts": 5, "args": {"value": 2.5}},
-        {"ph": "s", "cat": "event wait", "id": 9, "pid": 4, "tid": 5, "ts": 2},
-        {"ph": "f", "cat": "event wait", "id": 9, "pid": 0, "tid": 7, "ts": 15, "bp": "e"},
-        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "pid": 0,
-         "tid": 7, "ts": 30, "dur": 1, "args": {"bytes": 5, "stream": 7}},
-    ]  # fmt: skip
-    return {
-        "baseTimeNanoseconds": 1_795_257_927_753_519_961,
-        "deviceProperties": [{"id": 0, "name": "GPU", "numSms": 132}],
-        "traceEvents": [call, kernel, *rest],
-    }
-
-
-def own_json():
-    """Return a trace as gpuscope writes it."""
-    facts = json.loads(TraceMetadata(notes=("n",)).to_json())
-    events = [
-        {"ph": "M", "name": "process_name", "pid": 4, "tid": 0, "args": {"name": "python"}},
-        {"ph": "X", "cat": "cuda_runtime", "pid": 4, "tid": 5, "name": "launch", "ts": 1.001,
-         "dur": 2.0, "args": {"id": 1, "target_stream": 7, "source": "host"}},
-        {"ph": "s", "cat": "ac2g", "name": "launch", "pid": 4, "tid": 5, "ts": 1.001, "id": 0,
-         "args": {"from": 1, "to": 2}},
-        {"ph": "X", "cat": "kernel", "pid": 1, "tid": 7, "name": "k", "ts": 4.0, "dur": 1.5,
-         "args": {"id": 2, "stream": 7, "device": 0, "queued_ns": 5, "bytes": 3,
-                  "launch_config": {"grid": [1, 1, 1]}, "payload": [1]}},
-        {"ph": "C", "cat": "counter", "pid": 1, "tid": 1, "name": "c", "ts": 2, "args":
-         {"value": 1.5}},
-        {"ph": "i", "s": "t", "cat": "mark", "pid": 4, "tid": 5, "name": "m", "ts": 3, "args":
-         {"id": 4}},
-    ]  # fmt: skip
-    other = {"writer": "gpuscope 0.1.0", "schema_version": 1, "metadata": facts}
-    return {"baseTimeNanoseconds": 1000, "otherData": other, "traceEvents": events}
-
-
-def small_parquet(path):
-    trace = gs.Trace.from_columns(
-        {"id": [1, 2, 3], "kind": ["kernel", "api", "range"], "name": ["k", "c", "r"],
-         "start_ns": [1, 2, 3], "end_ns": [5, 6, None], "source": ["cupti"] * 3,
-         "stream": [7, None, None], "partition": ["p", None, None]},
-        {"from": [2], "to": [1], "kind": ["launch"]},
-        TraceMetadata(partitions={"p": {"sm_ids": [0, 1]}}, streams={"7": {"name": "s"}}),
-    )  # fmt: skip
-    gs.save_trace(trace, path)
-    return path.read_bytes()
-
-
 class Seeds(dict):
     """Whole files by format, which a failing example need not show."""
 
@@ -145,10 +69,12 @@ def seeds(tmp_path_factory):
     """Format → whole files."""
     folder = tmp_path_factory.mktemp("seeds")
     return Seeds(
-        sqlite=[small_report(folder / "small.sqlite")],
-        json=[json.dumps(one, indent=1).encode() for one in (small_json(), own_json())],
-        gzip=[gzip.compress(json.dumps(small_json()).encode())],
-        parquet=[small_parquet(folder / "t.parquet")],
+        sqlite=[mutants.small_report(folder / "small.sqlite")],
+        json=[
+            json.dumps(one, indent=1).encode() for one in (mutants.small_json(), mutants.own_json())
+        ],
+        gzip=[gzip.compress(json.dumps(mutants.small_json()).encode())],
+        parquet=[mutants.small_parquet(folder / "t.parquet")],
     )
 
 
@@ -158,35 +84,15 @@ def folder(tmp_path_factory):
 
 
 # -- mutated inputs ----------------------------------------------------------------------------
-INTERESTING = (b"\x00", b"\xff", b"\x7f\xff\xff\xff", b"\xff" * 8, b"{", b"[" * 50, b'"', b"-1",
-               b"1e999", b"null", b"9" * 40, b"\\u0000", b"\xc3\x28", b",", b"NaN")  # fmt: skip
 edits = st.lists(
     st.tuples(
         st.integers(0, (1 << 20) - 1),
-        st.sampled_from(["set", "insert", "drop", "copy", "cut"]),
-        st.one_of(st.sampled_from(INTERESTING), st.binary(min_size=1, max_size=8)),
+        st.sampled_from(mutants.EDITS),
+        st.one_of(st.sampled_from(mutants.INTERESTING), st.binary(min_size=1, max_size=8)),
     ),
     min_size=1,
     max_size=6,
 )
-
-
-def changed(content, wanted):
-    """Apply edits at places that are fractions of the whole."""
-    found = bytearray(content)
-    for place, how, some in wanted:
-        at = place * max(len(found), 1) >> 20
-        if how == "set":
-            found[at : at + len(some)] = some
-        elif how == "insert":
-            found[at:at] = some
-        elif how == "drop":
-            del found[at : at + some[0]]
-        elif how == "copy":
-            found[at:at] = found[at // 2 : at // 2 + 4 * some[0]]
-        else:
-            del found[at:]
-    return bytes(found)
 
 
 def harmless(path):
@@ -223,7 +129,7 @@ def test_mutated_files_give_a_trace_or_an_error_of_ours(form, seeds, folder, mon
     monkeypatch.setenv("PATH", "")  # no nsys
     content = data.draw(st.sampled_from(seeds[form])) if len(seeds[form]) > 1 else seeds[form][0]
     path = folder / f"file.{form}"
-    path.write_bytes(changed(content, data.draw(edits)))
+    path.write_bytes(mutants.changed(content, data.draw(edits)))
     harmless(path)
 
 
@@ -292,7 +198,7 @@ ARGUMENTS = ("device", "stream", "correlation", "grid", "block", "bytes", "graph
 @composed
 @given(st.data())
 def test_chrome_traces_with_any_value_anywhere(folder, data):
-    content = small_json() if data.draw(st.booleans()) else own_json()
+    content = mutants.small_json() if data.draw(st.booleans()) else mutants.own_json()
     for _ in range(data.draw(st.integers(1, 4))):
         where = data.draw(st.sampled_from(["event", "arguments", "top", "more", "metadata"]))
         event = data.draw(st.sampled_from(content["traceEvents"]))
@@ -329,7 +235,7 @@ VALUES = st.one_of(
 @given(st.data())
 def test_parquet_with_any_value_anywhere(folder, data):
     path = folder / "values.parquet"
-    small_parquet(path)
+    mutants.small_parquet(path)
     table = pq.read_table(path)
     facts = dict(table.schema.metadata)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -361,6 +267,15 @@ def test_a_kind_that_nobody_knows_is_kept(kind, suffix, tmp_path):
 def test_edges_without_spans_go_the_whole_way(tmp_path):
     trace = gs.Trace.from_columns({}, {"from": [1], "to": [2], "kind": ["launch"]})
     trace_chain.through(trace, tmp_path)
+
+
+def test_times_after_2043_go_the_whole_way(tmp_path):
+    for first, last in ((1 << 61, (1 << 61) + 5), (0, schema.LATEST_NS - 2)):
+        trace = gs.Trace.from_columns(
+            {"id": [1, 2], "kind": ["kernel"] * 2, "name": ["a", "b"], "start_ns": [first, last],
+             "end_ns": [first + 1, last + 1], "source": ["cupti"] * 2}
+        )  # fmt: skip
+        trace_chain.through(trace, tmp_path)
 
 
 def test_an_event_without_a_name_goes_the_whole_way(tmp_path):
@@ -724,7 +639,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
 # -- Parquet -----------------------------------------------------------------------------------
 def rewritten(path, change):
     """Write a trace of ours with other metadata."""
-    small_parquet(path)
+    mutants.small_parquet(path)
     table = pq.read_table(path)
     facts = dict(table.schema.metadata)
     facts[b"gpuscope.metadata"] = change(facts[b"gpuscope.metadata"])
@@ -758,7 +673,7 @@ def test_metadata_that_is_no_object_is_refused(text, tmp_path):
 
 def test_a_column_that_is_missing_is_named(tmp_path):
     path = tmp_path / "t.parquet"
-    small_parquet(path)
+    mutants.small_parquet(path)
     table = pq.read_table(path)
     for changed_table in (table.drop_columns(["host"]), table.append_column("host", table["host"])):
         pq.write_table(changed_table, path)
@@ -768,7 +683,7 @@ def test_a_column_that_is_missing_is_named(tmp_path):
 
 def test_a_column_that_unpacks_without_end_is_refused(tmp_path):
     path = tmp_path / "t.parquet"
-    small_parquet(path)
+    mutants.small_parquet(path)
     facts = pq.read_schema(path).metadata
     zeros = pa.array(np.zeros(30_000_000, np.int64))
     table = pa.table({"id": zeros}).replace_schema_metadata(facts)

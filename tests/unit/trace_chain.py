@@ -14,8 +14,8 @@ from gpuscope.widgets.details import describe, links, why
 from gpuscope.widgets.scene import Scene
 
 SUFFIXES = (".parquet", ".sqlite", ".json", ".json.gz")
-ROWS = 12
-"""Spans that are explained and described."""
+ROWS, FEW = 12, 4
+"""Spans that are explained and described, in all and where it is to be quick."""
 
 
 def attempt(what, *given, **options):
@@ -26,9 +26,10 @@ def attempt(what, *given, **options):
         return None
 
 
-def judged(trace):
+def judged(trace, *, whole=True):
     """Judge a trace by everything in ``gpuscope.analysis``."""
-    names = [str(name) for name in dict.fromkeys(trace.texts("category"))][:3] or ["w"]
+    most = 3 if whole else 2
+    names = [str(name) for name in dict.fromkeys(trace.texts("category"))][:most] or ["w"]
     for judge, third in ((analysis.overlap, "workload"), (analysis.concurrency, "workload"),
                          (analysis.gaps, "device")):  # fmt: skip
         for by in ("stream", "partition", third):
@@ -43,7 +44,6 @@ def judged(trace):
             repr(found)
             found.rows()
     attempt(analysis.compare, {"a": trace, "b": trace})
-    attempt(analysis.prediction, *as_predicted(trace))
     for of, at in itertools.product(names, repeat=2):
         attempt(analysis.queue_depth, trace, of=of, at=at)
         if of != at:
@@ -55,9 +55,9 @@ def as_predicted(trace):
     return trace.with_metadata(simulated=True), trace.with_metadata(simulated=False)
 
 
-def explained(trace):
+def explained(trace, *, whole=True):
     """Ask of some spans why they started, and all that is known of them."""
-    ids = [] if not len(trace) else trace.array("id")[:ROWS].tolist()
+    ids = [] if not len(trace) else trace.array("id")[: ROWS if whole else FEW].tolist()
     for row, span in enumerate(ids):
         attempt(lambda span=span: str(trace.explain(span)))
         describe(trace, row)
@@ -65,11 +65,11 @@ def explained(trace):
         links(trace, span)
 
 
-def drawn(trace, names):
+def drawn(trace, names, *, whole=True):
     """Draw every figure of a trace, and the scene of the widget."""
     made = [
         attempt(figures.timeline, trace, sm=True),
-        attempt(figures.timelines, {"a": trace, "b": trace}),
+        attempt(figures.timelines, {"a": trace, "b": trace}) if whole else None,
         attempt(figures.sm_map, trace),
         attempt(figures.confinement, trace),
         attempt(figures.compare, *as_predicted(trace)),
@@ -78,7 +78,7 @@ def drawn(trace, names):
     for figure in made:
         if figure is not None:
             figure.to_json().encode()
-    if made[0] is not None:
+    if whole and made[0] is not None:
         png(made[0])
     scene = Scene(trace, None)
     scene.show_sms(shown=True)
@@ -90,7 +90,7 @@ def drawn(trace, names):
     compose(scene.shot(window, following=False), None).words()
 
 
-def exported(trace, folder):
+def exported(trace, folder, *, whole=True):
     """Export to every format that needs no other program, and load what was written."""
     for suffix in SUFFIXES:
         path = gs.export(trace, folder / f"chain{suffix}", keep_private=True)
@@ -98,8 +98,10 @@ def exported(trace, folder):
         assert rows_of(again) == rows_of(trace), suffix
         assert again.metadata.to_json() == trace.metadata.to_json()
         assert again.edges.num_rows <= trace.edges.num_rows
-    gs.export(trace, folder / "chain.html")
+    if not whole:
+        return
     gs.export(trace, folder / "public.json")
+    gs.export(trace, folder / "chain.html")
     run = Run({"a": trace, "b": trace}, analysis.compare({}), {"name": "e"})
     gs.export(run, folder / "run.html")
 
@@ -113,11 +115,17 @@ def rows_of(trace):
     return sorted(found, key=repr)
 
 
-def through(trace, folder):
-    """Do with a trace all that can be done."""
+def through(trace, folder, *, whole=True):
+    """Do with a trace all that can be done.
+
+    Parameters
+    ----------
+    whole
+        Whether pages of HTML and pictures are made, too, which take longer than the rest.
+    """
     repr(trace)
     trace._repr_html_()
-    names = judged(trace)
-    explained(trace)
-    drawn(trace, names)
-    exported(trace, folder)
+    names = judged(trace, whole=whole)
+    explained(trace, whole=whole)
+    drawn(trace, names, whole=whole)
+    exported(trace, folder, whole=whole)

@@ -18,7 +18,8 @@ from gpuscope.errors import GpuscopeError, InvalidArgument
 _LIMIT = 60
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_WORDS = {None: "None", str: "text", int: "a whole number", float: "a number", bool: "a bool"}
+_WORDS = {None: "None", str: "text", int: "a whole number", float: "a number", bool: "a bool",
+          Callable: "a callable"}  # fmt: skip
 
 
 def given(value: Any) -> str:

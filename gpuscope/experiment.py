@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticSerializationError
 
+from gpuscope._checks import given
 from gpuscope._text import clean
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 
@@ -579,7 +580,7 @@ def _problems(error: ValidationError) -> dict[tuple[str, ...], str]:
         if allowed not in said:
             said.append(allowed)
         simple = one["type"] not in _WITHOUT_INPUT and not isinstance(value, Mapping | list | tuple)
-        found[place] = f", but found {value!r}" if simple else ""
+        found[place] = f", but found {given(value)}" if simple else ""
     return {
         place: " or ".join(said).replace(" or should be ", " or ") + found[place]
         for place, said in texts.items()

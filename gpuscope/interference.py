@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
+from gpuscope._checks import door, given
 from gpuscope.analysis.interference import InterferenceResult, interference
 from gpuscope.device.carve import Sizes, named_sizes
 from gpuscope.device.device import Device
-from gpuscope.errors import InvalidExperiment, NothingRecorded
+from gpuscope.errors import InvalidArgument, InvalidExperiment, NothingRecorded
 from gpuscope.experiment import Experiment, WorkloadSpec
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
-from gpuscope.series import Series, as_far_as_measured, opened
-from gpuscope.session import Viewer
+from gpuscope.series import Series, as_far_as_measured
+from gpuscope.session import Viewer, opened
 from gpuscope.trace.model import Trace
 
 BACKGROUND_QUEUED = 4
 """Calls that the one in the background keeps queued at least, so that the GPU never waits."""
 
 
+@door(
+    device=(Device, str, None), viewer=(Callable, None), stop=(threading.Event, None), inside=float
+)
 def measure_interference(
     device: Device | str | None,
     partitions: Sizes | None,
@@ -96,7 +100,7 @@ def measure_interference(
     True
     """
     if not 0 < inside <= 1:
-        raise ValueError(f"inside is a share in (0, 1], not {inside}")
+        raise InvalidArgument(f"inside is {given(inside)}; a share in (0, 1] is needed")
     sizes = {} if partitions is None else named_sizes(partitions)
     plan = _plan(sizes, workloads, repeats, rounds, seed)
     target = opened(device)
@@ -194,11 +198,11 @@ def _part(plan: Experiment, number: int, names: tuple[str, ...]) -> Experiment:
     """Return the experiment of one turn: the first name alone, or with the second behind it."""
     of, *others = names
     workloads = {of: plan.workloads[of]}
-    for given in others:
-        spec = plan.workloads[given]
+    for other in others:
+        spec = plan.workloads[other]
         continuous = {"background": True, "arrival": "back_to_back", "rate_hz": None}
         queued = max(BACKGROUND_QUEUED, spec.max_queued)
-        workloads[given] = spec.model_copy(update={**continuous, "max_queued": queued})
+        workloads[other] = spec.model_copy(update={**continuous, "max_queued": queued})
     streams = {name: plan.streams[name] for name in names}
     return plan.model_copy(
         update={

@@ -19,8 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpuscope import _nsys
+from gpuscope._checks import count, door, given
 from gpuscope._files import replacing
-from gpuscope.errors import Cancelled, ExportError, GpuscopeError, MissingDependency
+from gpuscope.errors import (
+    Cancelled,
+    ExportError,
+    GpuscopeError,
+    InvalidArgument,
+    MissingDependency,
+)
 from gpuscope.experiment import Experiment
 from gpuscope.importers.load import load_trace
 from gpuscope.trace.model import Trace
@@ -75,6 +82,16 @@ class Profile:
     command: tuple[str, ...]
 
 
+@door(
+    report=(str, Path, None),
+    tool=str,
+    device=str,
+    graph_nodes=bool,
+    launches=int,
+    program=(str, Path, None),
+    keep_private=bool,
+    cancel=(threading.Event, None),
+)
 def profile(
     experiment: Experiment | Mapping[str, Any] | str | Path,
     report: str | Path | None = None,
@@ -146,6 +163,9 @@ def profile(
     >>> done.trace.kind_counts()["kernel"]  # doctest: +SKIP
     200
     """
+    if tool not in _SUFFIXES:
+        raise InvalidArgument(f"tool is {given(tool)}; 'nsys' or 'ncu' is needed")
+    launches = count("launches", launches, least=1)
     described = _described(experiment)
     found = _nsys.find(tool, program)
     target = _target(report, described, tool)
@@ -216,10 +236,16 @@ def _run(
 ) -> tuple[int, bytes]:
     """Run to the end or until told to stop; returns its status and what it said."""
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(  # noqa: S603 - the program that was found or named
-            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=said,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the program that was found or named
+                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=said,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:  # such as a NUL in the device's name
+            raise GpuscopeError(
+                f"{Path(command[0]).name!r} cannot be started ({error}): check the program and "
+                "the device's name"
+            ) from error
         try:
             status = _wait(process, cancel)
         except BaseException:

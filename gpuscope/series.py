@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpuscope.device.device import Device
-from gpuscope.device.select import open_device
 from gpuscope.errors import NothingRecorded
 from gpuscope.experiment import Experiment
 from gpuscope.session import Progress, Viewer, run
@@ -25,11 +24,6 @@ def as_far_as_measured(measure: Callable[[], None], result: Callable[[], _Result
     except KeyboardInterrupt:
         pass
     return result()
-
-
-def opened(device: Device | str | None) -> Device:
-    """Return a device: itself, or the one of that name; ``"auto"`` without one."""
-    return device if isinstance(device, Device) else open_device(device or "auto")
 
 
 class Series:

@@ -262,7 +262,7 @@ def run(
     >>> run["default"].kind_counts()["kernel"]
     2
     """
-    described, target = _prepared(experiment, device)
+    described, target = _prepared(experiment, device, viewer, stop)
     return _Session(described, target, viewer, stop or threading.Event()).run()
 
 
@@ -677,7 +677,7 @@ def perform(
     InvalidExperiment, InvalidPartition, GpuscopeError
         As in :func:`run`.
     """
-    described, target = _prepared(experiment, device)
+    described, target = _prepared(experiment, device, None, stop)
     performance = _Performance(described, target, None, stop or threading.Event())
     interrupted = False
     try:
@@ -690,13 +690,26 @@ def perform(
 
 
 def _prepared(
-    experiment: Experiment | Mapping[str, Any] | str | Path, device: Device | str | None
+    experiment: Experiment | Mapping[str, Any] | str | Path,
+    device: Device | str | None,
+    viewer: Viewer | None,
+    stop: threading.Event | None,
 ) -> tuple[Experiment, Device]:
+    require_kind("device", device, Device, str, None)
+    require_kind("viewer", viewer, Callable, None)
+    require_kind("stop", stop, threading.Event, None)
     if isinstance(experiment, str | Path):
         experiment = Experiment.from_file(experiment)
     elif not isinstance(experiment, Experiment):
         experiment = Experiment.from_dict(experiment)
-    return experiment, device if isinstance(device, Device) else open_device(device or "auto")
+    return experiment, opened(device)
+
+
+def opened(device: Device | str | None) -> Device:
+    """Return a device: itself, or the one of that name; ``"auto"`` without one."""
+    if isinstance(device, Device):
+        return device
+    return open_device("auto" if device is None else device)
 
 
 def make_handle(device: Device, name: str, spec: WorkloadSpec, *, seed: int) -> AnyHandle:

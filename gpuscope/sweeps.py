@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpuscope._checks import door
 from gpuscope._files import make_folder, replacing
 from gpuscope._text import clean
 from gpuscope.analysis.compare import COLUMNS
@@ -22,14 +23,20 @@ from gpuscope.analysis.sweep import SweepResult
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
 from gpuscope.experiment import Experiment
-from gpuscope.series import Series, as_far_as_measured, opened
-from gpuscope.session import Viewer
+from gpuscope.series import Series, as_far_as_measured
+from gpuscope.session import Viewer, opened
 from gpuscope.trace.model import Run
 
 _KEY = b"gpuscope.sweep"
 _STOPPED = "stopped early: fewer calls than planned"
 
 
+@door(
+    device=(Device, str, None),
+    path=(str, Path, None),
+    viewer=(Callable, None),
+    stop=(threading.Event, None),
+)
 def sweep(
     experiment: Experiment | Mapping[str, Any] | str | Path,
     parameters: Mapping[str, Sequence[Any]],
@@ -145,6 +152,7 @@ def sweep(
     return as_far_as_measured(measure, result)
 
 
+@door(path=(str, Path))
 def load_sweep(path: str | Path) -> SweepResult:
     """Read what a sweep has kept in a folder so far.
 

@@ -51,6 +51,10 @@ class _Stream(TypedDict, total=False):
     per_thread: bool
 
 
+class _Experiment(TypedDict, total=False):
+    workloads: dict[str, dict[str, Any]]
+
+
 class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
     time_base: Literal["unix", "virtual", "relative"] = "unix"
     simulated: bool = False
@@ -65,7 +69,7 @@ class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
     clocks: dict[str, dict[str, _Number]] = {}
     device_max_connections: str | None = None
     versions: dict[str, str] = {}
-    experiment: dict[str, Any] | None = None
+    experiment: _Experiment | None = None
     setting: str | None = None
     counts: dict[str, int] = {}
     complete: bool = True

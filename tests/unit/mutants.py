@@ -3,6 +3,7 @@
 # ruff: noqa: S608 - the tables' names are ours
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import json
@@ -201,11 +202,11 @@ def _damage(chance, facts):
         del inside[key]
     elif how < 0.3:
         if isinstance(inside, list):
-            inside.append(inside[key])
+            inside.append(copy.deepcopy(inside[key]))
         else:
-            inside[chance.choice(keys)] = inside[key]
+            inside[chance.choice(keys)] = copy.deepcopy(inside[key])
     else:
-        inside[key] = chance.choice(VALUES)
+        inside[key] = copy.deepcopy(chance.choice(VALUES))
 
 
 def _report(chance, content):

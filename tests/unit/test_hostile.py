@@ -654,7 +654,8 @@ def rewritten(path, change):
         ("partitions", [1]), ("windows_ns", [[1, "x"]]), ("windows_ns", [[1]]),
         ("devices", {"cuda:0": {"index": "zero"}}), ("counts", {"a": "b"}), ("notes", "text"),
         ("time_base", "sundial"), ("simulated", "no"), ("unknown", 1), ("process_names", {"1": 2}),
-        ("clocks", {"c": {"residual_ns": "x"}}),
+        ("clocks", {"c": {"residual_ns": "x"}}), ("experiment", {"workloads": 33}),
+        ("experiment", {"workloads": {"w": 1}}), ("experiment", [1]),
     ],
 )  # fmt: skip
 def test_metadata_of_other_types_is_refused(name, value, tmp_path):

@@ -94,7 +94,8 @@ def survey(
                 texts.add(path)
             if _of(facts, 5, _I64) != count:
                 raise TraceFormatError("its columns differ in length")
-            nbytes += _pages(file, size, facts)
+            if count:  # else none is read, and where they begin is not said
+                nbytes += _pages(file, size, facts)
     if rows != _of(footer, 3, _I64):
         raise TraceFormatError("its row groups do not hold as many rows as it says")
     return Survey(rows, nbytes, frozenset(texts))

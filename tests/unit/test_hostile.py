@@ -269,6 +269,14 @@ def test_edges_without_spans_go_the_whole_way(tmp_path):
     trace_chain.through(trace, tmp_path)
 
 
+def test_a_trace_of_ours_without_events_goes_the_whole_way(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({**mutants.own_json(), "traceEvents": []}))
+    trace = gs.load_trace(path)
+    assert len(trace) == 0
+    trace_chain.through(trace, tmp_path)
+
+
 def test_times_after_2043_go_the_whole_way(tmp_path):
     for first, last in ((1 << 61, (1 << 61) + 5), (0, schema.LATEST_NS - 2)):
         trace = gs.Trace.from_columns(

@@ -586,6 +586,8 @@ class MatmulPlan:
         Bytes below an input's first element: a reversed view has some.
     copies
         Whether any input is copied.
+    name
+        Of the kernel in traces.
     """
 
     m: int
@@ -604,11 +606,10 @@ class MatmulPlan:
     below_a: int
     below_b: int
     copies: bool
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """Name of the kernel in traces."""
-        return f"gemm_{self.dtype}_{self.m}x{self.n}x{self.k}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"gemm_{self.dtype}_{self.m}x{self.n}x{self.k}")
 
     @property
     def flop_count(self) -> int:

@@ -72,7 +72,8 @@ class Watched(Engine):
         if self._bandwidth is not None:
             used = sum(wave.count * wave.op.rate * wave.pace[2] for wave in self._sharing)
             assert used <= self._bandwidth * FULL, "more bytes a ns than there are"
-        assert self._demand == sum(wave.count * wave.op.rate for wave in self._sharing)
+        for wave, demand in self._sharing.items():
+            assert demand == wave.count * wave.op.rate
 
 
 class Bench:

@@ -749,7 +749,7 @@ class SimBackend:
                 cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, sm_count)
             else:  # the sum of nothing: the result is cleared
                 cost = KernelCost(1, self.profile.transfer_ns("memset", out.nbytes))
-            work = _IN_FLOAT64 if out.dtype == np.float64 else _IN_FLOAT32
+            work = _IN_FLOAT64 if plan.dtype == "float64" else _IN_FLOAT32
             self._queue_kernel(raw, correlation, plan.name, Write(out, (a, b), work), cost, call_ns)
 
     def home_of(self, array: SimArray) -> Any:
@@ -766,11 +766,7 @@ class SimBackend:
 
     def place(self, out: SimArray, a: SimArray, b: SimArray) -> Places:
         """Return the backends that made the arrays, simulated addresses, and the arrays."""
-        arrays = (out, a, b)
-        first, second, third = (
-            array.buffer.address + array.offset * array.dtype.itemsize for array in arrays
-        )
-        return (out.owner, a.owner, b.owner), (first, second, third), arrays
+        return (out.owner, a.owner, b.owner), (out.address, a.address, b.address), (out, a, b)
 
     def rearrange(self, stream: Stream, into: SimArray, array: SimArray, correlation: int) -> None:
         """Queue a copy into C order."""

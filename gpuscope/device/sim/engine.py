@@ -23,6 +23,7 @@ and an entry that comes twice finds its work done. Activities may be reported tw
 
 from __future__ import annotations
 
+import functools
 import heapq
 import operator
 import weakref
@@ -105,7 +106,7 @@ class Op:
     behind
         All work that it must follow and that was not done when it was queued.
     followers
-        Work to look at again when it is done; the same may stand there twice.
+        Work to look at again when it is done, if any; the same may stand there twice.
     free_ns
         When the last piece of work that it must follow ended.
     number
@@ -141,7 +142,7 @@ class Op:
         self.number = 0
         self.phase = _WAITING
         self.failure: Failure | None = None
-        self.followers: list[Op] = []
+        self.followers: list[Op] | None = None
         self.owner: GraphOp | None = None
         self.node: int | None = None
 
@@ -153,7 +154,7 @@ class Op:
         """Let go of other work and of memory: it is done."""
         self.effect = self.after = None
         self.behind = ()
-        self.followers = []
+        self.followers = None
 
 
 class WaveOp(Op):
@@ -193,7 +194,7 @@ class KernelOp(WaveOp):
     left
         How many blocks have no SM yet.
     running
-        The waves that its other blocks are in, until they end.
+        The waves that its other blocks are in, until they end; ``None`` before the first.
     released_by
         Who released the SMs that its first blocks got, where it waited for SMs.
     turn
@@ -219,7 +220,7 @@ class KernelOp(WaveOp):
         super().__init__(stream, queued_ns, correlation, name, effect, block_ns, rate)
         self.blocks = self.left = blocks
         self.nbytes = nbytes
-        self.running: dict[Wave, None] = {}
+        self.running: dict[Wave, None] | None = None
         self.ready_ns = 0
         self.released_by: tuple[Release, ...] = ()
         self.turn = 0
@@ -381,6 +382,8 @@ class Wave:
     ----------
     sms
         Bit mask of the SMs they hold.
+    left
+        How many blocks of the kernel have no SM yet once these have theirs.
     pace
         What was left to do at a time, that time in ns, and the speed since: of FULL, that much
         is done a ns at full speed.
@@ -388,12 +391,13 @@ class Wave:
         When it will end; -1 when it has.
     """
 
-    __slots__ = ("count", "end_ns", "op", "pace", "sms")
+    __slots__ = ("count", "end_ns", "left", "op", "pace", "sms")
 
-    def __init__(self, op: WaveOp, sms: int, count: int, now_ns: int) -> None:
+    def __init__(self, op: WaveOp, sms: int, count: int, left: int, now_ns: int) -> None:
         self.op = op
         self.sms = sms
         self.count = count
+        self.left = left
         self.pace = (op.work_ns * FULL, now_ns, FULL)
         self.end_ns = now_ns + op.work_ns
 
@@ -487,15 +491,14 @@ class Engine:
         self._copying: set[str] = set()
         self._copies_wait = False
         self._bandwidth = None if bytes_per_us is None else bytes_per_us * FULL // 1000
-        self._demand = 0
-        self._sharing: dict[Wave, None] = {}
+        self._sharing: dict[Wave, int] = {}  # each wave, and what it asks for
         self._shared = False  # whether anything runs slower than it could
         self._demand_changed = False
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
         # What was begun and is not done, after an interrupt: see the top of this file.
         self._submitting: Op | None = None
-        self._placing: tuple[Wave, int] | None = None
+        self._placing: Wave | None = None
         self._unsettled = False
 
     def _resume(self) -> None:
@@ -508,7 +511,8 @@ class Engine:
     # -- queueing ---------------------------------------------------------------------
     def submit(self, op: Op) -> None:
         """Queue ``op`` at its stream's tail."""
-        self._resume()
+        if self._submitting is not None or self._unsettled:
+            self._resume()
         stream = op.stream
         last = stream.last
         behind: list[Op] = []
@@ -523,7 +527,7 @@ class Engine:
             for other in self.blocking:
                 if other.last is not None:
                     self._follow(op, other.last, behind)
-        op.behind = behind
+        op.behind = tuple(behind)
         op.number = 1 if last is None else last.number + 1
         self._submitting = op
         self._admit(op)
@@ -533,7 +537,7 @@ class Engine:
         if before.done_ns is None:
             behind.append(before)
         else:
-            _note_done(op, before)
+            _note_done(op, before, before.done_ns)
 
     def _admit(self, op: Op) -> None:
         """Make the work that is being submitted its stream's tail."""
@@ -549,10 +553,12 @@ class Engine:
             return
         for before in op.behind:
             if before.done_ns is None:
-                before.followers.append(op)
+                if before.followers is None:
+                    before.followers = [op]
+                else:
+                    before.followers.append(op)
                 return
-        for before in op.behind:
-            _note_done(op, before)
+            _note_done(op, before, before.done_ns)
         self._start(op)
         op.phase = _STARTED
 
@@ -566,11 +572,12 @@ class Engine:
     # -- running ----------------------------------------------------------------------
     def run_until(self, time_ns: int) -> None:
         """Let everything happen that happens up to ``time_ns``."""
-        self._resume()
+        if self._submitting is not None or self._unsettled:
+            self._resume()
         heap = self._heap
         while heap and heap[0][0] <= time_ns:
             self._step()
-        self.now_ns = max(self.now_ns, time_ns)
+        self.now_ns = time_ns if time_ns > self.now_ns else self.now_ns
 
     def run_until_done(self, op: Op | None) -> int:
         """Run until ``op`` is done; returns when that was."""
@@ -614,7 +621,7 @@ class Engine:
             if heap and heap[0] is entry:
                 heapq.heappop(heap)
         if self._placing is not None:
-            self._run(*self._placing)
+            self._run(self._placing)
         if self._ready and self.free:
             self._dispatch()
         if self._copies_wait:
@@ -634,7 +641,9 @@ class Engine:
             self._at(max(op.queued_ns, op.free_ns), self._begin, op)
 
     def _ready_ns(self, op: Op) -> int:
-        return max(op.queued_ns + self._launch_latency_ns, op.free_ns + self._kernel_gap_ns)
+        launched_ns = op.queued_ns + self._launch_latency_ns
+        free_ns = op.free_ns + self._kernel_gap_ns
+        return launched_ns if launched_ns > free_ns else free_ns
 
     def _begin(self, op: Op) -> None:
         """Start what needs no SM."""
@@ -725,8 +734,8 @@ class Engine:
             count = available
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
             op.released_by = _releases(op, taken, self._released)
-        self._placing = Wave(op, taken, count, self.now_ns), op.left - count
-        self._run(*self._placing)
+        self._placing = wave = Wave(op, taken, count, op.left - count, self.now_ns)
+        self._run(wave)
 
     def _dispatch_copies(self) -> None:
         """Give free copy engines to copies, in the order in which they became ready."""
@@ -736,13 +745,13 @@ class Engine:
                 if op.start_ns is None:
                     if engine in self._copying:
                         break
-                    self._placing = Wave(op, 0, 1, self.now_ns), 0
-                    self._run(*self._placing)
+                    self._placing = wave = Wave(op, 0, 1, 0, self.now_ns)
+                    self._run(wave)
                 heapq.heappop(waiting)
         self._copies_wait = False
 
-    def _run(self, wave: Wave, left: int) -> None:
-        """Let the wave that is being placed run; that many blocks of its kernel are left."""
+    def _run(self, wave: Wave) -> None:
+        """Let the wave that is being placed run."""
         op = wave.op
         if op.start_ns is None:
             try:
@@ -751,12 +760,14 @@ class Engine:
                 self._fail(op, error)
             op.start_ns = self.now_ns
         if op.rate:
-            self._sharing[wave] = None
+            self._sharing[wave] = op.rate * wave.count
             self._demand_changed = True
         if isinstance(op, KernelOp):
             self.free &= ~wave.sms
+            if op.running is None:
+                op.running = {}
             op.running[wave] = None
-            op.left = left
+            op.left = wave.left
         elif isinstance(op, CopyOp):
             self._copying.add(op.engine)
         self._at(wave.end_ns, self._end, wave)
@@ -776,7 +787,8 @@ class Engine:
                 self._released_ns = self.now_ns
             self._released.append((wave.sms, op))
             self.free |= wave.sms
-            op.running.pop(wave, None)
+            if op.running is not None:
+                op.running.pop(wave, None)
         elif isinstance(op, CopyOp):
             self._copying.discard(op.engine)
             self._copies_wait = True
@@ -793,8 +805,9 @@ class Engine:
     # -- bandwidth --------------------------------------------------------------------
     def _share(self) -> None:
         """Let the waves that move bytes advance as fast as their bandwidth allows."""
-        self._demand = sum([wave.op.rate * wave.count for wave in self._sharing])
-        if self._bandwidth is not None and (self._demand > self._bandwidth or self._shared):
+        if self._bandwidth is not None and (
+            self._shared or sum(self._sharing.values()) > self._bandwidth
+        ):
             level = fair_level(self._bandwidth, ((w.op.rate, w.count) for w in self._sharing))
             shared = False
             for wave in self._sharing:
@@ -827,7 +840,7 @@ class Engine:
             stream.done = op.number
             if stream.waited and op.kind in _ORDERED_BY_EVENTS:
                 stream.waited = ()
-        for follower in op.followers:
+        for follower in op.followers or ():
             self._wake(follower)
         if owner is not None:
             if owner.start_ns is None or (op.start_ns or 0) < owner.start_ns:
@@ -853,10 +866,11 @@ class Engine:
         )  # fmt: skip
 
 
-def _note_done(op: Op, before: Op) -> None:
-    """Let ``op`` know of work that it follows and that is done."""
-    op.free_ns = max(op.free_ns, before.done_ns or 0)
-    _note_failure(op, before)
+def _note_done(op: Op, before: Op, done_ns: int) -> None:
+    """Let ``op`` know of work that it follows and that was done at ``done_ns``."""
+    op.free_ns = done_ns if done_ns > op.free_ns else op.free_ns
+    if before.failure is not None:
+        _note_failure(op, before)
 
 
 def _note_failure(op: Op, before: Op) -> None:
@@ -883,6 +897,7 @@ def _releases(
     return tuple(found)
 
 
+@functools.lru_cache(1024)
 def _lowest(mask: int, count: int) -> int:
     """Return the ``count`` lowest set bits of ``mask``, which has more."""
     below, above = -1, mask.bit_length()  # that many bits have too few, that many have enough

@@ -88,8 +88,8 @@ class SimArray:
         Strides in bytes, as NumPy has them.
     nbytes
         Bytes of its elements.
-    offset
-        Of the first element in its buffer, in elements.
+    offset, address
+        Of the first element: in its buffer, in elements; and in memory, in bytes.
     is_whole
         Whether it covers its buffer in C order.
     block
@@ -97,8 +97,8 @@ class SimArray:
     """
 
     __slots__ = (
-        "_bare", "block", "buffer", "dtype", "is_whole", "nbytes", "offset", "owner", "shape",
-        "size", "steps", "strides",
+        "_bare", "address", "block", "buffer", "dtype", "is_whole", "nbytes", "offset", "owner",
+        "shape", "size", "steps", "strides",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +120,7 @@ class SimArray:
         self.steps = steps
         self.offset = offset
         item = self.dtype.itemsize
+        self.address = buffer.address + offset * item
         self.size = math.prod(shape)
         self.nbytes = self.size * item
         self.strides = tuple(step * item for step in steps)
@@ -249,7 +250,7 @@ class Write:
         compute: Callable[..., np.ndarray[Any, Any]],
     ) -> None:
         self._destination = destination.bare
-        self._sources = tuple(source.bare for source in sources)
+        self._sources = tuple([source.bare for source in sources])
         self._compute = compute
 
     def __call__(self) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of
+from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.launch import launch_calls, positions
 from gpuscope.analysis.projection import launched_inside, pairs
 from gpuscope.analysis.result import Result
@@ -256,9 +257,12 @@ def confinement(
         notes.append(f"{unfinished:,} unfinished kernels are not judged")
     found = _judge(trace, work, notes)
     given = (work.names[index] for index in np.unique(work.target) if index >= 0)
+    groups = Groups(work.target + 1, ["", *work.names])
+    owners = _by_sm(trace)
+    place = {name: index for index, name in enumerate(trace.metadata.partitions)}
     return ConfinementResult(
         tuple(
-            _partition(trace, name, work, found)
+            _partition(trace, name, work, found, groups, owners, place)
             for name in dict.fromkeys([*trace.metadata.partitions, *given])
         ),
         tuple(notes),
@@ -278,6 +282,8 @@ class _Work:
         Partitions that may have been given work.
     target
         Position in ``names``, −1 for work given to none.
+    place
+        Name → position in ``names``.
     contexts
         Name → green context.
     """
@@ -287,37 +293,41 @@ class _Work:
         self.rows = rows
         self.names: list[str] = values[1:]
         self.target = intended[rows] - 1
+        self.place = {name: index for index, name in enumerate(self.names)}
         self.contexts: dict[str, int] = {
             name: facts["context"]
             for name, facts in trace.metadata.partitions.items()
             if facts.get("context") is not None
         }
+        self._by_context = {context: name for name, context in self.contexts.items()}
 
     def number(self, home: str | int) -> int:
         """Position in ``names`` of a partition or green context that the caller named."""
         if isinstance(home, int):
-            known = {context: name for name, context in self.contexts.items()}
-            name = known.get(home, f"green context {home}")
+            name = self._by_context.setdefault(home, f"green context {home}")
             self.contexts[name] = home
         else:
             name = home
-        if name not in self.names:
+        if name not in self.place:
+            self.place[name] = len(self.names)
             self.names.append(name)
-        return self.names.index(name)
+        return self.place[name]
 
 
 def _give(trace: Trace, work: _Work, intended: Mapping[Any, str | int]) -> list[str]:
     """Give kernels to partitions as the caller says; return what there is to note."""
     if not intended:
         return []
-    given = np.full(len(work.rows), -1, np.int64)
     stream, streams = codes(trace.spans.column("stream"))
     there = {*streams, *codes(trace.spans.column("name"))[1]}
     absent = [repr(key) for key in intended if key not in there]
     notes = [f"the trace has no {', '.join(absent)}, which intended= names"] if absent else []
-    for key in (key for key in intended if not isinstance(key, str)):
-        if key in streams:
-            given[stream[work.rows] == streams.index(key)] = work.number(intended[key])
+    home = np.full(len(streams), -1, np.int64)
+    number_of = {value: index for index, value in enumerate(streams)}
+    for key, target in intended.items():
+        if not isinstance(key, str) and key in number_of:
+            home[number_of[key]] = work.number(target)
+    given = home[stream[work.rows]]
     ranges, homes = _mapped_ranges(trace, work, intended)
     if len(ranges):
         calls = launch_calls(trace)[work.rows]
@@ -433,7 +443,8 @@ def _ran_at_home(trace: Trace, work: _Work) -> Array:
     partition, partitions = codes(trace.spans.column("partition"))
     partition = partition[work.rows]
     context = trace.array("green_context", fill=-1)[work.rows]
-    own = [partitions.index(name) if name in partitions else -1 for name in work.names]
+    place = {name: index for index, name in enumerate(partitions)}
+    own = [place.get(name, -1) for name in work.names]
     contexts = [work.contexts.get(name, -2) for name in work.names]
     by_name = partition == np.array([*own, -1])[work.target]
     by_context = context == np.array([*contexts, -2])[work.target]
@@ -461,27 +472,31 @@ def _blocks(trace: Trace, work: _Work, notes: list[str]) -> tuple[Array, Array, 
     rows, sm, kernel, target = rows[usable], sm[usable], kernel[usable], target[usable]
     device, devices = codes(trace.spans.column("device"))
     width = max([int(sm.max(initial=0)), *(max(ids) for ids in sms if ids)]) + 1
-    is_own = np.zeros((len(sms), len(devices), width), bool)
-    for index, ids in enumerate(sms):
-        there = _devices(trace, work.names[index])
-        mine = [one is None or not there or one in there for one in devices]
-        is_own[index, :, list(ids)] = mine
+    own = [index * width + one for index, ids in enumerate(sms) for one in ids]
+    is_own = np.isin(target * width + sm, np.array(own, np.int64))
+    there = _devices(trace)
+    is_there = np.array(
+        [
+            [one is None or not there.get(name) or one in there[name] for one in devices]
+            for name in work.names
+        ],
+        bool,
+    ).reshape(-1, len(devices))
     lasted = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
-    return kernel, sm, np.maximum(lasted, 1), ~is_own[target, device[rows], sm]
+    return kernel, sm, np.maximum(lasted, 1), ~(is_own & is_there[target, device[rows]])
 
 
-def _devices(trace: Trace, partition: str) -> set[int]:
-    """Return the indices of the devices on which a partition of this name has streams."""
-    keys = {
-        facts.get("device")
-        for facts in trace.metadata.streams.values()
-        if facts.get("partition") == partition
+def _devices(trace: Trace) -> dict[str, set[int]]:
+    """Return partition → the indices of the devices on which one of this name has streams."""
+    index: dict[Any, Any] = {
+        key: facts.get("index") for key, facts in trace.metadata.devices.items()
     }
-    return {
-        facts["index"]
-        for key, facts in trace.metadata.devices.items()
-        if key in keys and "index" in facts
-    }
+    found: dict[str, set[int]] = {}
+    for facts in trace.metadata.streams.values():
+        partition, number = facts.get("partition"), index.get(facts.get("device"))
+        if partition is not None and number is not None:
+            found.setdefault(partition, set()).add(number)
+    return found
 
 
 def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[str]]:
@@ -508,15 +523,17 @@ def _stream(trace: Trace, number: int | None) -> str:
 def _owners(trace: Trace, sm: Array) -> tuple[Array, list[str]]:
     """Block → number of who owns its SM, and that in words."""
     ids, code = np.unique(sm, return_inverse=True)
-    places = []
-    for one in ids:
-        names = [
-            name
-            for name, facts in trace.metadata.partitions.items()
-            if one in (facts.get("sm_ids") or ())
-        ]
-        places.append(f"SMs of {' and '.join(names) or 'no partition'}")
-    return code, places
+    owners = _by_sm(trace)
+    return code, [f"SMs of {' and '.join(owners.get(one, ())) or 'no partition'}" for one in ids]
+
+
+def _by_sm(trace: Trace) -> dict[int, list[str]]:
+    """Return SM → the partitions that have it."""
+    found: dict[int, list[str]] = {}
+    for name, facts in trace.metadata.partitions.items():
+        for one in dict.fromkeys(facts.get("sm_ids") or ()):
+            found.setdefault(one, []).append(name)
+    return found
 
 
 def _escapes(
@@ -556,15 +573,27 @@ def _kind(trace: Trace, *, by_blocks: bool) -> str:
     return "resident" if by_blocks else "allocated"
 
 
-def _partition(trace: Trace, name: str, work: _Work, found: _Found) -> PartitionConfinement:
+def _partition(
+    trace: Trace, name: str, work: _Work, found: _Found, groups: Groups[str],
+    owners: Mapping[int, Sequence[str]], place: Mapping[str, int],
+) -> PartitionConfinement:  # fmt: skip
+    """Sum up one partition.
+
+    Parameters
+    ----------
+    groups
+        Kernels by target; the first group was given to none.
+    owners, place
+        SM → its partitions, and partition → its place among those that the trace describes.
+    """
     facts = trace.metadata.partitions.get(name, {})
     sms = set(facts.get("sm_ids") or ())
-    index = work.names.index(name) if name in work.names else -1
-    given = (work.target == index) & (index >= 0)
+    index = work.place.get(name, -1)
+    given = groups.mine(index + 1) if index >= 0 else np.zeros(0, np.int64)
     evidence = []
     for by_blocks in (True, False):
-        mine = given & ((found.blocks > 0) == by_blocks)
-        kernels = int(np.count_nonzero(mine))
+        mine = given[(found.blocks[given] > 0) == by_blocks]
+        kernels = len(mine)
         if kernels:
             evidence.append(
                 Evidence(
@@ -577,9 +606,8 @@ def _partition(trace: Trace, name: str, work: _Work, found: _Found) -> Partition
                 )
             )
     shares = dict.fromkeys(facts.get("shares_with") or ())
-    for other, theirs in trace.metadata.partitions.items():
-        if other != name and sms & set(theirs.get("sm_ids") or ()):
-            shares[other] = None
+    others = {other for one in sms for other in owners[one]} - {name}
+    shares.update(dict.fromkeys(sorted(others, key=place.__getitem__)))
     notes = []
     if shares:
         notes.append(
@@ -588,10 +616,11 @@ def _partition(trace: Trace, name: str, work: _Work, found: _Found) -> Partition
         )
     if evidence and not sms:
         notes.append("its SM ids were not seen: judged by what ran each kernel alone")
-    lucky = given & (found.blocks > 0) & ~found.at_home & (found.escaped_ns == 0)
-    if lucky.any():
+    seen = given[found.blocks[given] > 0]
+    lucky = int(np.count_nonzero(~found.at_home[seen] & (found.escaped_ns[seen] == 0)))
+    if lucky:
         notes.append(
-            f"{np.count_nonzero(lucky):,} kernels that it did not run count as inside: all their "
+            f"{lucky:,} kernels that it did not run count as inside: all their "
             "blocks were seen on its SMs"
         )
     total = sum(one.time_ns for one in evidence)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
-from gpuscope.analysis.intervals import Intervals, union
+from gpuscope.analysis.intervals import Groups, Intervals, latest, stretch_sums, union
 from gpuscope.analysis.result import Result
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.model import Trace
@@ -215,46 +215,66 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     windows = union(windows[:, 0], windows[:, 1])
     ends = np.where(unknown, np.maximum(starts, windows[-1, 1]), ends)
     order = np.lexsort((starts, code))
-    bounds = np.searchsorted(code[order], np.arange(len(labels) + 1))
-    tracks = []
-    for index, label in enumerate(labels):
-        mine = order[bounds[index] : bounds[index + 1]]
-        tracks.append(_track(trace, label, rows[mine], starts[mine], ends[mine], windows, min_ns))
-    return GapsResult(
-        by, min_ns, tuple(tracks), trace.provenance, incomplete=trace.metadata.incomplete
+    tracks = _tracks(
+        trace, labels, code[order], rows[order], starts[order], ends[order], windows, min_ns
     )
+    return GapsResult(by, min_ns, tracks, trace.provenance, incomplete=trace.metadata.incomplete)
 
 
-def _track(
-    trace: Trace, label: str, rows: Array, starts: Array, ends: Array, windows: Intervals,
-    min_ns: int,
-) -> TrackGaps:  # fmt: skip
-    """Find the gaps of one track, whose spans are in the order of their starts."""
-    latest = np.maximum.accumulate(ends)
-    after = np.flatnonzero(starts[1:] > latest[:-1]) + 1
-    low, high = latest[after - 1], starts[after]
-    busy_ns = int(latest[-1] - starts[0] - (high - low).sum())
+def _tracks(
+    trace: Trace, labels: list[str], track: Array, rows: Array, starts: Array, ends: Array,
+    windows: Intervals, min_ns: int,
+) -> tuple[TrackGaps, ...]:  # fmt: skip
+    """Find the gaps of all tracks; spans are by track, then in the order of their starts."""
+    count = np.arange(len(labels) + 1)
+    first = np.searchsorted(track, count)
+    last_ended = latest(track, ends)
+    reach = ends[last_ended]
+    after = np.flatnonzero((track[1:] == track[:-1]) & (starts[1:] > reach[:-1])) + 1
+    low, high = reach[after - 1], starts[after]
+    own = np.searchsorted(track[after], count)
+    busy_ns = reach[first[1:] - 1] - starts[first[:-1]] - stretch_sums(high - low, own)
     window = np.searchsorted(windows[:, 0], low, "right") - 1
     inside = (window >= 0) & (high <= windows[window, 1])
-    idle_ns = int((high - low)[inside].sum())
+    idle_ns = stretch_sums(np.where(inside, high - low, 0), own)
     counted = inside & (high - low >= min_ns)
     after, low, high = after[counted], low[counted], high[counted]
-    lengths = high - low
-    longest = []
-    for one in np.argsort(-lengths, kind="stable")[:LONGEST]:
-        before = np.flatnonzero(ends[: after[one]] == low[one])[-1]
-        names = [str(trace.spans.column("name")[int(rows[row])]) for row in (before, after[one])]
-        longest.append(Gap(int(low[one]), int(high[one]), *names))
-    middle, most = np.quantile(lengths, [0.5, 0.9]) if len(lengths) else (None, None)
-    return TrackGaps(
-        name=label,
-        spans=len(starts),
-        busy_ns=busy_ns,
-        busy_fraction=busy_ns / (busy_ns + idle_ns) if busy_ns + idle_ns else 0.0,
-        number=len(lengths),
-        total_ns=int(lengths.sum()),
-        median_ns=None if middle is None else float(middle),
-        p90_ns=None if most is None else float(most),
-        max_ns=int(lengths.max()) if len(lengths) else None,
-        longest=tuple(longest),
-    )
+    lengths, of = high - low, track[after]
+    own = np.searchsorted(of, count)
+    by_length = np.lexsort((-lengths, of))
+    name, names = codes(trace.spans.column("name"))
+    name = name[rows]
+
+    def longest(index: int) -> tuple[Gap, ...]:
+        return tuple(
+            Gap(
+                int(low[one]), int(high[one]), str(names[name[last_ended[after[one] - 1]]]),
+                str(names[name[after[one]]]),
+            )
+            for one in by_length[own[index] : min(own[index] + LONGEST, own[index + 1])]
+        )  # fmt: skip
+
+    some, place = np.unique(of, return_inverse=True)
+    spread = np.full((len(labels), 2), np.nan)
+    spread[some] = Groups(place, some.tolist()).quantiles(lengths, [0.5, 0.9])
+    return tuple(
+        TrackGaps(
+            name=label,
+            spans=spans,
+            busy_ns=busy,
+            busy_fraction=busy / (busy + idle) if busy + idle else 0.0,
+            number=number,
+            total_ns=total,
+            median_ns=middle if number else None,
+            p90_ns=most if number else None,
+            max_ns=int(lengths[by_length[own[index]]]) if number else None,
+            longest=longest(index),
+        )
+        for index, (label, spans, busy, idle, number, total, (middle, most)) in enumerate(
+            zip(
+                labels, np.diff(first).tolist(), busy_ns.tolist(), idle_ns.tolist(),
+                np.diff(own).tolist(), stretch_sums(lengths, own).tolist(), spread.tolist(),
+                strict=True,
+            )
+        )
+    )  # fmt: skip

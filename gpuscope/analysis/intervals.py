@@ -195,18 +195,13 @@ class Busy:
         """Merge the spans of each group that touch or overlap."""
         order = np.lexsort((starts, groups.code))
         group, starts, ends = groups.code[order], starts[order], ends[order]
-        # A running maximum that begins anew in each group: of ranks, since times would overflow.
-        by_end = np.argsort(ends, kind="stable")
-        rank = np.empty(len(ends), np.int64)
-        rank[by_end] = np.arange(len(ends))
-        latest = np.maximum.accumulate(group * len(ends) + rank) - group * len(ends)
-        reach = ends[by_end][latest]
+        reach = ends[latest(group, ends)]
         apart = (group[1:] != group[:-1]) | (starts[1:] > reach[:-1])
         opens = np.flatnonzero(np.r_[True, apart][: len(starts)])
         closes = np.r_[opens[1:], len(starts)][: len(opens)] - 1
         group, starts, ends = group[opens], starts[opens], reach[closes]
         first = np.searchsorted(group, np.arange(len(groups) + 1))
-        return cls(group, starts, ends, first, _sums(ends - starts, first))
+        return cls(group, starts, ends, first, stretch_sums(ends - starts, first))
 
     def intervals(self, index: int) -> Intervals:
         """Return the union of one group's spans."""
@@ -237,12 +232,22 @@ class Busy:
             # How long this group was busy before each edge of any other.
             now = np.cumsum(step, dtype=np.int8) * spent
             before = np.cumsum(now) - now
-            shared[index] = _sums(before[at[count:]] - before[at[:count]], first)
+            shared[index] = stretch_sums(before[at[count:]] - before[at[:count]], first)
             step[at[:count][mine]] = step[at[count:][mine]] = 0
         return shared
 
 
-def _sums(values: Array, first: Array) -> Array:
+def latest(group: Array, ends: Intervals) -> Array:
+    """Row → the row that ended last of its group's so far, of two the later; rows by group."""
+    by_end = np.argsort(ends, kind="stable")
+    rank = np.empty(len(ends), np.int64)
+    rank[by_end] = np.arange(len(ends))
+    # A running maximum that begins anew in each group: of ranks, since times would overflow.
+    most = np.maximum.accumulate(group * len(ends) + rank) - group * len(ends)
+    return np.asarray(by_end[most])
+
+
+def stretch_sums(values: Array, first: Array) -> Array:
     """Return the sum of each stretch of values, which may be empty."""
     total = np.r_[0, np.cumsum(values)]
     sums: Array = total[first[1:]] - total[first[:-1]]

@@ -280,6 +280,72 @@ def test_every_planted_escape_is_found_and_nothing_else(plan, random):
                 assert escape.where.startswith("SMs of ")
 
 
+some_sms = st.one_of(st.none(), st.sets(st.integers(0, 9), max_size=4).map(sorted))
+names = st.sampled_from(["a", "b", "c", "d", "e", None])
+ran = st.tuples(
+    names, names, st.integers(0, 20),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1), st.integers(0, 9)), max_size=4),
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), some_sms, min_size=1),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1)),
+    st.lists(ran, min_size=1, max_size=12),
+)
+def test_every_partition_is_judged_as_the_definition_says(sm_ids, homes, work):
+    rows = []
+    for given_to, ran_by, length, blocks in work:
+        parent = len(rows)
+        rows.append(kernel(given_to, ran_by, 0, length))
+        rows += [block(parent, sm, 0, ns, device=device) for sm, device, ns in blocks]
+    trace = build(
+        rows,
+        partitions={name: {"sm_ids": ids} for name, ids in sm_ids.items()},
+        devices={"cuda:0": {"index": 0}, "cuda:1": {"index": 1}},
+        streams={
+            str(number): {"name": name, "partition": name, "device": f"cuda:{device}"}
+            for number, (name, device) in enumerate(homes.items())
+        },
+    )
+    if all(given_to is None for given_to, *_ in work):
+        with pytest.raises(MissingEvidence):
+            analysis.confinement(trace)
+        return
+    result = analysis.confinement(trace)
+    others = {given_to for given_to, *_ in work if given_to is not None} - set(sm_ids)
+    assert [one.partition for one in result.partitions][: len(sm_ids)] == list(sm_ids)
+    assert {one.partition for one in result.partitions[len(sm_ids) :]} == others
+    for one in result.partitions:
+        own, home = set(sm_ids.get(one.partition) or ()), homes.get(one.partition)
+        assert one.shares_with == tuple(
+            name for name, ids in sm_ids.items()
+            if name != one.partition and own & set(ids or ())
+        )  # fmt: skip
+        time_ns, escaped_ns, counts, abroad = 0, 0.0, {}, set()
+        for given_to, ran_by, length, blocks in work:
+            if given_to != one.partition:
+                continue
+            judged_by = "blocks" if own and blocks else "kernels"
+            outside = [
+                (max(ns, 1), sm) for sm, device, ns in blocks
+                if sm not in own or home not in (None, device)
+            ]  # fmt: skip
+            if judged_by == "blocks":
+                share = sum(ns for ns, _ in outside) / sum(max(ns, 1) for _, _, ns in blocks)
+                abroad |= {sm for _, sm in outside}
+            else:
+                share = float(ran_by != given_to)
+            time_ns += max(length, 1)
+            escaped_ns += max(length, 1) * share
+            counts[judged_by] = counts.get(judged_by, 0) + 1
+        assert one.time_ns == time_ns
+        assert one.escaped_ns == pytest.approx(escaped_ns)
+        assert sum(escape.time_ns for escape in one.escapes) == pytest.approx(escaped_ns)
+        assert {part.judged_by: part.kernels for part in one.evidence} == counts
+        assert set(one.escaping_sm_ids) == abroad
+
+
 # -- traces from elsewhere ----------------------------------------------------------------
 def elsewhere():
     """Ranges decode (thread 1) and, in it, prefill; a call and a kernel in each, and one after."""

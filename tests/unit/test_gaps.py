@@ -165,16 +165,24 @@ def test_bad_arguments_are_refused():
         max_size=15,
     ),
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=2),
+    st.integers(0, 4),
 )
-def test_gaps_are_what_counting_every_ns_finds(spans, windows):
+def test_gaps_are_what_counting_every_ns_finds(spans, windows, min_ns):
     trace = build(
-        [work(start, start + length, stream=stream) for start, length, stream in spans],
+        [
+            work(start, start + length, f"k{number}", stream=stream)
+            for number, (start, length, stream) in enumerate(spans)
+        ],
         windows_ns=[[low, low + length] for low, length in windows],
     )
     recorded = np.zeros(200, bool)
     for low, length in windows or [(0, 199)]:
         recorded[low : low + length] = True
-    for track in analysis.gaps(trace).tracks:
+    tracks = analysis.gaps(trace, min_ns=min_ns).tracks
+    assert [track.name for track in tracks] == [
+        f"stream {stream}" for stream in sorted({stream for _, _, stream in spans})
+    ]
+    for track in tracks:
         stream = int(track.name.removeprefix("stream "))
         mine = [(start, start + length) for start, length, other in spans if other == stream]
         busy = np.zeros(200, bool)
@@ -192,9 +200,31 @@ def test_gaps_are_what_counting_every_ns_finds(spans, windows):
             if idle and begin is None:
                 begin = at
         inside = [(start, end) for start, end in found if recorded[start:end].all()]
+        idle = sum(end - start for start, end in inside)
+        assert track.spans == len(mine)
         assert track.busy_ns == busy.sum()
+        assert track.busy_fraction == (track.busy_ns / (track.busy_ns + idle) if idle else
+                                       float(track.busy_ns > 0))  # fmt: skip
+        inside = [(start, end) for start, end in inside if end - start >= min_ns]
+        lengths = [end - start for start, end in inside]
         assert track.number == len(inside)
-        assert track.total_ns == sum(end - start for start, end in inside)
+        assert track.total_ns == sum(lengths)
+        assert track.max_ns == max(lengths, default=None)
+        assert track.median_ns == (np.quantile(lengths, 0.5) if lengths else None)
+        assert track.p90_ns == (np.quantile(lengths, 0.9) if lengths else None)
+        in_order = sorted(
+            (start, number, start + length)
+            for number, (start, length, other) in enumerate(spans)
+            if other == stream
+        )
+        told = []
+        for low, high in sorted(inside, key=lambda one: one[0] - one[1])[:5]:
+            before = [number for start, number, end in in_order if start < high and end == low]
+            after = [number for start, number, _ in in_order if start == high]
+            told.append((low, high, f"k{before[-1]}", f"k{after[0]}"))
+        assert [
+            (gap.start_ns, gap.end_ns, gap.before, gap.after) for gap in track.longest
+        ] == told  # fmt: skip
 
 
 def test_a_text_that_a_dictionary_holds_twice_is_one_value():

@@ -143,3 +143,35 @@ def test_handle_11_a_product_that_cublas_refuses_in_a_partition_is_explained(gpu
         gs.mm_out(out, a, b, stream=stream)
         stream.synchronize()
         assert np.array_equal(gpu.to_host(out), A @ B)
+
+
+def test_what_other_threads_wait_for_spoils_no_capture(gpu):
+    """The driver spoils every capture when a thread waits for the device, or its handle goes."""
+    ones = gpu.asarray(np.ones((64, 64), np.float32))
+    out, theirs = gpu.empty((64, 64)), gpu.empty((64, 64))
+    multiplied, may_end = threading.Event(), threading.Event()
+
+    def multiply(stream):
+        gs.mm_out(theirs, ones, ones, stream=stream)
+        multiplied.set()
+        may_end.wait()
+
+    with gpu.create_stream() as stream, gpu.create_stream() as other:
+        gs.mm_out(out, ones, ones, stream=stream)
+        ending = threading.Thread(target=multiply, args=(other,))
+        ending.start()
+        multiplied.wait()
+        waiting = threading.Thread(target=gpu.synchronize)
+        with stream.capture() as graph:
+            gs.mm_out(out, ones, ones, stream=stream)
+            may_end.set()
+            ending.join()
+            waiting.start()
+            gs.mm_out(out, ones, ones, stream=stream)
+            with pytest.raises(gs.StreamError, match="leave the capture first"):
+                gpu.synchronize()
+        waiting.join()
+        with graph:
+            graph.launch(stream=stream)
+            stream.synchronize()
+    assert (gpu.to_host(out) == 64).all()

@@ -27,6 +27,7 @@ from gpuscope.device.api import (
     StreamKind,
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Pinned, Pool, Tag
@@ -299,7 +300,9 @@ class CudaBackend:
             return bool(status == 0)
 
     def synchronize(self) -> None:
-        """Wait on the host for the whole device."""
+        """Wait on the host for the whole device, once no thread captures."""
+        with captures.none_open("this call"):
+            pass  # one may begin while this waits: a device may be waited for long
         with self._current(), _translated("waiting for the device failed"):
             self._runtime.deviceSynchronize()
 
@@ -324,10 +327,11 @@ class CudaBackend:
                     if int(status) == 0 and int(green):
                         greens[int(green)] = green
             for green in greens.values():
-                _check(
-                    driver.cuGreenCtxRecordEvent(green, int(event.handle)),
-                    "record an event behind a green context",
-                )
+                with captures.none_open("the end of a recording"):
+                    _check(
+                        driver.cuGreenCtxRecordEvent(green, int(event.handle)),
+                        "record an event behind a green context",
+                    )
                 event.sync()
             event.close()
 
@@ -547,12 +551,20 @@ class CudaBackend:
         with self._current(), _translated("the stream cannot be captured"):
             with versions.relaxed_capture():
                 self._blas.prepare()
-            self._runtime.streamBeginCapture(stream.handle, thread_local)
+            captures.begin(stream.handle)
+            try:
+                self._runtime.streamBeginCapture(stream.handle, thread_local)
+            except BaseException:
+                captures.end(stream.handle)
+                raise
 
     def end_capture(self, stream: Stream) -> Any:
         """End it, and instantiate the graph, with an event for behind its launches."""
         with self._current(), _translated("the capture failed"):
-            graph = self._runtime.streamEndCapture(stream.handle)
+            try:
+                graph = self._runtime.streamEndCapture(stream.handle)
+            finally:
+                captures.end(stream.handle)
             try:
                 with versions.relaxed_capture():  # the capture of another stream may go on
                     behind = self._device.create_event(self._with_timing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 
 from gpuscope._optional import require
 from gpuscope.device.api import MatmulPlan
+from gpuscope.device.cuda import captures
 from gpuscope.device.cuda.arrays import cupy
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Tag
 from gpuscope.device.stream import Stream
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import GpuscopeError, StreamError
 
 cublas = require("nvmath.bindings.cublas", package="nvmath-python", feature="mm_out on a GPU")
 
@@ -51,17 +53,31 @@ _CODES = {
 
 
 class _Handle:
-    """One cuBLAS handle; destroyed with the thread that made it."""
+    """A thread's cuBLAS handle; goes to the next thread that needs one.
 
-    __slots__ = ("__weakref__", "raw")
+    Destroying it with its thread would wait for the device and spoil other threads' captures.
+    """
 
-    def __init__(self) -> None:
-        self.raw = cublas.create()
-        cublas.set_math_mode(self.raw, int(cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
+    __slots__ = ("_idle", "raw")
+
+    def __init__(self, idle: list[int]) -> None:
+        self._idle = idle
+        try:
+            self.raw = idle.pop()
+        except IndexError:
+            with captures.none_open("making this thread's cuBLAS handle"):
+                self.raw = cublas.create()
+            cublas.set_math_mode(self.raw, int(cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at interpreter exit there is nobody to tell
-            cublas.destroy(self.raw)
+        if hasattr(self, "raw"):
+            self._idle.append(self.raw)
+
+
+def _destroy(handles: list[int]) -> None:
+    with contextlib.suppress(Exception):  # at interpreter exit there is nobody to tell
+        while handles:
+            cublas.destroy(handles.pop())
 
 
 class _Workspace:
@@ -108,6 +124,8 @@ class Blas:
         self._mark = mark
         self._is_green = is_green
         self._local = threading.local()
+        self._idle: list[int] = []
+        weakref.finalize(self, _destroy, self._idle)
         self._workspaces: dict[int, Any] = {}
         self._epoch = 0
 
@@ -133,12 +151,23 @@ class Blas:
             workspace = graph.workspaces.setdefault(handle, new)
         return workspace
 
-    def _raw_handle(self) -> int:
-        """Return this thread's cuBLAS handle, made at first use."""
+    def _raw_handle(self, graph: Graph | None = None) -> int:
+        """Return this thread's cuBLAS handle, made at first use.
+
+        Raises
+        ------
+        StreamError
+            It cannot be made now: another thread captures the stream into ``graph``.
+        """
         try:
             raw: int = self._local.raw
         except AttributeError:
-            self._local.owner = _Handle()  # goes with the thread, and the raw handle with it
+            if graph is not None and not self._idle:
+                raise StreamError(
+                    "this thread has no cuBLAS handle yet, and making one would spoil the capture "
+                    f"of {graph.name!r}: call mm_out once on this thread before"
+                ) from None
+            self._local.owner = _Handle(self._idle)
             raw = self._local.raw = self._local.owner.raw
             self._local.set = None
         return raw
@@ -157,7 +186,7 @@ class Blas:
         try:
             handle = self._local.raw
         except AttributeError:
-            handle = self._raw_handle()
+            handle = self._raw_handle(stream.graph)
         stream_handle = stream.handle
         if stream.graph is not None:
             workspace = self._captured_workspace(stream.graph, stream_handle)

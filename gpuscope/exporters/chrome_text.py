@@ -55,7 +55,8 @@ def _quoted(text: str | None, *, is_json: bool) -> str | None:
         return None
     if is_json:
         try:
-            return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
+            facts = json.loads(text, parse_constant=str)
+            return json.dumps(facts, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             pass
     return quote(text)

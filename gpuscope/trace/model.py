@@ -113,11 +113,17 @@ class TraceMetadata:
         return f"incomplete: {clean(reasons or 'nothing says how much is missing', _REASONS)}"
 
     def to_json(self) -> str:
-        """Write as JSON, everything in its order; what UTF-8 cannot hold is replaced."""
+        """Write as JSON, everything in its order.
+
+        What UTF-8 cannot hold is replaced; infinity and what is no number are null.
+        """
         return schema.readable(self._json()).decode()
 
     def _json(self) -> bytes:
-        return json.dumps(vars(self)).encode()
+        text = json.dumps(vars(self))
+        if "Infinity" in text or "NaN" in text:
+            text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+        return text.encode()
 
     def encodable(self) -> TraceMetadata:
         """Return it with what UTF-8 cannot hold replaced: itself where all can be written."""

@@ -277,6 +277,22 @@ def test_a_trace_of_ours_without_events_goes_the_whole_way(tmp_path):
     trace_chain.through(trace, tmp_path)
 
 
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
+def test_numbers_that_json_has_not_go_the_whole_way(number, tmp_path):
+    facts = {"experiment": {"name": "N"}, "clocks": {"c": {"residual_ns": 1.5}}}
+    path = rewritten(
+        tmp_path / "t.parquet",
+        lambda _: json.dumps(facts).replace("1.5", number).replace('"N"', number).encode(),
+    )
+    trace = gs.load_trace(path)
+    assert json.loads(trace.metadata.to_json())["clocks"] == {"c": {"residual_ns": None}}
+    marked = gs.Trace.from_columns(
+        {"id": [1], "kind": ["mark"], "name": ["m"], "start_ns": [1], "end_ns": [1],
+         "source": ["nvtx"], "payload": [f'{{"a": {number}}}']}, metadata=trace.metadata
+    )  # fmt: skip
+    trace_chain.through(marked, tmp_path)
+
+
 def test_times_after_2043_go_the_whole_way(tmp_path):
     for first, last in ((1 << 61, (1 << 61) + 5), (0, schema.LATEST_NS - 2)):
         trace = gs.Trace.from_columns(

@@ -18,8 +18,10 @@ from gpuscope.errors import GpuscopeError, InvalidArgument
 _LIMIT = 60
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_WORDS = {None: "None", str: "text", int: "a whole number", float: "a number", bool: "a bool",
-          Callable: "a callable"}  # fmt: skip
+_WORDS = {
+    None: "None", str: "text", int: "a whole number", float: "a finite number", bool: "a bool",
+    Callable: "a callable",
+}  # fmt: skip
 
 
 def given(value: Any) -> str:
@@ -69,7 +71,7 @@ def door(**kinds: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Check a function's arguments by name before it runs.
 
     A kind is a type, ``None``, a :class:`MappingOf`, or a tuple of these of which one must
-    hold. No bool is a whole number here, and no NaN a number.
+    hold. No bool is a whole number here, and neither NaN nor an infinity a number.
     """
     wanted = {name: kind if isinstance(kind, tuple) else (kind,) for name, kind in kinds.items()}
 
@@ -113,7 +115,7 @@ def _is(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         if isinstance(value, Integral):  # NumPy's too
             return not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
-        return kind is float and isinstance(value, Real) and not math.isnan(value)
+        return kind is float and isinstance(value, Real) and math.isfinite(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 

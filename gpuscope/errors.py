@@ -74,6 +74,10 @@ class StreamError(GpuscopeError, RuntimeError):
     """A stream or a guard was used in a way that CUDA or its contract forbids."""
 
 
+class NotFound(GpuscopeError, LookupError):
+    """There is nothing of that name; says what there is."""
+
+
 class TraceFormatError(GpuscopeError, ValueError):
     """Rows, or a file, that are no trace, or none that this version can read."""
 

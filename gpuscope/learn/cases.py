@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from gpuscope._checks import door
 from gpuscope.device.caller import CallerStreamGuard, get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
+from gpuscope.errors import NotFound
 from gpuscope.learn.parts import spin_kernel
 from gpuscope.session import profile
 from gpuscope.trace.model import Trace
@@ -51,6 +53,7 @@ class Case:
     culprit: str
 
 
+@door(name=str)
 def case(name: str) -> Case:
     """Make one of the cases.
 
@@ -61,7 +64,7 @@ def case(name: str) -> Case:
 
     Raises
     ------
-    LookupError
+    NotFound
         There is no such case.
 
     Examples
@@ -72,7 +75,7 @@ def case(name: str) -> Case:
     ('statistics', 'the legacy default stream puts everything in order')
     """
     if name not in _CASES:
-        raise LookupError(f"there is no case {name!r}; there are {sorted(_CASES)}")
+        raise NotFound(f"there is no case {name!r}; there are {sorted(_CASES)}")
     device = open_device("sim:h200", quiet=True)
     try:
         chance = random.Random(f"case {name}")  # noqa: S311 - durations

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from gpuscope._checks import given, require_kind
+from gpuscope.errors import InvalidArgument
 
 
+@runtime_checkable
 class Kind(Protocol):
     """A kind of answer."""
 
@@ -60,13 +64,15 @@ class Choice:
         """Return the option."""
         (value,) = values
         if value not in self.options:
-            raise ValueError("Choose one of the options first.")
+            raise InvalidArgument("Choose one of the options first.")
         return str(value)
 
     def is_right(self, answer: str, measured: str) -> bool:
         """Whether it is the same option."""
         if measured not in self.options:
-            raise ValueError(f"{measured!r} was measured, which is none of {list(self.options)}")
+            raise InvalidArgument(
+                f"{measured!r} was measured, which is none of {list(self.options)}"
+            )
         return answer == measured
 
     def show(self, answer: str) -> str:
@@ -106,15 +112,15 @@ class Order:
     def read(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the items in their order."""
         if any(not value for value in values):
-            raise ValueError("Choose one for each place first.")
+            raise InvalidArgument("Choose one for each place first.")
         if sorted(map(str, values)) != sorted(self.items):
-            raise ValueError("Each comes once: one of them is there twice.")
+            raise InvalidArgument("Each comes once: one of them is there twice.")
         return tuple(values)
 
     def is_right(self, answer: Sequence[str], measured: Sequence[str]) -> bool:
         """Whether the order is the same."""
         if sorted(measured) != sorted(self.items):
-            raise ValueError(f"{list(measured)} was measured, which orders other things")
+            raise InvalidArgument(f"{list(measured)} was measured, which orders other things")
         return tuple(answer) == tuple(measured)
 
     def show(self, answer: Sequence[str]) -> str:
@@ -143,6 +149,10 @@ class Value:
 
     unit: str = ""
     within: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_kind("unit", self.unit, str)
+        require_kind("within", self.within, float)
 
     def fields(self) -> list[dict[str, Any]]:
         """Return one field for a number."""
@@ -180,14 +190,18 @@ class Interval:
     >>> kind = gs.learn.Interval("µs", factor=4)
     >>> kind.is_right(kind.read(["50", "200"]), measured=120.0)
     True
-    >>> kind.read(["1", "1000"])
+    >>> kind.read(["1", "1000"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: Be bolder: let the range end at 4 times its beginning or before.
+    gpuscope.errors.InvalidArgument: Be bolder: let the range end at 4 times its beginning ...
     """
 
     unit: str
     factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        require_kind("unit", self.unit, str)
+        require_kind("factor", self.factor, float)
 
     def fields(self) -> list[dict[str, Any]]:
         """Return two fields for numbers."""
@@ -197,9 +211,9 @@ class Interval:
         """Return both ends."""
         low, high = (_number(value) for value in values)
         if not 0 < low <= high:
-            raise ValueError("The range begins above zero, and does not end before it begins.")
+            raise InvalidArgument("The range begins above zero, and does not end before it begins.")
         if high > self.factor * low:
-            raise ValueError(
+            raise InvalidArgument(
                 f"Be bolder: let the range end at {self.factor:g} times its beginning or before."
             )
         return low, high
@@ -221,10 +235,11 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError("Write a number first.")
+        raise InvalidArgument("Write a number first.")
     return number
 
 
 def _check_different(what: str, texts: Sequence[str]) -> None:
-    if isinstance(texts, str) or len(set(texts)) < max(2, len(texts)):
-        raise ValueError(f"{what} are at least two different texts, not {texts!r}")
+    is_several = isinstance(texts, list | tuple) and all(isinstance(one, str) for one in texts)
+    if not is_several or len(set(texts)) < max(2, len(texts)):
+        raise InvalidArgument(f"{what} are at least two different texts, not {given(texts)}")

@@ -9,8 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import replacing
 from gpuscope.device.device import Device
+from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.learn.kinds import Interval, Kind
 from gpuscope.learn.outcome import Feedback, Outcome, Result, find, picture, window_of
 from gpuscope.learn.question import Question
@@ -49,6 +51,7 @@ class Lesson:
     'wrong'
     """
 
+    @door(number=int, title=str, device=Device)
     def __init__(self, number: int, title: str, device: Device) -> None:
         self.number = number
         self.title = title
@@ -63,6 +66,7 @@ class Lesson:
         return tuple(self._results.values())
 
     # -- predict, then run ------------------------------------------------------------
+    @door(name=str, question=str, kind=Kind)
     def predict(self, name: str, question: str, kind: Kind) -> Question:
         """Ask for a prediction: the form to show.
 
@@ -88,6 +92,14 @@ class Lesson:
         self.questions[name] = form
         return form
 
+    @door(
+        name=str,
+        trace=(Trace, None),
+        why=(str, int, None),
+        rule=str,
+        since_ns=(int, None),
+        window_ns=(tuple, None),
+    )
     def reveal(
         self,
         name: str,
@@ -118,14 +130,16 @@ class Lesson:
 
         Raises
         ------
-        LookupError
+        NotFound
             Nothing was asked under that name.
+        InvalidArgument
+            ``measured`` is in no form of an answer.
         """
         if name not in self.questions:
-            raise LookupError(f"no prediction {name!r} was asked for: run the cell that does first")
+            raise NotFound(f"no prediction {name!r} was asked for: run the cell that does first")
         form = self.questions[name]
         kind = form.kind
-        result = replace(self._results[name], measured=kind.show(measured))
+        result = replace(self._results[name], measured=_shown(kind, "measured", measured))
         answer = self._answers.get(name)
         if answer is not None:
             right = kind.is_right(answer, measured)
@@ -153,6 +167,7 @@ class Lesson:
         return Outcome(result, rule, explanation, figure)
 
     # -- exercises --------------------------------------------------------------------
+    @door(name=str, task=str, test=Callable, hints=SeveralOf(str))
     def check(
         self,
         name: str,
@@ -186,6 +201,7 @@ class Lesson:
         result = self._tried(name, None, solved=solved)
         return Feedback(result, said, "" if solved else _hint(hints, result.attempts))
 
+    @door(name=str, question=str, kind=Kind, hints=SeveralOf(str), rule=str)
     def quiz(
         self,
         name: str,
@@ -207,22 +223,24 @@ class Lesson:
         rule
             The rule that explains it, told once the answer is right.
         """
+        _shown(kind, "answer", answer)
         self._keep(name, "exercise", question, "not tried")
 
-        def judge(given: Any) -> None:
-            solved = kind.is_right(given, answer)
-            result = self._tried(name, kind.show(given), solved=solved)
+        def judge(tried: Any) -> None:
+            solved = kind.is_right(tried, answer)
+            result = self._tried(name, kind.show(tried), solved=solved)
             if solved:
-                form.tell(f"Right: {kind.show(given)}. {rule}".rstrip(), "right", locked=True)
+                form.tell(f"Right: {kind.show(tried)}. {rule}".rstrip(), "right", locked=True)
                 return
             hint = _hint(hints, result.attempts)
-            form.tell(f"Not {kind.show(given)}. {hint and 'Hint: '}{hint}".rstrip(), "wrong")
+            form.tell(f"Not {kind.show(tried)}. {hint and 'Hint: '}{hint}".rstrip(), "wrong")
 
         form = Question(question, kind, button="Check", on_answer=judge)
         self.questions[name] = form
         return form
 
     # -- results ----------------------------------------------------------------------
+    @door(path=(str, Path), learner=str)
     def to_csv(self, path: str | Path, *, learner: str = "") -> Path:
         """Write the results, one row each, for a class; returns the path.
 
@@ -239,7 +257,7 @@ class Lesson:
         target = Path(path)
         with (
             replacing(target) as temporary,
-            temporary.open("w", newline="", encoding="utf-8") as out,
+            temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as out,
         ):
             writer = csv.writer(out)
             writer.writerow(["learner", *(field.name for field in fields(Result))])
@@ -270,7 +288,9 @@ class Lesson:
         """Have a result for a name; an exercise that is checked again keeps what it has."""
         had = self._results.get(name)
         if had is not None and had.kind != kind:
-            raise ValueError(f"another {had.kind} is called {name!r} already: choose another name")
+            raise InvalidArgument(
+                f"another {had.kind} is called {name!r} already: choose another name"
+            )
         if had is None or kind == "prediction":
             attempts = 0 if had is None else had.attempts
             self._results[name] = Result(
@@ -286,6 +306,26 @@ class Lesson:
         if had.verdict != "solved":
             self._results[name] = now
         return now
+
+
+def _shown(kind: Kind, name: str, value: Any) -> str:
+    """Return what was measured as text.
+
+    Raises
+    ------
+    InvalidArgument
+        It is in no form of an answer of this kind.
+    """
+    refusal = InvalidArgument(
+        f"{name} is {given(value)}, which is no answer of kind {type(kind).__name__}"
+    )
+    try:
+        shown = kind.show(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise refusal from error
+    if not isinstance(shown, str):
+        raise refusal
+    return shown
 
 
 def _hint(hints: Sequence[str], attempts: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope import figures
+from gpuscope._checks import door
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.style import INK, OKABE_ITO
 from gpuscope.figures.text import axis_unit, clean
@@ -136,6 +137,7 @@ class Feedback:
         return _box(lines, colour)
 
 
+@door(trace=Trace, name=(str, None), nth=int, kind=(str, None))
 def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = None) -> int:
     """Return the id of the row that is the ``nth`` of its name, for :meth:`Trace.explain`.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuscope._checks import door, given
 from gpuscope.device.api import Kernel
 from gpuscope.device.device import Device
+from gpuscope.errors import InvalidOperand
 from gpuscope.workloads import spin
 
 
+@door(device=Device, name=str)
 def spin_kernel(device: Device, name: str = "spin") -> Kernel:
     """Return a kernel that keeps SMs busy and computes nothing, for :meth:`Stream.launch`.
 
@@ -41,6 +44,11 @@ def spin_kernel(device: Device, name: str = "spin") -> Kernel:
 def address(array: Any) -> int:
     """Return where an array begins in the device's memory, simulated or not.
 
+    Raises
+    ------
+    InvalidOperand
+        It is no such array.
+
     Examples
     --------
     >>> import gpuscope as gs
@@ -51,5 +59,10 @@ def address(array: Any) -> int:
     """
     buffer = getattr(array, "buffer", None)
     if buffer is None:
-        return int(array.data.ptr)
+        pointer = getattr(getattr(array, "data", None), "ptr", None)
+        if pointer is None:
+            raise InvalidOperand(
+                f"array is {given(array)}; an array on a GPU, simulated or not, is needed"
+            )
+        return int(pointer)
     return int(buffer.address + array.offset * array.dtype.itemsize)

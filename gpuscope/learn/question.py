@@ -10,6 +10,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from gpuscope.errors import InvalidArgument
 from gpuscope.learn.kinds import Kind
 
 _STATIC = Path(__file__).parent / "static"
@@ -74,13 +75,15 @@ class Question(anywidget.AnyWidget):
 
         Raises
         ------
-        ValueError
+        InvalidArgument
             They are no answer, or it is answered already.
         """
         if self.locked:
-            raise ValueError("this question is answered already: run its cell again to start anew")
+            raise InvalidArgument(
+                "this question is answered already: run its cell again to start anew"
+            )
         if len(values) != len(self.fields):
-            raise ValueError(
+            raise InvalidArgument(
                 f"{len(self.fields)} values are needed, one after the other, not {len(values)}"
             )
         answer = self.kind.read(values)
@@ -97,7 +100,7 @@ class Question(anywidget.AnyWidget):
             return
         try:
             self.give(*content.get("values", ()))
-        except ValueError as error:
+        except InvalidArgument as error:
             self.tell(str(error), "error")
 
     def __repr__(self) -> str:

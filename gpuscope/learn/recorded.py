@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpuscope._checks import door
 from gpuscope._text import clean
 from gpuscope.device.device import Device
+from gpuscope.errors import NotFound
 from gpuscope.importers.load import load_trace
 from gpuscope.session import profile
 from gpuscope.trace.model import Trace
@@ -18,6 +20,7 @@ RECORDINGS = Path(__file__).parent / "recordings"
 _RECORDED = "recorded on "
 
 
+@door(device=Device, name=str, function=Callable)
 def observe(device: Device, name: str, function: Callable[[Device], Any]) -> Trace:
     """Run a function and record it; where that cannot be, take the recording of that name.
 
@@ -34,7 +37,7 @@ def observe(device: Device, name: str, function: Callable[[Device], Any]) -> Tra
 
     Raises
     ------
-    LookupError
+    NotFound
         It cannot run here, and there is no such recording.
 
     Examples
@@ -64,12 +67,13 @@ def observe(device: Device, name: str, function: Callable[[Device], Any]) -> Tra
     return trace
 
 
+@door(name=str)
 def recording_of(name: str) -> Trace:
     """Return a shipped recording.
 
     Raises
     ------
-    LookupError
+    NotFound
         There is none of that name.
 
     Examples
@@ -79,13 +83,13 @@ def recording_of(name: str) -> Trace:
     >>> trace.is_simulated, trace.kind_counts()["kernel"] > 0
     (False, True)
     """
-    path = RECORDINGS / f"{name}.parquet"
-    if not path.exists():
-        known = sorted(one.stem for one in RECORDINGS.glob("*.parquet"))
-        raise LookupError(f"there is no recording {name!r}; there are {known}")
-    return load_trace(path)
+    known = sorted(one.stem for one in RECORDINGS.glob("*.parquet"))
+    if name not in known:
+        raise NotFound(f"there is no recording {name!r}; there are {known}")
+    return load_trace(RECORDINGS / f"{name}.parquet")
 
 
+@door(trace=Trace)
 def label(trace: Trace) -> str:
     """Return `` (recorded on …)`` for a shipped recording, for titles; else nothing.
 

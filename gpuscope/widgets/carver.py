@@ -10,6 +10,7 @@ from typing import Any
 
 import traitlets
 
+from gpuscope._checks import require_kind
 from gpuscope.device.carve import Sizes, named_sizes
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partitions, sm_ranges
@@ -102,8 +103,9 @@ class PartitionCarver(Control):
         lock: threading.RLock | None = None,
     ) -> None:
         super().__init__(lock=lock)
-        self._device = device
         self.partitions: Partitions | None = None
+        require_kind("device", device, Device, str, None)
+        self._device = device
         self._ids = itertools.count(1)
         self._applied: dict[int, str] = {}
         self._renamed: dict[str, str] = {}
@@ -116,7 +118,9 @@ class PartitionCarver(Control):
         """The device that it carves, opened at first use."""
         with self.lock:
             if not isinstance(self._device, Device):
-                self._device = open_device(self._device or "auto", quiet=True)
+                self._device = open_device(
+                    "auto" if self._device is None else self._device, quiet=True
+                )
             return self._device
 
     # -- what Apply does; a dashboard has other ideas -----------------------------------
@@ -183,7 +187,8 @@ class PartitionCarver(Control):
         InvalidPartition
             They are no request for partitions.
         """
-        named = named_sizes(sizes) if sizes else {}
+        is_whole = isinstance(sizes, Mapping | list | tuple) and not sizes
+        named = {} if is_whole else named_sizes(sizes)
         with self.lock:
             rows = [self._row(name, size) for name, size in named.items()]
             for row, color in zip(rows, itertools.cycle(OKABE_ITO), strict=False):

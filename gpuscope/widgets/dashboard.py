@@ -13,6 +13,7 @@ from typing import Any
 import ipywidgets as ipw
 
 from gpuscope import figures, nsight, session
+from gpuscope._checks import door
 from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, GpuscopeError
 from gpuscope.experiment import Experiment
@@ -89,6 +90,7 @@ class Dashboard:
     >>> dashboard.close()
     """
 
+    @door(device=(Device, str, None), clock=Callable)
     def __init__(
         self,
         device: Device | str | None = None,

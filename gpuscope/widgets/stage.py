@@ -98,7 +98,9 @@ class Stage(ipw.VBox):  # type: ignore[misc]
 
     def close(self) -> None:
         """End its threads and take it away."""
-        self._painter.close()
+        painter = getattr(self, "_painter", None)
+        if painter is not None:  # else it could not be made
+            painter.close()
         for child in self.children:
             child.close()
         super().close()

@@ -9,7 +9,7 @@ from typing import Any
 from gpuscope.errors import InvalidExperiment
 from gpuscope.experiment import StreamSpec
 from gpuscope.figures.text import clean
-from gpuscope.widgets.table import Table, field
+from gpuscope.widgets.table import Table, field, names_of
 
 WHOLE_GPU = ""
 """The choice of no partition."""
@@ -54,7 +54,7 @@ class StreamTable(Table):
         *,
         lock: threading.RLock | None = None,
     ) -> None:
-        self._partitions = list(partitions)
+        self._partitions = names_of("partitions", partitions)
         if streams is None:
             streams = {name: {"partition": name} for name in self._partitions} or {"stream 1": {}}
         super().__init__(streams, lock=lock, noun="stream", fields=_fields(self._partitions))
@@ -67,7 +67,7 @@ class StreamTable(Table):
     @partitions.setter
     def partitions(self, names: Iterable[str]) -> None:
         with self.lock:
-            self._partitions = list(names)
+            self._partitions = names_of("partitions", names)
             self.fields = _fields(self._partitions)
             self._changed({})
 

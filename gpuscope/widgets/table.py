@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import traitlets
+from pydantic import BaseModel
 
-from gpuscope.errors import InvalidExperiment
+from gpuscope._checks import given
+from gpuscope.errors import InvalidArgument, InvalidExperiment
 from gpuscope.experiment import Experiment
 from gpuscope.figures.text import clean
 from gpuscope.widgets.base import Control, script
@@ -42,6 +44,23 @@ def field(
         "name": name, "label": label, "type": type, "options": [list(one) for one in options],
         "when": {other: list(values) for other, values in (when or {}).items()}, "hint": hint,
     }  # fmt: skip
+
+
+def names_of(what: str, names: Iterable[str]) -> list[str]:
+    """Return names to choose from as a list.
+
+    Raises
+    ------
+    InvalidArgument
+        They are no texts.
+    """
+    try:
+        found: list[Any] = [] if isinstance(names, str) else list(names)
+    except TypeError:
+        found = [names]
+    if isinstance(names, str) or not all(isinstance(name, str) for name in found):
+        raise InvalidArgument(f"{what} is {given(names)}; a list of names is needed")
+    return found
 
 
 class Table(Control):
@@ -112,7 +131,21 @@ class Table(Control):
             return found
 
     def describe(self, described: Mapping[str, Any]) -> None:
-        """Start anew from name → fields."""
+        """Start anew from name → fields.
+
+        Raises
+        ------
+        InvalidExperiment
+            It is no such mapping.
+        """
+        if not isinstance(described, Mapping) or not all(
+            isinstance(name, str) and isinstance(fields, Mapping | BaseModel)
+            for name, fields in described.items()
+        ):
+            raise InvalidExperiment(
+                f"{self.part}: a mapping of name → fields is needed, as in an experiment, not "
+                f"{given(described)}"
+            )
         with self.lock:
             self.rows = [
                 self._row({"name": name, **self._values_of(fields)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuscope._checks import count, door
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
 from gpuscope.widgets import camera
@@ -15,6 +16,7 @@ from gpuscope.widgets.stage import Stage
 
 LIVE_HEIGHT = 420
 """Of the plotting area in px, where no trace says how much it needs."""
+_TALLEST = 100_000
 FOLLOWED_NS = 200_000_000
 """How much of a recording is in view while the timeline follows it, at first."""
 
@@ -60,6 +62,9 @@ class Timeline(Stage):
     >>> timeline.close()
     """
 
+    _pump: Pump | None = None  # also of one that could not be made: it is closed all the same
+
+    @door(source=(Trace, Recording, None), height=(int, None), followed_ns=int)
     def __init__(
         self,
         source: Trace | Recording | None = None,
@@ -71,8 +76,9 @@ class Timeline(Stage):
         trace = source if isinstance(source, Trace) else Trace.from_columns({})
         self._trace = trace
         self._recording: Recording | None = None
-        self._pump: Pump | None = None
-        self._followed_ns = followed_ns
+        self._followed_ns = count("followed_ns", followed_ns, least=1)
+        if height is not None:
+            height = count("height", height, least=1, most=_TALLEST)
         if height is None and not isinstance(source, Trace):
             height = LIVE_HEIGHT
         super().__init__(trace, height, **options)
@@ -86,6 +92,7 @@ class Timeline(Stage):
         return f"<Timeline, {len(self._scene.tracks):,} rows>"
 
     # -- what is shown ----------------------------------------------------------------
+    @door(trace=Trace)
     def show(self, trace: Trace) -> None:
         """Show another trace, all of it."""
         self._stop_reading()
@@ -104,6 +111,7 @@ class Timeline(Stage):
         self._painter.ask()
         self._painter.wait()
 
+    @door(recording=Recording)
     def watch(self, recording: Recording) -> None:
         """Show a recording while it goes on; returns at once.
 
@@ -149,6 +157,7 @@ class Timeline(Stage):
         self.clear()
 
     # -- the view ---------------------------------------------------------------------
+    @door(by=float, at=(float, None))
     def zoom(self, by: float, at: float | None = None) -> None:
         """Show ``by`` times as much time.
 
@@ -162,6 +171,7 @@ class Timeline(Stage):
             point = 1.0 if self.follow else 0.5 if at is None else at
             self.window_ns = camera.zoomed(self.window_ns, by, point, self._scene.extent_ns)
 
+    @door(by=float)
     def pan(self, by: float) -> None:
         """Move by ``by`` times what is in view; back in time ends following."""
         with self._lock:
@@ -176,6 +186,7 @@ class Timeline(Stage):
             self.window_ns = self._scene.extent_ns
 
     # -- search -----------------------------------------------------------------------
+    @door(text=str)
     def find(self, text: str) -> int:
         """Search the names of spans and of workloads, without regard to case.
 
@@ -211,6 +222,7 @@ class Timeline(Stage):
             return None if row is None else self._choose(row)
 
     # -- one span ---------------------------------------------------------------------
+    @door(span=(int, None))
     def select(self, span: int | None) -> None:
         """Select a span by its id, bring it into view, and show what is known of it.
 
@@ -225,6 +237,7 @@ class Timeline(Stage):
             else:
                 self._choose(self._scene.row(span))
 
+    @door(along=int, across=int)
     def step(self, along: int = 0, across: int = 0) -> int | None:
         """Select the next span ``along`` the track or ``across`` the tracks; returns its id.
 

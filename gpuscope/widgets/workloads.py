@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from gpuscope.errors import InvalidExperiment
 from gpuscope.experiment import KINDS, Experiment, Workload, WorkloadSpec
 from gpuscope.figures.text import clean
-from gpuscope.widgets.table import Table, field
+from gpuscope.widgets.table import Table, field, names_of
 
 _START: Mapping[str, Any] = {"m": 1024, "n": 1024, "k": 1024, "nbytes": 1 << 24, "duration_us": 100}
 """What a field that an experiment demands starts from."""
@@ -67,7 +67,7 @@ class WorkloadTable(Table):
         *,
         lock: threading.RLock | None = None,
     ) -> None:
-        self._streams = list(streams)
+        self._streams = names_of("streams", streams)
         if workloads is None:
             workloads = {"workload 1": {}}
         super().__init__(workloads, lock=lock, noun="workload", fields=_fields(self._streams))
@@ -80,7 +80,7 @@ class WorkloadTable(Table):
     @streams.setter
     def streams(self, names: Iterable[str]) -> None:
         with self.lock:
-            self._streams = list(names)
+            self._streams = names_of("streams", names)
             self.fields = _fields(self._streams)
             self._changed({})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope import analysis, figures
+from gpuscope import analysis, figures, learn
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
@@ -260,6 +262,57 @@ def entering(manager: Callable[..., Any]) -> Callable[..., None]:
     return enter
 
 
+def targets_of_notebooks(gpu: Device, trace: gs.Trace) -> dict[str, Target]:
+    """Public callables of widgets and lessons."""
+    timeline = gs.Timeline(trace)
+    lesson = learn.Lesson(0, "walk", gpu)
+    asked = lesson.predict("p", "?", learn.Value())
+    asked.give(1)
+    choice = learn.Choice(["a", "b"])
+    empty = gs.Trace.from_columns({})
+    return {
+        "Timeline": (gs.Timeline, {"source": trace, "height": 300, "followed_ns": 1000}),
+        "Timeline.show": (timeline.show, {"trace": trace}),
+        "Timeline.watch": (gs.Timeline(empty).watch, {"recording": "none"}),
+        "Timeline.find": (timeline.find, {"text": "w"}),
+        "Timeline.select": (timeline.select, {"span": None}),
+        "Timeline.zoom": (timeline.zoom, {"by": 0.5, "at": 0.5}),
+        "Timeline.pan": (timeline.pan, {"by": 0.5}),
+        "Timeline.step": (timeline.step, {"along": 1, "across": 0}),
+        "Dashboard": (gs.Dashboard, {"device": "sim:h200", "experiment": EXPERIMENT}),
+        "PartitionCarver": (gs.PartitionCarver, {"device": gpu, "sizes": {"a": 8}}),
+        "StreamTable": (gs.StreamTable, {"streams": {"s": {}}, "partitions": ["a"]}),
+        "WorkloadTable": (gs.WorkloadTable, {"workloads": {"w": {}}, "streams": ["s"]}),
+        "learn.case": (learn.case, {"name": "A"}),
+        "learn.find": (learn.find, {"trace": trace, "name": None, "nth": 0, "kind": None}),
+        "learn.label": (learn.label, {"trace": trace}),
+        "learn.observe": (learn.observe, {"device": gpu, "name": "cupy", "function": int}),
+        "learn.recording_of": (learn.recording_of, {"name": "cupy"}),
+        "learn.spin_kernel": (learn.spin_kernel, {"device": gpu, "name": "spin"}),
+        "learn.address": (learn.address, {"array": gpu.empty(4)}),
+        "learn.Choice": (learn.Choice, {"options": ["a", "b"]}),
+        "learn.Order": (learn.Order, {"items": ["a", "b"]}),
+        "learn.Value": (learn.Value, {"unit": "µs", "within": 0.1}),
+        "learn.Interval": (learn.Interval, {"unit": "µs", "factor": 4.0}),
+        "learn.Lesson": (learn.Lesson, {"number": 1, "title": "t", "device": gpu}),
+        "Lesson.predict": (lesson.predict, {"name": "q", "question": "?", "kind": choice}),
+        "Lesson.reveal": (lesson.reveal, {
+            "name": "p", "measured": 1.0, "trace": None, "why": None, "rule": "",
+            "since_ns": None, "window_ns": None,
+        }),
+        "Lesson.reveal with a trace": (lesson.reveal, {
+            "name": "p", "measured": 1.0, "trace": trace, "why": "w", "since_ns": 0,
+            "window_ns": (0, 100),
+        }),
+        "Lesson.check": (lesson.check, {"name": "c", "task": "t", "test": bool, "hints": ["h"]}),
+        "Lesson.quiz": (lesson.quiz, {
+            "name": "z", "question": "?", "kind": choice, "answer": "a", "hints": ["h"],
+            "rule": "",
+        }),
+        "Lesson.to_csv": (lesson.to_csv, {"path": "a.csv", "learner": ""}),
+    }  # fmt: skip
+
+
 DOCUMENTED_TYPE_ERRORS = ("CallerStreamGuard",)
 """Whose docstring says TypeError, as contract A6 does."""
 
@@ -308,3 +361,13 @@ def test_what_was_seen_refuses_what_it_cannot_take():
     gpu = gs.open_device("sim:h200", quiet=True)
     check(targets_of_traces(gpu))
     gpu.close()
+
+
+def test_widgets_and_lessons_refuse_what_they_cannot_take(monkeypatch):
+    unraised = []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    gpu = gs.open_device("sim:h200", quiet=True)
+    check(targets_of_notebooks(gpu, gs.run(EXPERIMENT, gpu)["default"]))
+    gc.collect()
+    gpu.close()
+    assert not [str(one.exc_value) for one in unraised]

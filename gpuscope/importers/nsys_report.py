@@ -58,4 +58,5 @@ def read_report(path: Path, limits: Limits, *, keep_private: bool = False) -> Tr
                 f"nsys could not export {path.name!r} (it said: {said or 'nothing'}). A report of "
                 "a newer version needs that version: see nsys --version"
             )
+        limits.check("file_bytes", f"bytes of {path.name!r} as SQLite", target.stat().st_size)
         return read_nsys(target, limits, keep_private=keep_private)

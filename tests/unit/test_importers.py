@@ -493,6 +493,19 @@ def test_a_report_is_exported_by_nsys(captures, tmp_path, monkeypatch):
     assert gs.load_trace(report).spans.to_pylist() == trace.spans.to_pylist()
 
 
+def test_the_export_of_a_report_is_held_against_the_limits(captures, tmp_path, monkeypatch):
+    _, genuine = captures["two_partitions"]
+    fake_nsys(tmp_path, monkeypatch,
+              f"shutil.copy({str(genuine)!r}, sys.argv[4].removeprefix('--output='))")  # fmt: skip
+    report = tmp_path / "r.nsys-rep"
+    report.write_bytes(REPORT)
+    size = genuine.stat().st_size
+    assert len(gs.load_trace(report, limits=gs.Limits(file_bytes=size)))
+    refusal = rf"bytes of 'r.nsys-rep' as SQLite: {size:,} .*Limits\(file_bytes=…\)"
+    with pytest.raises(TraceFormatError, match=refusal):
+        gs.load_trace(report, limits=gs.Limits(file_bytes=size - 1))
+
+
 def test_a_report_without_nsys_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     report = tmp_path / "r.nsys-rep"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_spans import Spans
@@ -28,6 +30,8 @@ _FOREIGN = 1_000_000_000
 WANTED = (*_ARGUMENTS.values(), *_CONFIG.values())
 """Names of the arguments that are read."""
 AS_WRITTEN = ("grid", "block")
+_AT_ONCE = 4096
+"""Launch configurations that are Python's at the same time."""
 
 
 def places(
@@ -79,32 +83,31 @@ def _streams(device: Array, stream: Array) -> tuple[Array, dict[str, dict[str, A
 
 def _launch_configs(count: int, called: Array, told: dict[str, list[Any]]) -> Any:
     """Return the launch configurations as JSON, each distinct one once."""
-    known: dict[Any, int] = {}
-    columns = [told[name] for name in _CONFIG.values()]
-    # A value that cannot be a key is no number.
+    # As bytes until distinct: a tuple of each takes several times as much.
+    keys = map(_key, *(told[name] for name in _CONFIG.values()))
+    parts = [pa.array([], pa.binary())]
+    while some := list(itertools.islice(keys, _AT_ONCE)):
+        parts.append(pa.array(some, pa.binary()))
+    coded = pa.concat_arrays(parts).dictionary_encode()
     codes = np.full(count, NONE, np.int64)
-    codes[called] = [
-        known.setdefault((bytes(grid), bytes(block), repr(registers), repr(shared)), len(known))
-        if grid is not raw.ABSENT and block is not raw.ABSENT
-        else NONE
-        for grid, block, registers, shared in zip(*columns, strict=True)
-    ]
-    texts: list[str | None] = []
-    for key in known:
-        facts = zip(_CONFIG, key, strict=True)
-        texts.append(_config({name: _readable(value) for name, value in facts}))
-    return arrow.text_column(codes, texts)
+    codes[called] = np.asarray(coded.indices.fill_null(NONE))
+    return arrow.text_column(codes, (_config(key.as_py()) for key in coded.dictionary))
 
 
-def _readable(value: bytes | str) -> Any:
-    try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError:
+def _key(grid: msgspec.Raw, block: msgspec.Raw, registers: Any, shared: Any) -> bytes | None:
+    """Return a configuration as a list in JSON, if it has its sizes."""
+    if grid is raw.ABSENT or block is raw.ABSENT:
         return None
+    more = (str(one).encode() if type(one) is int else b"null" for one in (registers, shared))
+    return b"[%b,%b,%b,%b]" % (bytes(grid), bytes(block), *more)
 
 
-def _config(facts: dict[str, Any]) -> str | None:
+def _config(key: bytes) -> str | None:
     """Return a launch configuration as JSON, if it has the numbers of one."""
+    try:
+        facts = dict(zip(_CONFIG, msgspec.json.decode(key), strict=True))
+    except msgspec.DecodeError:  # a number that is out of any range
+        return None
     sizes = [*listed(facts["grid"], int), *listed(facts["block"], int)]
     if len(sizes) != 6:
         return None

@@ -158,20 +158,20 @@ def _kernel(capture: Capture, found: _Columns) -> dict[str, Any]:
 
 def _launch_config(*columns: Array) -> Any:
     """Return the launch configurations as JSON, each distinct one once."""
-    codes, distinct = arrow.coded_rows(*columns)
-    texts: list[str | None] = []
-    for values in distinct:
-        if NONE in values[:6]:
-            texts.append(None)
-            continue
-        facts: dict[str, Any] = {"grid": values[:3], "block": values[3:6]}
-        if values[6] != NONE:
-            facts["registers"] = values[6]
-        shared = [one for one in values[7:] if one != NONE]
-        if shared:
-            facts["shared_memory"] = sum(shared)
-        texts.append(json.dumps(facts))
-    return arrow.text_column(codes, texts)
+    codes, distinct = arrow.coded_array(*columns)
+    return arrow.text_column(codes, (_config(row.tolist()) for row in distinct))
+
+
+def _config(values: list[int]) -> str | None:
+    if NONE in values[:6]:
+        return None
+    facts: dict[str, Any] = {"grid": values[:3], "block": values[3:6]}
+    if values[6] != NONE:
+        facts["registers"] = values[6]
+    shared = [one for one in values[7:] if one != NONE]
+    if shared:
+        facts["shared_memory"] = sum(shared)
+    return json.dumps(facts)
 
 
 def _copy(capture: Capture, found: _Columns) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,28 @@ Array = np.ndarray[Any, Any]
 
 NONE = -1
 """A row without a value."""
+_AT_ONCE = 4096
+"""Texts that are Python's at the same time."""
 
 
-def text_column(codes: Array, texts: list[str | None]) -> Any:
+def text_column(codes: Array, texts: Iterable[str | None]) -> Any:
     """Return a dictionary column from numbers into ``texts``; NONE and ``None`` are null."""
-    index = np.array(
-        [NONE if text is None else number for number, text in enumerate(texts)] or [NONE], np.int64
-    )
-    codes = np.where(codes >= 0, index[np.maximum(codes, 0)], NONE) if len(codes) else codes
+    distinct = _gathered(texts)
+    known = np.append(np.asarray(distinct.is_valid(), dtype=bool), False)  # the last is NONE's
+    codes = np.where(known[codes], codes, NONE).astype(np.int32)
     return pa.DictionaryArray.from_arrays(
-        pa.array(codes.astype(np.int32), mask=codes < 0),
-        pa.array([schema.encodable(text or "") for text in texts], pa.string()),
+        pa.array(codes, mask=codes < 0), distinct.fill_null("") if distinct.null_count else distinct
     )
+
+
+def _gathered(texts: Iterable[str | None]) -> Any:
+    """Return texts as an array; of what is made one by one, few are Python's at a time."""
+    remaining = iter(texts)
+    parts = [pa.array([], pa.string())]
+    while some := list(itertools.islice(remaining, _AT_ONCE)):
+        encodable = [None if text is None else schema.encodable(text) for text in some]
+        parts.append(pa.array(encodable, pa.string()))
+    return pa.concat_arrays(parts)
 
 
 def texts(values: Sequence[str | None]) -> Any:
@@ -48,12 +59,21 @@ def coded(values: Any) -> tuple[Array, list[Any]]:
 
 def coded_rows(*columns: Array) -> tuple[Array, list[tuple[int, ...]]]:
     """Return numbers of the distinct rows of integer columns, and these rows, as :func:`coded`."""
+    codes, distinct = coded_array(*columns)
+    return codes, list(zip(*distinct.T.tolist(), strict=True))
+
+
+def coded_array(*columns: Array) -> tuple[Array, Array]:
+    """Return what :func:`coded_rows` does, the distinct rows as an array."""
     flat = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
     packed = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(8 * len(columns)), len(flat), [None, pa.py_buffer(flat)]
     )
-    codes, distinct = coded(packed)
-    return codes, [tuple(np.frombuffer(raw, np.int64).tolist()) for raw in distinct]
+    encoded = packed.dictionary_encode()
+    rows = np.frombuffer(encoded.dictionary.buffers()[1], np.int64)
+    count = len(encoded.dictionary)
+    distinct = rows[: count * len(columns)].reshape(count, len(columns))
+    return encoded.indices.to_numpy(zero_copy_only=False), distinct
 
 
 def nullable(values: Array, missing: Array) -> Any:

@@ -6,6 +6,7 @@ Work is done when its call returns. Handles are 0. Nothing can be carved.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import threading
@@ -31,6 +32,7 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.graph import Graph
+from gpuscope.device.memory import no_host_memory
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 
@@ -219,11 +221,20 @@ class CpuBackend:
     # -- memory -----------------------------------------------------------------------
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
         """Return an array of unspecified values."""
-        return np.empty(shape, dtype).view(CpuArray)
+        return self._memory(shape, dtype).view(CpuArray)
+
+    def _memory(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > self.info.memory_bytes:  # the system might promise it all the same
+            raise no_host_memory(nbytes, f"there are {self.info.memory_bytes}")
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError) as error:
+            raise no_host_memory(nbytes, error) from error
 
     def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return plain memory: no device reads it behind the host's back."""
-        return np.empty(shape, dtype)
+        return self._memory(shape, dtype)
 
     def asarray(self, values: np.ndarray[Any, Any]) -> Any:
         """Copy values."""

@@ -26,6 +26,11 @@ _lock = free_in_children(threading.RLock())
 """Held while streams are marked: none begins to be captured, or is destroyed, meanwhile."""
 
 
+def no_host_memory(nbytes: int, why: object) -> GpuscopeError:
+    """Return what to raise where the host has no memory for so many bytes."""
+    return GpuscopeError(f"host memory cannot be taken: {nbytes} bytes are asked for ({why})")
+
+
 class Tag:
     """What memory knows of a stream that uses it.
 

@@ -285,3 +285,18 @@ def test_streams_09_opening_it_never_looks_for_a_gpu(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     device = gs.open_device("cpu", quiet=True)
     gs.mm_out(*(device.empty((2, 2)) for _ in range(3)))
+
+
+def test_what_the_host_has_no_memory_for_is_refused_before_it_is_filled():
+    cpu = gs.open_device("cpu", quiet=True)
+    beyond = cpu.info.memory_bytes // 4 + 1
+    for take in (
+        lambda: cpu.random(beyond, "float32"),
+        lambda: cpu.empty((2**31 - 1, 2**31 - 1)),
+        lambda: cpu.empty_pinned(2**62, "uint8"),
+        lambda: gs.Gemm(cpu, m=2**31 - 1, n=2**31 - 1, k=8).execute(),
+    ):
+        with pytest.raises(gs.GpuscopeError, match="host memory cannot be taken"):
+            take()
+    with pytest.raises(gs.GpuscopeError, match="host memory cannot be taken"):
+        gs.open_device("sim:h200", quiet=True).empty_pinned(2**62, "uint8")

@@ -755,3 +755,21 @@ def test_interference_leaves_waits_out(gpu):
         rounds=1,
     )
     assert result.cell("x", "y").alone_n == 3
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"kind": "spin", "duration_us": 1, "blocks": 2**31 - 1},
+        {"kind": "gemm", "m": 2**31 - 1, "n": 2**31 - 1, "k": 8},
+        {"kind": "gemm", "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1},
+        {"kind": "traced_gemm", "m": 2**31 - 1, "n": 64, "k": 64},
+    ],
+)
+def test_an_experiment_beyond_the_simulated_gpu_is_refused(workload):
+    described = {
+        "name": "huge", "streams": {"s": {"partition": "p"}}, "partitions": {"p": 16},
+        "workloads": {"w": {**workload, "stream": "s"}},
+    }  # fmt: skip
+    with pytest.raises(gs.GpuscopeError, match=r"cannot be taken|simulated for minutes"):
+        gs.run(described, gs.open_device("sim:h200", quiet=True))

@@ -32,7 +32,7 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
 from gpuscope.device.graph import Graph
-from gpuscope.device.memory import Pinned, Pool, Tag, by_address, pinned_block
+from gpuscope.device.memory import Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
 from gpuscope.device.sim.assumed import (
     GRAPH_LAUNCH_CALL_NS,
     HOST_FUNCTION_NS,
@@ -65,6 +65,8 @@ EPOCH_NS = 1_600_000_000_000_000_000
 """Where every virtual clock starts: fixed, so that a trace is the same byte for byte."""
 
 Pace = Literal["none", "real"]
+_MOST_WAVES = 1 << 21
+"""Of a kernel: each takes the simulator some microseconds."""
 _PACE_SLACK_NS = 2_000_000
 _LEGACY, _PER_THREAD = 1, 2  # cudaStreamLegacy and cudaStreamPerThread; 0 is the legacy one too
 
@@ -441,7 +443,10 @@ class SimBackend:
         if free:
             return free.pop()
         if isinstance(need, int):
-            return np.empty(need, np.uint8)
+            try:
+                return np.empty(need, np.uint8)
+            except (MemoryError, ValueError) as error:
+                raise no_host_memory(need, error) from error
         with self._lock:
             buffer = Buffer(*need)
             self._require_room(buffer.nbytes)
@@ -733,6 +738,13 @@ class SimBackend:
         cost: KernelCost,
         call_ns: int,
     ) -> None:
+        sm_count = stream.sms.bit_count()
+        if cost.blocks > _MOST_WAVES * sm_count:
+            raise InvalidOperand(
+                f"kernel {name!r} has {cost.blocks:,} thread blocks, more than {_MOST_WAVES:,} for "
+                f"each of its {sm_count} SMs, which would be simulated for minutes: give it less "
+                "to do"
+            )
         op = KernelOp(stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes)
         self._queue(op, call_ns)
 

@@ -1,15 +1,17 @@
 """Analyses, figures and reports of traces with many spans, streams and names.
 
 python benchmarks/scale.py
-    [--spans 1000000] [--streams 3000] [--names 200000] [--tracks 300000]
+    [--spans 1000000] [--streams 3000] [--names 200000] [--tracks 300000] [--out FILE]
 
 Builds a trace in memory, then times each step; prints a table: step, seconds, seconds of
-CPU, peak memory of the process so far (MB). Needs no GPU.
+CPU, peak memory of the process so far (MB). Those that the goals are about, overlap and gain,
+summary and report, are added up. Needs no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import tempfile
 import time
@@ -18,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import facts  # beside this file
 import numpy as np
 import pyarrow as pa
 
@@ -70,8 +73,8 @@ def many(spans: int, streams: int, names: int, *, calls: float = 0.2) -> Trace:
         "to": pa.array(np.arange(called)),
         "kind": pa.array(["launch"] * called, pa.string()).dictionary_encode(),
     })  # fmt: skip
-    facts = {str(number): {"name": f"stream {number}"} for number in range(streams)}
-    return Trace(table, edges, TraceMetadata(streams=facts))
+    named = {str(number): {"name": f"stream {number}"} for number in range(streams)}
+    return Trace(table, edges, TraceMetadata(streams=named))
 
 
 def main() -> None:
@@ -80,24 +83,27 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=3_000)
     parser.add_argument("--names", type=int, default=200_000)
     parser.add_argument("--tracks", type=int, default=300_000)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scale.json"))
     asked = parser.parse_args()
-    lines: list[tuple[str, float, float, float]] = []
+    rows: list[dict[str, Any]] = []
+    load = os.getloadavg()[0]
 
-    def timed(step: str, act: Callable[[], Any]) -> Any:
+    def timed(step: str, act: Callable[[], Any], *, in_sum: bool = False) -> Any:
         began, used = time.perf_counter(), time.process_time()
         found = act()
         took, used = time.perf_counter() - began, time.process_time() - used
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        lines.append((step, took, used, peak))
+        rows.append(
+            {"what": step, "seconds": took, "cpu_seconds": used, "peak_mb": peak, "in_sum": in_sum}
+        )
         print(f"{step}: {took:.2f} s, {peak:,.0f} MB", flush=True)
         return found
 
     trace = timed("make the trace", lambda: many(asked.spans, asked.streams, asked.names))
-    began = time.perf_counter()
     for by in ("stream", "workload", "partition"):
-        timed(f"overlap and gain by {by}", partial(analysis.overlap, trace, by=by))
+        timed(f"overlap and gain by {by}", partial(analysis.overlap, trace, by=by), in_sum=True)
         timed(f"concurrency by {by}", partial(analysis.concurrency, trace, by=by))
-    timed("summary", lambda: analysis.summary(trace))
+    timed("summary", lambda: analysis.summary(trace), in_sum=True)
     timed("latency", lambda: analysis.latency(trace))
     timed("launch latency", lambda: analysis.launch_latency(trace))
     timed("gaps", lambda: analysis.gaps(trace))
@@ -105,13 +111,12 @@ def main() -> None:
     timed("timeline", lambda: figures.timeline(trace))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
-        timed("report", lambda: trace_report(trace, path))
+        timed("report", lambda: trace_report(trace, path), in_sum=True)
         timed(
             "notebook tables",
             lambda: [analysis.summary(trace)._repr_html_(), analysis.overlap(trace)._repr_html_()],
         )
         size = path.stat().st_size / 1e6
-        total = time.perf_counter() - began
         few = many(800, 800, 1, calls=0)
         timed("800 kernels on 800 streams: overlap", lambda: analysis.overlap(few))
         timed("800 kernels on 800 streams: report", lambda: trace_report(few, path))
@@ -124,9 +129,21 @@ def main() -> None:
     )
     print(f"reports: {size:.1f} MB, {size_of_few:.1f} MB\n")
     print(f"{'step':42} {'s':>7} {'CPU s':>7} {'peak MB':>8}")
-    for step, took, used, peak in lines:
-        print(f"{step:42} {took:7.2f} {used:7.2f} {peak:8,.0f}")
-    print(f"{'all of the large trace but making it':42} {total:7.2f}")
+    for row in rows:
+        print(
+            f"{row['what']:42} {row['seconds']:7.2f} {row['cpu_seconds']:7.2f} "
+            f"{row['peak_mb']:8,.0f}"
+        )
+    chosen = [row for row in rows if row["in_sum"]]
+    seconds, cpu_seconds = (sum(row[key] for row in chosen) for key in ("seconds", "cpu_seconds"))
+    print(f"{'overlap and gain, summary, report':42} {seconds:7.2f} {cpu_seconds:7.2f}")
+    facts.write(
+        asked.out, "python benchmarks/scale.py",
+        f"CPU time; {os.cpu_count()} cores, load {load:.1f} before", rows,
+        spans=asked.spans, streams=asked.streams, names=asked.names, tracks=asked.tracks,
+        seconds=seconds, cpu_seconds=cpu_seconds, peak_mb=chosen[-1]["peak_mb"],
+        report_mb=size,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

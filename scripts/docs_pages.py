@@ -503,13 +503,13 @@ def between(text: str, name: str, inside: list[str]) -> str:
 
 def pages() -> dict[Path, str]:
     found = {}
-    gpu, cpu, timeline, browser, *files = (
+    gpu, cpu, timeline, scale, browser, *files = (
         json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-        for name in ("h200", "cpu", "timeline", "browser", "importing", "exporting")
+        for name in ("h200", "cpu", "timeline", "scale", "browser", "importing", "exporting")
     )
     found[ROOT / "docs" / "h200.md"] = h200_page(gpu)
     found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
-    found[ROOT / "docs" / "figures.md"] = figures_page(cpu, timeline, browser, files)
+    found[ROOT / "docs" / "figures.md"] = figures_page(cpu, timeline, scale, browser, files)
     simulator = ROOT / "docs" / "simulator.md"
     text = simulator.read_text("utf-8")
     parts = {

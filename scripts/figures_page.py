@@ -24,12 +24,15 @@ Those of the simulator's accuracy stand in [its page](simulator.md), those of a 
 [on theirs](h200.md)."""
 
 
-def figures_page(cpu: Facts, timeline: Facts, browser: Facts, files: list[Facts]) -> str:
+def figures_page(
+    cpu: Facts, timeline: Facts, scale: Facts, browser: Facts, files: list[Facts]
+) -> str:
     """Return the page."""
     parts = [
         INTRODUCTION,
         _section("The simulator", cpu, _simulator(cpu["rows"])),
         _section("An index of a trace, and a frame of a timeline", timeline, _timeline(timeline)),
+        _section("Analyses and reports of a large trace", scale, _scale(scale)),
         _section("A timeline in JupyterLab", browser, _browser(browser)),
         *(_section(title, facts, _files(facts)) for title, facts in zip(
             ("Reading 10⁶ spans", "Writing 10⁶ spans"), files, strict=True)),
@@ -106,6 +109,20 @@ def _timeline(facts: Facts) -> list[Row]:
                  f" (median {frames['bytes']['median'] / 1e3:.3g} kB)"),
         ("`figures.timeline` of 10⁶ spans; its PNG", "–",
          f"{static['seconds']:.3g} s; {static['png_seconds']:.3g} s", None),
+    ]  # fmt: skip
+
+
+def _scale(facts: Facts) -> list[Row]:
+    counted = [row for row in facts["rows"] if row["in_sum"]]
+    others = [row for row in facts["rows"] if not row["in_sum"]]
+    trace = f"{facts['spans']:,} spans, {facts['streams']:,} streams, {facts['names']:,} names"
+    return [
+        _at_most(f"overlap, gain, summary and report of {trace}", facts["cpu_seconds"],
+                 20, "s", f" ({facts['seconds']:.3g} s on the clock)"),
+        _at_most("peak memory of the process until then", facts["peak_mb"] / 1e3, 2, "GB"),
+        *((f"of these: {row['what']}", "–", f"{row['cpu_seconds']:.3g} s", None)
+          for row in counted),
+        *((row["what"], "–", f"{row['cpu_seconds']:.3g} s", None) for row in others),
     ]  # fmt: skip
 
 

@@ -526,7 +526,8 @@ def caller_stream_capsule() -> Any:
 
 
 # -- the current stream of a thread --------------------------------------------------------
-def _streams_of_this_thread() -> dict[Hashable, Any]:
+def current_streams() -> dict[Hashable, Any]:
+    """Return this thread's current streams by their device's ``identity``: the registry itself."""
     try:
         streams: dict[Hashable, Any] = _current.streams
     except AttributeError:
@@ -548,7 +549,7 @@ def get_current_stream(device: Any) -> Any:
         One that was created here stays registered until it is closed, cleared or replaced,
         or the thread ends; the registry is its only owner, so it needs no closing.
     """
-    streams = _streams_of_this_thread()
+    streams = current_streams()
     key = device.identity
     stream = streams.get(key)
     if stream is None or getattr(stream, "device", device) is not device:
@@ -566,39 +567,14 @@ def peek_current_stream(device_key: Hashable) -> Any:
     device_key
         The device's ``identity``.
     """
-    return _streams_of_this_thread().get(device_key)
+    return current_streams().get(device_key)
 
 
 def set_current_stream(device_key: Hashable, stream: Any) -> None:
     """Make ``stream`` this thread's current stream on a device."""
-    _streams_of_this_thread()[device_key] = stream
+    current_streams()[device_key] = stream
 
 
 def clear_current_stream(device_key: Hashable) -> None:
     """Forget this thread's current stream on a device, if there is one."""
-    _streams_of_this_thread().pop(device_key, None)
-
-
-class running_on:  # noqa: N801 - used like a function
-    """Make ``stream`` current for a call into a backend; restore or clear on every way out."""
-
-    __slots__ = ("_before", "_key", "_stream")
-
-    def __init__(self, device_key: Hashable, stream: Any) -> None:
-        self._key = device_key
-        self._stream = stream
-
-    def __enter__(self) -> None:
-        self._before = peek_current_stream(self._key)
-        set_current_stream(self._key, self._stream)
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._before is None:
-            clear_current_stream(self._key)
-        else:
-            set_current_stream(self._key, self._before)
+    current_streams().pop(device_key, None)

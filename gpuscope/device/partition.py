@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -82,7 +82,8 @@ class Partition(Unique):
         self._streams: dict[Stream, None] = {}
         self._owned: dict[Closable, None] = {}
         self._closed = False
-        self._closers = itertools.count()
+        self._released = False
+        self._over = False  # closed, and nothing of closing is left to do
 
     @property
     def closed(self) -> bool:
@@ -139,10 +140,12 @@ class Partition(Unique):
             A workload's call that runs on this thread has borrowed a stream of it; nothing is
             changed.
         """
-        if self._closed:
+        if self._over:
             return
         require_not_borrowed(self._streams)
-        if next(self._closers):  # of threads that close it at once, one does
+        # Of threads that close it at once the first does; it may go on where it was interrupted.
+        thread = threading.get_ident()
+        if vars(self).setdefault("_closer", thread) != thread:
             return
         self._closed = True
         after_capture(self._close_all)
@@ -154,9 +157,13 @@ class Partition(Unique):
             self._owned.clear()
             self._streams.clear()
             try:
-                self.device.backend.close_partition(self.raw)
+                if not self._released:
+                    self._released = True  # first: a context that was given back is the next's
+                    self.device.backend.close_partition(self.raw)
             finally:
-                self.device.forget_partition(self)
+                if not self._over:
+                    self.device.forget_partition(self)
+                    self._over = True
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -242,8 +249,6 @@ class Partitions(Unique, Mapping[str, Partition]):
             A workload's call that runs on this thread has borrowed a stream of one; nothing
             is changed.
         """
-        if self._closed:
-            return
         require_not_borrowed([stream for part in self.values() for stream in part.streams])
         self._closed = True
         close_all([*self._partitions.values(), *([self._remainder] if self._remainder else [])])

@@ -25,23 +25,26 @@ from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamEr
 
 
 class _OfThread(threading.local):
-    """The contexts that are open on a thread, outermost first."""
+    """The contexts that are open on a thread, outermost first.
+
+    Entering and leaving are one store each: who saved ``open`` before can leave by another.
+    """
 
     def __init__(self) -> None:
-        self.open: list[WorkloadContext] = []
+        self.open: tuple[WorkloadContext, ...] = ()
 
 
-_of_thread = _OfThread()
+of_thread = _OfThread()
 
 
 def open_contexts() -> tuple[WorkloadContext, ...]:
     """Return the contexts that are open on this thread, outermost first."""
-    return tuple(_of_thread.open)
+    return of_thread.open
 
 
 def take(device: Device, nbytes: int) -> Scratch:
     """Take scratch from this thread's innermost call on ``device``; outside any, untagged."""
-    for context in reversed(_of_thread.open):
+    for context in reversed(of_thread.open):
         if context.device is device:
             return context.scratch(nbytes)
     size = checked_size(device, nbytes)
@@ -337,7 +340,7 @@ class WorkloadContext(Unique):
         if self._arena is not None:
             self._spare = self._arena.begin(self._stream)
         self._state = "open"
-        _of_thread.open.append(self)
+        of_thread.open = (*of_thread.open, self)
         return self
 
     def __exit__(
@@ -346,12 +349,13 @@ class WorkloadContext(Unique):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._state != "open" or not _of_thread.open or _of_thread.open[-1] is not self:
+        contexts = of_thread.open
+        if self._state != "open" or not contexts or contexts[-1] is not self:
             raise StreamError(
                 "a WorkloadContext must be left once, on the thread that entered it, innermost "
                 "first: nothing was changed"
             )
-        _of_thread.open.pop()
+        of_thread.open = contexts[:-1]
         self._state = "over"
         self._known.clear()
         failed: list[GpuscopeError] = []

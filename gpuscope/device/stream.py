@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from types import TracebackType
@@ -191,7 +191,7 @@ class Stream(Unique):
         self._handle = handle
         self._owned = owned
         self._closed = False
-        self._closers = itertools.count()
+        self._over = False  # closed, and nothing of closing is left to do
         self._backend = device.backend
         self.tag = Tag(raw) if owned else None
         """What memory that is used here remembers of it; ``None`` if it is somebody else's."""
@@ -267,14 +267,16 @@ class Stream(Unique):
             Its work failed, or the device is gone. It is closed all the same: destroying
             it raises nothing.
         """
-        if self._closed:
+        if self._over:
             return
         require_not_borrowed([self])
         if self.capturing:
             raise StreamError(
                 f"stream {self.name!r} is being captured: leave the capture before it is closed"
             )
-        if next(self._closers):  # of threads that close it at once, one does
+        # Of threads that close it at once the first does; it may go on where it was interrupted.
+        thread = threading.get_ident()
+        if vars(self).setdefault("_closer", thread) != thread:
             return
         self._closed = True
         self.cupy_stream = None
@@ -285,8 +287,12 @@ class Stream(Unique):
             self.registry.pop(self.device.identity, None)
         if self._owned:
             after_capture(self._destroy)
+        else:
+            self._over = True
 
     def _destroy(self) -> None:
+        if self._over:
+            return
         mark = None
         try:
             self._backend.sync_stream(self.raw)
@@ -299,6 +305,7 @@ class Stream(Unique):
                 self.tag.close(mark)
             with contextlib.suppress(Exception):  # the device may be gone: nothing is left to do
                 self._backend.close_stream(self.raw, self._handle)
+            self._over = True
 
     def __enter__(self) -> Stream:
         self._usable()
@@ -313,11 +320,12 @@ class Stream(Unique):
         self.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "_closed", True) or not self._owned or _is_finalizing():
+        if getattr(self, "_over", True) or not self._owned or _is_finalizing():
             return  # at the interpreter's end what is left goes with the process
+        was_closed = self._closed
         with contextlib.suppress(Exception):  # a destructor has nobody to tell
             self.close()
-        if self.registry is None:
+        if self.registry is None and not was_closed:
             warnings.warn(
                 f"stream {self.name!r} was never closed: hold it in a with block, or call close()",
                 ResourceWarning,
@@ -376,9 +384,11 @@ class Stream(Unique):
             grid = count("grid", grid, least=1, most=_GRID, error=InvalidOperand)
             block = count("block", block, least=1, most=_BLOCK, error=InvalidOperand)
         key = device.identity
-        previous = caller.peek_current_stream(key)
-        caller.set_current_stream(key, self)
+        # Restored without a call into Python, at whose beginning an interrupt may strike.
+        currents = caller.current_streams()
+        previous = currents.get(key)
         try:
+            currents[key] = self
             if not device.observers:
                 try:
                     self._backend.launch(raw, kernel, grid, block, args, device.next_correlation())
@@ -397,9 +407,9 @@ class Stream(Unique):
                 device.end_call(call)
         finally:
             if previous is None:
-                caller.clear_current_stream(key)
+                currents.pop(key, None)
             else:
-                caller.set_current_stream(key, previous)
+                currents[key] = previous
 
     def copy(self, destination: Any, source: Any) -> None:
         """Queue a copy of ``source`` over ``destination``: same shape, dtype and device.

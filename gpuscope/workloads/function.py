@@ -13,10 +13,10 @@ from gpuscope._checks import MappingOf, given, require_kind
 from gpuscope.device import caller
 from gpuscope.device.api import Activity
 from gpuscope.device.arena import Arena
-from gpuscope.device.caller import CallerStreamGuard, running_on
+from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.scratch import WorkloadContext
+from gpuscope.device.scratch import WorkloadContext, of_thread
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidOperand
 from gpuscope.workloads.context import Context, Work
@@ -212,12 +212,15 @@ class FunctionHandle(Handle, Generic[_R]):
         device = self.device
         with device.backend.current():
             bound = caller._bind_libraries(stream)
+            contexts = of_thread.open
+            currents = caller.current_streams()
+            current = currents.get(device.identity)
             # A bound guard refuses to be left when the function left another stream current
             # in CuPy or PyTorch; here theirs are restored whatever it did.
             try:
+                currents[device.identity] = stream
                 with (
                     CallerStreamGuard(stream),
-                    running_on(device.identity, stream),
                     WorkloadContext(device, stream, self._arena) as context,
                     self._seen(stream),
                     device.holding_arrays(stream),
@@ -226,6 +229,12 @@ class FunctionHandle(Handle, Generic[_R]):
                         context, *operands.arguments, **operands.keywords
                     )
             finally:
+                # By stores alone: an interrupt may strike where a call begins, an exit's, too.
+                of_thread.open = contexts
+                if current is None:
+                    currents.pop(device.identity, None)
+                else:
+                    currents[device.identity] = current
                 caller._unbind(bound)
                 stream.hold(*_inside((operands.arguments, operands.keywords)))
 

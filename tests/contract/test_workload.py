@@ -40,11 +40,11 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = dict(caller._streams_of_this_thread())
+    before = dict(caller.current_streams())
     yield
     assert open_contexts() == ()
     assert gs.get_caller_stream() is None
-    assert caller._streams_of_this_thread() == before
+    assert caller.current_streams() == before
 
 
 @gs.workload

@@ -142,21 +142,30 @@ def profile(
         memory_limit=memory_limit,
     )
     views = _open_views() if live else []
-    recording.start()
+    watching: list[LiveView] = []
+    started = False
     try:
+        recording.start()
+        started = True
         for view in views:
+            watching.append(view)
             view.watch(recording)
         yield recording
     finally:
-        if not sys.is_finalizing():  # one that was never ended ends with the interpreter
+        try:
+            _stop(recording, wait=wait and started)
+        finally:
             try:
-                recording.stop(wait=wait)
+                _stop(recording, wait=False)  # what is left where that was interrupted
             finally:
-                try:
-                    recording.stop(wait=False)  # what is left where that was interrupted
-                finally:
-                    for view in views:
-                        view.finish()
+                for view in watching:
+                    view.finish()
+
+
+def _stop(recording: Recording, *, wait: bool) -> None:
+    """Stop what has begun; at the interpreter's end it goes with the process."""
+    if recording.has_begun and not sys.is_finalizing():
+        recording.stop(wait=wait)
 
 
 class LiveView(Protocol):

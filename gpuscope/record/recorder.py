@@ -184,7 +184,8 @@ class Recording:
             CUPTI was asked for and is not there.
         """
         global running  # noqa: PLW0603 - the one place that knows what is on
-        self._window = [self._clock()]  # first: from now on there is something to stop
+        self._began_at = self._both_clocks()
+        self._window = [self._began_at[0]]  # first: from now on there is something to stop
         cuda = [device for device in self.devices if device.info.kind == "cuda"]
         if cuda or (not self.devices and self._asked != "events"):
             self._cupti = self._open_cupti()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import gc
+import itertools
 import random
 import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -18,10 +20,13 @@ import numpy as np
 
 import gpuscope as gs
 from gpuscope import series, session, sweeps
+from gpuscope.device import caller, scratch
 from gpuscope.device.device import Device
 from gpuscope.device.sim import backend, capture, engine, memory
+from gpuscope.record import activity, annotate, order, recorder, rows
 
 ENGINE = (engine, backend, capture, memory)
+RECORDER = (recorder, activity, rows, order, annotate)
 
 
 def new_gpu() -> Device:
@@ -42,6 +47,7 @@ def try_everywhere(
     """
     wrong: list[str] = []
     tried = 0
+    program(new_gpu())  # imports what it needs, and fills what is kept
     gc.freeze()  # what is collected after an interrupt is what that left, not all of pytest
     for place in every_line.places(lambda: program(new_gpu()), *modules):
         gpu, result = new_gpu(), None
@@ -246,6 +252,87 @@ def test_interrupts_of_a_run_keep_what_was_recorded():
         try_everywhere(program, (session,), after)
 
 
+class Told:
+    """The rows of kernels that a device told of, while somebody else watches it, too."""
+
+    def __init__(self, gpu: Device) -> None:
+        self._gpu = gpu
+        self._recorded: set[int] = set()
+        self.kernels: set[int] = set()
+
+    def call_begins(self, call: Any) -> None:
+        if len(self._gpu.observers) > 1:
+            self._recorded.add(call.correlation)
+
+    def call_ends(self, call: Any) -> None:
+        del call
+
+    def activity(self, activity: Any) -> None:
+        if activity.kind == "kernel" and activity.correlation in self._recorded:
+            self.kernels.add(rows.node_row(activity.correlation, activity.node or 0))
+
+
+def record_work(gpu: Device) -> gs.Trace:
+    """Do what leaves every kind of row; the recording is read while it goes on, too."""
+    kernel = gs.learn.spin_kernel(gpu)
+    with (
+        gpu.carve({"small": 16}) as parts,
+        gpu.create_stream(blocking=True) as blocking,
+        gpu.wrap_stream(0) as legacy,
+    ):
+        own = parts["small"].create_stream()
+        with gs.profile(gpu) as recording:
+            recordings.append(recording)
+            with gs.annotate("outer"), gs.annotate("inner"):
+                own.launch(kernel, 3_000, grid=40, block=32)
+                blocking.wait(own.record())
+                blocking.launch(kernel, 3_000, grid=40, block=32)
+            with gs.Gemm(gpu, m=64, n=64, k=64) as handle:
+                handle.execute(stream=own)
+                handle.wait()
+            recording.batches()
+            with own.capture() as graph:
+                own.launch(kernel, 500, grid=4, block=32)
+                own.launch(kernel, 500, grid=4, block=32)
+            with graph:
+                graph.launch(stream=own)
+                own.synchronize()
+            legacy.launch(kernel, 1_000, grid=1, block=32)
+            blocking.host_call(lambda: None)
+            gpu.synchronize()
+            recording.snapshot()
+    return recording.trace
+
+
+recordings: list[gs.Recording] = []
+
+
+def test_interrupts_of_a_recording_keep_every_row_once():
+    told: list[Told] = []
+
+    def program(gpu: Device) -> gs.Trace:
+        recordings.clear()
+        told.append(Told(gpu))
+        gpu.observe(told[-1])
+        return record_work(gpu)
+
+    whole = record_work(new_gpu()).kind_counts()
+
+    def after(gpu: Device, _: gs.Trace | None) -> None:
+        gpu.unobserve(told[-1])
+        nothing_is_left(gpu)
+        assert recorder.running == ()
+        if recordings:  # else it was interrupted before the block
+            trace = recordings[0].trace
+            assert sorted(trace.where(kind="kernel").array("id")) == sorted(told[-1].kernels)
+            assert trace.metadata.counts["dropped"] == 0
+        assert record_work(gpu).kind_counts() == whole
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try_everywhere(program, RECORDER, after)
+
+
 class Moment:
     """Sends this process Ctrl-C at one of the moments at which Python looks for it.
 
@@ -276,6 +363,52 @@ class Moment:
         if self.passed == self._number:
             sys.setprofile(None)
             _thread.interrupt_main()
+
+
+def at_every_moment(act: Callable[[], Any]) -> Iterator[None]:
+    """Interrupt ``act`` at one moment after another, until it has no more; yields after each."""
+    act()
+    for number in itertools.count(1):
+        with contextlib.suppress(KeyboardInterrupt), Moment(number) as moment:
+            act()
+        yield
+        if moment.passed < number:
+            assert number > 20
+            return
+
+
+def test_an_interrupted_launch_leaves_no_stream_current():
+    gpu = new_gpu()
+    kernel = gs.learn.spin_kernel(gpu)
+    with gpu.create_stream() as stream:
+        for _ in at_every_moment(lambda: stream.launch(kernel, 1_000, grid=1, block=32)):
+            assert caller.peek_current_stream(gpu.identity) is None
+            gpu.synchronize()
+
+
+def test_an_interrupted_workload_leaves_its_stream_to_be_closed():
+    @gs.workload
+    def nothing(context: Any) -> None:
+        del context
+
+    gpu = new_gpu()
+    streams: list[Any] = []
+    with nothing(gpu) as handle, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        def act() -> None:
+            with gpu.create_stream() as stream:
+                streams.append(stream)
+                handle.execute(stream=stream)
+
+        for _ in at_every_moment(act):
+            while (guard := caller.innermost_guard()) is not None:
+                guard.__exit__(None, None, None)
+            caller.clear_current_stream(gpu.identity)
+            while streams:
+                streams.pop().close()
+            assert scratch.open_contexts() == ()
+            assert not [s for s in gpu.streams if s.name != "per-thread default"]
 
 
 def test_two_hundred_random_interrupts_of_runs_leave_the_device_usable():

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from gpuscope._checks import given
+from gpuscope._fork import free_in_children
 from gpuscope.device.unique import Unique
 from gpuscope.errors import StreamError
 
@@ -72,6 +73,21 @@ _NEVER, _LEFT = _slot().never, _slot().left
 
 watchers: tuple[Any, ...] = ()
 """Who is told of guards: ``entered(guard)``, ``left(guard, stream selected again)``."""
+_watching = free_in_children(threading.Lock())
+
+
+def watch(watcher: Any) -> None:
+    """Tell ``watcher`` of guards from now on."""
+    global watchers  # noqa: PLW0603 - a tuple, so that guards read it without the lock
+    with _watching:
+        watchers = (*watchers, watcher)
+
+
+def unwatch(watcher: Any) -> None:
+    """Tell ``watcher`` no more."""
+    global watchers  # noqa: PLW0603 - as above
+    with _watching:
+        watchers = tuple(other for other in watchers if other is not watcher)
 
 
 def _running_task() -> Any:

@@ -47,7 +47,7 @@ class SelectionLog:
 
     def open(self) -> None:
         """Begin to note, with what this thread has selected now."""
-        caller.watchers = (*caller.watchers, self)
+        caller.watch(self)
         for thread, guard in caller.guards_of_threads().items():
             if thread not in self._changes:
                 self._note(thread, self._number(guard.stream))
@@ -59,7 +59,7 @@ class SelectionLog:
 
     def close(self) -> None:
         """Note no more."""
-        caller.watchers = tuple(other for other in caller.watchers if other is not self)
+        caller.unwatch(self)
 
     def _number(self, stream: Any) -> int:
         if stream is None:

@@ -426,8 +426,9 @@ class Handle(Unique):
                 act()
             except Exception:  # noqa: BLE001 - who closes cannot help it
                 _log.exception(_CLOSING_FAILED, self.name)
-        for context in self._contexts:
-            context.forget(self.device)
+        with self._lock:  # whoever asks for a completion meanwhile gets no event that went back
+            for context in self._contexts:
+                context.forget(self.device)
 
     def __enter__(self) -> Self:
         return self

@@ -737,3 +737,17 @@ def test_gemm_refuses_operands_of_other_sizes(gpu):
     with pytest.raises(gs.InvalidOperand, match="64x32x16"):
         gemm(gpu).execute(gpu.empty((8, 8), "float16"), gpu.empty((8, 8), "float16"),
                           gpu.empty((8, 8), "float16"))  # fmt: skip
+
+
+def test_handle_05_events_go_back_while_nobody_can_ask_for_them(gpu, monkeypatch):
+    handle = gemm(gpu)
+    with gpu.create_stream() as stream:
+        handle.execute(stream=stream)
+        give, locked = gpu.give_event, []
+        monkeypatch.setattr(
+            gpu, "give_event", lambda event: (locked.append(handle._lock.locked()), give(event))
+        )
+        handle._latest.completion = None
+        handle.close()
+    assert locked
+    assert all(locked)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -479,3 +481,24 @@ def test_nothing_is_left_of_a_guard_once_it_was_left(log):
 
     run(main())
     assert log._in_tasks == {}
+
+
+def test_logs_opened_and_closed_at_once_are_all_forgotten():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def watch():
+        for _ in range(200):
+            log = SelectionLog()
+            log.open()
+            assert log in caller.watchers
+            log.close()
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for answer in [pool.submit(watch) for _ in range(4)]:
+                answer.result()
+    finally:
+        sys.setswitchinterval(before)
+        left, caller.watchers = caller.watchers, ()
+    assert left == ()

@@ -252,7 +252,8 @@ def run(
     -------
     Run
         Setting → Trace, with the comparison. After Ctrl-C or ``stop`` it holds what was
-        recorded until then, and ``stopped`` is true.
+        recorded until then, and ``stopped`` is true. A second Ctrl-C, while that is put together,
+        leaves at once, without it.
 
     Raises
     ------

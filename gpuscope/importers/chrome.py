@@ -50,9 +50,11 @@ def _trace(
     called = np.flatnonzero(on_gpu | spans.is_("api"))
     given = raw.Arguments(chrome_gpu.WANTED, as_written=chrome_gpu.AS_WRITTEN)
     told = given.read([spans.events[row].args for row in rows[called].tolist()])
+    for row in rows[called].tolist():  # they are read
+        spans.events[row].args = raw.ABSENT
     for key, number in given.left.items():
         spans.left[f"arguments {key[:40]!r} of GPU work and API calls"] = number
-    columns, streams = chrome_gpu.places(spans, called, on_gpu, told)
+    columns, streams = chrome_gpu.places(spans, called, on_gpu, told, limits)
     devices = sorted(set(columns["device"][on_gpu].tolist()) - {NONE})
     edges, columns = _launches(spans, columns, on_gpu, ids)
     names = raw.texts([spans.events[row].name for row in rows.tolist()], "(unnamed)")

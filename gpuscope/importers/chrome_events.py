@@ -259,11 +259,17 @@ def texts(values: list[Any], absent: str) -> Any:
         column = pa.array(
             [None if one is None else schema.encodable(str(one)) for one in values], pa.string()
         )
-    coded = column.fill_null(absent).dictionary_encode()
+    if column.null_count:
+        column = column.fill_null(absent)
+    coded = column.dictionary_encode()
+    del column
     distinct = coded.dictionary
     if (pc.max(pc.binary_length(distinct)).as_py() or 0) > LONGEST_TEXT:
         raise TraceFormatError(f"a name has more than {LONGEST_TEXT:,} bytes")
-    named = pc.if_else(pc.equal(distinct, ""), absent, distinct)
+    empty = pc.equal(distinct, "")
+    if not pc.any(empty).as_py():
+        return coded
+    named = pc.if_else(empty, absent, distinct)
     return pa.DictionaryArray.from_arrays(coded.indices, named)
 
 

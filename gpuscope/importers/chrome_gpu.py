@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_spans import Spans
+from gpuscope.importers.limits import Limits
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE, Array
 
@@ -35,13 +36,16 @@ _AT_ONCE = 4096
 
 
 def places(
-    spans: Spans, called: Array, on_gpu: Array, told: dict[str, list[Any]]
+    spans: Spans, called: Array, on_gpu: Array, told: dict[str, list[Any]], limits: Limits
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the columns that arguments tell, of all spans, and what is known of streams."""
+    """Return the columns that arguments tell, of all spans, and what is known of streams.
+
+    ``told`` is emptied on the way.
+    """
     count = len(spans.rows)
-    columns: dict[str, Any] = {}
+    columns: dict[str, Any] = {"launch_config": _launch_configs(count, called, told)}
     for name, argument in _ARGUMENTS.items():
-        values = raw.whole(told[argument])
+        values = raw.whole(told.pop(argument))
         known = np.asarray(values.is_valid(), dtype=bool)
         numbers = np.full(count, NONE, np.int64)
         if known.any():
@@ -57,17 +61,19 @@ def places(
     columns["device"] = np.where(small, columns["device"], NONE)
     streams = np.where(on_gpu & (columns["stream"] == NONE), thread, columns["stream"])
     streams = np.where(on_gpu & (streams >= 0), streams, NONE)
-    columns["stream"], facts = _streams(columns["device"], streams)
-    columns["launch_config"] = _launch_configs(count, called, told)
+    columns["stream"], facts = _streams(columns["device"], streams, limits)
     return columns, facts
 
 
-def _streams(device: Array, stream: Array) -> tuple[Array, dict[str, dict[str, Any]]]:
+def _streams(
+    device: Array, stream: Array, limits: Limits
+) -> tuple[Array, dict[str, dict[str, Any]]]:
     """Return a number for each stream of each device; Kineto's repeat."""
-    codes, distinct = arrow.coded_rows(device, stream)
+    codes, distinct = arrow.coded_array(device, stream)
+    limits.check_places(len(distinct))
     facts: dict[str, dict[str, Any]] = {}
     numbers = []
-    for place, (index, number) in enumerate(distinct):
+    for place, (index, number) in enumerate(distinct.tolist()):
         if number == NONE:
             numbers.append(NONE)
             continue
@@ -84,7 +90,7 @@ def _streams(device: Array, stream: Array) -> tuple[Array, dict[str, dict[str, A
 def _launch_configs(count: int, called: Array, told: dict[str, list[Any]]) -> Any:
     """Return the launch configurations as JSON, each distinct one once."""
     # As bytes until distinct: a tuple of each takes several times as much.
-    keys = map(_key, *(told[name] for name in _CONFIG.values()))
+    keys = map(_key, *(told.pop(name) for name in _CONFIG.values()))
     parts = [pa.array([], pa.binary())]
     while some := list(itertools.islice(keys, _AT_ONCE)):
         parts.append(pa.array(some, pa.binary()))

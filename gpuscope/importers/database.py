@@ -86,13 +86,15 @@ class Database:
         tables only.
     asked
         Name → columns that were asked for.
+    limits
+        How much may be read.
     """
 
     def __init__(
         self, connection: sqlite3.Connection, nbytes: int, limits: Limits, plain: set[str]
     ) -> None:
         self._connection = connection
-        self._limits = limits
+        self.limits = limits
         self._seconds = 3 + 2 * nbytes / 1e6
         self._until_s = time.monotonic() + self._seconds
         self._rows = 0
@@ -197,7 +199,7 @@ class Database:
         return [name for name in columns if name in own]
 
     def _select(self, listed: str, table: str) -> sqlite3.Cursor:
-        room = min(self._limits.rows_in_room, self._most_rows) - self._rows
+        room = min(self.limits.rows_in_room, self._most_rows) - self._rows
         return self._execute(
             f"SELECT {listed} FROM {_quoted(table)} NOT INDEXED LIMIT {max(room, 0) + 1}"  # noqa: S608 - quoted
         )
@@ -206,7 +208,7 @@ class Database:
         self._rows += count
         if self._rows > self._most_rows:
             raise TraceFormatError("the tables claim more rows than a file of this size can hold")
-        self._limits.check_rows("rows", self._rows)
+        self.limits.check_rows("rows", self._rows)
 
 
 def _quoted(name: str) -> str:

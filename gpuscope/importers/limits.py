@@ -12,6 +12,8 @@ from gpuscope.errors import GpuscopeError, TraceFormatError
 
 ROW_BYTES = 200
 _LEAST_ROOM = 1 << 20
+_PLACE_BYTES = 600
+"""What the facts of a stream or a partition take."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,16 @@ class Limits:
         """
         lower = min(("rows", "text_bytes", "file_bytes"), key=self._rows_of)
         self._refuse(what, found, self.text_room, lower)
+
+    def check_places(self, found: int) -> None:
+        """Refuse a file with more streams and partitions than there is room for.
+
+        Raises
+        ------
+        TraceFormatError
+            There are more.
+        """
+        self.check_room("bytes for facts of streams and partitions", _PLACE_BYTES * found)
 
     def _rows_of(self, name: str) -> int:
         limit: int = getattr(self, name)

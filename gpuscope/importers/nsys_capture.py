@@ -230,18 +230,25 @@ class Capture:
         if self.own is not None:
             return table["streamId"]
         keys = ("globalPid", "deviceId", "contextId", "streamId")
-        codes, distinct = arrow.coded_rows(*(table[key] for key in keys))
-        return np.array([self._stream(key) for key in distinct] or [NONE], np.int64)[codes]
+        codes, distinct = arrow.coded_array(*(table[key] for key in keys))
+        self._check_places(len(distinct))
+        numbers = [self._stream(tuple(key.tolist())) for key in distinct]
+        return np.array(numbers or [NONE], np.int64)[codes]
+
+    def _check_places(self, more: int) -> None:
+        self.database.limits.check_places(max(len(self.streams) + len(self.partitions), more))
 
     def places(self, table: dict[str, Array]) -> dict[str, Any]:
         """Return device, context, green context, partition and stream of each row."""
         device, context, green = table["deviceId"], table["contextId"], table["greenContextId"]
         codes, indices = arrow.coded(device)
         uuids = [self._gpus.get(int(one), {}).get("uuid") for one in indices]
-        homes, where = arrow.coded_rows(table["globalPid"], green)
-        names = [self._partition(pid, number) for pid, number in where]
+        homes, where = arrow.coded_array(table["globalPid"], green)
+        self._check_places(len(where))
+        names = [self._partition(*row.tolist()) for row in where]
         numbers = self.stream_numbers(table)
-        for number, home in arrow.coded_rows(numbers, homes)[1]:
+        self._check_places(0)
+        for number, home in map(np.ndarray.tolist, arrow.coded_array(numbers, homes)[1]):
             if names[home] is not None and str(number) in self.streams:
                 self.streams[str(number)]["partition"] = names[home]
         return {

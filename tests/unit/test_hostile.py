@@ -426,6 +426,21 @@ def bombs(folder):
             for n in range(20_000)]  # fmt: skip
     tables = {"StringIds": strings, NVTX: rows}
     yield "a text of 900 kB in each of 20,000 rows", nsight.build(folder / "t.sqlite", tables)
+    for places in (MOST_ROWS, 12_000):  # more than are let in, and nearly as many as are
+        rows = [{"start": n, "end": n + 1, "deviceId": 0, "contextId": n % places,
+                 "greenContextId": n % places + 2, "streamId": n % places, "globalPid": 1 << 24,
+                 **dict.fromkeys(("gridY", "gridZ", "blockX", "blockY", "blockZ"), 1),
+                 "gridX": n} for n in range(MOST_ROWS)]  # fmt: skip
+        path = nsight.build(folder / f"{places}.sqlite", {KERNEL: rows})
+        yield f"{places} streams, partitions and contexts, a grid for each kernel", path
+        event = '{"ph":"X","cat":"kernel","ts":1,"tid":%d,"name":"k","args":{"device":%d}}'
+        path = folder / f"{places}.json"
+        path.write_text("[" + ",".join(event % (n % places, n % 9) for n in range(MOST_ROWS)) + "]")
+        yield f"{places} streams of 9 devices", path
+    event = '{"ph":"X","cat":"kernel","ts":1,"name":"k","args":{%s}}'
+    names = (",".join(f'"argument {n} {m}":1' for m in range(5)) for n in range(MOST_ROWS))
+    (folder / "names.json").write_text("[" + ",".join(event % one for one in names) + "]")
+    yield "five new names of arguments in each event", folder / "names.json"
 
 
 def test_memory_while_loading_is_bounded_by_the_limits(tmp_path):

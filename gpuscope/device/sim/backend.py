@@ -161,7 +161,8 @@ class SimBackend:
 
     def _advance(self, time_ns: int) -> None:
         # Who was interrupted while it waited for the engine has waited until then.
-        time_ns = self._host_ns = max(time_ns, self.engine.now_ns)
+        now_ns = self.engine.now_ns
+        time_ns = self._host_ns = time_ns if time_ns > now_ns else now_ns
         self.engine.run_until(time_ns)
         if self._pace == "real":
             ahead = (time_ns - EPOCH_NS) - (time.monotonic_ns() - self._started_wall_ns)
@@ -714,11 +715,12 @@ class SimBackend:
         model = kernel.model
         if model is None:
             raise CapabilityError(f"kernel {kernel.name!r} has no model to simulate it by")
-        if any(type(arg) is SimArray and arg.owner is not self for arg in args):
-            raise InvalidOperand(
-                f"an array given to kernel {kernel.name!r} is on another device: copy it to "
-                f"{self.info.key} first"
-            )
+        for arg in args:
+            if type(arg) is SimArray and arg.owner is not self:
+                raise InvalidOperand(
+                    f"an array given to kernel {kernel.name!r} is on another device: copy it to "
+                    f"{self.info.key} first"
+                )
         with self._lock:
             cost = model.cost(self.profile, grid, args, stream.sms.bit_count())
             target = model.writes(args)

@@ -789,10 +789,12 @@ class Engine:
             self.free |= wave.sms
             if op.running is not None:
                 op.running.pop(wave, None)
-        elif isinstance(op, CopyOp):
+            is_over = not (op.left or op.running)
+        else:
+            assert isinstance(op, CopyOp)  # noqa: S101 - the other kind that has waves
             self._copying.discard(op.engine)
-            self._copies_wait = True
-        if not isinstance(op, KernelOp) or not (op.left or op.running):
+            is_over = self._copies_wait = True
+        if is_over:
             if op.commit is not None:
                 try:
                     op.commit()

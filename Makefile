@@ -35,7 +35,7 @@ help:
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
 	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/h200.json (OFFLINE=1 too)'
 	@echo 'make docs        the documentation, its notebooks executed, in site/html/'
-	@echo 'make fuzz        property tests on many more examples (EXAMPLES=2000)'
+	@echo 'make fuzz        20,000 damaged traces a format, property tests on EXAMPLES=2000'
 	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
 	@echo 'make clean       remove outputs and caches; distclean: .venv and .wheels too'
 

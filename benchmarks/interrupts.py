@@ -16,9 +16,11 @@ import sys
 import time
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from facts import row, write
 
 import gpuscope as gs
 from gpuscope.errors import NothingRecorded
@@ -75,6 +77,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="keep the figures there")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     gpu = gs.open_device(args.device)
@@ -99,7 +102,13 @@ def main() -> int:
     print(f"\n{args.count} interrupts of runs of {took_s * 1e3:.0f} ms on {gpu.name}")
     for how, count in ended.most_common():
         print(f"{count:6}  {how}")
-    return int(any(how.startswith("wrong") for how in ended))
+    wrong = sum(count for how, count in ended.items() if how.startswith("wrong"))
+    if args.out is not None:
+        what = "random interrupts of runs after which the device or the data was wrong"
+        found = row(what, "0", wrong, f"of {args.count}", met=not wrong, ended=dict(ended))
+        write(args.out, "python benchmarks/interrupts.py", gpu.name, [found],
+              driver=gpu.info.driver)  # fmt: skip
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

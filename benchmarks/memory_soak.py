@@ -15,9 +15,11 @@ import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from facts import row, write
 
 import gpuscope as gs
 from gpuscope.workloads.spin import Spin
@@ -191,6 +193,7 @@ def main() -> int:
     parser.add_argument("--products", type=int, default=100_000)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--seed", type=int, default=14)
+    parser.add_argument("--out", type=Path, help="keep the figures there")
     args = parser.parse_args()
     gpu = gs.open_device(args.device, quiet=True)
     truth = Truth(args.seed)
@@ -217,9 +220,18 @@ def main() -> int:
             raise worker.error
     counts = sum((worker.counts for worker in workers), Counter())
     print(f"{gpu.name}, seed {args.seed}, {time.perf_counter() - start:.1f} s")
-    rows = ("products", "wrong", "captures", "replays")
-    for name, count in [*((row, counts[row]) for row in rows), ("threads", args.threads)]:
-        print(f"{name:10} {count:>9,}")
+    for name in ("products", "wrong", "captures", "replays"):
+        print(f"{name:10} {counts[name]:>9,}")
+    print(f"{'threads':10} {args.threads:>9,}")
+    if args.out is not None:
+        what = (
+            f"products by {args.threads} threads whose operands are dropped at once: wrong values"
+        )
+        found = row(what, "0", counts["wrong"], f"of {counts['products']:,} products",
+                    met=not counts["wrong"], captures=counts["captures"],
+                    replays=counts["replays"])  # fmt: skip
+        write(args.out, f"python benchmarks/memory_soak.py --products {args.products}", gpu.name,
+              [found], driver=gpu.info.driver)  # fmt: skip
     return 1 if counts["wrong"] else 0
 
 

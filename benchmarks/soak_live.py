@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from facts import row, write
+
 import gpuscope as gs
 from gpuscope.device.device import Device
 from gpuscope.record.recorder import Recording
@@ -110,6 +112,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--raises", action="store_true", help="stop one reader by exceptions")
+    parser.add_argument("--out", type=Path, help="keep the figures there")
     asked = parser.parse_args()
     gpu = gs.open_device(asked.device, quiet=True)
     over = threading.Event()
@@ -147,9 +150,19 @@ def main() -> int:
           f"stopped by an exception {reader.failures:,}")  # fmt: skip
     print(f"complete {facts.complete}, counts {dict(facts.counts)}, notes {list(facts.notes)}")
     print(f"unexpected errors of readers: {[*reader.unexpected, *failed][:5]}")
+    bad = bool(lost or reader.unexpected or failed)
+    if asked.out is not None:
+        launched = sum(one.executed + one.launched for one in launchers)
+        how = ", one reader stopped by exceptions" if asked.raises else ""
+        what = f"{asked.threads} threads launch for {asked.seconds:g} s, recorded live{how}: lost"
+        found = row(what, "0", lost, f"of {launched:,} launches", met=not bad,
+                    readings=reader.readings, stopped=reader.failures)  # fmt: skip
+        command = f"python benchmarks/soak_live.py --device {asked.device}"
+        write(asked.out, command + (" --raises" if asked.raises else ""), gpu.name, [found],
+              driver=gpu.info.driver)  # fmt: skip
     for one in launchers:
         one.stream.close()
-    return int(bool(lost or reader.unexpected or failed))
+    return int(bad)
 
 
 if __name__ == "__main__":

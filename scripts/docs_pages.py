@@ -94,6 +94,10 @@ def spread(found: dict[str, float]) -> str:
     return f"{number(found['median'])} ({number(found['min'])} to {number(found['max'])})"
 
 
+SOAKS = ("soak_live", "soak_live_raises", "memory_soak", "interrupts")
+"""Results of benchmarks that look for what is lost or wrong."""
+
+
 def h200_page(facts: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines = [
@@ -123,11 +127,27 @@ def h200_page(facts: dict[str, Any]) -> str:
             met = "–" if row["goal"] == BESIDE else "yes" if row["met"] else "**no**"
             lines.append(f"| {row['what']} | {row['goal']} | {value} | {met} |")
         lines.append("")
+    lines += soaks_section()
     lines += traced_section(json.loads((RESULTS / "traced.json").read_text("utf-8")))
     lines += ["## Details", ""]
     for row in facts["rows"]:
         lines += details(row)
     return "\n".join(lines) + "\n"
+
+
+def soaks_section() -> list[str]:
+    """What is lost, wrong or broken after minutes of what would do that."""
+    lines = ["## Nothing lost, nothing wrong", ""]
+    lines += ["| what | goal | measured | met | date, command |", "| --- | --- | --- | --- | --- |"]
+    for name in SOAKS:
+        facts = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+        for row in facts["rows"]:
+            met = "yes" if row["met"] else "**no**"
+            lines.append(
+                f"| {row['what']} | {row['goal']} | {row['value']} {row['unit']} | {met} "
+                f"| {facts['date']}, `{facts['command']}` |"
+            )
+    return [*lines, ""]
 
 
 def traced_section(facts: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._fork import free_in_children
 from gpuscope.device import caller
 
 NOTHING, UNSURE = -1, -2
@@ -43,7 +44,7 @@ class SelectionLog:
         """Threads of which such a change became another since."""
         self._in_tasks: dict[int, tuple[int, int, threading.Event, asyncio.Handle]] = {}
         """Guard of a task that is entered → thread, its first change, whether others ran."""
-        self._lock = threading.Lock()
+        self._lock = free_in_children(threading.Lock())
 
     def open(self) -> None:
         """Begin to note, with what this thread has selected now."""

@@ -6,6 +6,7 @@ import threading
 from functools import cache
 from typing import Any
 
+from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx, arranged
 
 DOMAIN = "gpuscope"
@@ -17,7 +18,7 @@ CANARY = "gpuscope canary"
 heard = 1
 """Who may hear NVTX: recordings that are on, and tools that were there before us. Where only
 our recordings can, ranges are made while one is on."""
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 
 
 @cache

@@ -147,7 +147,7 @@ class Recording:
         self._ranges = threading.local()
         self._open_ranges: dict[int, dict[str, Any]] = {}
         self._ended_ranges: deque[dict[str, Any]] = deque()
-        self._freezing = threading.Lock()
+        self._freezing = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
         self._batches: list[Batch] = []
         self._rows = Rows()

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION, arranged
 from gpuscope.errors import CapabilityError, GpuscopeError, RecorderBusy
 from gpuscope.record.cupti import layout
@@ -63,9 +64,9 @@ class Collector:
         self.refused = 0
         """Buffers that were refused because of the memory limit, ever."""
         self._dropped = 0
-        self.flights = threading.Lock()
+        self.flights = free_in_children(threading.Lock())
         """Held while a recording sends canaries: none begins amid another's."""
-        self._lock = threading.RLock()
+        self._lock = free_in_children(threading.RLock())
         self._owners: dict[int, tuple[Sink, int, str]] = {}
         self._undo = contextlib.ExitStack()
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
@@ -309,7 +310,7 @@ def _torch_records(torch: Any) -> bool:
 
 
 _collector: Collector | None = None
-_making = threading.Lock()
+_making = free_in_children(threading.Lock())
 
 
 def get_collector() -> Collector:

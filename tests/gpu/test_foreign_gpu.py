@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from latches import Latch
 
 import gpuscope as gs
 from gpuscope.workloads.spin import Spin
@@ -37,14 +38,14 @@ def gpu():
 def test_mm_out_06_the_stream_of_an_interface_is_followed_by_an_event(gpu):
     ones, out = gpu.asarray(np.ones((4, 4)), "float32"), gpu.empty((4, 4))
     a = gpu.asarray(np.zeros((4, 4)), "float32")
-    with (
-        gpu.create_stream() as producer, gpu.create_stream() as stream,
-        Spin(gpu, duration_ns=HOLD_NS) as hold,
-    ):  # fmt: skip
-        hold.execute(stream=producer)
+    with gpu.create_stream() as producer, gpu.create_stream() as stream, Latch(gpu) as latch:
+        gs.mm_out(out, a, ones, stream=stream)  # a kernel that is loaded waits for what runs
+        stream.synchronize()
+        latch.hold(producer)
         producer.copy(a, ones)
         gs.mm_out(out, Interface(a, stream=producer.handle), ones, stream=stream)
         assert not producer.is_done, "the host did not wait"
+        latch.open()
         stream.synchronize()
         assert producer.is_done
     assert (gpu.to_host(out) == 4).all()

@@ -38,9 +38,9 @@ class Seen(Engine):
         self.all = self.free
         self._begun = {}
 
-    def _run(self, wave: Wave, left: int) -> None:
+    def _run(self, wave: Wave) -> None:
         self._begun[wave] = self.now_ns
-        super()._run(wave, left)
+        super()._run(wave)
 
     def _end(self, wave: Wave) -> None:
         if wave.end_ns == self.now_ns:

@@ -44,7 +44,7 @@ def none_open(what: str) -> Iterator[None]:
         if threading.current_thread() in _open.values():
             raise StreamError(
                 f"{what} waits for the whole device, which would spoil the capture that is open on "
-                "this thread: leave the capture first"
+                "this thread (cudaErrorStreamCaptureUnsupported): leave the capture first"
             )
         _changed.wait_for(lambda: not _open)
         yield

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal, get_args
 
 from gpuscope._checks import given
@@ -159,7 +160,7 @@ def named_sizes(sizes: Sizes) -> dict[str, int | str]:
             raise InvalidPartition(f"a partition's name is a non-empty text, not {given(name)}")
         if isinstance(size, str) and size == "rest":
             continue
-        if isinstance(size, bool) or not isinstance(size, int):
+        if isinstance(size, bool) or not isinstance(size, Integral):  # NumPy's too
             raise InvalidPartition(
                 f"partition {name!r}: an SM count is a whole number or 'rest', not {given(size)}"
             )
@@ -168,6 +169,7 @@ def named_sizes(sizes: Sizes) -> dict[str, int | str]:
                 f"partition {name!r}: {given(size)} SMs asked for; a partition needs at least one. "
                 "Leave it out, or ask for a positive count"
             )
+        named[name] = int(size)
     rest = [name for name, size in named.items() if size == "rest"]
     if len(rest) > 1:
         raise InvalidPartition(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope.device.carve import REMAINDER, SmLayout, plan_carve
+from gpuscope.device.carve import REMAINDER, SmLayout, named_sizes, plan_carve
 from gpuscope.errors import InvalidPartition
 
 H200 = SmLayout(quantum_sm_count=8, quanta=15, remainder_sm_count=12)
@@ -368,3 +368,10 @@ def test_held_parts_are_not_given_out():
     plan = plan_carve(H200, {"a": "rest"}, held=LIVE)
     assert plan.granted() == {"a": 104}
     assert plan.partitions[0].parts == tuple(range(2, 15))
+
+
+def test_numpys_whole_numbers_are_counts():
+    assert named_sizes({"a": np.int64(16), "b": "rest"}) == {"a": 16, "b": "rest"}
+    assert named_sizes([np.uint8(8), 16]) == {"p0": 8, "p1": 16}
+    with pytest.raises(InvalidPartition, match="whole number"):
+        named_sizes({"a": np.bool_(1)})

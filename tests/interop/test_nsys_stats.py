@@ -14,7 +14,8 @@ import gpuscope as gs
 from gpuscope.exporters import nsys_sqlite
 
 COPY_NAMES = {
-    "HtoD": "[CUDA memcpy HtoD]", "DtoH": "[CUDA memcpy DtoH]", None: "[CUDA memcpy Unknown]",
+    "HtoD": "[CUDA memcpy HtoD]", "DtoH": "[CUDA memcpy DtoH]", "DtoD": "[CUDA memcpy DtoD]",
+    None: "[CUDA memcpy Unknown]",
 }  # fmt: skip
 
 

@@ -99,7 +99,7 @@ class Database:
         self._until_s = time.monotonic() + self._seconds
         self._rows = 0
         self._most_rows = nbytes // _LEAST_ROW_BYTES
-        self._text_left = min(max(1 << 20, 4 * nbytes), limits.text_room)
+        self._text_left = min(max(1 << 20, 4 * nbytes), limits.room)
         self.tables: dict[str, dict[str, bool]] = {}
         self.asked: dict[str, set[str]] = {}
         connection.set_progress_handler(self._is_over, _OPERATIONS)

@@ -62,13 +62,8 @@ class Limits:
 
     @property
     def room(self) -> int:
-        """Bytes that what is read may take, before it is joined and copied."""
+        """Bytes that text or rows may take as they are read, before they are joined and copied."""
         return max(min(self.file_bytes, self.text_bytes, ROW_BYTES * self.rows), _LEAST_ROOM)
-
-    @property
-    def text_room(self) -> int:
-        """Bytes of text that may be read."""
-        return 3 * self.room // 2
 
     @property
     def rows_in_room(self) -> int:
@@ -105,7 +100,7 @@ class Limits:
             There are more.
         """
         lower = min(("rows", "text_bytes", "file_bytes"), key=self._rows_of)
-        self._refuse(what, found, self.text_room, lower)
+        self._refuse(what, found, self.room, lower)
 
     def check_places(self, found: int) -> None:
         """Refuse a file with more streams and partitions than there is room for.

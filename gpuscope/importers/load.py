@@ -126,7 +126,7 @@ def _text(source: Path, limits: Limits, *, packed: bool) -> bytes:
         limits.check_room(f"bytes of JSON in {source.name!r}", size)
         with source.open("rb") as file:
             return file.read(size)
-    most = min(limits.text_bytes, limits.text_room, max(_UNPACKED_AT_LEAST, _RATIO * size))
+    most = min(limits.text_bytes, limits.room, max(_UNPACKED_AT_LEAST, _RATIO * size))
     found = io.BytesIO()
     with reading(source.name, "gzip file"), gzip.open(source) as file:
         try:

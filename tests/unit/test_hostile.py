@@ -441,6 +441,14 @@ def bombs(folder):
     names = (",".join(f'"argument {n} {m}":1' for m in range(5)) for n in range(MOST_ROWS))
     (folder / "names.json").write_text("[" + ",".join(event % one for one in names) + "]")
     yield "five new names of arguments in each event", folder / "names.json"
+    event = (
+        '{"ph":"X","cat":"kernel","ts":%d,"dur":1,"pid":0,"tid":7,"name":"kernel %d","args":'
+        '{"device":0,"stream":7,"correlation":%d,"grid":[%d,1,1],"block":[128,1,1],'
+        '"registers per thread":32,"shared memory":0,"External id":%d}}'
+    )
+    events = (event % (n, n, n, n, n) for n in range(MOST_ROWS))
+    (folder / "kineto.json").write_text("[" + ",".join(events) + "]")
+    yield "a name and a grid of its own in each event", folder / "kineto.json"
 
 
 def test_memory_while_loading_is_bounded_by_the_limits(tmp_path):

@@ -79,21 +79,21 @@ class Block:
     ----------
     raw
         The memory, as its backend knows it.
+    tags
+        Of the streams that use it; :meth:`use` adds to them.
     """
 
-    __slots__ = ("__weakref__", "_most", "_pool", "_tags", "raw")
+    __slots__ = ("__weakref__", "_most", "_pool", "raw", "tags")
 
     def __init__(self, raw: Any, pool: Pool) -> None:
         self.raw = raw
         self._pool = pool
-        self._tags: set[Tag] = set()
+        self.tags: set[Tag] = set()
         self._most = _FEW
 
     def use(self, tag: Tag) -> None:
-        """Note that a stream uses it."""
-        tags = self._tags
-        if tag in tags:
-            return
+        """Note that a stream uses it; launches ask ``tags`` first, which is quicker."""
+        tags = self.tags
         tags.add(tag)
         if len(tags) > self._most:
             for one in list(tags):  # in place: another thread may be adding to it
@@ -103,7 +103,7 @@ class Block:
 
     def __del__(self) -> None:
         # Nothing is asked of the device here: a destructor runs at any place.
-        self._pool.drop(self.raw, self._tags)
+        self._pool.drop(self.raw, self.tags)
 
 
 class _Dropped:

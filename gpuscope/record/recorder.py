@@ -57,6 +57,8 @@ _Source = ActivitySource | EventSource | CuptiSource
 
 _TIMED = ("launch", "copy", "setup")
 """Calls whose work every source times; a simulated device tells of host functions, too."""
+_CALL_KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
+"""Kinds of calls whose rows are not of kind ``"api"``."""
 
 _DEFAULT_STREAMS = (0, 1, 2)
 """CUDA's handles of the default streams, for which a wait for the device waits."""
@@ -131,6 +133,7 @@ class Recording:
                     f"{name} is {value!r}; it can be {' or '.join(map(str, allowed))}"
                 )
         self.devices = devices
+        self._device_by_key = {device.info.key: device for device in devices}
         self._asked = source
         self._options: dict[str, Any] = {
             "detail": detail, "launch_ids": launch_ids, "memory_limit": memory_limit,
@@ -168,6 +171,9 @@ class Recording:
         self._notes: list[str] = []
         self._clocks: dict[str, Mapping[str, float]] = {}
         self._process_of = os.getpid()
+        self._process = (  # as rows say it: a simulated device's is no number of the system's
+            devices[0].backend.process_and_thread()[0] if devices else self._process_of
+        )
         self._globaltimers: dict[str, ClockFit] = {}
         self._waited = True
         self._all_read = False
@@ -459,8 +465,7 @@ class Recording:
                 over=over, open_since_ns=min([now_ns, *open_since]), host_rows=rows
             )
         if over and self._blocks.devices:
-            by_key = {device.info.key: device for device in self.devices}
-            more += self._blocks.read(by_key, self._globaltimers)
+            more += self._blocks.read(self._device_by_key, self._globaltimers)
             self._blocks = BlockSource()
         self._drained += rows.count + sum(batch.spans.num_rows for batch in more)
         return [*rows.all_batches(), *more]
@@ -539,7 +544,7 @@ class Recording:
             )  # fmt: skip
         for source, call in self._unfinished():
             if self._stays_open(call):
-                device = self._device_of(call)
+                device = self._device_by_key[call.device_key]
                 self._rows.spans.append({
                     **work_columns(call, device.info.index, device.info.uuid),
                     "start_ns": call.end_ns, "status": "not finished", "source": source.name,
@@ -584,19 +589,18 @@ class Recording:
         self._rows.spans.append(columns)
 
     def _call_columns(self, call: Call, parent: int | None, row: int) -> dict[str, Any]:
-        kinds = {"handle": "handle", "record": "event", "sync": "sync"}
         stream, intended = call.stream, call.intended
         partition = stream.partition if stream is not None else None
         meant = intended.partition if intended is not None else None
-        device = self._device_of(call)
+        device = self._device_by_key[call.device_key]
         return {
             "id": row,
             "parent": parent,
-            "kind": kinds.get(call.kind, "api"),
+            "kind": _CALL_KINDS.get(call.kind, "api"),
             "name": call.name,
             "start_ns": call.start_ns,
             "end_ns": call.end_ns,
-            "process": self._process(),
+            "process": self._process,
             "thread": call.thread,
             "device": device.info.index,
             "device_uuid": device.info.uuid,
@@ -609,9 +613,6 @@ class Recording:
             "category": call.name if call.kind == "handle" else call.workload,
             "source": "simulated" if device.is_simulated else "host",
         }
-
-    def _device_of(self, call: Call) -> Device:
-        return next(device for device in self.devices if device.info.key == call.device_key)
 
     def _note_stream(self, stream: Stream) -> None:
         partition = stream.partition
@@ -626,9 +627,6 @@ class Recording:
             **({"blocking": True} if stream.blocking else {}),
             **({"per_thread": True} if stream.kind == "per-thread default" else {}),
         }
-
-    def _process(self) -> int:
-        return self.devices[0].backend.process_and_thread()[0] if self.devices else os.getpid()
 
     # -- ranges -----------------------------------------------------------------------
     def _stack(self) -> list[int]:
@@ -657,7 +655,7 @@ class Recording:
             "kind": "range",
             "name": name,
             "start_ns": self._clock(),
-            "process": self._process(),
+            "process": self._process,
             "thread": thread,
             "domain": "gpuscope",
             "range_style": "push/pop",
@@ -684,7 +682,7 @@ class Recording:
         self, clocks: Mapping[str, Mapping[str, float]], *, health: bool = True
     ) -> TraceMetadata:
         simulated = any(device.is_simulated for device in self.devices)
-        process = str(self._process())
+        process = str(self._process)
         cupti = self._cupti
         # Those who launch add to these meanwhile: a copy is made at once, a loop is not.
         streams = {str(key): facts for key, facts in self._streams.copy().items()}

@@ -17,7 +17,8 @@ cell keeps it for that long. With the usual 5 ms a frame takes ten times its own
 PERIOD_S = 0.1
 """Time from one reading to the next, at least."""
 SHARE = 0.5
-"""Which part of the time reading may take: what is slow is read less often."""
+"""Which part of a core's time reading may take: what is slow is read less often. Waiting for
+Python's lock does not count, or a busy cell would slow reading down twice."""
 
 
 _quick = 0
@@ -90,8 +91,8 @@ class Pump:
 
     def _read_on(self) -> None:
         nap_s = PERIOD_S
-        while not self._stop.wait(nap_s):
-            began_s = time.monotonic()
+        while not self._stop.wait(max(0.0, nap_s)):
+            began_s, used_s = time.monotonic(), time.thread_time()
             over = self._recording.is_over
             try:
                 if over:
@@ -103,5 +104,5 @@ class Pump:
                     self._failed(error)
                 if over:
                     return
-            took_s = time.monotonic() - began_s
-            nap_s = max(PERIOD_S - took_s, took_s / SHARE - took_s)
+            used_s = time.thread_time() - used_s
+            nap_s = max(PERIOD_S, used_s / SHARE) - (time.monotonic() - began_s)

@@ -239,39 +239,27 @@ def test_streams_08_per_thread_streams_have_workspaces_of_their_own(gpu):
 
 
 # -- E5 -----------------------------------------------------------------------------------
-def test_mm_out_05_one_cublas_handle_a_thread(gpu, monkeypatch):
-    from gpuscope.device.cuda import blas
-
-    made, destroyed, threads = [], [], 6
-    create, destroy = blas.cublas.create, blas.cublas.destroy
-
-    def counted_create():
-        made.append(threading.get_ident())
-        return create()
-
-    def counted_destroy(handle):
-        destroyed.append(handle)
-        return destroy(handle)
-
-    monkeypatch.setattr(blas.cublas, "create", counted_create)
-    monkeypatch.setattr(blas.cublas, "destroy", counted_destroy)
+def test_mm_out_05_one_cublas_handle_a_thread(gpu):
+    blas, threads = gpu.backend._blas, 6
     all_ran = threading.Barrier(threads)
     a, outs = gpu.random((64, 64)), [gpu.empty((64, 64)) for _ in range(threads)]
 
     def work(index):
+        handles = []
         with gpu.create_stream() as one, gpu.create_stream() as two:
             for stream in (one, two, one):
                 gs.mm_out(outs[index], a, a, stream=stream)
-        all_ran.wait()
+                handles.append(blas._local.raw)
+        all_ran.wait()  # all threads live, so none can have another's
+        return handles
 
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert len(made) == len(set(made)) == threads, "one each, whatever the streams"
+    with ThreadPoolExecutor(threads) as pool:
+        of_threads = list(pool.map(work, range(threads)))
+    assert all(len(set(handles)) == 1 for handles in of_threads), "whatever the streams"
+    in_use = {handles[0] for handles in of_threads}
+    assert len(in_use) == threads, "each thread has its own"
     gc.collect()
-    assert len(destroyed) == threads, "and it goes with its thread"
+    assert in_use <= set(blas._idle), "and when the thread ends, another may have it"
     expected = gpu.to_host(a).astype(np.float64)
     for out in outs:
         assert np.allclose(gpu.to_host(out), expected @ expected, atol=1e-4)

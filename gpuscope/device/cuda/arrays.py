@@ -12,6 +12,7 @@ from gpuscope.device.memory import Block, pinned_block
 from gpuscope.errors import InvalidOperand
 
 cupy = import_cupy()
+_Array = cupy.ndarray
 
 
 class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
@@ -34,7 +35,7 @@ class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
 
 def block_of(value: Any) -> Block | None:
     """Return the memory of ours under an array of the device or page-locked memory, if any."""
-    if isinstance(value, cupy.ndarray):
+    if isinstance(value, _Array):
         memory = value.data.mem
         return memory.block if type(memory) is DeviceMemory else None
     return pinned_block(value)

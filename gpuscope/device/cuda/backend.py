@@ -430,7 +430,8 @@ class CudaBackend:
                 continue
             if tag is None:
                 tag = self._tag_of_borrowed(stream)
-            block.use(tag)
+            if tag not in block.tags:
+                block.use(tag)
 
     def _tag_of_borrowed(self, stream: Stream) -> Tag:
         try:

@@ -497,7 +497,8 @@ class SimBackend:
                 continue
             if tag is None:
                 tag = Tag(None, self.mark(stream.raw))
-            block.use(tag)
+            if tag not in block.tags:
+                block.use(tag)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> SimArray:
         """Return an array of unspecified values (they are zeros here)."""

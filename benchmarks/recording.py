@@ -443,7 +443,7 @@ def mixed_pairs(gpu: Any) -> dict[str, Any]:
                 work.wait()
         with gs.profile(gpu, source="events") as events:
             gpu.synchronize()
-            collector.begin(1, taken.append, apis="launches", limit=2 << 30)
+            collector.begin(1, lambda _, raw: taken.append(raw), apis="launches", limit=2 << 30)
             for number in range(2000):
                 work = works[int(rng.integers(len(works)))]
                 work.execute(stream=(one, two)[int(rng.integers(2))])

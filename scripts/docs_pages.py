@@ -502,10 +502,16 @@ def quickstart_gaps(simulated: dict[Any, Any], gpu: dict[str, Any]) -> list[str]
         f"short, where it measured {gain(measured)}. Known of the {gap:.0f} µs that p99 lacks in",
         f"the partition: alone, the same product's p99 was {recording:.0f} µs longer recorded than",
         f"bare, and bare {jitter:.0f} µs longer than its median (the second and third difference",
-        "above; not measured on the quickstart's host, and parts of a p99 need not add up). The",
-        f"remaining {gap - recording - jitter:.0f} µs are not explained. Candidates that were not",
-        "measured apart: another host, and the experiment's loop, whose one thread also feeds the",
-        "load. That p50 without a partition is too long although host time is missing fits the",
+        "above; not measured on the quickstart's host, and parts of a p99 need not add up).",
+        *(
+            [
+                f"The remaining {left:.0f} µs are not explained. Candidates not measured apart:",
+                "another host, and the experiment's loop, whose one thread also feeds the load.",
+            ]
+            if (left := gap - recording - jitter) > 0
+            else [f"Together that is {-left:.0f} µs more than is missing."]
+        ),
+        "That p50 without a partition is too long although host time is missing fits the",
         "last difference above: on hardware the first SMs come free before a kernel of the load",
         "ends. How much of it that explains was not measured either.",
     ]

@@ -29,7 +29,7 @@ def config(text: str | None) -> list[int]:
         shared = facts.get("dynamic_shared_memory", facts.get("shared_memory", NOTHING))
         numbers += [facts.get("registers", NOTHING), static, shared]
         found = [int(one) for one in numbers]
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         found = []
     good = len(found) == len(CONFIG) and all(-1 << 63 <= one < 1 << 63 for one in found)
     return found if good else [NOTHING] * len(CONFIG)

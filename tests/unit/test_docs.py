@@ -63,17 +63,16 @@ def test_the_readmes_figures_are_those_of_the_results():
                                  "a live timeline"))  # fmt: skip
     bare, recorded = (row(f"512³ float16 alone on 16 SMs, told, {how}")["value"]
                       for how in ("bare", "recorded"))  # fmt: skip
-    ids, kernels, nsys, torch = (
+    ids, kernels, nsys, torch, proton = (
         row(f"recording torch.mm 64³ by {who}")
         for who in ("gpuscope, with launch ids:", "gpuscope, kernels only:", "Nsight Systems",
-                    "torch.profiler")
+                    "torch.profiler", "Proton")
     )  # fmt: skip
     kept = simulated["no partition"] / simulated["16 | rest"]
     twice = f"{guard['value']:.3g} µs ({alone['median']:.3g} in another run)"
     added = (
         f"| {ids['value']:.1f}; {kernels['value']:.1f} without API calls "
-        f"| {nsys['spread']['min']:.0f} and {nsys['spread']['max']:.0f}, in two runs "
-        f"| {torch['value']:.1f} | not known | – |"
+        f"| {nsys['value']:.0f} | {torch['value']:.1f} | {proton['value']:.0f} | – |"
     )
     for said in (
         added,

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope as gs
-from gpuscope.exporters import by_suffix, chrome, html, nsys_sqlite, parquet
+from gpuscope.exporters import by_suffix, chrome, html, nsys_sqlite, nsys_values, parquet
 from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.trace.model import TraceMetadata
 
@@ -535,3 +535,9 @@ def test_an_empty_trace_in_every_format(tmp_path):
         assert gs.export(empty, tmp_path / f"run{suffix}").exists()
     assert [one for one in events(tmp_path / "run.json")["traceEvents"] if one["ph"] != "M"] == []
     assert query(tmp_path / "run.sqlite", "SELECT count(*) FROM NVTX_EVENTS") == [(0,)]
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e400", '"x"', "null", "1e30"])
+def test_a_launch_configuration_with_a_number_that_none_is_counts_as_unknown(number):
+    told = f'{{"grid": [{number}, 1, 1], "block": [32, 1, 1]}}'
+    assert nsys_values.config(told) == nsys_values.config(None)

@@ -33,7 +33,11 @@ sys.path[:0] = [str(ROOT / "tests" / "ui"), str(ROOT / "tests")]
 from jupyter_lab import IDLE, ask, open_browser, running_lab  # noqa: E402
 
 import gpuscope as gs  # noqa: E402
-from gpuscope.trace import arrow, schema  # noqa: E402
+from gpuscope.trace import (  # noqa: E402
+    Trace,
+    arrow,
+    schema,
+)
 from gpuscope.trace.model import TraceMetadata  # noqa: E402
 
 SPANS, STREAMS = 1_000_000, 64
@@ -59,7 +63,7 @@ def spread(values: list[float]) -> dict[str, float]:
     return {**facts.spread(values), "n": len(values)}
 
 
-def make_trace(count: int = SPANS) -> gs.Trace:
+def make_trace(count: int = SPANS) -> Trace:
     """Kernels with log-normal durations on 64 streams in 4 partitions, one after the other."""
     rng = np.random.default_rng(1)
     each = count // STREAMS
@@ -93,7 +97,7 @@ def make_trace(count: int = SPANS) -> gs.Trace:
         windows_ns=[[0, int((starts + lasts.ravel()).max())]],
     )  # fmt: skip
     spans = arrow.table({name: pa.array(column) for name, column in columns.items()}, total)
-    return gs.Trace(spans, schema.table({}, schema.EDGE_TYPES), metadata)
+    return Trace(spans, schema.table({}, schema.EDGE_TYPES), metadata)
 
 
 # -- a notebook in a browser ----------------------------------------------------------------
@@ -132,6 +136,7 @@ def run_next(page: Any) -> None:
 
 
 LOAD = """import gpuscope as gs
+from gpuscope.trace import Trace
 trace = gs.load_trace({path!r})
 {more}
 trace"""
@@ -198,7 +203,7 @@ def a_million(rounds: int) -> list[dict]:
     moved: dict[str, list[float]] = {"pan": [], "zoom": [], "bytes": []}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "million.parquet")
-        gs.save_trace(make_trace(), path)
+        gs.export(make_trace(), path)
         for number in range(rounds):
             for imported, times in first.items():
                 with notebook(LOAD.format(path=path, more=imported), SHOW) as page:

@@ -23,7 +23,7 @@ import shapes
 
 import gpuscope as gs
 from gpuscope.device.sim.profile import Profile
-from gpuscope.session import run
+from gpuscope.runs.session import run
 
 
 def import_time() -> dict[str, Any]:
@@ -90,7 +90,7 @@ def quickstart() -> dict[str, Any]:
     trace = next(iter(result.values()))
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        gs.save_trace(trace, Path(folder) / "t.parquet")
+        gs.export(trace, Path(folder) / "t.parquet")
         saved = time.perf_counter() - start
     start = time.perf_counter()
     gs.figures.timeline(trace)

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 import gpuscope as gs
-from gpuscope.trace import arrow, schema
+from gpuscope.trace import Trace, arrow, schema
 from gpuscope.trace.model import TraceMetadata
 
 FORMATS = {"json": "run.json", "sqlite": "run.sqlite", "parquet": "run.parquet"}
@@ -31,7 +31,7 @@ GOALS_S = {"json": 5.0, "sqlite": 6.0, "parquet": 0.5}
 MEMORY_GOAL = 4.0
 
 
-def a_trace(spans: int) -> gs.Trace:
+def a_trace(spans: int) -> Trace:
     """Three rows a step: range, API call, kernel, on two partitions with two streams each."""
     steps = spans // 3
     number = np.arange(steps, dtype=np.int64)
@@ -111,7 +111,7 @@ def a_trace(spans: int) -> gs.Trace:
         process_names={"4711": "python3"},
         thread_names={"4712": "MainThread"},
     )
-    return gs.Trace(arrow.table(columns, len(ids)), edges, metadata)
+    return Trace(arrow.table(columns, len(ids)), edges, metadata)
 
 
 def peak_bytes() -> int:

@@ -30,7 +30,7 @@ BATCH = 200  # products between two checks
 IN_GRAPH = 5
 
 
-@gs.workload
+@gs.workloads.workload
 def cube(ctx: Any, a: Any, b: Any) -> Any:
     """a · a · b, the first product in scratch."""
     square = ctx.scratch(a.nbytes).view(a.shape, a.dtype)

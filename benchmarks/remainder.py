@@ -53,7 +53,7 @@ def measure(gpu: Any, sm_count: int) -> list[dict[str, Any]]:
                 operands.setdefault((dtype, side), handle.operands())
                 try:
                     handle.execute(*operands[dtype, side], stream=stream)
-                except gs.GpuscopeError as error:
+                except gs.errors.GpuscopeError as error:
                     rows.append({"sm_count": sm_count, "auto": part.sm_count_target,
                                  "dtype": dtype, "side": int(side), "told": int(told),
                                  "refused": str(error)})  # fmt: skip

@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 import gpuscope as gs
-from gpuscope import Trace, analysis, figures
+from gpuscope import analysis, figures
 from gpuscope.report import trace_report
-from gpuscope.trace import schema
+from gpuscope.trace import Trace, schema
 from gpuscope.trace.model import TraceMetadata
 
 Array = np.ndarray[Any, Any]

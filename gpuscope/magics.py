@@ -22,9 +22,9 @@ from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean_lines
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
-from gpuscope.exporters import export
+from gpuscope.exporters.by_suffix import export
 from gpuscope.record.recorder import Recording
-from gpuscope.session import profile
+from gpuscope.runs.session import profile
 from gpuscope.trace.model import Trace
 
 LAST = "_gpuscope"

@@ -152,7 +152,7 @@ def numbered(prefixes: tuple[str, ...]) -> dict[tuple[str, int], list[Test]]:
     pattern = re.compile(rf"test_({'|'.join(prefixes)})_(\d\d)_\w+")
     found: dict[tuple[str, int], list[Test]] = {}
     for folder in FOLDERS:
-        for path in sorted((ROOT / "tests" / folder).glob("test_*.py")):
+        for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")):
             module = Module(path)
             for name in module.functions:
                 match = pattern.fullmatch(name)

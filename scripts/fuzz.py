@@ -3,7 +3,7 @@
     python scripts/fuzz.py [EXAMPLES [MUTANTS]] [--seed SEED] [--only FORMAT] [--mutants-only]
 
 Of each format, MUTANTS (20,000) files are damaged, in one process a format. Each that loads is
-analysed, summarised, drawn, exported to every format and loaded again (tests/unit/trace_chain.py);
+analysed, summarised, drawn, exported to every format and loaded again (tests/trace_chain.py);
 one in 16 is made HTML pages of, too, which take as long as all the rest. A trace that equals one
 that went that way already does not go again. What was done is kept in .hypothesis/mutants/ beside
 the files that failed: the next call tries those first and goes on where this one stopped.
@@ -35,7 +35,7 @@ def mutate(forms: list[str], seed: int, most: int) -> int:
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
 
     def begun(form: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(ROOT / "tests/unit/try_mutants.py"), form, str(seed)]
+        command = [sys.executable, str(ROOT / "tests/try_mutants.py"), form, str(seed)]
         return subprocess.Popen(
             [*command, str(most), str(KEPT)], env={**os.environ, "PYTHONPATH": path}
         )

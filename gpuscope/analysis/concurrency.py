@@ -62,7 +62,8 @@ def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> trace = gs.Trace.from_columns({
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
     ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
     ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
     ... })

@@ -190,7 +190,8 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> trace = gs.Trace.from_columns({
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
     ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["one", "two"], "stream": [7, 7],
     ...     "start_ns": [0, 130], "end_ns": [100, 160], "source": ["cupti", "cupti"],
     ... })

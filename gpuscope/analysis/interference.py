@@ -195,7 +195,8 @@ def interference(
     Examples
     --------
     >>> import gpuscope as gs
-    >>> together, alone = (gs.Trace.from_columns({
+    >>> from gpuscope.trace import Trace
+    >>> together, alone = (Trace.from_columns({
     ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["a", "b"], "stream": [7, 8],
     ...     "start_ns": [20, 0], "end_ns": [end, 100], "source": ["cupti", "cupti"],
     ... }) for end in (80, 60))

@@ -184,7 +184,8 @@ def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> trace = gs.Trace.from_columns({
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
     ...     "id": [1, 2, 3], "kind": ["kernel", "kernel", "handle"], "name": ["k", "k", "w"],
     ...     "category": ["load", "load", "small"], "source": ["cupti", "cupti", "host"],
     ...     "queued_ns": [0, 10, None], "start_ns": [5, 100, 50], "end_ns": [100, 200, 80],

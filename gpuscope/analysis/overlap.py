@@ -144,7 +144,8 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> trace = gs.Trace.from_columns({
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
     ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
     ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
     ... })

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from gpuscope._files import make_folder
-from gpuscope.calibration.calibrate import Calibration, calibrate
+from gpuscope.calibration.calibrator import Calibration, calibrate
 from gpuscope.cli.app import Json, app, say, say_json, show, stderr
 from gpuscope.device.select import open_device
 

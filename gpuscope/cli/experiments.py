@@ -12,7 +12,6 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gpuscope import nsight
 from gpuscope._files import make_folder, replacing
 from gpuscope.analysis.prediction import PredictionResult, prediction
 from gpuscope.analysis.result import format_value
@@ -20,10 +19,11 @@ from gpuscope.cli.app import FAILED, Json, add_row, app, say, say_json, show, st
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
-from gpuscope.experiment import Experiment
 from gpuscope.report import html_report, prediction_report, trace_report
-from gpuscope.session import Progress as RunProgress
-from gpuscope.session import run as run_experiment
+from gpuscope.runs import nsight
+from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.session import Progress as RunProgress
+from gpuscope.runs.session import run as run_experiment
 from gpuscope.trace.model import Run, Trace, incomplete
 from gpuscope.trace.store import read_parquet, save_trace
 

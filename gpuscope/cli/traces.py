@@ -16,7 +16,7 @@ from gpuscope import analysis
 from gpuscope.analysis.result import Result
 from gpuscope.cli.app import FAILED, Json, add_row, app, complain, say, say_json, show, stderr
 from gpuscope.errors import MissingEvidence
-from gpuscope.exporters import export
+from gpuscope.exporters.by_suffix import export
 from gpuscope.importers.load import load_trace
 from gpuscope.report import trace_report
 from gpuscope.trace.model import Trace

@@ -1,1 +1,48 @@
 """What runs work: one interface, a real GPU and a simulated one behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.device.api import Kernel as Kernel
+    from gpuscope.device.caller import CAPSULE_NAME as CAPSULE_NAME
+    from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
+    from gpuscope.device.caller import caller_stream_capsule as caller_stream_capsule
+    from gpuscope.device.caller import get_caller_stream as get_caller_stream
+    from gpuscope.device.carve import SmLayout as SmLayout
+    from gpuscope.device.carve import plan_carve as plan_carve
+    from gpuscope.device.device import Device as Device
+    from gpuscope.device.graph import Graph as Graph
+    from gpuscope.device.partition import Partition as Partition
+    from gpuscope.device.partition import Partitions as Partitions
+    from gpuscope.device.scratch import WorkloadContext as WorkloadContext
+    from gpuscope.device.select import open_device as open_device
+    from gpuscope.device.stream import Event as Event
+    from gpuscope.device.stream import Stream as Stream
+
+_HOMES = {
+    "open_device": "gpuscope.device.select",
+    "Device": "gpuscope.device.device",
+    "Stream": "gpuscope.device.stream",
+    "Event": "gpuscope.device.stream",
+    "Graph": "gpuscope.device.graph",
+    "Partition": "gpuscope.device.partition",
+    "Partitions": "gpuscope.device.partition",
+    "Kernel": "gpuscope.device.api",
+    "SmLayout": "gpuscope.device.carve",
+    "plan_carve": "gpuscope.device.carve",
+    "CallerStreamGuard": "gpuscope.device.caller",
+    "get_caller_stream": "gpuscope.device.caller",
+    "caller_stream_capsule": "gpuscope.device.caller",
+    "CAPSULE_NAME": "gpuscope.device.caller",
+    "WorkloadContext": "gpuscope.device.scratch",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__ = public(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -197,7 +197,7 @@ class WorkloadContext(Unique):
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> @gs.workload
+    >>> @gs.workloads.workload
     ... def cube(ctx, a):
     ...     square = ctx.scratch(a.nbytes).view(a.shape, a.dtype)
     ...     gs.mm_out(square, a, a)

@@ -1,3 +1,1 @@
 """Traces as files of other tools: a module a format, and the one entry that picks by suffix."""
-
-from gpuscope.exporters.by_suffix import export as export

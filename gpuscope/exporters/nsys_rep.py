@@ -116,7 +116,7 @@ def _writer() -> ModuleType:
             f"a .nsys-rep is written by Nsight Systems' own writer, the package nsys_writer, which "
             f"cannot be imported ({error}): {install}run {Path(sys.executable).name} -m pip "
             f"install {where}{backend}. Without it: export .sqlite, which nsys stats reads, or "
-            "record with gpuscope.nsight.profile()"
+            "record with gpuscope.runs.nsight.profile()"
         ) from error
 
 

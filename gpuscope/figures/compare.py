@@ -51,7 +51,7 @@ def compare(
     ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
     ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
     ... }
-    >>> figure = gs.figures.compare(gs.predict(one), gs.run(one, gpu))
+    >>> figure = gs.figures.compare(gs.runs.predict(one), gs.run(one, gpu))
     >>> figure.layout.title.text
     '<b>Predicted and measured (SIMULATED)</b>'
     """

@@ -39,7 +39,7 @@ def interference(result: InterferenceResult) -> go.Figure:
     >>> gpu = gs.open_device("sim:h200", quiet=True)
     >>> short = {"kind": "spin", "duration_us": 10, "partition": "a"}
     >>> long = {"kind": "spin", "duration_us": 200, "partition": "b"}
-    >>> result = gs.measure_interference(
+    >>> result = gs.runs.measure_interference(
     ...     gpu, {"a": 16, "b": "rest"}, {"short": short, "long": long}, repeats=5, rounds=2)
     >>> figure = gs.figures.interference(result)
     >>> figure.layout.title.text

@@ -64,7 +64,8 @@ def sm_map(
     Examples
     --------
     >>> import gpuscope as gs
-    >>> trace = gs.Trace.from_columns({
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
     ...     "id": [1, 2], "kind": ["block", "block"], "name": ["k", "k"], "sm": [0, 3],
     ...     "start_ns": [0, 50], "end_ns": [100, 150], "source": ["blocks", "blocks"],
     ... })

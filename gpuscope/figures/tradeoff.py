@@ -61,7 +61,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
     Parameters
     ----------
     result
-        Of :func:`gpuscope.sweep`.
+        Of :func:`gpuscope.runs.sweep`.
     latency
         The workload whose latency matters; not a background.
     throughput
@@ -82,7 +82,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
     ...     "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
     ...     "workloads": {"small": {**gemm, "stream": "s"}, "load": {**gemm, "stream": "t"}},
     ... }
-    >>> result = gs.sweep(both, {"partitions.a": [8, 16]}, gpu)
+    >>> result = gs.runs.sweep(both, {"partitions.a": [8, 16]}, gpu)
     >>> figure = gs.figures.tradeoff(result, latency="small", throughput="load")
     >>> figure.data[-1].text
     ('8', '16')

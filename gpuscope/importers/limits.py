@@ -40,12 +40,14 @@ class Limits:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> trace = gs.Trace.from_columns({
+    >>> from gpuscope.importers import Limits
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
     ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
     ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
     ... })
-    >>> path = gs.save_trace(trace, "two.parquet")
-    >>> gs.load_trace(path, limits=gs.Limits(rows=1))  # doctest: +ELLIPSIS
+    >>> path = gs.export(trace, "two.parquet")
+    >>> gs.load_trace(path, limits=Limits(rows=1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     gpuscope.errors.TraceFormatError: ...
@@ -121,7 +123,7 @@ class Limits:
         if found > allowed:
             raise TraceFormatError(
                 f"{what}: {found:,} or more, where {allowed:,} is the limit. If you trust the "
-                f"file, load_trace(path, limits=gpuscope.Limits({name}=…)) reads more"
+                f"file, load_trace(path, limits=gpuscope.importers.Limits({name}=…)) reads more"
             )
 
 

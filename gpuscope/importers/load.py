@@ -32,7 +32,7 @@ def load_trace(
 ) -> Trace:
     """Read a trace: ours, or another tool's. The content says which, not the name.
 
-    - Parquet that :func:`gpuscope.save_trace` wrote;
+    - Parquet that :func:`gpuscope.export` wrote;
     - SQLite of Nsight Systems (``nsys export --type=sqlite``), of any version of its schema;
     - a report of Nsight Systems, ``.nsys-rep``, where nsys is on PATH to export it;
     - Chrome trace JSON, also gzipped: PyTorch's profiler, viztracer, ours.
@@ -44,7 +44,7 @@ def load_trace(
     Parameters
     ----------
     limits
-        How large a file may be; without it :class:`gpuscope.Limits`'s own.
+        How large a file may be; without it :class:`gpuscope.importers.Limits`'s own.
     keep_private
         Keep host names, folders, passwords and tokens, which are left out of others' traces by
         default. Environment and users are never read.
@@ -61,11 +61,12 @@ def load_trace(
     Examples
     --------
     >>> import gpuscope as gs
-    >>> trace = gs.Trace.from_columns({
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
     ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
     ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
     ... })
-    >>> path = gs.save_trace(trace, "two.parquet")
+    >>> path = gs.export(trace, "two.parquet")
     >>> gs.load_trace(path).kind_counts()
     {'kernel': 2}
     >>> gs.load_trace("report.sqlite").metadata.counts  # doctest: +SKIP

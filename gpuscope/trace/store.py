@@ -58,7 +58,7 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
     >>> gpu = gs.open_device("sim:h200", quiet=True)
     >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
     ...     _ = gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
-    >>> path = gs.save_trace(recording.trace, "gemm.parquet")
+    >>> path = gs.export(recording.trace, "gemm.parquet")
     >>> gs.load_trace(path).kind_counts() == recording.trace.kind_counts()
     True
     """
@@ -223,12 +223,13 @@ def _opened(
     if most_rows is not None and found.rows > most_rows:
         raise _NotOurs(
             f"has {found.rows:,} rows, where {most_rows:,} is the limit. If you trust "
-            "the file, load_trace(path, limits=gpuscope.Limits(rows=…)) reads more"
+            "the file, load_trace(path, limits=gpuscope.importers.Limits(rows=…)) reads more"
         )
     if most_bytes is not None and found.nbytes > max(most_bytes, _METADATA_BYTES):
         raise _NotOurs(
             f"unpacks to {found.nbytes:,} bytes, where {most_bytes:,} are the limit. If you trust "
-            "the file, load_trace(path, limits=gpuscope.Limits(text_bytes=…, rows=…)) reads more"
+            "the file, load_trace(path, limits=gpuscope.importers.Limits(text_bytes=…, rows=…)) reads "
+            "more"
         )
     file.seek(0)
     texts = sorted(found.texts & _TEXTS)

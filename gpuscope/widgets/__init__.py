@@ -1,1 +1,28 @@
 """Widgets: state in, figures out. They reach devices through the session only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.widgets.carver import PartitionCarver as PartitionCarver
+    from gpuscope.widgets.dashboard import Dashboard as Dashboard
+    from gpuscope.widgets.streams import StreamTable as StreamTable
+    from gpuscope.widgets.timeline import Timeline as Timeline
+    from gpuscope.widgets.workloads import WorkloadTable as WorkloadTable
+
+_HOMES = {
+    "Dashboard": "gpuscope.widgets.dashboard",
+    "Timeline": "gpuscope.widgets.timeline",
+    "PartitionCarver": "gpuscope.widgets.carver",
+    "StreamTable": "gpuscope.widgets.streams",
+    "WorkloadTable": "gpuscope.widgets.workloads",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__ = public(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

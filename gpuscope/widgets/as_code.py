@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from gpuscope.device.carve import REMAINDER, CarvePlan
-from gpuscope.experiment import Experiment
 from gpuscope.figures.text import clean
+from gpuscope.runs.experiment import Experiment
 
 _WIDTH = 96
 
@@ -25,7 +25,7 @@ def gpuscope_code(experiment: Experiment, key: str) -> str:
     judged = "    gs.analysis.confinement(trace),\n" if carved else ""
     return (
         "import gpuscope as gs\n\n"
-        f"experiment = gs.Experiment(\n{fields})\n"
+        f"experiment = gs.runs.Experiment(\n{fields})\n"
         f"gpu = gs.open_device({key!r})\n"
         "run = gs.run(experiment, gpu)\n"
         "trace = list(run.values())[-1]\n"

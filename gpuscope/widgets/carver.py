@@ -58,7 +58,8 @@ class PartitionCarver(Control):
     Examples
     --------
     >>> import gpuscope as gs
-    >>> carver = gs.PartitionCarver(gs.open_device("sim:h200", quiet=True), {"a": 64, "b": 64})
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> carver = gs.widgets.PartitionCarver(gpu, {"a": 64, "b": 64})
     >>> carver.proposal
     {'a': 64, 'b': 68}
     >>> carver.apply()

@@ -12,13 +12,14 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from gpuscope import figures, nsight, session
+from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, GpuscopeError
-from gpuscope.experiment import Experiment
 from gpuscope.record.recorder import Recording
-from gpuscope.session import Progress
+from gpuscope.runs import nsight, session
+from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.session import Progress
 from gpuscope.trace.model import Run, Trace
 from gpuscope.widgets import html, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
@@ -67,7 +68,7 @@ class Dashboard:
     devices, form, bar
         The controls.
     run
-        The last :class:`~gpuscope.Run`, also one that was stopped; ``None`` before.
+        The last :class:`~gpuscope.runs.Run`, also one that was stopped; ``None`` before.
 
     Raises
     ------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuscope.experiment import Experiment
-from gpuscope.session import Progress
+from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.session import Progress
 
 
 class Estimate:

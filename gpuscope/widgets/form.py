@@ -9,8 +9,8 @@ from typing import Any
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment
-from gpuscope.experiment import Experiment
 from gpuscope.figures.style import OKABE_ITO
+from gpuscope.runs.experiment import Experiment
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.streams import StreamTable
 from gpuscope.widgets.workloads import WorkloadTable

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuscope.errors import InvalidExperiment
-from gpuscope.experiment import StreamSpec
 from gpuscope.figures.text import clean
+from gpuscope.runs.experiment import StreamSpec
 from gpuscope.widgets.table import Table, field, names_of
 
 WHOLE_GPU = ""
@@ -24,7 +24,7 @@ class StreamTable(Table):
     ----------
     streams
         Name → fields as in an experiment (`partition`, `priority`, `blocking`), or a
-        :class:`~gpuscope.experiment.StreamSpec`, to start from; one in each partition if not
+        :class:`~gpuscope.runs.experiment.StreamSpec`, to start from; one in each partition if not
         given.
     partitions
         Names of the partitions to choose from.
@@ -39,7 +39,7 @@ class StreamTable(Table):
     Examples
     --------
     >>> import gpuscope as gs
-    >>> table = gs.StreamTable({"s": {"partition": "a"}, "t": {}}, partitions=["a", "b"])
+    >>> table = gs.widgets.StreamTable({"s": {"partition": "a"}, "t": {}}, partitions=["a", "b"])
     >>> table.edit("t", partition="b", priority=-1)
     >>> table.streams["t"]
     StreamSpec(partition='b', priority=-1, blocking=False)

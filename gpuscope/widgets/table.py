@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from gpuscope._checks import given
 from gpuscope.errors import InvalidArgument, InvalidExperiment
-from gpuscope.experiment import Experiment
 from gpuscope.figures.text import clean
+from gpuscope.runs.experiment import Experiment
 from gpuscope.widgets.base import Control, script
 
 Problems = Mapping[tuple[str, ...], str]

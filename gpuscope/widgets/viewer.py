@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from IPython.display import display
 
-from gpuscope import session
 from gpuscope.record.recorder import Recording
+from gpuscope.runs import session
 from gpuscope.widgets.timeline import Timeline
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_origin
 from pydantic import BaseModel
 
 from gpuscope.errors import InvalidExperiment
-from gpuscope.experiment import KINDS, Experiment, Workload, WorkloadSpec
 from gpuscope.figures.text import clean
+from gpuscope.runs.experiment import KINDS, Experiment, Workload, WorkloadSpec
 from gpuscope.widgets.table import Table, field, names_of
 
 _START: Mapping[str, Any] = {"m": 1024, "n": 1024, "k": 1024, "nbytes": 1 << 24, "duration_us": 100}
@@ -52,7 +52,7 @@ class WorkloadTable(Table):
     Examples
     --------
     >>> import gpuscope as gs
-    >>> table = gs.WorkloadTable(streams=["s"])
+    >>> table = gs.widgets.WorkloadTable(streams=["s"])
     >>> table.edit("workload 1", kind="copy", nbytes=4096, repeats=10)
     >>> table.workloads["workload 1"].nbytes
     4096
@@ -188,7 +188,7 @@ def _fields(streams: Iterable[str]) -> list[dict[str, Any]]:
         *own,
         field(
             "function", "Function", "text", when={"kind": [_PYTHON]},
-            hint="package.module:function, made a workload with @gpuscope.workload",
+            hint="package.module:function, made a workload with @gpuscope.workloads.workload",
         ),
         field("args", "Arguments (JSON)", "text", when={"kind": [_PYTHON]}),
         field("stream", "Stream", "choice", options=[(name, clean(name, 40)) for name in streams]),

@@ -1,1 +1,38 @@
 """Work to launch: reusable handles that own no stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.workloads.copy import Copy as Copy
+    from gpuscope.workloads.function import FunctionHandle as FunctionHandle
+    from gpuscope.workloads.function import workload as workload
+    from gpuscope.workloads.gemm import Gemm as Gemm
+    from gpuscope.workloads.gemm import mm_out as mm_out
+    from gpuscope.workloads.handle import Completion as Completion
+    from gpuscope.workloads.handle import Handle as Handle
+    from gpuscope.workloads.spin import Spin as Spin
+    from gpuscope.workloads.traced import TracedCopy as TracedCopy
+    from gpuscope.workloads.traced import TracedGemm as TracedGemm
+
+_HOMES = {
+    "Gemm": "gpuscope.workloads.gemm",
+    "mm_out": "gpuscope.workloads.gemm",
+    "Copy": "gpuscope.workloads.copy",
+    "Spin": "gpuscope.workloads.spin",
+    "TracedGemm": "gpuscope.workloads.traced",
+    "TracedCopy": "gpuscope.workloads.traced",
+    "FunctionHandle": "gpuscope.workloads.function",
+    "workload": "gpuscope.workloads.function",
+    "Handle": "gpuscope.workloads.handle",
+    "Completion": "gpuscope.workloads.handle",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__ = public(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

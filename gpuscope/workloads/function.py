@@ -1,4 +1,4 @@
-"""User functions as handles: ``@gs.workload``."""
+"""User functions as handles: ``@gs.workloads.workload``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class workload(Generic[_R]):  # noqa: N801 - used like a function
     Examples
     --------
     >>> import gpuscope as gs
-    >>> @gs.workload
+    >>> @gs.workloads.workload
     ... def product(ctx, a, b):
     ...     out = ctx.device.empty((a.shape[0], b.shape[1]), a.dtype)
     ...     return gs.mm_out(out, a, b)
@@ -349,6 +349,6 @@ def find_workload(module: str, name: str, *, path: str) -> workload[Any]:
     if not isinstance(found, workload):
         raise InvalidExperiment(
             f"{path}: {name!r} of module {module!r} is {type(found).__name__}, not a workload: "
-            "decorate the function with @gpuscope.workload"
+            "decorate the function with @gpuscope.workloads.workload"
         )
     return found

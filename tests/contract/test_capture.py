@@ -16,7 +16,7 @@ B = np.arange(16 * 32, dtype=np.float32).reshape(16, 32) % 3 + 1
 
 def refused(reason):
     """Expect CUDA's refusal, whichever of its libraries words it."""
-    return pytest.raises(gs.GpuscopeError, match=rf"(?i){'_?'.join(reason.split())}")
+    return pytest.raises(gs.errors.GpuscopeError, match=rf"(?i){'_?'.join(reason.split())}")
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_graph_keeps_the_partition_it_was_captured_in(gpu, operands):
         (number,) = {row["graph"] for row in rows}
         assert number == graph.id if gpu.is_simulated else number > 0
     assert graph.closed
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         graph.launch()
 
 
@@ -199,7 +199,7 @@ def test_an_empty_graph_is_one(gpu):
 
 
 def test_a_capture_inside_itself_is_refused(gpu):
-    again = pytest.raises(gs.StreamError, match="captured already")
+    again = pytest.raises(gs.errors.StreamError, match="captured already")
     with gpu.create_stream() as stream, stream.capture() as graph, again, stream.capture():
         pass
     graph.close()
@@ -210,7 +210,7 @@ def test_work_that_was_not_joined_is_refused(gpu, spin):
         with refused("stream capture unjoined"), one.capture() as graph:
             two.wait(one.record())
             spin(two)
-        with pytest.raises(gs.ClosedError, match="never captured"):
+        with pytest.raises(gs.errors.ClosedError, match="never captured"):
             graph.launch(stream=one)
         graph.close()
         assert not one.capturing

@@ -49,7 +49,7 @@ def test_what_nobody_asked_for_is_the_remainder(gpu):
     ],
 )
 def test_bad_counts_are_refused_and_nothing_is_held(gpu, sizes, text):
-    with pytest.raises(gs.InvalidPartition, match=text):
+    with pytest.raises(gs.errors.InvalidPartition, match=text):
         gpu.carve(sizes)
     assert gpu.held_parts() == {}
     gpu.carve({"all": gpu.sm_count}).close()
@@ -57,7 +57,7 @@ def test_bad_counts_are_refused_and_nothing_is_held(gpu, sizes, text):
 
 def test_a_second_carving_over_a_live_one_is_refused_unless_shared(gpu):
     with gpu.carve({"a": 104, "b": 16}) as parts:
-        with pytest.raises(gs.InvalidPartition, match=r"'a'.*'b'|allow_shared"):
+        with pytest.raises(gs.errors.InvalidPartition, match=r"'a'.*'b'|allow_shared"):
             gpu.carve({"c": 24})
         with gpu.carve({"d": 12}) as more:  # what is left can be carved
             assert not set(more["d"].sm_ids) & (set(parts["a"].sm_ids) | set(parts["b"].sm_ids))
@@ -99,11 +99,11 @@ def test_closing_waits_for_work_and_is_idempotent(gpu):
     parts.close()
     reference = gpu.to_host(a).astype(np.float64)
     assert np.allclose(gpu.to_host(out), reference @ reference, atol=1e-4)
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         parts.__enter__()
 
 
 def test_devices_that_do_not_exist():
     for spec in ("cuda:x", "gpu", "", "sim:", "sim:nothing", None, "cuda:-1"):
-        with pytest.raises(gs.DeviceUnavailable, match=r"auto|sim:h200|text such as"):
+        with pytest.raises(gs.errors.DeviceUnavailable, match=r"auto|sim:h200|text such as"):
             gs.open_device(spec)

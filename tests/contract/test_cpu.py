@@ -40,7 +40,7 @@ def test_streams_09_capabilities_say_so_and_why(cpu):
         "graphs",
     ):  # fmt: skip
         assert getattr(can, name) is False
-        with pytest.raises(gs.CapabilityError, match=r"CPU|SMs") as caught:
+        with pytest.raises(gs.errors.CapabilityError, match=r"CPU|SMs") as caught:
             can.require(name, feature="this")
         assert "open" in str(caught.value), "and what to do instead"
     assert can.partition_path is None
@@ -62,7 +62,7 @@ def test_streams_09_every_operation_of_a_stream_works_and_does_nothing(cpu):
         assert seen == ["called"], "work is done when its call returns"
         assert stream.is_done
     assert stream.closed
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         stream.synchronize()
     stream.close()
     cpu.synchronize()
@@ -78,11 +78,11 @@ def test_streams_09_every_operation_of_an_event_works_and_does_nothing(cpu):
         assert later.is_done
         assert later.elapsed_ns(since=event) >= 0
         assert event.elapsed_ns(since=event) == 0
-        with pytest.raises(gs.StreamError, match="timing=True"):
+        with pytest.raises(gs.errors.StreamError, match="timing=True"):
             stream.record(timing=False).elapsed_ns(since=event)
         event.close()
         event.close()
-        with pytest.raises(gs.ClosedError):
+        with pytest.raises(gs.errors.ClosedError):
             stream.wait(event)
 
 
@@ -133,7 +133,7 @@ def test_streams_09_arrays_and_copies(cpu):
     with cpu.create_stream() as stream:
         stream.copy(out, array)
         stream.copy(back, out)
-        with pytest.raises(gs.InvalidOperand, match="one shape and dtype"):
+        with pytest.raises(gs.errors.InvalidOperand, match="one shape and dtype"):
             stream.copy(cpu.empty(3), array)
     assert back.tolist() == np.arange(12.0).reshape(3, 4).tolist()
 
@@ -162,14 +162,14 @@ def test_streams_09_mm_out_of_empty_sizes(cpu, sizes):
 
 def test_streams_09_mm_out_checks_as_everywhere(cpu):
     whole = cpu.empty((8, 8))
-    with pytest.raises(gs.InvalidOperand, match="overlaps"):
+    with pytest.raises(gs.errors.InvalidOperand, match="overlaps"):
         gs.mm_out(whole, whole, cpu.empty((8, 8)))
-    with pytest.raises(gs.InvalidOperand, match="not an array on"):
+    with pytest.raises(gs.errors.InvalidOperand, match="not an array on"):
         gs.mm_out(whole, np.zeros((8, 8), np.float32), cpu.empty((8, 8)))
-    with pytest.raises(gs.InvalidOperand, match="not an array"):
+    with pytest.raises(gs.errors.InvalidOperand, match="not an array"):
         gs.mm_out(np.zeros((8, 8), np.float32), whole, whole)
     sim = gs.open_device("sim:h200", quiet=True)
-    with pytest.raises(gs.InvalidOperand, match="not an array on"):
+    with pytest.raises(gs.errors.InvalidOperand, match="not an array on"):
         gs.mm_out(whole, sim.empty((8, 8)), cpu.empty((8, 8)))
 
 
@@ -185,7 +185,7 @@ def test_streams_09_handles(cpu):
     expected = cpu.to_host(a) @ cpu.to_host(b)
     assert np.allclose(cpu.to_host(out), expected, atol=1e-6)
     gemm.close()
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         gemm.execute()
     with Copy(cpu, nbytes=1000) as copy:
         target = copy.execute()
@@ -206,7 +206,7 @@ def test_streams_09_kernels_do_what_their_model_does(cpu):
     with cpu.create_stream() as stream:
         stream.launch(kernel, out, values, grid=1, block=1)
     assert cpu.to_host(out).tolist() == [1, 2, 3, 4]
-    with pytest.raises(gs.CapabilityError, match="open a CUDA device"):
+    with pytest.raises(gs.errors.CapabilityError, match="open a CUDA device"):
         cpu.compile("source", "name")
 
 
@@ -245,7 +245,7 @@ def test_streams_09_any_thread_may_use_it(cpu):
 
 def test_streams_09_carving_is_refused_and_says_what_is_required(cpu):
     for carve in (cpu.carve, cpu.plan_carve):
-        with pytest.raises(gs.CapabilityError, match=r"CUDA 12\.4") as caught:
+        with pytest.raises(gs.errors.CapabilityError, match=r"CUDA 12\.4") as caught:
             carve({"a": 16, "b": "rest"})
         assert "sim:h200" in str(caught.value)
     assert cpu.held_parts() == {}
@@ -253,7 +253,7 @@ def test_streams_09_carving_is_refused_and_says_what_is_required(cpu):
 
 def test_streams_09_it_cannot_be_captured(cpu):
     with cpu.create_stream() as stream:
-        with pytest.raises(gs.CapabilityError, match="capturing"), stream.capture():
+        with pytest.raises(gs.errors.CapabilityError, match="capturing"), stream.capture():
             pass
         assert not stream.capturing
         stream.synchronize()
@@ -296,7 +296,7 @@ def test_what_the_host_has_no_memory_for_is_refused_before_it_is_filled():
         lambda: cpu.empty_pinned(2**62, "uint8"),
         lambda: gs.Gemm(cpu, m=2**31 - 1, n=2**31 - 1, k=8).execute(),
     ):
-        with pytest.raises(gs.GpuscopeError, match="host memory cannot be taken"):
+        with pytest.raises(gs.errors.GpuscopeError, match="host memory cannot be taken"):
             take()
-    with pytest.raises(gs.GpuscopeError, match="host memory cannot be taken"):
+    with pytest.raises(gs.errors.GpuscopeError, match="host memory cannot be taken"):
         gs.open_device("sim:h200", quiet=True).empty_pinned(2**62, "uint8")

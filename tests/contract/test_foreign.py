@@ -31,10 +31,12 @@ def test_handles_refuse_operands_of_another_device(gpu, other):
     with gs.Gemm(gpu, m=8, n=8, k=8, dtype="float32") as gemm, gpu.create_stream() as stream:
         for operands in ((theirs, theirs, out), (ours, theirs, None), (ours, ours, out)):
             for _ in range(2):  # a known shape too
-                with pytest.raises(gs.InvalidOperand, match=r"another device|not an array on"):
+                with pytest.raises(
+                    gs.errors.InvalidOperand, match=r"another device|not an array on"
+                ):
                     gemm.execute(*operands, stream=stream)
         gs.mm_out(out, theirs, theirs)
-        with pytest.raises(gs.InvalidOperand, match=r"another device|not an array on"):
+        with pytest.raises(gs.errors.InvalidOperand, match=r"another device|not an array on"):
             gemm.execute(theirs, theirs, out, stream=stream)
         gemm.execute(ours, ours, stream=stream)
 
@@ -52,7 +54,7 @@ def test_plans_that_devices_of_another_kind_made_are_not_taken(gpu, other):
                 out[:] = 0
                 assert (gemm.execute(a, b, out) == 8).all()
                 continue
-            with pytest.raises(gs.InvalidOperand, match="not an array on"):
+            with pytest.raises(gs.errors.InvalidOperand, match="not an array on"):
                 gemm.execute(a, b, out)
 
 
@@ -60,16 +62,21 @@ def test_copies_and_reads_refuse_arrays_of_another_device(gpu, other):
     ours, theirs = (device.random((8, 8)) for device in (gpu, other))
     with gpu.create_stream() as stream:
         for pair, name in (((ours, theirs), "source"), ((theirs, ours), "destination")):
-            with pytest.raises(gs.InvalidOperand, match=f"{name} is .*(another device|not an)"):
+            with pytest.raises(
+                gs.errors.InvalidOperand, match=f"{name} is .*(another device|not an)"
+            ):
                 stream.copy(*pair)
-    with pytest.raises(gs.InvalidOperand, match=r"array is .*(another device|not an array)"):
+    with pytest.raises(gs.errors.InvalidOperand, match=r"array is .*(another device|not an array)"):
         gpu.to_host(theirs)
 
 
 def test_kernels_refuse_arrays_of_another_device(other):
     gpu = gs.open_device("sim:h200", quiet=True)
     kernel = gs.learn.spin_kernel(gpu)
-    with gpu.create_stream() as stream, pytest.raises(gs.InvalidOperand, match="another device"):
+    with (
+        gpu.create_stream() as stream,
+        pytest.raises(gs.errors.InvalidOperand, match="another device"),
+    ):
         stream.launch(kernel, other.empty(4), grid=1, block=32)
 
 
@@ -85,13 +92,13 @@ def test_streams_and_events_of_another_device_are_refused_and_told_apart(other):
             lambda: ours.wait(event),
             lambda: ours.record().elapsed_ns(since=event),
         ):
-            with pytest.raises(gs.StreamError, match=apart):
+            with pytest.raises(gs.errors.StreamError, match=apart):
                 act()
         for act in (
             lambda: gs.Gemm(gpu, m=8, n=8, k=8).execute(stream=theirs.handle),
             lambda: gpu.wrap_stream(theirs.handle),
         ):
-            with pytest.raises(gs.StreamError, match="no stream of this simulated GPU"):
+            with pytest.raises(gs.errors.StreamError, match="no stream of this simulated GPU"):
                 act()
 
 
@@ -127,7 +134,7 @@ def test_what_there_is_one_of_cannot_be_copied(gpu, duplicate):
             spin.execute(stream=stream)
         for thing in (
             gpu, parts, parts["a"], stream, stream.record(), gemm, gemm.completion, copied, spin,
-            scratch, graph, WorkloadContext(gpu, stream), gs.workload(lambda _: None)(gpu),
+            scratch, graph, WorkloadContext(gpu, stream), gs.workloads.workload(lambda _: None)(gpu),
         ):  # fmt: skip
             with pytest.raises(TypeError, match=f"{type(thing).__name__} cannot be copied"):
                 duplicate(thing)
@@ -135,10 +142,10 @@ def test_what_there_is_one_of_cannot_be_copied(gpu, duplicate):
         assert not stream.closed
 
 
-@gs.workload
+@gs.workloads.workload
 def closing(ctx, close):
     """Close something in the middle of a call."""
-    with pytest.raises(gs.StreamError, match="borrowed"):
+    with pytest.raises(gs.errors.StreamError, match="borrowed"):
         close(ctx)
 
 
@@ -175,9 +182,9 @@ def test_mm_out_01_dtypes_of_another_byte_order_are_refused(gpu):
     for position in range(3):
         operands = list(native)
         operands[position] = of_another_byte_order(gpu)
-        with pytest.raises(gs.InvalidOperand, match="dtypes differ"):
+        with pytest.raises(gs.errors.InvalidOperand, match="dtypes differ"):
             gs.mm_out(*operands)
-    with pytest.raises(gs.InvalidOperand, match=r"dtype >f4 .*not supported"):
+    with pytest.raises(gs.errors.InvalidOperand, match=r"dtype >f4 .*not supported"):
         gs.mm_out(*(of_another_byte_order(gpu) for _ in range(3)))
 
 
@@ -192,7 +199,7 @@ def test_arrays_are_in_this_machines_byte_order(gpu):
         lambda: gpu.random(2, ">f4"),
         lambda: gpu.empty_pinned(2, ">f4"),
     ):
-        with pytest.raises(gs.InvalidOperand, match=r"dtype is >f4.* use float32"):
+        with pytest.raises(gs.errors.InvalidOperand, match=r"dtype is >f4.* use float32"):
             make()
 
 
@@ -205,7 +212,7 @@ def test_mm_out_01_only_what_overlaps_is_refused(gpu):
     gs.mm_out(out, beside, square)
     assert np.allclose(gpu.to_host(out), before @ np.ones((4, 4)))
     for operands in ((across, square), (square, across), (out.T, square)):
-        with pytest.raises(gs.InvalidOperand, match="out overlaps an input"):
+        with pytest.raises(gs.errors.InvalidOperand, match="out overlaps an input"):
             gs.mm_out(out, *operands)
     empty = out[:, 2:2]
     gs.mm_out(out, empty, empty.T)

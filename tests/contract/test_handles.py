@@ -245,7 +245,7 @@ def test_handle_03_its_own_operands_and_a_host_array_mix(gpu):
 def test_handle_03_host_arrays_that_do_not_fit_are_named(gpu, watcher, name, value, text):
     handle = gs.Gemm(gpu, m=6, n=5, k=4, dtype="float32")
     given, _ = operands_of(gpu, ("a", "b", "out"))
-    with gpu.create_stream() as stream, pytest.raises(gs.InvalidOperand, match=text):
+    with gpu.create_stream() as stream, pytest.raises(gs.errors.InvalidOperand, match=text):
         handle.execute(**{**given, name: value}, stream=stream)
     assert not watcher.begun[:-1], "nothing was queued before the stream was closed"
     assert not handle.in_flight
@@ -347,7 +347,7 @@ def test_handle_05_close_waits_and_a_closed_handle_refuses(gpu):
         handle.close()
         assert completion.is_done
         handle.close()
-        with pytest.raises(gs.ClosedError, match="make a new one"):
+        with pytest.raises(gs.errors.ClosedError, match="make a new one"):
             handle.execute(stream=stream)
 
 
@@ -403,11 +403,11 @@ def test_handle_05_leaving_with_waits_also_on_an_exception(gpu, hold):
             completion = handle.completion
             raise ZeroDivisionError
         assert completion.is_done
-        with pytest.raises(gs.ClosedError, match="make a new one"):
+        with pytest.raises(gs.errors.ClosedError, match="make a new one"):
             handle.execute(stream=stream)
 
 
-class DriverFault(gs.GpuscopeError):
+class DriverFault(gs.errors.GpuscopeError):
     """What a driver call raises here."""
 
 
@@ -563,7 +563,7 @@ def test_handle_09_each_context_has_operands_and_staging_of_its_own(gpu):
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
 def test_handle_09_max_in_flight_is_a_positive_count(gpu, wrong):
     for make in ring(gpu).values():
-        with pytest.raises(gs.InvalidOperand, match=f"max_in_flight is {wrong}"):
+        with pytest.raises(gs.errors.InvalidOperand, match=f"max_in_flight is {wrong}"):
             make(wrong)
 
 
@@ -575,7 +575,7 @@ def test_handle_10_a_stream_of_another_device_names_cause_and_fix(gpu, hold, wat
         handle.execute(stream=ours)
         watcher.begun.clear()
         refused = pytest.raises(
-            gs.StreamError,
+            gs.errors.StreamError,
             match=rf"'theirs' belongs to sim:h200.*, not to {gpu.info.key}.*create_stream\(\)",
         )
         with refused:
@@ -613,7 +613,7 @@ def test_guard_14_a_selected_stream_and_graph_replay_are_refused_before_anything
         handle.use_graph()
         before = handle.completion
         watcher.begun.clear()
-        with pytest.raises(gs.StreamError, match=r"keeps the SMs.*drop_graph\(\)"):
+        with pytest.raises(gs.errors.StreamError, match=r"keeps the SMs.*drop_graph\(\)"):
             handle.execute()
         assert watcher.begun == []
         assert handle.completion is before
@@ -628,7 +628,7 @@ def test_guard_14_one_without_any_call_yet_is_refused_too(gpu, watcher):
     handle = Scribble(gpu)
     handle.use_graph()
     with gpu.create_stream() as stream, gs.CallerStreamGuard(stream):
-        with pytest.raises(gs.StreamError):
+        with pytest.raises(gs.errors.StreamError):
             handle.execute()
         assert watcher.begun == []
         assert handle.launches == 0
@@ -641,7 +641,7 @@ def test_guard_14_replays_its_own_graph_elsewhere(gpu, watcher):
     handle.use_graph()
     if not gpu.capabilities.graphs:
         with gpu.create_stream() as stream:
-            with pytest.raises(gs.CapabilityError, match="a graph of 'gemm 64x32x16"):
+            with pytest.raises(gs.errors.CapabilityError, match="a graph of 'gemm 64x32x16"):
                 handle.execute(stream=stream)
             assert watcher.begun == []
             handle.drop_graph()
@@ -683,9 +683,9 @@ def test_handle_becomes_part_of_a_graph_that_somebody_captures(gpu):
         before = handle.completion
         with stream.capture() as graph:
             out = handle.execute(stream=stream)
-            with pytest.raises(gs.StreamError, match=r"call operands\(\) before"):
+            with pytest.raises(gs.errors.StreamError, match=r"call operands\(\) before"):
                 gemm(gpu).execute(stream=stream)
-            with pytest.raises(gs.StreamError, match="host memory"):
+            with pytest.raises(gs.errors.StreamError, match="host memory"):
                 handle.execute(out=np.zeros((64, 32), np.float32), stream=stream)
         assert handle.completion is before
         expected = gpu.to_host(out)
@@ -699,7 +699,7 @@ def test_handle_becomes_part_of_a_graph_that_somebody_captures(gpu):
 def test_handle_made_in_a_closed_partition_is_refused(gpu):
     with gpu.carve({"a": 16}) as parts:
         part = parts["a"]
-    with pytest.raises(gs.ClosedError, match="carve again"):
+    with pytest.raises(gs.errors.ClosedError, match="carve again"):
         gemm(part)
 
 
@@ -708,7 +708,7 @@ def test_handle_made_in_a_partition_is_closed_with_it(gpu):
         handle = gemm(parts["a"])
         with gs.CallerStreamGuard(parts["a"].create_stream()):
             handle.execute()
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         handle.execute()
 
 
@@ -729,12 +729,12 @@ def test_handle_11_the_partition_is_told_as_granted(gpu):
     ],
 )
 def test_gemm_refuses_what_it_cannot_be(gpu, kwargs, text):
-    with pytest.raises(gs.InvalidOperand, match=text):
+    with pytest.raises(gs.errors.InvalidOperand, match=text):
         gs.Gemm(gpu, **kwargs)
 
 
 def test_gemm_refuses_operands_of_other_sizes(gpu):
-    with pytest.raises(gs.InvalidOperand, match="64x32x16"):
+    with pytest.raises(gs.errors.InvalidOperand, match="64x32x16"):
         gemm(gpu).execute(gpu.empty((8, 8), "float16"), gpu.empty((8, 8), "float16"),
                           gpu.empty((8, 8), "float16"))  # fmt: skip
 

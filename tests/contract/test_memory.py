@@ -203,7 +203,7 @@ def test_pinned_memory_dropped_behind_a_copy_to_it_is_nobody_elses_yet(gpu, latc
 
 
 def test_what_a_workload_is_given_and_makes_may_be_dropped(gpu, latch, stream):
-    @gs.workload
+    @gs.workloads.workload
     def cube(ctx, matrices, *, last):
         square = gs.mm_out(ctx.device.empty((SIDE, SIDE)), matrices[0], matrices[0])
         return gs.mm_out(ctx.device.empty((SIDE, SIDE)), square, last)
@@ -221,7 +221,7 @@ def test_what_a_workload_is_given_and_makes_may_be_dropped(gpu, latch, stream):
 def test_what_a_workload_makes_for_another_librarys_launches_may_be_dropped(gpu, latch, stream):
     out = gpu.empty((SIDE, SIDE))
 
-    @gs.workload
+    @gs.workloads.workload
     def unseen(ctx):
         made = ctx.device.asarray(A)
         ctx.device.backend.copy(ctx.stream.raw, out, made, 0)
@@ -417,7 +417,7 @@ def test_many_threads_that_drop_their_operands_disturb_nobody(gpu):
 
 
 # -- captures -----------------------------------------------------------------------------
-@gs.workload
+@gs.workloads.workload
 def scratching(ctx, a):
     square = ctx.scratch(a.nbytes).view(a.shape, a.dtype)
     gs.mm_out(square, a, a)
@@ -513,7 +513,7 @@ def test_what_a_capture_put_off_is_done_when_it_ends(gpu):
 def test_a_stream_that_is_being_captured_is_not_closed(gpu):
     with gpu.create_stream() as stream:
         with stream.capture() as graph:
-            with pytest.raises(gs.StreamError, match="leave the capture"):
+            with pytest.raises(gs.errors.StreamError, match="leave the capture"):
                 stream.close()
             assert not stream.closed
         graph.close()

@@ -1,4 +1,4 @@
-"""Contract E: mm_out; rules 5 and 6 also in tests/gpu and tests/unit/test_dlpack.py."""
+"""Contract E: mm_out; rules 5 and 6 also in tests/gpu and tests/unit/device/test_dlpack.py."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ def wrong(gpu):
 
 def test_mm_out_01_each_error_names_the_argument(gpu):
     for text, arguments in wrong(gpu):
-        with pytest.raises(gs.InvalidOperand, match=text):
+        with pytest.raises(gs.errors.InvalidOperand, match=text):
             gs.mm_out(*arguments)
 
 
 def test_mm_out_01_checks_come_in_order(gpu):
     f = "float16"
     odd = gpu.empty((4, 6), "int32"), gpu.empty((4, 8), f), gpu.empty((7, 6), f)
-    with pytest.raises(gs.InvalidOperand, match="must agree"):  # before dtypes
+    with pytest.raises(gs.errors.InvalidOperand, match="must agree"):  # before dtypes
         gs.mm_out(*odd)
-    with pytest.raises(gs.InvalidOperand, match="a has 3 dimensions"):  # before inner sizes
+    with pytest.raises(gs.errors.InvalidOperand, match="a has 3 dimensions"):  # before inner sizes
         gs.mm_out(odd[0], gpu.empty((1, 4, 8), f), odd[2])
 
 
 def test_mm_out_01_another_device(gpu):
     other = gs.open_device("sim:h200", quiet=True)
     f = "float16"
-    with pytest.raises(gs.InvalidOperand, match=r"(another device|not an array on)"):
+    with pytest.raises(gs.errors.InvalidOperand, match=r"(another device|not an array on)"):
         gs.mm_out(gpu.empty((4, 6), f), other.empty((4, 8), f), gpu.empty((8, 6), f))
 
 
 def test_mm_out_01_checks_again_what_a_known_shape_cannot_tell(gpu):
     a = gpu.empty((8, 8))
     gs.mm_out(gpu.empty((8, 8)), a, a)  # these sizes are known now
-    with pytest.raises(gs.InvalidOperand, match="overlaps"):
+    with pytest.raises(gs.errors.InvalidOperand, match="overlaps"):
         gs.mm_out(a, a, gpu.empty((8, 8)))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "bool"])
 def test_mm_out_02_integers_are_refused(gpu, dtype):
-    with pytest.raises(gs.InvalidOperand, match="not supported"):
+    with pytest.raises(gs.errors.InvalidOperand, match="not supported"):
         gs.mm_out(*(gpu.empty((4, 4), dtype) for _ in range(3)))
 
 
@@ -335,7 +335,9 @@ def test_mm_out_06_what_holds_no_device_memory_is_refused_by_name(gpu):
             arguments = [ok, gpu.empty((4, 4)), gpu.empty((4, 4))]
             arguments[place] = wrong
             argument = ("out", "a", "b")[place]
-            with pytest.raises(gs.InvalidOperand, match=f"{argument} is {name}, not an array"):
+            with pytest.raises(
+                gs.errors.InvalidOperand, match=f"{argument} is {name}, not an array"
+            ):
                 gs.mm_out(*arguments)
 
 

@@ -316,14 +316,14 @@ def test_what_was_recorded_survives_an_exception(gpu):
 
 
 def test_the_trace_is_there_only_when_the_recording_ended(gpu):
-    with gs.profile(gpu) as recording, pytest.raises(gs.GpuscopeError, match="still on"):
+    with gs.profile(gpu) as recording, pytest.raises(gs.errors.GpuscopeError, match="still on"):
         _ = recording.trace
     assert len(recording.trace) == 0
 
 
 def test_one_recording_does_not_mix_clocks(gpu):
     other = gs.open_device("sim:h200", quiet=True)
-    with pytest.raises(gs.GpuscopeError, match=r"profile\(device\)"), gs.profile():
+    with pytest.raises(gs.errors.GpuscopeError, match=r"profile\(device\)"), gs.profile():
         pass
     with gs.profile(other) as recording:
         other.create_stream().close()
@@ -344,7 +344,7 @@ def test_a_saved_trace_opens_again(gpu, tmp_path):
     handle = gs.Gemm(gpu, m=64, n=64, k=64)
     with gpu.create_stream() as stream, gs.profile(gpu) as recording:
         handle.execute(stream=stream)
-    path = gs.save_trace(recording.trace, tmp_path / "t.parquet")
+    path = gs.export(recording.trace, tmp_path / "t.parquet")
     back = gs.load_trace(path)
     assert back.spans.to_pylist() == recording.trace.spans.to_pylist()
     assert back.edges.to_pylist() == recording.trace.edges.to_pylist()

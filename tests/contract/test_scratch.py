@@ -85,22 +85,22 @@ def test_scratch_01_what_is_borrowed_ends_with_the_call(device):
     with device.create_stream() as stream:
         with WorkloadContext(device, stream) as ctx:
             scratch = ctx.scratch(8)
-        with pytest.raises(gs.ClosedError, match="outside its call"):
+        with pytest.raises(gs.errors.ClosedError, match="outside its call"):
             ctx.stream  # noqa: B018
-        with pytest.raises(gs.ClosedError, match="outside its call"):
+        with pytest.raises(gs.errors.ClosedError, match="outside its call"):
             ctx.scratch(8)
         assert scratch.closed
-        with pytest.raises(gs.ClosedError, match="given back when its call ended"):
+        with pytest.raises(gs.errors.ClosedError, match="given back when its call ended"):
             scratch.array  # noqa: B018
-        with pytest.raises(gs.ClosedError):
+        with pytest.raises(gs.errors.ClosedError):
             scratch.view(2, "float32")
-        with pytest.raises(gs.StreamError, match="one call"), ctx:
+        with pytest.raises(gs.errors.StreamError, match="one call"), ctx:
             pass
 
 
 def test_scratch_01_a_context_that_was_not_entered_lends_nothing(device):
     ctx = WorkloadContext(device, device.default_stream())
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         ctx.scratch(1)
 
 
@@ -118,9 +118,11 @@ def test_scratch_01_views_are_arrays_of_that_memory(device, dtype):
         flat = device.to_host(scratch.array)
         assert flat[: values.nbytes].tobytes() == values.tobytes()
         assert scratch.view(0, dtype).shape == (0,)
-        with pytest.raises(gs.InvalidOperand, match=r"needs .* bytes, but this scratch has 197"):
+        with pytest.raises(
+            gs.errors.InvalidOperand, match=r"needs .* bytes, but this scratch has 197"
+        ):
             scratch.view((200, 2), dtype)
-        with pytest.raises(gs.InvalidOperand, match="negative"):
+        with pytest.raises(gs.errors.InvalidOperand, match="negative"):
             scratch.view((-1,), dtype)
 
 
@@ -183,7 +185,7 @@ def test_scratch_02_a_closed_streams_handle_is_unknown(gpu):
         assert ctx.scratch(8, handle).stream is gone
         gone.close()
         assert ctx.scratch(8, handle).stream is None
-        with pytest.raises(gs.ClosedError):
+        with pytest.raises(gs.errors.ClosedError):
             ctx.scratch(8, gone)
 
 
@@ -199,7 +201,7 @@ def test_scratch_02_a_tag_that_is_closed_meanwhile_loses_nothing(gpu):
 
 @pytest.mark.parametrize("wrong", [True, 1.5, "s", object()])
 def test_scratch_02_what_is_no_stream_is_refused(device, wrong):
-    refused = pytest.raises(gs.InvalidOperand, match="raw handle is needed")
+    refused = pytest.raises(gs.errors.InvalidOperand, match="raw handle is needed")
     with WorkloadContext(device, device.default_stream()) as ctx, refused:
         ctx.scratch(8, wrong)
 
@@ -207,7 +209,7 @@ def test_scratch_02_what_is_no_stream_is_refused(device, wrong):
 def test_scratch_02_a_stream_of_another_device_is_refused():
     one, two = (gs.open_device("sim:h200", quiet=True) for _ in range(2))
     foreign = two.create_stream()
-    refused = pytest.raises(gs.StreamError, match="belongs to")
+    refused = pytest.raises(gs.errors.StreamError, match="belongs to")
     with WorkloadContext(one, one.default_stream()) as ctx, refused:
         ctx.scratch(8, foreign)
     foreign.close()
@@ -279,7 +281,7 @@ def test_scratch_04_it_goes_back_when_its_block_ends(device):
         raise ZeroDivisionError
     assert scratch.closed
     assert device.backend.reserved_bytes() == before
-    with pytest.raises(gs.ClosedError), scratch:
+    with pytest.raises(gs.errors.ClosedError), scratch:
         pass
 
 
@@ -318,7 +320,7 @@ def test_scratch_04_a_call_belongs_to_its_thread(gpu):
     def elsewhere():
         with gpu.scratch(8) as scratch:
             seen.append(scratch.stream)
-        with pytest.raises(gs.StreamError, match="on the thread that entered it"):
+        with pytest.raises(gs.errors.StreamError, match="on the thread that entered it"):
             ctx.__exit__(None, None, None)
 
     with gpu.create_stream() as stream, WorkloadContext(gpu, stream) as ctx:
@@ -333,7 +335,7 @@ def test_scratch_04_contexts_are_left_innermost_first(device):
     outer = WorkloadContext(device, device.default_stream())
     inner = WorkloadContext(device, device.default_stream())
     with outer, inner:
-        with pytest.raises(gs.StreamError, match="innermost"):
+        with pytest.raises(gs.errors.StreamError, match="innermost"):
             outer.__exit__(None, None, None)
         assert open_contexts() == (outer, inner)
 
@@ -427,9 +429,9 @@ def test_scratch_06_zero_bytes_allocate_nothing_and_wait_for_nothing(device):
 def test_scratch_06_sizes_that_cannot_be_are_refused(device, size):
     before = device.backend.reserved_bytes()
     with WorkloadContext(device, device.default_stream()) as ctx:
-        with pytest.raises(gs.InvalidOperand, match="nbytes is"):
+        with pytest.raises(gs.errors.InvalidOperand, match="nbytes is"):
             ctx.scratch(size)
-        with pytest.raises(gs.InvalidOperand, match="nbytes is"):
+        with pytest.raises(gs.errors.InvalidOperand, match="nbytes is"):
             device.scratch(size)
     assert device.backend.reserved_bytes() == before
 
@@ -442,7 +444,7 @@ def test_scratch_06_numpys_integers_are_sizes(device):
 # -- 7: no new memory, and graphs ---------------------------------------------------------
 
 
-@gs.workload
+@gs.workloads.workload
 def takes(ctx, *sizes):
     return [address(ctx.scratch(size)) for size in sizes]
 
@@ -485,7 +487,7 @@ def test_scratch_07_a_smaller_call_gives_back_what_it_does_not_use(gpu):
 def test_scratch_07_on_the_cpu_everything_goes_back():
     cpu = gs.open_device("cpu", quiet=True)
     before = cpu.backend.reserved_bytes()
-    handle = gs.workload(lambda ctx: ctx.scratch(MIB).nbytes)(cpu)
+    handle = gs.workloads.workload(lambda ctx: ctx.scratch(MIB).nbytes)(cpu)
     with cpu.create_stream() as stream:
         for _ in range(3):
             assert handle.execute(stream=stream) == MIB
@@ -547,7 +549,7 @@ def test_scratch_07_a_capture_on_another_stream_leaves_what_is_kept():
     arena = Arena(gpu)
     with gpu.create_stream() as one, gpu.create_stream() as two:
         kept = call_with(gpu, one, arena)
-        refused = pytest.raises(gs.StreamError, match="once on this stream")
+        refused = pytest.raises(gs.errors.StreamError, match="once on this stream")
         with Captured(two) as graph, refused:
             call_with(gpu, two, arena)
         graph.close()
@@ -612,15 +614,17 @@ def test_scratch_07_under_capture_nothing_new_is_taken():
         with Captured(stream) as graph:
             with WorkloadContext(gpu, stream, arena) as ctx:
                 ctx.scratch(64)
-                with pytest.raises(gs.StreamError, match="run the workload once on this stream"):
+                with pytest.raises(
+                    gs.errors.StreamError, match="run the workload once on this stream"
+                ):
                     ctx.scratch(64)
-                with pytest.raises(gs.StreamError, match="4096 bytes"):
+                with pytest.raises(gs.errors.StreamError, match="4096 bytes"):
                     ctx.scratch(4096)
                 for elsewhere in (other, UNKNOWN):
-                    with pytest.raises(gs.StreamError, match="before the capture begins"):
+                    with pytest.raises(gs.errors.StreamError, match="before the capture begins"):
                         ctx.scratch(64, elsewhere)
                 assert ctx.scratch(0).nbytes == 0
-            refused = pytest.raises(gs.StreamError, match="run the workload once")
+            refused = pytest.raises(gs.errors.StreamError, match="run the workload once")
             with WorkloadContext(gpu, stream) as bare, refused:
                 bare.scratch(64)
         graph.close()
@@ -649,7 +653,7 @@ def test_scratch_07_memory_never_goes_back_into_a_capture():
 def test_scratch_07_a_captured_workload_replays_on_memory_of_its_own():
     gpu = gs.open_device("cuda:0", quiet=True)
 
-    @gs.workload
+    @gs.workloads.workload
     def double(ctx, out, a):
         middle = ctx.scratch(a.nbytes).view(a.shape, a.dtype)
         ctx.stream.copy(middle, a)
@@ -660,7 +664,7 @@ def test_scratch_07_a_captured_workload_replays_on_memory_of_its_own():
     handle = double(gpu)
     with gpu.carve({"part": 16, "rest": "rest"}) as parts, gpu.create_stream() as whole:
         stream = parts["part"].create_stream()
-        with pytest.raises(gs.StreamError, match="run the workload once"), stream.capture():
+        with pytest.raises(gs.errors.StreamError, match="run the workload once"), stream.capture():
             handle.execute(out, a, stream=stream)
         handle.execute(out, a, stream=stream)
         stream.synchronize()
@@ -748,7 +752,7 @@ def test_scratch_08_unified_mode_gives_one_stream(spec, monkeypatch):
         caller.clear_current_stream(gpu.identity)
     seen = []
 
-    @gs.workload
+    @gs.workloads.workload
     def look(ctx):
         seen.append((ctx.stream, ctx.scratch(64).stream))
 
@@ -756,7 +760,7 @@ def test_scratch_08_unified_mode_gives_one_stream(spec, monkeypatch):
     assert seen == [(unified, None)]
     for stream in (one, two, unified):
         stream.close()
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         gpu.choose_stream(one)
     assert gpu.choose_stream()[0] is not unified, "made anew"
     gpu.close()
@@ -767,7 +771,7 @@ def test_scratch_08_unified_mode_is_chosen_where_a_device_is_opened_first(monkey
 
     monkeypatch.setattr(select, "_cpu", {})
     gs.open_device("cpu", quiet=True)
-    with pytest.raises(gs.DeviceUnavailable, match="open already"):
+    with pytest.raises(gs.errors.DeviceUnavailable, match="open already"):
         gs.open_device("cpu", unified_stream=True)
     gs.open_device("sim:h200", unified_stream=True)
     assert "every choice of stream gives one" in capsys.readouterr().out
@@ -809,9 +813,9 @@ def test_simulated_views_share_bytes_in_stream_order():
         assert np.array_equal(gpu.to_host(scratch.view(8)[4:]), np.zeros(4, np.float32))
         again = scratch.array[16:].view(np.dtype("float64"))
         assert again.shape == (2,)
-        with pytest.raises(gs.InvalidOperand, match="begins at byte 4"):
+        with pytest.raises(gs.errors.InvalidOperand, match="begins at byte 4"):
             scratch.array[4:28].view(np.dtype("float64"))
-        with pytest.raises(gs.InvalidOperand, match="do not fit"):
+        with pytest.raises(gs.errors.InvalidOperand, match="do not fit"):
             scratch.array[:7].view(np.dtype("float32"))
-        with pytest.raises(gs.InvalidOperand, match="shape"):
+        with pytest.raises(gs.errors.InvalidOperand, match="shape"):
             view.reshape((3,))

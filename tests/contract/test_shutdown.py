@@ -288,7 +288,7 @@ def test_streams_06_destroying_on_a_device_that_is_gone_is_silent(losable):
     assert stream.closed
     assert "close_stream" in backend.refused, "and it was destroyed all the same"
     stream.close()
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         stream.synchronize()
 
 

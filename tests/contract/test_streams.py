@@ -55,7 +55,7 @@ def test_streams_01_a_partition_owns_its_streams(gpu):
         assert parts["a"].streams == (stream,)
     assert stream.closed
     assert parts["a"].closed
-    with pytest.raises(gs.ClosedError, match="carve again"):
+    with pytest.raises(gs.errors.ClosedError, match="carve again"):
         parts["a"].create_stream()
 
 
@@ -105,7 +105,7 @@ def test_streams_03_closed_ones_raise_and_never_fall_through(gpu):
         lambda: gs.mm_out(*gemm.operands()[::-1], stream=stream),
         stream.__enter__,
     ):
-        with pytest.raises(gs.ClosedError, match="gone"):
+        with pytest.raises(gs.errors.ClosedError, match="gone"):
             use()
     event.close()
     for use in (
@@ -115,7 +115,7 @@ def test_streams_03_closed_ones_raise_and_never_fall_through(gpu):
         lambda: other.wait(event),
         lambda: event.elapsed_ns(since=event),
     ):
-        with pytest.raises(gs.ClosedError, match="event is closed"):
+        with pytest.raises(gs.errors.ClosedError, match="event is closed"):
             use()
     other.close()
 
@@ -180,7 +180,7 @@ def test_streams_05_timing_can_be_off(gpu):
     with gpu.create_stream() as stream:
         timed, untimed = stream.record(), stream.record(timing=False)
         stream.synchronize()
-        with pytest.raises(gs.StreamError, match="timing=True"):
+        with pytest.raises(gs.errors.StreamError, match="timing=True"):
             untimed.elapsed_ns(since=timed)
 
 
@@ -227,7 +227,7 @@ def test_streams_11_every_launch_takes_a_keyword_only_stream():
 def test_a_stream_of_another_device_is_refused(gpu):
     elsewhere = gs.open_device("sim:h200", quiet=True)
     stream = elsewhere.create_stream(name="elsewhere")
-    with pytest.raises(gs.StreamError, match="elsewhere"):
+    with pytest.raises(gs.errors.StreamError, match="elsewhere"):
         hold = Spin(gpu, duration_ns=1000)
         hold.execute(stream=stream)
     stream.close()
@@ -252,7 +252,7 @@ def test_copies_move_values_in_stream_order(gpu):
         stream.copy(back, device)
         stream.synchronize()
         assert back.tolist() == source.tolist()
-        with pytest.raises(gs.InvalidOperand, match="one shape and dtype"):
+        with pytest.raises(gs.errors.InvalidOperand, match="one shape and dtype"):
             stream.copy(gpu.empty(11), device)
 
 

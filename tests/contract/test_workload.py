@@ -1,4 +1,4 @@
-"""``@gs.workload``: a user's function as a handle, with everything that a Gemm has."""
+"""``@gs.workloads.workload``: a user's function as a handle, with everything that a Gemm has."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def nothing_is_left() -> Iterator[None]:
     assert caller.current_streams() == before
 
 
-@gs.workload
+@gs.workloads.workload
 def look(ctx):
     """Say what is selected inside the call."""
     return ctx.stream, gs.get_caller_stream(), caller.peek_current_stream(ctx.device.identity)
 
 
-@gs.workload
+@gs.workloads.workload
 def fill(ctx, out, *, on=None):
     """Launch a kernel of our own."""
     kernel = ctx.device.compile(SOURCE, "fill", model=MODEL)
@@ -122,7 +122,7 @@ class _Asynchronous:
 )
 def test_workload_refuses_what_cannot_be_one(given, text):
     with pytest.raises(TypeError, match=text):
-        gs.workload(given)
+        gs.workloads.workload(given)
 
 
 def test_workload_takes_anything_that_is_called_like_a_function(device):
@@ -131,7 +131,7 @@ def test_workload_takes_anything_that_is_called_like_a_function(device):
             return value
 
     for one in (Echo(), functools.partial(lambda ctx, value: value), lambda *args: args[1]):
-        handle = gs.workload(one)(device)
+        handle = gs.workloads.workload(one)(device)
         assert handle.execute(7) == 7
         assert handle.name
         handle.close()
@@ -147,12 +147,14 @@ def test_workload_takes_anything_that_is_called_like_a_function(device):
     ],
 )
 def test_workload_checks_what_a_handle_is_made_with(device, kwargs, text):
-    with pytest.raises(gs.InvalidOperand, match=text):
+    with pytest.raises(gs.errors.InvalidOperand, match=text):
         fill(device, **kwargs)
 
 
 def test_workload_called_like_its_function_says_how_to_call_it():
-    with pytest.raises(gs.InvalidOperand, match=r"fill\(gpu\) makes the handle, handle\.execute"):
+    with pytest.raises(
+        gs.errors.InvalidOperand, match=r"fill\(gpu\) makes the handle, handle\.execute"
+    ):
         fill(np.zeros(4))
 
 
@@ -160,7 +162,7 @@ def test_workload_called_like_its_function_says_how_to_call_it():
 
 
 def test_workload_returns_what_the_function_returns(device):
-    @gs.workload
+    @gs.workloads.workload
     def echo(ctx, *args, **kwargs):
         return args, kwargs
 
@@ -194,7 +196,7 @@ def test_workload_launches_on_the_stream_the_caller_chose(gpu):
 
 @pytest.mark.parametrize("current", [False, True])
 def test_workload_restores_what_was_selected_also_after_an_error(device, current):
-    @gs.workload
+    @gs.workloads.workload
     def fails(ctx):
         kept.append(ctx)
         ctx.scratch(64)
@@ -217,7 +219,7 @@ def test_workload_restores_what_was_selected_also_after_an_error(device, current
         finally:
             caller.clear_current_stream(key)
         for ctx in kept:
-            with pytest.raises(gs.ClosedError, match="outside its call"):
+            with pytest.raises(gs.errors.ClosedError, match="outside its call"):
                 ctx.stream  # noqa: B018
         handle.close()
 
@@ -225,7 +227,7 @@ def test_workload_restores_what_was_selected_also_after_an_error(device, current
 def test_workload_that_fails_leaves_a_handle_that_works(gpu):
     out = gpu.empty(32)
 
-    @gs.workload
+    @gs.workloads.workload
     def sometimes(ctx, good):
         ctx.scratch(4096)
         fill.function(ctx, out)
@@ -256,7 +258,7 @@ def test_workload_binds_libraries_and_restores_them_whatever_happens(gpu, monkey
         function_module.caller, "_unbind", lambda bound: log.append(("unbind", *bound))
     )
     with gpu.create_stream() as stream:
-        handle = gs.workload(lambda ctx, d: 1 / d)(gpu)
+        handle = gs.workloads.workload(lambda ctx, d: 1 / d)(gpu)
         handle.execute(1, stream=stream)
         with pytest.raises(ZeroDivisionError):
             handle.execute(0, stream=stream)
@@ -270,7 +272,7 @@ def test_workload_is_current_in_cupy_and_leaves_no_trace():
 
     gpu = gs.open_device("cuda:0", quiet=True)
 
-    @gs.workload
+    @gs.workloads.workload
     def uses_cupy(ctx, a):
         assert cupy.cuda.get_current_stream().ptr == ctx.stream.handle
         b = a + 1
@@ -295,7 +297,7 @@ def test_workload_is_current_in_pytorch():
     torch = pytest.importorskip("torch")
     gpu = gs.open_device("cuda:0", quiet=True)
 
-    @gs.workload
+    @gs.workloads.workload
     def uses_torch(ctx, a, b):
         assert torch.cuda.current_stream().cuda_stream == ctx.stream.handle
         return torch.mm(a, b)
@@ -326,12 +328,12 @@ OWN = {
 @pytest.mark.timeout(60)  # what is not refused waits for ever
 @pytest.mark.parametrize("how", OWN)
 def test_workload_cannot_use_its_own_handle(device, how):
-    @gs.workload
+    @gs.workloads.workload
     def again(ctx, use):
         return use(handle) if use is not None else "ran"
 
     handle = again(device)
-    with pytest.raises(gs.StreamError, match=r"its own handle.*one call at a time"):
+    with pytest.raises(gs.errors.StreamError, match=r"its own handle.*one call at a time"):
         handle.execute(OWN[how])
     assert handle.execute(None) == "ran"
     handle.wait()
@@ -345,7 +347,7 @@ def test_an_observer_cannot_use_the_handle_whose_call_it_is_told_of(gpu, watcher
 
     def use(call):
         if call.kind in ("handle", "launch"):
-            with pytest.raises(gs.StreamError, match="its own handle"):
+            with pytest.raises(gs.errors.StreamError, match="its own handle"):
                 handle.operands() if how == "operands" else OWN[how](handle)
             refused.append(call.kind)
 
@@ -363,7 +365,7 @@ def test_an_observer_cannot_use_the_handle_whose_call_it_is_told_of(gpu, watcher
 def test_workload_may_call_other_handles(gpu):
     out, inner = gpu.empty(32), fill(gpu)
 
-    @gs.workload
+    @gs.workloads.workload
     def outer(ctx):
         inner.execute(out)
         return ctx.scratch(64).stream, gs.get_caller_stream()
@@ -450,7 +452,7 @@ def test_workload_close_waits_and_a_closed_handle_refuses(gpu):
         completion = handle.completion
         handle.close()
         assert completion.is_done
-        with pytest.raises(gs.ClosedError, match="make a new one"):
+        with pytest.raises(gs.errors.ClosedError, match="make a new one"):
             handle.execute(out, stream=stream)
         spin.close()
     handle.close()
@@ -459,7 +461,7 @@ def test_workload_close_waits_and_a_closed_handle_refuses(gpu):
 def test_workload_close_gives_its_scratch_back_also_when_its_stream_is_gone():
     gpu = gs.open_device("sim:h200", quiet=True)
     for close_first in (True, False):
-        handle = gs.workload(lambda ctx: ctx.scratch(4096).nbytes)(gpu)
+        handle = gs.workloads.workload(lambda ctx: ctx.scratch(4096).nbytes)(gpu)
         with gpu.create_stream() as stream:
             handle.execute(stream=stream)
             assert gpu.backend.reserved_bytes() == 4096
@@ -474,7 +476,7 @@ def test_workload_made_for_a_partition_is_closed_with_it(gpu):
         handle = fill(parts["a"])
         with gs.CallerStreamGuard(parts["a"].create_stream()):
             handle.execute(gpu.empty(32))
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         handle.execute(gpu.empty(32))
 
 
@@ -482,7 +484,7 @@ def test_workload_threads_on_two_streams_share_no_scratch(gpu):
     """Rule D8: never argument or workspace memory of two threads that launch one workload."""
     barrier = threading.Barrier(2)
 
-    @gs.workload
+    @gs.workloads.workload
     def meet(ctx):
         array = ctx.scratch(4096).array
         where = array.buffer.address if hasattr(array, "buffer") else array.data.ptr
@@ -531,7 +533,7 @@ def test_workload_that_replays_a_graph_returns_what_it_returned(monkeypatch):
     gpu = gs.open_device("sim:h200", quiet=True)
     log, runs = with_graphs(gpu, monkeypatch), []
 
-    @gs.workload
+    @gs.workloads.workload
     def made(ctx, a, *, b=None):
         runs.append(ctx.scratch(64).stream)
         return a, len(runs)
@@ -560,7 +562,7 @@ def test_workload_replays_a_graph_of_itself():
     gpu = gs.open_device("cuda:0", quiet=True)
     runs = []
 
-    @gs.workload
+    @gs.workloads.workload
     def double(ctx, out, a):
         runs.append(1)
         middle = ctx.scratch(a.nbytes).view(a.shape, a.dtype)
@@ -609,7 +611,7 @@ def test_workload_has_a_row_for_each_call_and_its_kernels(gpu):
 def test_workload_on_the_cpu_without_launches_is_one_row():
     cpu = gs.open_device("cpu", quiet=True)
 
-    @gs.workload
+    @gs.workloads.workload
     def doubles(ctx, a):
         np.multiply(a, 2, out=a)
         return a
@@ -634,15 +636,15 @@ def test_workload_on_the_cpu_without_launches_is_one_row():
 
 def test_workload_around_others_shows_what_they_show():
     cpu = gs.open_device("cpu", quiet=True)
-    inner = gs.workload(lambda ctx: None)(cpu, name="inner")
+    inner = gs.workloads.workload(lambda ctx: None)(cpu, name="inner")
     inner._function_name = "inner"
     out = cpu.empty(32)
 
-    @gs.workload
+    @gs.workloads.workload
     def only_others(ctx):
         inner.execute()
 
-    @gs.workload
+    @gs.workloads.workload
     def launches_after_others(ctx):
         inner.execute()
         fill.function(ctx, out)
@@ -680,11 +682,11 @@ def test_workload_on_the_simulated_gpu_shows_only_what_was_launched():
 def test_workload_of_cupy_shows_as_work_of_its_name(source):
     gpu = gs.open_device("cuda:0", quiet=True)
 
-    @gs.workload
+    @gs.workloads.workload
     def adds(ctx, a):
         return a + a
 
-    @gs.workload
+    @gs.workloads.workload
     def mixed(ctx, a):
         ctx.stream.copy(a, a + a)
         gs.mm_out(a, a + a, a + a)
@@ -744,7 +746,7 @@ def test_workload_imports_no_gpu_library():
     child = (
         "import sys, gpuscope as gs\n"
         "gpu = gs.open_device('sim:h200', quiet=True)\n"
-        "handle = gs.workload(lambda ctx: ctx.scratch(8).nbytes)(gpu)\n"
+        "handle = gs.workloads.workload(lambda ctx: ctx.scratch(8).nbytes)(gpu)\n"
         "assert handle.execute() == 8\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )

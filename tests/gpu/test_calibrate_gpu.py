@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.calibration import gemms
+from gpuscope.calibration import calibrate, gemms
 from gpuscope.calibration.design import shapes
 from gpuscope.device.sim.gemm_model import ITEM_BYTES
 from gpuscope.device.sim.profile import Profile
@@ -28,7 +28,7 @@ def gpu():
 @pytest.fixture(scope="module")
 def calibrated(gpu, tmp_path_factory):
     start_s = time.monotonic()
-    found = gs.calibrate(gpu, tmp_path_factory.mktemp("profile") / "mine.json")
+    found = calibrate(gpu, tmp_path_factory.mktemp("profile") / "mine.json")
     return found, time.monotonic() - start_s
 
 

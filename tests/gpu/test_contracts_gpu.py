@@ -157,7 +157,7 @@ def test_guard_10_a_closed_stream_is_refused(gpu, cupy, torch):
     with gs.CallerStreamGuard(stream, bind=True):
         pass
     stream.close()
-    with pytest.raises(gs.ClosedError), gs.CallerStreamGuard(stream, bind=True):
+    with pytest.raises(gs.errors.ClosedError), gs.CallerStreamGuard(stream, bind=True):
         pass
     assert current(cupy, torch) == before
 
@@ -165,7 +165,7 @@ def test_guard_10_a_closed_stream_is_refused(gpu, cupy, torch):
 def test_guard_10_a_stream_of_another_gpu(gpu, second, cupy, torch):
     before = current(cupy, torch)
     with second.create_stream() as stream:
-        with pytest.raises(gs.StreamError, match="make the stream's device current"):
+        with pytest.raises(gs.errors.StreamError, match="make the stream's device current"):
             gs.CallerStreamGuard(stream, bind=True).__enter__()
         assert current(cupy, torch) == before
         assert torch.cuda.current_device() == 0
@@ -189,7 +189,7 @@ def test_scratch_04_what_goes_back_untagged_never_stops_a_wait_for_the_device():
 import threading, gpuscope as gs
 from gpuscope.workloads.spin import Spin
 gpu = gs.open_device("cuda:0", quiet=True)
-handle = gs.workload(lambda ctx: ctx.scratch(64).nbytes)(gpu)
+handle = gs.workloads.workload(lambda ctx: ctx.scratch(64).nbytes)(gpu)
 with gpu.create_stream() as stream:
     handle.execute(stream=stream)
 handle.close()  # its stream is gone: the scratch goes back untagged
@@ -296,7 +296,7 @@ def test_mm_out_05_the_current_device_is_restored(gpu, second, cupy):
     thread.join()
     assert errors == []
     elsewhere = second.random((64, 64))
-    with pytest.raises(gs.InvalidOperand, match="b is on another device than out"):
+    with pytest.raises(gs.errors.InvalidOperand, match="b is on another device than out"):
         gs.mm_out(out, a, elsewhere)
 
 
@@ -426,13 +426,13 @@ def test_mm_out_06_empty_tensors(gpu, torch):
 def test_mm_out_06_what_a_tensor_refuses_to_share_is_told(gpu, torch):
     ok = torch.zeros(4, 4, device="cuda")
     gradient = torch.zeros(4, 4, device="cuda", requires_grad=True)
-    with pytest.raises(gs.InvalidOperand, match="detach"):
+    with pytest.raises(gs.errors.InvalidOperand, match="detach"):
         gs.mm_out(ok, gradient, torch.zeros(4, 4, device="cuda"))
-    with pytest.raises(gs.InvalidOperand, match="cannot be shared"):
+    with pytest.raises(gs.errors.InvalidOperand, match="cannot be shared"):
         gs.mm_out(ok, torch.eye(4, device="cuda").to_sparse(), torch.zeros(4, 4, device="cuda"))
-    with pytest.raises(gs.InvalidOperand, match="a is Tensor, not an array on"):
+    with pytest.raises(gs.errors.InvalidOperand, match="a is Tensor, not an array on"):
         gs.mm_out(ok, torch.zeros(4, 4), torch.zeros(4, 4, device="cuda"))
-    with pytest.raises(gs.InvalidOperand, match="overlaps an input"):
+    with pytest.raises(gs.errors.InvalidOperand, match="overlaps an input"):
         gs.mm_out(ok, ok, torch.zeros(4, 4, device="cuda"))
     gs.mm_out(ok, gradient.detach(), torch.zeros(4, 4, device="cuda"))
 
@@ -524,7 +524,7 @@ def test_handle_08_the_current_device_is_restored_on_every_way_out(gpu, second, 
                     out = handle.execute(stream=selected)
                     assert runtime.getDevice() == 1, "after a call"
                 handle.wait()
-                with pytest.raises(gs.InvalidOperand):
+                with pytest.raises(gs.errors.InvalidOperand):
                     handle.execute(out, out, out, stream=stream)
                 assert runtime.getDevice() == 1, "after an error"
                 with gs.CallerStreamGuard(stream):
@@ -554,9 +554,11 @@ def test_handle_10_a_stream_of_another_gpu_is_refused_by_name(gpu, second):
             lambda: handle.execute(stream=stream),
             lambda: gs.mm_out(*handle.operands()[::-1], stream=stream),
         ):
-            with pytest.raises(gs.StreamError, match=r"'elsewhere' belongs to cuda:1.*create_str"):
+            with pytest.raises(
+                gs.errors.StreamError, match=r"'elsewhere' belongs to cuda:1.*create_str"
+            ):
                 call()
-            with gs.CallerStreamGuard(stream), pytest.raises(gs.StreamError, match="cuda:1"):
+            with gs.CallerStreamGuard(stream), pytest.raises(gs.errors.StreamError, match="cuda:1"):
                 handle.execute()
     handle.execute()
     handle.close()

@@ -80,7 +80,7 @@ def test_without_launch_ids_there_are_kernels_only_and_analyses_say_so(gpu):
     trace = recording.trace
     assert trace.kind_counts()["kernel"] >= 1
     assert "api" not in trace.kind_counts()
-    with pytest.raises(gs.MissingEvidence, match="launch"):
+    with pytest.raises(gs.errors.MissingEvidence, match="launch"):
         gs.analysis.launch_latency(trace)
 
 
@@ -271,7 +271,7 @@ def test_another_client_before_us_is_named():
 with profile(activities=[ProfilerActivity.CUDA]) as theirs_on:
     try:
         with gs.profile(gpu): pass
-    except gs.RecorderBusy as error:
+    except gs.errors.RecorderBusy as error:
         assert "PyTorch" in str(error) and "events" in str(error), error
     else:
         raise AssertionError("not refused")
@@ -436,7 +436,7 @@ def test_a_forked_child_is_told(gpu):
         if not child:
             try:
                 with gs.profile(gpu): pass
-            except gs.GpuscopeError as error:
+            except gs.errors.GpuscopeError as error:
                 os._exit(0 if "fork" in str(error) else 2)
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
@@ -488,7 +488,7 @@ def test_kernels_are_timed_as_the_gpu_s_own_timer_tells(gpu):
 def test_the_confinement_example_is_resident_where_traced(gpu):
     from pathlib import Path
 
-    from gpuscope.session import run
+    from gpuscope.runs.session import run
 
     examples = Path(__file__).parents[2] / "examples"
     trace = run(examples / "confinement.toml", gpu)["64 | 32 | 16 | 8 | rest"]
@@ -515,7 +515,7 @@ gpu = gs.open_device("cuda:0", quiet=True)
 try:
     with gs.profile(gpu) as r: gs.Gemm(gpu, m=64, n=64, k=64).execute()
     print("RECORDED", r.trace, r.trace.metadata.notes)
-except gs.RecorderBusy as error:
+except gs.errors.RecorderBusy as error:
     print("BUSY", error)
 with gs.profile(gpu, source="events") as r: gs.Gemm(gpu, m=64, n=64, k=64).execute()
 assert r.trace.kind_counts()["kernel"] == 1

@@ -69,13 +69,13 @@ def test_mm_out_06_default_streams_are_followed_too(gpu, default):
 def test_mm_out_01_what_is_shared_as_read_only_is_not_written(gpu):
     a, out = gpu.random((4, 4)), gpu.empty((4, 4))
     gs.mm_out(out, Interface(a, read_only=True), a)
-    with pytest.raises(gs.InvalidOperand, match=r"out: .*read-only"):
+    with pytest.raises(gs.errors.InvalidOperand, match=r"out: .*read-only"):
         gs.mm_out(Interface(out, read_only=True), a, a)
-    with gpu.create_stream() as stream, pytest.raises(gs.InvalidOperand, match="read-only"):
+    with gpu.create_stream() as stream, pytest.raises(gs.errors.InvalidOperand, match="read-only"):
         stream.copy(Interface(out, read_only=True), a)
 
 
 def test_mm_out_01_byte_order_is_seen_through_an_interface(gpu):
     a, out = gpu.random((4, 4)), gpu.empty((4, 4))
-    with pytest.raises(gs.InvalidOperand, match="dtypes differ"):
+    with pytest.raises(gs.errors.InvalidOperand, match="dtypes differ"):
         gs.mm_out(out, Interface(a, typestr=">f4"), a)

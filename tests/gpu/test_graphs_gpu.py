@@ -57,7 +57,7 @@ def test_mm_out_05_is_captured_and_replayed_in_its_partition(gpu):
         assert len({row["graph_node"] for row in rows}) == len(rows) / 2
         whole.close()
     assert graph.closed
-    with pytest.raises(gs.ClosedError):
+    with pytest.raises(gs.errors.ClosedError):
         graph.launch()
 
 
@@ -104,7 +104,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(gpu):
         assert not stream.capturing
         gs.mm_out(out, a, a, stream=stream)
         stream.synchronize()
-        with pytest.raises(gs.GpuscopeError), stream.capture():
+        with pytest.raises(gs.errors.GpuscopeError), stream.capture():
             stream.synchronize()  # CUDA forbids waiting for a stream being captured
         with gpu.create_stream() as fresh:
             gs.mm_out(out, a, a, stream=fresh)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.session import run
+from gpuscope.runs.session import run
 from gpuscope.workloads.spin import Spin
 
 pytestmark = pytest.mark.gpu
@@ -60,12 +60,12 @@ def test_capabilities_name_what_is_required_and_found(gpu):
     assert can.partitions
     assert can.partition_path in ("composed quanta", "heterogeneous split")
     if not can.arbitrary_split:
-        with pytest.raises(gs.CapabilityError, match=r"13\.1 or newer.*was found"):
+        with pytest.raises(gs.errors.CapabilityError, match=r"13\.1 or newer.*was found"):
             can.require("arbitrary_split", feature="groups of different sizes")
 
 
 def test_a_device_that_is_not_there():
-    with pytest.raises(gs.DeviceUnavailable, match="there is no device cuda:63"):
+    with pytest.raises(gs.errors.DeviceUnavailable, match="there is no device cuda:63"):
         gs.open_device("cuda:63")
 
 
@@ -81,11 +81,11 @@ def test_a_failed_carving_leaves_nothing_behind(gpu, monkeypatch):
     probe = gpu.backend._probe
 
     def refuse(*_):
-        raise gs.InvalidPartition("the probe failed")
+        raise gs.errors.InvalidPartition("the probe failed")
 
     monkeypatch.setattr(probe, "sm_ids", refuse)
     for _ in range(3):
-        with pytest.raises(gs.InvalidPartition, match="the probe failed"):
+        with pytest.raises(gs.errors.InvalidPartition, match="the probe failed"):
             gpu.carve({"a": 64, "b": "rest"})
     monkeypatch.undo()
     with gpu.carve({"a": 64, "b": "rest"}) as parts:
@@ -220,7 +220,7 @@ def test_handle_10_the_default_stream_under_a_green_context_is_refused(gpu):
         device.set_current(parts["part"].raw.context)
         try:
             with pytest.raises(
-                gs.StreamError, match=r"green context is current.*CallerStreamGuard"
+                gs.errors.StreamError, match=r"green context is current.*CallerStreamGuard"
             ):
                 handle.execute()
             assert not handle.in_flight

@@ -134,10 +134,10 @@ def test_handle_11_a_product_that_cublas_refuses_in_a_partition_is_explained(gpu
     with gpu.carve([16]) as parts:
         stream = parts[0].create_stream()
         monkeypatch.setattr(blas, "_gemm_ex", refuse)
-        with pytest.raises(gs.GpuscopeError, match="16 SMs of partition"):
+        with pytest.raises(gs.errors.GpuscopeError, match="16 SMs of partition"):
             gs.mm_out(out, a, b, stream=stream)
         monkeypatch.setattr(gpu.backend._blas, "_is_green", lambda: True)
-        with pytest.raises(gs.GpuscopeError, match="a green context is current"):
+        with pytest.raises(gs.errors.GpuscopeError, match="a green context is current"):
             gs.mm_out(out, a, b, stream=stream)
         monkeypatch.undo()
         gs.mm_out(out, a, b, stream=stream)
@@ -168,7 +168,7 @@ def test_what_other_threads_wait_for_spoils_no_capture(gpu):
             ending.join()
             waiting.start()
             gs.mm_out(out, ones, ones, stream=stream)
-            with pytest.raises(gs.StreamError, match="leave the capture first"):
+            with pytest.raises(gs.errors.StreamError, match="leave the capture first"):
                 gpu.synchronize()
         waiting.join()
         with graph:

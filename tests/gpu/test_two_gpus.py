@@ -86,18 +86,18 @@ def test_handle_08_restored_after_errors(runtime, current, gpus, monkeypatch):
             for name in ("matmul", "record", "copy"):
 
                 def fail(*args, name=name):
-                    raise gs.GpuscopeError(name)
+                    raise gs.errors.GpuscopeError(name)
 
                 with monkeypatch.context() as patch:
                     patch.setattr(device.backend, name, fail)
                     faulty = product(device)
-                    with pytest.raises(gs.GpuscopeError, match=name):
+                    with pytest.raises(gs.errors.GpuscopeError, match=name):
                         faulty.execute(A, stream=stream)
                     assert runtime.getDevice() == current
                     faulty.close()
-            with pytest.raises(gs.InvalidOperand):
+            with pytest.raises(gs.errors.InvalidOperand):
                 handle.execute(device.empty((3, 3)), stream=stream)
-            with pytest.raises(gs.GpuscopeError):
+            with pytest.raises(gs.errors.GpuscopeError):
                 device.compile("this is no CUDA", "nothing")
             assert runtime.getDevice() == current
         handle.close()
@@ -106,7 +106,7 @@ def test_handle_08_restored_after_errors(runtime, current, gpus, monkeypatch):
 def test_handle_08_operands_of_the_other_device_are_refused(current, gpus):
     here, there = gpus
     with here.create_stream() as stream, product(here) as handle:
-        with pytest.raises(gs.InvalidOperand, match="another device than out"):
+        with pytest.raises(gs.errors.InvalidOperand, match="another device than out"):
             handle.execute(there.asarray(A), stream=stream)
         handle.execute(here.asarray(A), stream=stream)
 
@@ -139,7 +139,7 @@ def test_handle_10_a_stream_of_the_other_device_is_refused(runtime, current, gpu
     for here, there in (gpus, gpus[::-1]):
         with product(here) as handle, there.create_stream(name="theirs") as theirs:
             refused = pytest.raises(
-                gs.StreamError,
+                gs.errors.StreamError,
                 match=rf"'theirs' belongs to {there.info.key}, not to {here.info.key}.*"
                 r"create_stream\(\)",
             )

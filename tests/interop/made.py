@@ -9,6 +9,7 @@ import random
 import numpy as np
 
 import gpuscope as gs
+from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 
 NASTY = (
@@ -86,7 +87,7 @@ def steps(count=200):
         partitions={"decode": {"sm_count": 16, "context": 2}},
         process_names={"4711": "python"}, thread_names={"4712": "MainThread"},
     )  # fmt: skip
-    return gs.Trace.from_columns(spans, edges, metadata)
+    return Trace.from_columns(spans, edges, metadata)
 
 
 def whole(seed, rows=400):
@@ -143,4 +144,4 @@ def whole(seed, rows=400):
         streams={"8": {"name": "</script>", "partition": "decode", "priority": 0}},
         process_names={"100": "python"}, thread_names={"101": "Main & <b>"},
     )  # fmt: skip
-    return gs.Trace.from_columns(spans, edges, metadata)
+    return Trace.from_columns(spans, edges, metadata)

@@ -156,13 +156,13 @@ def test_merging(tmp_path, writer, monkeypatch):
     events["new"] -= 1
     with pytest.warns(UserWarning, match="nsys reads 599 ranges and marks back where 600"):
         gs.export(made.steps(), tmp_path / "new.nsys-rep", merge_into=old)
-    with pytest.raises(gs.ExportError, match="another name"):
+    with pytest.raises(gs.errors.ExportError, match="another name"):
         gs.export(made.steps(), old, merge_into=old)
-    with pytest.raises(gs.ExportError, match=r"no report 'none\.nsys-rep'"):
+    with pytest.raises(gs.errors.ExportError, match=r"no report 'none\.nsys-rep'"):
         gs.export(made.steps(), new, merge_into=tmp_path / "none.nsys-rep")
-    with pytest.raises(gs.ExportError, match="times are virtual"):
+    with pytest.raises(gs.errors.ExportError, match="times are virtual"):
         gs.export(made.program(), new, merge_into=old)
-    with pytest.raises(gs.ExportError, match=r"only a \.nsys-rep"):
+    with pytest.raises(gs.errors.ExportError, match=r"only a \.nsys-rep"):
         gs.export(made.program(), tmp_path / "run.json", merge_into=old)
 
 
@@ -170,7 +170,7 @@ def test_a_failing_writer_leaves_nothing(tmp_path, writer, monkeypatch):
     monkeypatch.setattr(Session, "create_stream", lambda *_, **__: (_ for _ in ()).throw(
         nvtx.writer.WriterError(1, "StreamOpen")))  # fmt: skip
     (tmp_path / "run.nsys-rep").write_text("older")
-    with pytest.raises(gs.ExportError, match="StreamOpen failed"):
+    with pytest.raises(gs.errors.ExportError, match="StreamOpen failed"):
         gs.export(made.steps(), tmp_path / "run.nsys-rep")
     assert (tmp_path / "run.nsys-rep").read_text() == "older"
     assert len(list(tmp_path.iterdir())) == 1
@@ -180,17 +180,19 @@ def test_without_the_writer_the_error_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "nsys_writer", None)
     monkeypatch.delenv("NSYS_WRITER_BACKEND", raising=False)
     monkeypatch.setattr(_nsys, "find", _nothing)
-    with pytest.raises(gs.MissingDependency, match="install a current Nsight Systems, then run"):
+    with pytest.raises(
+        gs.errors.MissingDependency, match="install a current Nsight Systems, then run"
+    ):
         gs.export(made.steps(), tmp_path / "run.nsys-rep")
     package = tmp_path / "nsys" / "target-linux-x64" / "python" / "packages" / "nsys_writer"
     package.mkdir(parents=True)
     command = tmp_path / "nsys" / "target-linux-x64" / "nsys"
     command.touch()
     monkeypatch.setattr(_nsys, "find", lambda tool, path=None: command)
-    with pytest.raises(gs.MissingDependency, match=f"-m pip install {package}"):
+    with pytest.raises(gs.errors.MissingDependency, match=f"-m pip install {package}"):
         gs.export(made.steps(), tmp_path / "run.nsys-rep")
     assert not (tmp_path / "run.nsys-rep").exists()
 
 
 def _nothing(tool, path=None):
-    raise gs.MissingDependency("there is none")
+    raise gs.errors.MissingDependency("there is none")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import gpuscope as gs
-from gpuscope.trace import schema
+from gpuscope.trace import Trace, schema
 
 if importlib.util.find_spec("gpuscope.exporters") is None:
     pytest.skip("there are no exporters", allow_module_level=True)
@@ -122,7 +122,7 @@ def test_what_is_told_of_the_machine_stays_at_home(tmp_path):
     position = trace.spans.schema.get_field_index("host")
     named = pa.array(["bob-laptop"] * len(trace)).dictionary_encode()
     spans = trace.spans.set_column(position, "host", named)
-    trace = gs.Trace(spans, trace.edges, trace.metadata)
+    trace = Trace(spans, trace.edges, trace.metadata)
     for file in ("run.json", "run.sqlite", "run.parquet"):
         gs.export(trace, tmp_path / file)
         assert b"bob-laptop" not in (tmp_path / file).read_bytes()

@@ -14,7 +14,7 @@ import pytest
 from jupyter_lab import BUSY, IDLE, running_lab
 from patience import PATIENCE_S
 
-from gpuscope.experiment import Experiment
+from gpuscope.runs.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "test-results"

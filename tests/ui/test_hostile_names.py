@@ -18,6 +18,7 @@ from gpuscope import analysis, figures
 from gpuscope.errors import MissingEvidence
 from gpuscope.report.run import html_report
 from gpuscope.report.trace import trace_report
+from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 from gpuscope.widgets import html as dashboard
 from gpuscope.widgets import results
@@ -196,7 +197,7 @@ def own_trace():
         solo={name: {"kernel_ns": 5} for name in NAMES},
     )  # fmt: skip
     spans = {name: [row.get(name) for row in rows] for name in columns}
-    return gs.Trace.from_columns(spans, {"from": [2], "to": [6], "kind": ["event wait"]}, facts)
+    return Trace.from_columns(spans, {"from": [2], "to": [6], "kind": ["event wait"]}, facts)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "chrome.json").write_text(json.dumps(chrome_trace()))
     nsight.build(folder / "nsight.sqlite", nsight_tables(), NAMES)
-    gs.save_trace(own_trace(), folder / "own.parquet")
+    gs.export(own_trace(), folder / "own.parquet")
     return {path.stem: path for path in folder.iterdir()}
 
 
@@ -351,7 +352,7 @@ CELLS = (
         "        traces[0].explain(traces[0].where(kind='kernel').spans.column('id')[0].as_py()))"
     ),
     "display(*(gs.Timeline(trace) for trace in traces))",
-    "gs.load_trace(Path({folder!r}) / 'chrome.json', limits=gs.Limits(rows=1))",
+    "gs.load_trace(Path({folder!r}) / 'chrome.json', limits=Limits(rows=1))",
 )
 
 

@@ -1,0 +1,29 @@
+"""Public names that resolve at first use (PEP 562), so that importing a room loads none of it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+
+
+def public(room: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Return a room's ``__getattr__``.
+
+    Parameters
+    ----------
+    room
+        Its ``__name__``.
+    homes
+        Name → module that has it; a module that is itself the name ends in it.
+    """
+
+    def resolve(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {room!r} has no attribute {name!r}")
+        module = importlib.import_module(homes[name])
+        value = module if homes[name] == f"{room}.{name}" else getattr(module, name)
+        setattr(sys.modules[room], name, value)
+        return value
+
+    return resolve

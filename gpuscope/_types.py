@@ -1,0 +1,16 @@
+"""Names for types that several rooms share."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
+"""A NumPy array of any shape and element type."""
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Texts: TypeAlias = npt.NDArray[np.object_]
+"""Python texts, or ``None``."""

@@ -1,0 +1,36 @@
+"""Running experiments: one, many with other settings, beside each other, and under Nsight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.runs import nsight as nsight
+    from gpuscope.runs.experiment import Experiment as Experiment
+    from gpuscope.runs.interference import measure_interference as measure_interference
+    from gpuscope.runs.session import predict as predict
+    from gpuscope.runs.session import profile as profile
+    from gpuscope.runs.session import run as run
+    from gpuscope.runs.sweeps import load_sweep as load_sweep
+    from gpuscope.runs.sweeps import sweep as sweep
+    from gpuscope.trace.model import Run as Run
+
+_HOMES = {
+    "Experiment": "gpuscope.runs.experiment",
+    "profile": "gpuscope.runs.session",
+    "run": "gpuscope.runs.session",
+    "predict": "gpuscope.runs.session",
+    "sweep": "gpuscope.runs.sweeps",
+    "load_sweep": "gpuscope.runs.sweeps",
+    "measure_interference": "gpuscope.runs.interference",
+    "Run": "gpuscope.trace.model",
+    "nsight": "gpuscope.runs.nsight",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__ = public(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

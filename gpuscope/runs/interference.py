@@ -1,0 +1,215 @@
+"""Measuring interference: each workload alone and each pair together, by turns."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from gpuscope._checks import door, given
+from gpuscope.analysis.interference import InterferenceResult, interference
+from gpuscope.device.carve import Sizes, named_sizes
+from gpuscope.device.device import Device
+from gpuscope.errors import InvalidArgument, InvalidExperiment, NothingRecorded
+from gpuscope.figures.labels import partition_label
+from gpuscope.figures.text import uncertainty
+from gpuscope.runs.experiment import Experiment, WorkloadSpec
+from gpuscope.runs.series import Series, as_far_as_measured
+from gpuscope.runs.session import Viewer, opened
+from gpuscope.trace.model import Trace
+
+BACKGROUND_QUEUED = 4
+"""Calls that the one in the background keeps queued at least, so that the GPU never waits."""
+
+
+@door(
+    device=(Device, str, None), viewer=(Callable, None), stop=(threading.Event, None), inside=float
+)
+def measure_interference(
+    device: Device | str | None,
+    partitions: Sizes | None,
+    workloads: Mapping[str, WorkloadSpec | Mapping[str, Any]],
+    *,
+    repeats: int = 50,
+    rounds: int = 5,
+    seed: int = 0,
+    inside: float = 1.0,
+    viewer: Viewer | None = None,
+    stop: threading.Event | None = None,
+) -> InterferenceResult:
+    """Measure how much longer each workload's kernels take while each other one runs.
+
+    interference(A | B) = median duration of A's kernels that lie wholly inside busy(B) / their
+    median duration alone on the same partition − 1, over all rounds. A runs as it is described;
+    B runs in the background, back to back, with at least four calls queued. In each round every
+    workload runs alone and then with each of the others, so that drift meets all alike.
+
+    Parameters
+    ----------
+    device
+        An open device or a name for :func:`gpuscope.open_device`.
+    partitions
+        Sizes as ``device.carve`` takes them, the same throughout; ``None`` leaves the GPU whole.
+    workloads
+        Name → fields as in an experiment file, with ``partition`` = the name of one of the
+        partitions. Each workload has a stream of its own there, also where two share a
+        partition; a ``stream`` names the partition only where no ``partition`` does, as in a
+        spec taken from an experiment. ``background``, ``repeats`` and ``waits_on`` are not used.
+    repeats
+        Calls of the measured workload in each round, alone and in each pair.
+    rounds
+        Rounds; the spread is over them.
+    seed
+        Of operands and arrivals.
+    inside
+        Share of its time, in (0, 1], that a kernel of A has to lie inside busy(B). 1 is the
+        definition; below it, kernels count that are longer than B is busy without a gap.
+    viewer
+        Called from this thread with the progress over everything, many times.
+    stop
+        Set it to end early.
+
+    Returns
+    -------
+    InterferenceResult
+        ``result["a", "b"]`` is interference(a | b), ``result.cell("a", "b")`` has its spread, n
+        and, where there is no value, the reason. After Ctrl-C or ``stop`` it holds what was
+        measured until then.
+
+    Raises
+    ------
+    InvalidExperiment
+        A workload does not validate or names no partition, or there are fewer than two.
+    InvalidPartition
+        The GPU cannot grant the sizes.
+    GpuscopeError
+        It was stopped before anything was recorded.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> small = {"kind": "gemm", "m": 512, "n": 512, "k": 512, "partition": "a"}
+    >>> large = {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "partition": "b"}
+    >>> result = gs.runs.measure_interference(
+    ...     gpu, {"a": 16, "b": "rest"}, {"small": small, "large": large}, repeats=5, rounds=2)
+    >>> abs(result["small", "large"]) < 0.01
+    True
+    """
+    if not 0 < inside <= 1:
+        raise InvalidArgument(f"inside is {given(inside)}; a share in (0, 1] is needed")
+    sizes = {} if partitions is None else named_sizes(partitions)
+    plan = _plan(sizes, workloads, repeats, rounds, seed)
+    target = opened(device)
+    turns = [
+        (number, names)
+        for number in range(rounds)
+        for name in plan.workloads
+        for names in [(name,), *((name, other) for other in plan.workloads if other != name)]
+    ]
+    series = Series((_part(plan, *turn) for turn in turns), target, viewer, stop)
+
+    def measure() -> None:
+        for turn in turns:
+            number, names = turn
+            label = f"{names[0]} with {names[1]}" if names[1:] else f"{names[0]} alone"
+            series.run(_part(plan, number, names), label, turn, number=number)
+            if series.stopped:
+                break
+
+    def result() -> InterferenceResult:
+        found: dict[tuple[str, ...], list[Trace]] = {}
+        for turn in turns:
+            if turn in series.found:
+                found.setdefault(turn[1], []).append(series.found[turn]["default"])
+        stopped = series.stopped or len(series.found) < len(turns)
+        return _result(plan, found, inside=inside, stopped=stopped)
+
+    return as_far_as_measured(measure, result)
+
+
+def _result(
+    plan: Experiment, found: Mapping[tuple[str, ...], list[Trace]], *, inside: float, stopped: bool
+) -> InterferenceResult:
+    every = [trace for traces in found.values() for trace in traces]
+    if not every:
+        raise NothingRecorded("it was stopped before anything was recorded: measure again")
+    whole = Trace.concat(every)
+    return InterferenceResult(
+        cells=tuple(
+            interference(
+                found.get((of, given), ()), found.get((of,), ()), of=of, given=given, inside=inside
+            )
+            for of, given in itertools.permutations(plan.workloads, 2)
+        ),
+        partitions={
+            name: partition_label(whole, plan.streams[name].partition) for name in plan.workloads
+        },
+        stopped=stopped,
+        provenance=f"{whole.provenance}; {uncertainty(whole)}",
+        incomplete=whole.metadata.incomplete,
+    )
+
+
+def _plan(
+    sizes: Mapping[str, int | str],
+    workloads: Mapping[str, WorkloadSpec | Mapping[str, Any]],
+    repeats: int,
+    rounds: int,
+    seed: int,
+) -> Experiment:
+    """Return an experiment of all the workloads, each in the foreground on its own stream."""
+    if not isinstance(workloads, Mapping) or len(workloads) < 2:
+        raise InvalidExperiment(
+            "workloads: interference takes at least two, as a dict of name → fields"
+        )
+    streams, described = {}, {}
+    for name, spec in workloads.items():
+        given = spec.model_dump() if isinstance(spec, BaseModel) else spec
+        fields = dict(given) if isinstance(given, Mapping) else {}
+        home = fields.pop("partition", fields.get("stream")) if sizes else None
+        if sizes and home not in sizes:
+            raise InvalidExperiment(
+                f"workloads.{name}.partition: {home!r} is no partition; allowed: "
+                + ", ".join(map(repr, sizes))
+            )
+        fields.pop("partition", None)
+        streams[name] = {"partition": home}
+        described[name] = {
+            **fields, "stream": name, "background": False, "repeats": repeats, "waits_on": [],
+        }  # fmt: skip
+    return Experiment.from_dict(
+        {
+            "name": "interference",
+            "seed": seed,
+            "rounds": rounds,
+            "alone_repeats": 0,
+            "partitions": dict(sizes),
+            "streams": streams,
+            "workloads": described,
+        }
+    )
+
+
+def _part(plan: Experiment, number: int, names: tuple[str, ...]) -> Experiment:
+    """Return the experiment of one turn: the first name alone, or with the second behind it."""
+    of, *others = names
+    workloads = {of: plan.workloads[of]}
+    for other in others:
+        spec = plan.workloads[other]
+        continuous = {"background": True, "arrival": "back_to_back", "rate_hz": None}
+        queued = max(BACKGROUND_QUEUED, spec.max_queued)
+        workloads[other] = spec.model_copy(update={**continuous, "max_queued": queued})
+    streams = {name: plan.streams[name] for name in names}
+    return plan.model_copy(
+        update={
+            "name": " | ".join(names),
+            "seed": plan.seed + number,
+            "rounds": 1,
+            "workloads": workloads,
+            "streams": streams,
+        }
+    )

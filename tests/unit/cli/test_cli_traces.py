@@ -1,0 +1,170 @@
+"""The commands for a trace file, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import gpuscope as gs
+from gpuscope import cli
+from gpuscope.trace.model import Trace
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Call main() with arguments; returns exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gpuscope", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        written = capsys.readouterr()
+        return ended.value.code or 0, written.out, written.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def trace():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+        handle = gs.Gemm(gpu, m=64, n=64, k=64, name="[red]g<b>")
+        for _ in range(3):
+            handle.execute(stream=stream)
+            handle.wait()
+    return recording.trace
+
+
+@pytest.fixture
+def file(trace, tmp_path):
+    return gs.export(trace, tmp_path / "in.parquet")
+
+
+def test_view_writes_the_report(command, file, tmp_path):
+    out = tmp_path / "report.html"
+    code, printed, _ = command("view", file, "--out", out)
+    assert code == 0
+    assert f"wrote {out}" in printed
+    assert out.read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_view_opens_the_report_in_the_browser(command, file, monkeypatch, there):
+    opened = []
+    monkeypatch.setattr(
+        cli.traces.webbrowser, "open", lambda address: opened.append(address) or there
+    )
+    code, printed, said = command("view", file)
+    assert len(opened) == 1
+    assert opened[0].startswith("file://")
+    assert opened[0].endswith("/in.html")
+    assert "wrote" in printed
+    assert code == (0 if there else 1)
+    assert ("no browser could be opened" in said) is not there
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.json.gz", "out.sqlite", "out.parquet"])
+def test_export_writes_what_the_suffix_says_and_load_trace_reads_it(
+    command, file, trace, tmp_path, name
+):
+    code, printed, _ = command("export", file, tmp_path / name)
+    assert code == 0
+    assert f"wrote {tmp_path / name}" in printed
+    again = gs.load_trace(tmp_path / name)
+    assert again.kind_counts()["kernel"] == trace.kind_counts()["kernel"] == 3
+
+
+def test_export_refuses_a_suffix_that_is_no_format(command, file, tmp_path):
+    code, _, said = command("export", file, tmp_path / "out.docx")
+    assert code == 1
+    assert ".docx" in said
+    assert not (tmp_path / "out.docx").exists()
+
+
+def test_summary_shows_streams_overlap_and_latency(command, file):
+    code, printed, _ = command("summary", file)
+    assert code == 0
+    assert "3 kernel" in printed
+    assert "SIMULATED" in printed
+    assert "[red]g<b>" in printed, "a name is no markup"
+
+
+def test_summary_as_json(command, file):
+    code, printed, _ = command("summary", file, "--json")
+    facts = json.loads(printed)
+    assert code == 0
+    assert facts["kinds"]["kernel"] == 3
+    assert facts["streams"][0]["stream"] == "s"
+    assert facts["latency"][0]["n"] == 3
+
+
+def test_what_cannot_be_judged_says_why(command, tmp_path):
+    path = gs.export(Trace.from_columns({}), tmp_path / "empty.parquet")
+    code, printed, _ = command("summary", path)
+    assert code == 0
+    assert "0 spans: none" in printed
+    assert "streams: " in printed
+
+
+def test_a_file_that_is_no_trace_is_refused(command, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("hello")
+    for arguments in (("view", path), ("summary", path), ("export", path, tmp_path / "a.json")):
+        code, _, said = command(*arguments)
+        assert code == 1
+        assert said.startswith("gpuscope: ")
+
+
+def test_run_under_nsys_writes_its_report_and_ours(command, trace, tmp_path, monkeypatch):
+    asked = []
+
+    def profile(experiment, report, *, device):
+        asked.append((experiment.name, device))
+        report.write_bytes(b"nsys")
+        return cli.experiments.nsight.Profile(report, trace, ("nsys",))
+
+    monkeypatch.setattr(cli.experiments.nsight, "profile", profile)
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({
+        "name": "one", "streams": {"s": {}},
+        "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s"}},
+    }))  # fmt: skip
+    out = tmp_path / "out"
+    code, printed, _ = command("run", path, "--nsys", "--out", out)
+    assert code == 0
+    assert asked == [("one", "cuda:0")]
+    assert sorted(one.name for one in out.iterdir()) == [
+        "nsys.html", "nsys.nsys-rep", "nsys.parquet",
+    ]  # fmt: skip
+    assert "wrote" in printed
+    code, printed, _ = command("run", path, "--nsys", "--out", out, "--json")
+    assert json.loads(printed)["spans"] == len(trace)
+
+
+def test_lab_starts_jupyterlab_with_this_python(command, monkeypatch, tmp_path):
+    started = []
+
+    class Done:
+        returncode = 3
+
+    def run(words, check):
+        started.append(words)
+        return Done
+
+    monkeypatch.setattr(cli.machine.subprocess, "run", run)
+    code, _, _ = command("lab", tmp_path)
+    assert code == 3
+    assert started[0][:4] == [sys.executable, "-m", "jupyterlab", str(tmp_path)]
+    code, _, said = command("lab", tmp_path / "gone")
+    assert code == 1
+    assert "there is no 'gone'" in said
+
+
+def test_every_command_has_an_example(command):
+    code, printed, _ = command("--help")
+    assert code == 0
+    for name in ("run", "view", "export", "summary", "devices", "doctor", "calibrate", "lab"):
+        assert name in printed
+        assert "xample" in command(name, "--help")[1], name

@@ -1,0 +1,375 @@
+"""Every public callable, given what it cannot take: an error of ours that names the argument."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope import analysis, figures, learn
+from gpuscope.calibration import calibrate
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.device import Device
+from gpuscope.errors import GpuscopeError
+from gpuscope.runs.sweeps import load_sweep
+from gpuscope.trace import Trace
+from gpuscope.workloads.copy import Copy
+from gpuscope.workloads.spin import Spin
+from gpuscope.workloads.traced import TracedCopy, TracedGemm
+
+
+class Unhelpful:
+    """Says that it is everything, and is nothing."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+HOSTILE: dict[str, Any] = {
+    "None": None,
+    "bool": True,
+    "negative": -1,
+    "zero": 0,
+    "huge": 2**70,
+    "gigantic": 10**5000,
+    "fraction": 1.5,
+    "NaN": math.nan,
+    "infinite": math.inf,
+    "NumPy NaN": np.float32("nan"),
+    "text": "no such thing",
+    "no text": "",
+    "surrogate": "\ud800",
+    "NUL": "a\0b",
+    "bytes": b"x",
+    "list": [],
+    "list of None": [None],
+    "dict": {},
+    "dict of None": {None: None},
+    "dict of object": {"a": object()},
+    "object": Unhelpful(),
+    "type": int,
+    "function": lambda: None,
+    "read-only": np.broadcast_to(np.float32(0), (4, 4)),
+    "object array": np.array([None, "a"], dtype=object),
+    "no dimensions": np.array(3),
+}  # fmt: skip
+
+EXPERIMENT = {
+    "name": "one", "alone_repeats": 0, "streams": {"s": {}, "t": {}},
+    "workloads": {
+        "w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2},
+        "v": {"kind": "spin", "duration_us": 10, "stream": "t", "repeats": 2},
+    },
+}  # fmt: skip
+SHAPES = {"m": 4, "n": 4, "k": 4}
+
+
+class Observer:
+    def call_begins(self, call: Any) -> None: ...
+    def call_ends(self, call: Any) -> None: ...
+    def activity(self, activity: Any) -> None: ...
+
+
+@gs.workloads.workload
+def nothing(ctx, value=None):
+    """Launch nothing."""
+
+
+Target = tuple[Callable[..., Any], dict[str, Any]]
+
+
+def targets_of_device(gpu: Device) -> dict[str, Target]:
+    """Public callables of what runs, each with arguments that it takes."""
+    stream, other = gpu.create_stream(name="s"), gpu.create_stream()
+    event = gpu.create_event()
+    kernel = gpu.compile("", "k", model=KernelModel(lambda *_: KernelCost(1, 10)))
+    a, b, out = (gpu.empty((4, 4)) for _ in range(3))
+    gemm = gs.Gemm(gpu, **SHAPES, dtype="float32")
+    call = nothing(gpu)
+    stream.record(event)
+    since = stream.record()
+    since.synchronize()
+    found: dict[str, Target] = {
+        "Device.empty": (gpu.empty, {"shape": 4, "dtype": "float32"}),
+        "Device.empty_pinned": (gpu.empty_pinned, {"shape": 4, "dtype": "float32"}),
+        "Device.random": (gpu.random, {"shape": 4, "dtype": "float32", "seed": 0}),
+        "Device.asarray": (gpu.asarray, {"values": [1, 2], "dtype": "float32"}),
+        "Device.to_host": (gpu.to_host, {"array": a}),
+        "Device.scratch": (gpu.scratch, {"nbytes": 16}),
+        "Device.compile": (gpu.compile, {"source": "", "name": "k", "model": kernel.model}),
+        "Device.create_stream": (
+            gpu.create_stream, {"name": None, "priority": 0, "blocking": False}
+        ),
+        "Device.create_event": (gpu.create_event, {"timing": True}),
+        "Device.wrap_stream": (gpu.wrap_stream, {"stream": stream, "name": None}),
+        "Device.find_stream": (gpu.find_stream, {"handle": 1}),
+        "Device.choose_stream": (gpu.choose_stream, {"stream": stream}),
+        "Stream.launch": (stream.launch, {"kernel": kernel, "grid": 1, "block": 32}),
+        "Stream.copy": (stream.copy, {"destination": out, "source": a}),
+        "Stream.host_call": (stream.host_call, {"function": int}),
+        "Stream.record": (stream.record, {"event": event, "timing": True}),
+        "Stream.wait": (stream.wait, {"event": event}),
+        "Event.record": (event.record, {"stream": other}),
+        "Event.elapsed_ns": (since.elapsed_ns, {"since": event}),
+        "Gemm": (gs.Gemm, {
+            "owner": gpu, **SHAPES, "dtype": "float32", "sm_count_target": "auto", "name": None,
+            "seed": 0, "max_in_flight": 1,
+        }),
+        "Copy": (Copy, {"owner": gpu, "nbytes": 64, "name": None, "seed": 0, "max_in_flight": 1}),
+        "Spin": (Spin, {
+            "owner": gpu, "duration_ns": 10, "blocks": 1, "name": None, "max_in_flight": 1,
+        }),
+        "workload()": (nothing, {
+            "owner": gpu, "name": None, "max_in_flight": 1, "flop_count": None, "arguments": None,
+        }),
+        "Gemm.execute": (gemm.execute, {"a": a, "b": b, "out": out, "stream": stream}),
+        "FunctionHandle.execute": (call.execute, {"stream": stream}),
+        "mm_out": (gs.mm_out, {"out": out, "a": a, "b": b, "stream": stream}),
+        "CallerStreamGuard": (gs.CallerStreamGuard, {"stream": stream}),
+        "profile": (entering(gs.profile), {
+            "device": gpu, "source": "auto", "detail": "launches", "launch_ids": True,
+            "memory_limit": 1 << 20, "wait": True,
+        }),
+    }  # fmt: skip
+    if gpu.capabilities.partitions:
+        parts = gpu.carve({"a": 8})
+        found |= {
+            "Device.carve": (gpu.carve, {
+                "sizes": {"b": 8}, "rounding": "exact", "allow_shared": False,
+            }),
+            "Device.plan_carve": (gpu.plan_carve, {
+                "sizes": {"b": 8}, "rounding": "nearest", "allow_shared": False, "keep": (),
+                "instead_of": (),
+            }),
+            "Partition.create_stream": (parts["a"].create_stream, {"name": None, "priority": 0}),
+            "Stream.capture": (entering(stream.capture), {"name": None}),
+            "TracedGemm": (TracedGemm, {"owner": gpu, **SHAPES, "name": None, "seed": 0}),
+            "TracedCopy": (TracedCopy, {"owner": gpu, "nbytes": 64, "name": None, "seed": 0}),
+        }  # fmt: skip
+    return found
+
+
+def targets_of_traces(gpu: Device) -> dict[str, Target]:
+    """Public callables of what was seen."""
+    run = gs.run({**EXPERIMENT, "settings": {"x": {}, "y": {}}}, gpu)
+    trace = run["x"]
+    span = int(trace.where(kind="kernel").array("id")[0])
+    shares = gs.runs.measure_interference(
+        gpu, {"p": 8, "q": "rest"},
+        {
+            "w": {"kind": "spin", "duration_us": 10, "partition": "p"},
+            "v": {"kind": "spin", "duration_us": 10, "partition": "q"},
+        }, repeats=2, rounds=1,
+    )  # fmt: skip
+    swept = gs.runs.sweep(EXPERIMENT, {"workloads.w.repeats": [1, 2]}, gpu)
+    columns = {
+        "id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [0], "source": ["cupti"],
+    }  # fmt: skip
+    predicted = gs.runs.predict(EXPERIMENT)
+    driven: dict[str, Any] = {"device": gpu, "viewer": None, "stop": None}
+    pair = {name: {"kind": "spin", "duration_us": 10, "partition": name} for name in ("p", "q")}
+    return {
+        "Trace": (Trace, {
+            "spans": trace.spans, "edges": trace.edges, "metadata": trace.metadata,
+        }),
+        "Trace.from_columns": (Trace.from_columns, {
+            "spans": columns, "edges": {}, "metadata": trace.metadata,
+        }),
+        "Trace.array": (trace.array, {"name": "start_ns", "fill": 0}),
+        "Trace.texts": (trace.texts, {"name": "name"}),
+        "Trace.where": (trace.where, {
+            "mask": np.ones(len(trace), bool), "kind": "kernel", "stream": 1, "start_ns": 0,
+        }),
+        "Trace.with_metadata": (trace.with_metadata, {"setting": "a", "simulated": True}),
+        "Trace.concat": (Trace.concat, {"traces": [trace, trace]}),
+        "Trace.stream_name": (trace.stream_name, {"stream": 1}),
+        "Trace.explain": (trace.explain, {"span": span}),
+        "save_trace": (gs.export, {"trace": trace, "path": "a.parquet"}),
+        "load_trace": (gs.load_trace, {"path": "a.parquet", "limits": None}),
+        "export": (gs.export, {"trace": trace, "path": "a.json.gz", "merge_into": None}),
+        "analysis.summary": (analysis.summary, {"trace": trace}),
+        "analysis.overlap": (analysis.overlap, {"trace": trace, "by": "stream"}),
+        "analysis.concurrency": (analysis.concurrency, {"trace": trace, "by": "stream"}),
+        "analysis.gaps": (analysis.gaps, {"trace": trace, "by": "stream", "min_ns": 0}),
+        "analysis.latency": (analysis.latency, {"trace": trace}),
+        "analysis.launch_latency": (analysis.launch_latency, {"trace": trace}),
+        "analysis.confinement": (analysis.confinement, {"trace": trace, "intended": None}),
+        "analysis.queue_depth": (analysis.queue_depth, {"trace": trace, "of": "w", "at": "v"}),
+        "analysis.range_projection": (analysis.range_projection, {
+            "trace": trace, "name": None, "domain": None, "whole_graphs": True,
+        }),
+        "analysis.interference": (analysis.interference, {
+            "together": trace, "alone": trace, "of": "w", "given": "v", "inside": 1.0,
+        }),
+        "analysis.compare": (analysis.compare, {"traces": run}),
+        "analysis.prediction": (analysis.prediction, {"predicted": predicted, "measured": run}),
+        "figures.compare": (figures.compare, {"predicted": predicted, "measured": run}),
+        "figures.confinement": (figures.confinement, {"judged": trace}),
+        "figures.interference": (figures.interference, {"result": shares}),
+        "figures.latency": (figures.latency, {"traces": run, "handle": "w"}),
+        "figures.sm_map": (figures.sm_map, {
+            "trace": trace, "bins": 300, "window_ns": None, "device": None,
+        }),
+        "figures.timeline": (figures.timeline, {
+            "trace": trace, "window_ns": None, "max_spans": 100, "title": None, "sm": False,
+        }),
+        "figures.timelines": (figures.timelines, {
+            "traces": run, "windows_ns": None, "max_spans": 100, "title": None,
+        }),
+        "figures.tradeoff": (figures.tradeoff, {
+            "result": swept, "latency": "w", "throughput": "v",
+        }),
+        "open_device": (gs.open_device, {
+            "spec": "sim:h200", "pace": "none", "unified_stream": False, "quiet": True,
+        }),
+        "predict": (gs.runs.predict, {
+            "experiment": EXPERIMENT, "gpu_profile": "h200", "viewer": None, "stop": None,
+        }),
+        "run": (gs.run, {"experiment": EXPERIMENT, **driven}),
+        "sweep": (gs.runs.sweep, {
+            "experiment": EXPERIMENT, "parameters": {"workloads.w.repeats": [1]}, "path": None,
+            **driven,
+        }),
+        "load_sweep": (load_sweep, {"path": "swept"}),
+        "measure_interference": (gs.runs.measure_interference, {
+            "partitions": {"p": 8, "q": 8}, "workloads": pair, "repeats": 2, "rounds": 1,
+            "seed": 0, "inside": 1.0, **driven,
+        }),
+        "nsight.profile": (gs.runs.nsight.profile, {
+            "experiment": EXPERIMENT, "report": "a.nsys-rep", "tool": "nsys",
+            "device": "sim:h200", "graph_nodes": False, "launches": 1, "program": "/bin/false",
+            "keep_private": False, "cancel": None,
+        }),
+        "calibrate": (calibrate, {"device": gpu, "path": "gpu.json", "budget_s": 1.0}),
+        "annotate": (entering(gs.annotate), {"name": "a"}),
+    }  # fmt: skip
+
+
+def entering(manager: Callable[..., Any]) -> Callable[..., None]:
+    """Call what gives a context, and enter that."""
+
+    def enter(**arguments: Any) -> None:
+        with manager(**arguments):
+            pass
+
+    return enter
+
+
+def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
+    """Public callables of widgets and lessons."""
+    timeline = gs.Timeline(trace)
+    lesson = learn.Lesson(0, "walk", gpu)
+    asked = lesson.predict("p", "?", learn.Value())
+    asked.give(1)
+    choice = learn.Choice(["a", "b"])
+    empty = Trace.from_columns({})
+    return {
+        "Timeline": (gs.Timeline, {"source": trace, "height": 300, "followed_ns": 1000}),
+        "Timeline.show": (timeline.show, {"trace": trace}),
+        "Timeline.watch": (gs.Timeline(empty).watch, {"recording": "none"}),
+        "Timeline.find": (timeline.find, {"text": "w"}),
+        "Timeline.select": (timeline.select, {"span": None}),
+        "Timeline.zoom": (timeline.zoom, {"by": 0.5, "at": 0.5}),
+        "Timeline.pan": (timeline.pan, {"by": 0.5}),
+        "Timeline.step": (timeline.step, {"along": 1, "across": 0}),
+        "Dashboard": (gs.Dashboard, {"device": "sim:h200", "experiment": EXPERIMENT}),
+        "PartitionCarver": (gs.widgets.PartitionCarver, {"device": gpu, "sizes": {"a": 8}}),
+        "StreamTable": (gs.widgets.StreamTable, {"streams": {"s": {}}, "partitions": ["a"]}),
+        "WorkloadTable": (gs.widgets.WorkloadTable, {"workloads": {"w": {}}, "streams": ["s"]}),
+        "learn.case": (learn.case, {"name": "A"}),
+        "learn.find": (learn.find, {"trace": trace, "name": None, "nth": 0, "kind": None}),
+        "learn.label": (learn.label, {"trace": trace}),
+        "learn.observe": (learn.observe, {"device": gpu, "name": "cupy", "function": int}),
+        "learn.recording_of": (learn.recording_of, {"name": "cupy"}),
+        "learn.spin_kernel": (learn.spin_kernel, {"device": gpu, "name": "spin"}),
+        "learn.address": (learn.address, {"array": gpu.empty(4)}),
+        "learn.Choice": (learn.Choice, {"options": ["a", "b"]}),
+        "learn.Order": (learn.Order, {"items": ["a", "b"]}),
+        "learn.Value": (learn.Value, {"unit": "µs", "within": 0.1}),
+        "learn.Interval": (learn.Interval, {"unit": "µs", "factor": 4.0}),
+        "learn.Lesson": (learn.Lesson, {"number": 1, "title": "t", "device": gpu}),
+        "Lesson.predict": (lesson.predict, {"name": "q", "question": "?", "kind": choice}),
+        "Lesson.reveal": (lesson.reveal, {
+            "name": "p", "measured": 1.0, "trace": None, "why": None, "rule": "",
+            "since_ns": None, "window_ns": None,
+        }),
+        "Lesson.reveal with a trace": (lesson.reveal, {
+            "name": "p", "measured": 1.0, "trace": trace, "why": "w", "since_ns": 0,
+            "window_ns": (0, 100),
+        }),
+        "Lesson.check": (lesson.check, {"name": "c", "task": "t", "test": bool, "hints": ["h"]}),
+        "Lesson.quiz": (lesson.quiz, {
+            "name": "z", "question": "?", "kind": choice, "answer": "a", "hints": ["h"],
+            "rule": "",
+        }),
+        "Lesson.to_csv": (lesson.to_csv, {"path": "a.csv", "learner": ""}),
+    }  # fmt: skip
+
+
+DOCUMENTED_TYPE_ERRORS = ("CallerStreamGuard",)
+"""Whose docstring says TypeError, as contract A6 does."""
+
+
+def check(targets: dict[str, Target]) -> None:
+    """Give each target each hostile value in place of each argument."""
+    wrong = []
+    for label, (function, arguments) in targets.items():
+        allowed: tuple[type[Exception], ...] = (GpuscopeError,)
+        if label in DOCUMENTED_TYPE_ERRORS:
+            allowed += (TypeError,)
+        for name in arguments:
+            for what, value in HOSTILE.items():
+                if name == "viewer" and callable(value):
+                    continue  # it is called, and what it raises is its own
+                try:
+                    made = function(**{**arguments, name: value})
+                except allowed as error:
+                    text = str(error)
+                    if not text or len(text) > 2000:
+                        wrong.append(f"{label}({name}={what}): an error of {len(text)} characters")
+                    continue
+                except Exception as error:  # noqa: BLE001 - that is what is looked for
+                    text = str(error)[:90]
+                    wrong.append(f"{label}({name}={what}): {type(error).__name__}: {text}")
+                    continue
+                close = getattr(made, "close", None)
+                if callable(close) and not isinstance(made, Device):
+                    close()
+    assert not wrong, f"{len(wrong)} raw errors:\n" + "\n".join(wrong)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("spec", ["sim:h200", "cpu"])
+def test_what_runs_refuses_what_it_cannot_take(spec):
+    gpu = gs.open_device(spec, quiet=True)
+    check(targets_of_device(gpu))
+    gpu.close()
+
+
+def test_what_was_seen_refuses_what_it_cannot_take():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    check(targets_of_traces(gpu))
+    gpu.close()
+
+
+def test_widgets_and_lessons_refuse_what_they_cannot_take(monkeypatch):
+    unraised = []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    gpu = gs.open_device("sim:h200", quiet=True)
+    check(targets_of_notebooks(gpu, gs.run(EXPERIMENT, gpu)["default"]))
+    gc.collect()
+    gpu.close()
+    assert not [str(one.exc_value) for one in unraised]

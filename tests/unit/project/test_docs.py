@@ -1,0 +1,139 @@
+"""Docs that follow from other files agree with them; the code and commands in pages run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import gpuscope as gs
+from gpuscope.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_generated_pages_are_up_to_date():
+    script = ROOT / "scripts" / "docs_pages.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_readme_example_runs(tmp_path):
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", code],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert (tmp_path / "timeline.html").stat().st_size > 1_000_000
+    trace = gs.load_trace(tmp_path / "run.parquet")
+    assert len(trace.where(kind="handle")) == 40
+    assert not trace.spans.column("end_ns").null_count  # the host saw each call's end
+
+
+def test_the_readmes_figures_are_those_of_the_results():
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    cpu, gpu = (
+        json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+        for name in ("cpu", "h200")
+    )
+
+    def row(begin):
+        (found,) = [one for one in gpu["rows"] if one["what"].startswith(begin)]
+        return found
+
+    (simulated,) = [
+        {one["setting"]: one["latency_p99_us"] for one in row["comparison"]
+         if one["workload"] == "small"}
+        for row in cpu["rows"] if "comparison" in row
+    ]  # fmt: skip
+    (alone,) = [
+        one["us"]["guard alone"] for one in gpu["rows"] if "guard alone" in one.get("us", {})
+    ]
+    p99, guard, live = map(row, ("quickstart: p99", "CallerStreamGuard enter + exit, unbound",
+                                 "a live timeline"))  # fmt: skip
+    bare, recorded = (row(f"512³ float16 alone on 16 SMs, told, {how}")["value"]
+                      for how in ("bare", "recorded"))  # fmt: skip
+    ids, kernels, nsys, torch, proton = (
+        row(f"recording torch.mm 64³ by {who}")
+        for who in ("gpuscope, with launch ids:", "gpuscope, kernels only:", "Nsight Systems",
+                    "torch.profiler", "Proton")
+    )  # fmt: skip
+    kept = simulated["no partition"] / simulated["16 | rest"]
+    twice = f"{guard['value']:.3g} µs ({alone['median']:.3g} in another run)"
+    added = (
+        f"| {ids['value']:.1f}; {kernels['value']:.1f} without API calls "
+        f"| {nsys['value']:.0f} | {torch['value']:.1f} | {proton['value']:.0f} | – |"
+    )
+    for said in (
+        added,
+        f"p99 is {kept:.3g} times as short, where an H200 gave {p99['value']:.3g} times",
+        f"({recorded - bare:.0f} µs at the median)",
+        f"those {p99['value']:.3g} times were to be 3",
+        f"costs {twice} where the goal is 0.5",
+        f"costs {live['value']:.3g} µs more where it is 1.5",
+    ):
+        assert said in readme
+    assert not any(one["met"] for one in (p99, guard, live))
+
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PROGRAMS = [
+    page for page in PAGES
+    if "```python" in page.read_text("utf-8")
+    and page.name not in ("native.md", "recording.md")  # excerpts, which need C or PyTorch
+]  # fmt: skip
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=named)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Return the gpuscope commands of a page's shell blocks, from the subcommand on."""
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL):
+        for line in block.splitlines():
+            words = line.partition("#")[0].split()
+            for place, word in enumerate(words[:-1]):
+                if word.rpartition("/")[2] == "gpuscope" and words[place - 1] != "venv":
+                    found.append(words[place + 1 :])
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", [one for one in (ROOT / "README.md", *PAGES) if commands(one)], ids=named
+)
+def test_the_commands_of_a_page_exist(page):
+    for subcommand, *rest in commands(page):
+        said = CliRunner().invoke(app, [subcommand, "--help"], env={"COLUMNS": "200"})
+        assert said.exit_code == 0, subcommand
+        for word in rest:
+            assert not word.startswith("--") or word in said.output, f"{word} of {subcommand}"
+
+
+def test_links_in_the_docs_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{named(page)} → {target}"

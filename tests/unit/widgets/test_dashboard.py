@@ -1,0 +1,766 @@
+"""The dashboard without a browser: what it offers, what it runs, what it shows and keeps."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from front_end import pages  # noqa: F401 - a fixture
+from patience import PATIENCE_S
+
+import gpuscope as gs
+from gpuscope.device.api import DeviceInfo
+from gpuscope.device.select import open_devices
+from gpuscope.errors import (
+    Cancelled,
+    DeviceUnavailable,
+    GpuscopeError,
+    InvalidExperiment,
+    MissingDependency,
+)
+from gpuscope.figures.style import OKABE_ITO
+from gpuscope.runs import session
+from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.nsight import Profile
+from gpuscope.runs.session import Progress
+from gpuscope.widgets import dashboard as module
+from gpuscope.widgets.dashboard import CLOSE_UP_NS, Dashboard
+from gpuscope.widgets.devices import DevicePicker
+from gpuscope.widgets.estimate import Estimate, in_words
+from gpuscope.widgets.runbar import RunBar
+from gpuscope.widgets.throttle import LatestWins
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def dashboard(pages):  # noqa: F811 - the fixture
+    shown = Dashboard("sim:h200")
+    yield shown
+    shown.close()
+
+
+def short(dashboard: Dashboard, repeats: int = 20) -> None:
+    dashboard.form.workloads.edit("small", repeats=repeats)
+
+
+def short_data() -> dict[str, object]:
+    spin = {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 3}
+    return {"name": "short", "streams": {"s": {}}, "workloads": {"spin": spin}}
+
+
+def finish(dashboard: Dashboard) -> None:
+    assert dashboard.wait(PATIENCE_S), "the run did not end"
+
+
+def run(dashboard: Dashboard) -> None:
+    dashboard.start()
+    finish(dashboard)
+    assert dashboard.bar.alarm == ""
+
+
+def until_status(dashboard: Dashboard, words: str) -> threading.Event:
+    """An event that is set when the status or the alarm says `words`."""
+    seen = threading.Event()
+
+    def look(change: dict[str, str]) -> None:
+        if words in change["new"]:
+            seen.set()
+
+    dashboard.bar.observe(look, names=["status", "alarm"])
+    return seen
+
+
+def fake_run(monkeypatch, act) -> None:
+    def run(experiment, device, *, viewer, stop):
+        return act(viewer, stop)
+
+    monkeypatch.setattr(session, "run", run)
+
+
+# -- what it offers ---------------------------------------------------------------------
+def test_a_cell_displays_it(dashboard):
+    bundle = dashboard._repr_mimebundle_()
+    if isinstance(bundle, tuple):
+        bundle = bundle[0]
+    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"]
+
+
+@pytest.mark.parametrize("widget", [RunBar, DevicePicker])
+def test_every_trait_says_what_it_is(widget):
+    base = set(widget.mro()[2].class_traits())
+    assert all(widget.class_traits()[name].help for name in set(widget.class_traits()) - base)
+
+
+def test_only_devices_that_are_here_are_offered():
+    shown = Dashboard()
+    try:
+        assert "sim:h200" in shown.devices.options
+        for key in shown.devices.options:
+            assert gs.open_device(key, quiet=True).info.key == key
+        if gs.open_device(shown.devices.device, quiet=True).is_simulated:
+            assert shown.devices.simulated
+            assert "Why:" in shown.devices.words
+        first = shown.devices.device
+        shown.devices.device = "sim:tpu"  # a page may say anything
+        assert shown.devices.device == first
+    finally:
+        shown.close()
+
+
+def test_it_starts_with_the_given_device_and_says_that_it_is_simulated(dashboard):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    shown = Dashboard(gpu)
+    assert shown.devices.device == "sim:h200"
+    assert shown.devices.simulated
+    assert "no GPU is used, all times come from a model" in shown.devices.words
+    shown.close()
+
+
+def test_a_measured_device_is_told_from_a_simulated_one(monkeypatch, dashboard):
+    info = DeviceInfo("cuda:0", "cuda", 0, "NVIDIA H200", "GPU-1", 132, (9, 0), 1, "driver 580")
+    monkeypatch.setattr(
+        "gpuscope.widgets.devices.open_anew", lambda _key: SimpleNamespace(info=info)
+    )
+    dashboard.devices._describe()
+    assert not dashboard.devices.simulated
+    assert dashboard.devices.words == "NVIDIA H200, 132 SMs (driver 580)"
+
+
+def test_an_unknown_device_is_an_error_at_once():
+    with pytest.raises(DeviceUnavailable, match="tpu"):
+        Dashboard("sim:tpu")
+
+
+# -- the experiment ---------------------------------------------------------------------
+def test_the_controls_describe_an_experiment(dashboard):
+    form = dashboard.form
+    form.carver.propose({"small": 24})
+    form.carver.apply()
+    form.streams.edit("small", priority=-2)
+    form.streams.edit("load", partition="")
+    form.streams.edit("load", blocking=True)
+    form.workloads.edit("small", m=1024, dtype="bfloat16", repeats=1500, waits_on=["load"])
+    form.workloads.edit("load", m=8192, guard=False)
+    found = dashboard.experiment
+    assert found.partitions == {"small": 24, "load": "rest"}
+    small, load = found.workloads["small"], found.workloads["load"]
+    assert (small.m, small.n, small.dtype, small.repeats) == (1024, 512, "bfloat16", 1500)
+    assert (small.waits_on, load.guard, load.m, load.background) == (["load"], False, 8192, True)
+    assert (found.streams["small"].priority, found.streams["load"].blocking) == (-2, True)
+    assert list(found.settings) == ["small 24 | load rest"]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_any_experiment_fills_the_controls_and_comes_out_as_it_was(path, dashboard):
+    given = Experiment.from_file(path)
+    dashboard.open(path)
+    found = dashboard.experiment
+    settings = given.resolve()
+    setting = next((one for one in settings if one.partitions), settings[-1])
+    assert found.partitions == setting.partitions
+    assert found.streams == setting.streams
+    assert found.workloads == setting.workloads
+    assert (found.rounds, found.seed, found.name) == (given.rounds, given.seed, given.name)
+    assert dashboard.bar.ready
+    assert f"Opened {given.name}" in dashboard.bar.status
+
+
+def test_counts_are_rounded_as_the_experiment_says(dashboard):
+    given = dashboard.experiment.to_dict()
+    del given["settings"]
+    for rounding, granted in (("up", 16), ("down", 12), ("nearest", 12)):
+        dashboard.open({**given, "partitions": {"small": 13, "load": "rest"}, "rounding": rounding})
+        assert dashboard.experiment.partitions == {"small": granted, "load": "rest"}
+
+
+def test_what_cannot_be_opened_changes_nothing(dashboard, tmp_path):
+    before = dashboard.experiment
+    with pytest.raises(InvalidExperiment, match="streams: missing"):
+        dashboard.open({"name": "x"})
+    with pytest.raises(GpuscopeError, match="cannot read"):
+        dashboard.open(tmp_path / "none.toml")
+    assert dashboard.experiment == before
+
+
+def test_a_carving_that_was_not_applied_is_by_run(dashboard):
+    dashboard.form.carver.propose({"small": 61})
+    assert dashboard.form.carver.sizes == {"small": 16, "load": "rest"}
+    assert dashboard.experiment.partitions == {"small": 60, "load": "rest"}
+    assert not dashboard.form.carver.pending
+
+
+def test_streams_follow_partitions_and_workloads_follow_streams(dashboard):
+    form = dashboard.form
+    form.carver._do_rename(form.carver.rows[0]["id"], "tiny")
+    form.carver.apply()
+    assert form.streams.streams["small"].partition == "tiny"
+    form.streams.edit("small", name="quick")
+    assert form.workloads.workloads["small"].stream == "quick"
+    form.workloads.edit("load", name="big")
+    assert dashboard.experiment.streams["quick"].partition == "tiny"
+    assert set(dashboard.experiment.workloads) == {"small", "big"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda form: form.carver.propose({"small": "many"}), "a whole number or the rest"),
+        (
+            lambda form: (form.carver.remove("small"), form.carver.apply()),
+            "'small' is no partition",
+        ),
+        (lambda form: form.streams.remove("small"), "'small' is no stream"),
+        (lambda form: form.streams.edit("small", name="load"), "two rows are called 'load'"),
+        (lambda form: form.workloads.edit("small", m=0), "greater than 0"),
+        (lambda form: form.workloads.remove("small"), "every one is in the background"),
+        (lambda form: [form.workloads.remove(n) for n in ("small", "load")], "at least one"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_place_and_cannot_be_run(dashboard, spoil, said):
+    spoil(dashboard.form)
+    form = dashboard.form
+    shown = [form.streams.said, form.workloads.said, *form.carver._problems()]
+    assert any(said in words for words in shown)
+    assert not dashboard.bar.ready
+    dashboard.start()  # as a program may
+    finish(dashboard)
+    assert said in dashboard.bar.alarm
+    assert dashboard.run is None
+    with pytest.raises(GpuscopeError):
+        _ = dashboard.experiment
+
+
+def test_foreign_names_do_no_harm(dashboard):
+    name = "<img src=x onerror=alert(1)>"
+    form = dashboard.form
+    form.carver._do_rename(form.carver.rows[0]["id"], name)
+    form.carver.apply()
+    form.workloads.edit("small", name=name, repeats=5)
+    form.streams.edit("small", name=name)
+    run(dashboard)
+    for shown in (dashboard.verdicts.value, dashboard.results.value, dashboard._static()):
+        assert "<img src=x" not in shown
+        assert "&lt;img" in shown
+
+
+# -- taking it elsewhere ------------------------------------------------------------------
+def test_toml_is_saved_and_opened_by_the_page(dashboard, pages):  # noqa: F811 - the fixture
+    page = pages(dashboard.bar)
+    dashboard.form.workloads.edit("small", repeats=77)
+    page.act("save")
+    file = page.state["file"]
+    assert file["name"] == "dashboard.toml"
+    assert Experiment.from_toml(file["text"]) == dashboard.experiment
+    dashboard.form.workloads.edit("small", repeats=5)
+    page.act("open", name="dashboard.toml", text=file["text"])
+    assert dashboard.experiment.workloads["small"].repeats == 77
+    page.act("open", name="other.toml", text="name = 3")
+    assert "other.toml: " in page.state["alarm"]
+    assert "streams: missing" in page.state["alarm"]
+    assert dashboard.experiment.workloads["small"].repeats == 77
+    dashboard.form.workloads.edit("small", repeats=0)
+    page.act("save")
+    assert "greater than 0" in page.state["alarm"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("gpuscope", "gs.runs.Experiment("),
+        ("cuda.core", "create_context"),
+        ("C++", "cuGreenCtxCreate"),
+    ],
+)
+def test_code_is_shown_to_be_copied(dashboard, pages, kind, words):  # noqa: F811 - the fixture
+    page = pages(dashboard.bar)
+    assert kind in page.state["codes"]
+    page.act("code", kind=kind)
+    assert page.state["code"]["kind"] == kind
+    assert page.state["code"]["text"] == dashboard.code(kind)
+    assert words in dashboard.code(kind)
+    dashboard.form.workloads.edit("small", repeats=0)
+    page.act("code", kind=kind)
+    assert "greater than 0" in page.state["alarm"]
+
+
+def test_nsight_says_why_it_cannot(dashboard, pages):  # noqa: F811 - the fixture
+    pages(dashboard.bar).act("nsight")
+    assert "sim:h200 is none: choose a CUDA device" in dashboard.bar.alarm
+    assert not dashboard.is_running
+
+
+@pytest.fixture
+def on_a_gpu(dashboard, monkeypatch):
+    """The dashboard as if a CUDA device were chosen."""
+    info = SimpleNamespace(kind="cuda", key="cuda:0")
+    monkeypatch.setattr(dashboard.devices, "opened", lambda: SimpleNamespace(info=info))
+    monkeypatch.setattr(dashboard.form, "experiment", lambda found=dashboard.experiment: found)
+    return dashboard
+
+
+def test_nsight_runs_the_experiment_and_shows_what_it_wrote(on_a_gpu, monkeypatch):
+    seen = []
+    trace = gs.runs.predict({**short_data(), "alone_repeats": 0})["default"]
+
+    def profile(experiment, *, device, cancel):
+        seen.append((experiment, device, cancel.is_set()))
+        return Profile(Path("dashboard.nsys-rep"), trace, ("nsys",))
+
+    monkeypatch.setattr(module.nsight, "profile", profile)
+    on_a_gpu.open_in_nsight()
+    finish(on_a_gpu)
+    assert seen == [(on_a_gpu.experiment, "sim:h200", False)]
+    assert "wrote dashboard.nsys-rep" in on_a_gpu.bar.status
+    assert len(on_a_gpu.timeline._whole()) == len(trace)
+
+
+def test_nsight_that_fails_or_is_stopped_says_so(on_a_gpu, monkeypatch):
+    def fail(_experiment, *, device, cancel):
+        raise MissingDependency("nsys is not on PATH")
+
+    monkeypatch.setattr(module.nsight, "profile", fail)
+    on_a_gpu.open_in_nsight()
+    finish(on_a_gpu)
+    assert "nsys is not on PATH" in on_a_gpu.bar.alarm
+
+    def hang(_experiment, *, device, cancel):
+        assert cancel.wait(PATIENCE_S)
+        raise Cancelled("stopped: nothing was kept")
+
+    monkeypatch.setattr(module.nsight, "profile", hang)
+    on_a_gpu.open_in_nsight()
+    assert on_a_gpu.bar.running
+    on_a_gpu.open_in_nsight()  # one at a time
+    on_a_gpu.stop()
+    finish(on_a_gpu)
+    assert "stopped: nothing was kept" in on_a_gpu.bar.alarm
+    assert not on_a_gpu.is_running
+
+
+# -- runs -------------------------------------------------------------------------------
+def bars(dashboard: Dashboard) -> dict[str, str]:
+    """Legend's name → colour of what is drawn."""
+    data = dashboard.timeline.figure.to_dict()["data"]
+    return {one["name"]: one["marker"]["color"] for one in data if one["type"] == "bar"}
+
+
+def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):
+    figure = dashboard.timeline.figure
+    assert dashboard.run is None
+    short(dashboard, 1000)
+    dashboard.start()
+    assert dashboard.is_running
+    controls = [dashboard.devices, *dashboard.form.controls]
+    assert dashboard.bar.running
+    assert all(one.disabled for one in controls)
+    dashboard.start()  # a second click changes nothing
+    finish(dashboard)
+    assert not dashboard.is_running
+    assert not dashboard.bar.running
+    assert not any(one.disabled for one in controls)
+    assert "Done: 1,000 timed calls" in dashboard.bar.status
+    assert (dashboard.bar.progress, dashboard.bar.left) == (1.0, "")
+    assert not dashboard.run.stopped
+    assert dashboard.timeline.figure is figure
+    assert dashboard.timeline in dashboard.widget.children
+    assert bars(dashboard)
+    assert "SIMULATED" in figure.layout.title.text
+    low, high = dashboard.timeline.window_ns
+    assert high - low == CLOSE_UP_NS
+    for words in ("Confinement: confined", "✓", "ran inside its 16 SMs", "Evidence: simulated",
+                  "confines by construction", "Overlap <b>", "Gain <b>", "p50", "p90", "p99",
+                  "n = 1,000", "TFLOP/s", "of its rate alone"):  # fmt: skip
+        assert words in dashboard.verdicts.value, words
+    for words in ("TFLOP/s", "SIMULATED", "1000", "small", "load"):
+        assert words in dashboard.results.value, words
+    assert "Since the run before" not in dashboard.results.value
+
+
+def test_without_a_guard_the_verdict_is_an_escape_with_its_name(dashboard):
+    short(dashboard)
+    dashboard.form.workloads.edit("small", guard=False)
+    run(dashboard)
+    said = dashboard.verdicts.value
+    assert "Confinement: ESCAPED" in said
+    assert "✗" in said
+    assert "100.0% of the time of its work" in said
+    assert "gemm_float16_512x512x512 ×20 → outside any partition" in said
+
+
+def test_the_next_run_says_what_changed_and_what_that_did(dashboard):
+    short(dashboard)
+    run(dashboard)
+    run(dashboard)
+    assert "The same experiment again." in dashboard.results.value
+    dashboard.form.carver.propose({"small": 64})
+    dashboard.form.workloads.edit("small", guard=False)
+    run(dashboard)
+    said = dashboard.results.value
+    assert "partitions.small: 16 → 64" in said
+    assert "workloads.small.guard: true → false" in said
+    assert "load" in said
+    assert "worse" in said
+    assert "confinement" in said
+
+
+def test_without_partitions_it_runs_too_and_says_why_there_is_no_verdict(dashboard):
+    form = dashboard.form
+    form.carver.remove("small")
+    form.carver.remove("load")
+    form.carver.apply()
+    for name in ("small", "load"):
+        form.streams.edit(name, partition="")
+    short(dashboard)
+    run(dashboard)
+    assert list(dashboard.run) == ["no partition"]
+    assert "Nothing was carved" in dashboard.verdicts.value
+    assert "No p99: it needs 1,000 calls" in dashboard.verdicts.value
+    assert "whole GPU" in dashboard.results.value
+
+
+def test_stop_ends_it_early_and_keeps_what_was_recorded(dashboard):
+    running = until_status(dashboard, "Running")
+    short(dashboard, 1_000_000)
+    dashboard.start()
+    assert running.wait(PATIENCE_S)
+    dashboard.stop()
+    assert "Stopping" in dashboard.bar.status
+    assert dashboard.bar.stopping
+    finish(dashboard)
+    assert dashboard.run.stopped
+    (trace,) = dashboard.run.values()
+    kept = trace.kind_counts()["handle"]
+    assert 0 < kept < 1_000_000
+    assert "Stopped early" in dashboard.bar.status
+    assert not dashboard.bar.stopping
+    assert "Overlap" in dashboard.verdicts.value
+    assert bars(dashboard)
+
+
+def test_close_stops_the_run_and_leaves_nothing():
+    gc.collect()
+    before = set(open_devices())
+    shown = Dashboard("sim:h200")
+    running = until_status(shown, "Running")
+    short(shown, 1_000_000)
+    shown.start()
+    assert running.wait(PATIENCE_S)
+    shown.close()
+    assert not shown.is_running
+    assert shown.run.stopped
+    shown.start()
+    assert not shown.is_running
+    gc.collect()
+    left = set(open_devices()) - before
+    assert not any(device.partitions or device.streams for device in left)
+
+
+def test_closing_its_page_closes_it(dashboard, pages):  # noqa: F811 - the fixture
+    running = until_status(dashboard, "Running")
+    short(dashboard, 1_000_000)
+    dashboard.start()
+    assert running.wait(PATIENCE_S)
+    dashboard.widget.comm.handle_close({})
+    assert not dashboard.is_running
+    assert dashboard.run.stopped
+
+
+def test_partitions_have_the_colours_of_the_carver_in_every_picture(dashboard):
+    short(dashboard)
+    carver = dashboard.form.carver
+    carver._do_color(carver.rows[0]["id"], "#123456")
+    carver._do_color(carver.rows[0]["id"], "red;}")  # is none
+    assert dashboard.experiment.colors == {"small": "#123456"}
+    run(dashboard)
+    drawn = bars(dashboard)
+    assert drawn["small: kernel"] == "#123456"
+    assert drawn["load: kernel"] == carver.colors["load"] == OKABE_ITO[1]
+    assert "background:#123456" in dashboard.verdicts.value
+    dashboard.open(dashboard.experiment)
+    assert carver.colors["small"] == "#123456"
+
+
+def test_it_keeps_no_simulated_device_which_would_be_a_second_clock(dashboard):
+    gc.collect()
+    before = set(open_devices())
+    short(dashboard)
+    run(dashboard)
+    dashboard.form.carver.propose({"small": 8})
+    gc.collect()
+    assert not set(open_devices()) - before
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (GpuscopeError("no <SMs> left"), "no <SMs> left"),
+        (RuntimeError("the driver fell over"), "RuntimeError: the driver fell over"),
+    ],
+)
+def test_an_error_of_the_run_is_shown(dashboard, monkeypatch, error, said):
+    def fail(viewer, stop):
+        raise error
+
+    fake_run(monkeypatch, fail)
+    dashboard.start()
+    finish(dashboard)
+    assert dashboard.bar.alarm == said
+    assert dashboard.bar.ready
+    assert not dashboard.bar.running
+    assert dashboard.run is None
+
+
+def test_an_error_of_the_live_picture_is_shown_and_the_run_goes_on(dashboard, monkeypatch):
+    def fail(_recording):
+        raise ValueError("nothing to <draw>")
+
+    monkeypatch.setattr(dashboard.timeline, "watch", fail)
+    failed = until_status(dashboard, "The live picture failed, the run goes on")
+    short(dashboard, 300)
+    dashboard.start()
+    finish(dashboard)
+    assert failed.is_set()
+    assert "Done: 300 timed calls" in dashboard.bar.status
+    assert dashboard.run is not None
+
+
+def test_results_that_cannot_be_shown_are_said_and_the_run_is_kept(dashboard, monkeypatch):
+    monkeypatch.setattr(module.results, "summarise", lambda _run: 1 / 0)
+    short(dashboard)
+    dashboard.start()
+    finish(dashboard)
+    assert "The results cannot be shown: ZeroDivisionError" in dashboard.bar.alarm
+    assert dashboard.run is not None
+
+
+def test_controls_may_be_used_from_many_threads_while_it_runs(dashboard):
+    """Callbacks come beside the main thread: nothing is lost, and nothing waits for ever."""
+    short(dashboard, 200)
+    dashboard.start()
+    start = threading.Barrier(4)
+
+    def push(act) -> None:
+        start.wait()
+        for number in range(20):
+            act(number)
+
+    bar, form = dashboard.bar, dashboard.form
+    threads = [
+        threading.Thread(target=push, args=(act,), daemon=True)
+        for act in (
+            lambda n: bar._take(bar, {"action": "code", "kind": "gpuscope"}, []),
+            lambda n: form.workloads.edit("small", repeats=200 + n),
+            lambda n: form.carver.propose({"small": 8 + 8 * (n % 8)}),
+            lambda n: bar._take(bar, {"action": "run"}, []),
+        )
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    finish(dashboard)
+    assert dashboard.form.workloads.workloads["small"].repeats == 219
+
+
+# -- what stays in the notebook -------------------------------------------------------------
+class Display:
+    """What a cell shows, and how it is updated."""
+
+    def __init__(self) -> None:
+        self.shown: list[object] = []
+        self.saved = ""
+
+    def display(self, what, display_id=None):
+        self.shown.append(what)
+        if display_id is None:
+            return None
+        self.saved = what.data
+        return self
+
+    def update(self, what) -> None:
+        self.saved = what.data
+
+
+def test_a_notebook_keeps_what_was_there_last(dashboard, monkeypatch):
+    page = Display()
+    monkeypatch.setattr("IPython.display.display", page.display)
+    dashboard._ipython_display_()
+    assert page.shown[0] is dashboard.widget
+    assert f"gpuscope-saved-{dashboard.bar.uid}" in page.saved
+    assert "Nothing was run." in page.saved
+    assert "SIMULATED, not measured" in page.saved
+    dashboard.form.workloads.edit("small", repeats=23)
+    assert "repeats = 23" in page.saved
+    run(dashboard)
+    for words in ("Confinement: confined", "p50", "TFLOP/s", "Gain", "repeats = 23",
+                  'alt="Timeline (SIMULATED)"', "data:image/png;base64,"):  # fmt: skip
+        assert words in page.saved
+    assert len(page.saved) < 200_000
+    dashboard.form.workloads.edit("small", repeats=0)
+    assert "greater than 0" in page.saved
+
+
+# -- time left ----------------------------------------------------------------------------
+def test_time_left_follows_the_pace_and_what_is_to_come(dashboard):
+    clock = Clock()
+    estimate = Estimate(dashboard.experiment, clock)
+    assert estimate.at(Progress("one", 0, 0, 100, None)) == (0.0, None)
+    clock.now_s += 1
+    # 10 of 100 in 1 s: 10 s together, then the load alone, here and on the whole GPU.
+    assert estimate.at(Progress("one", 0, 10, 100, None)) == (1 / 30, 29)
+    clock.now_s += 9
+    assert estimate.at(Progress("one", 0, 100, 100, None)) == (1 / 3, 20)
+    clock.now_s += 15
+    assert estimate.at(Progress("one", 0, 100, 100, None, "load alone")) == (25 / 30, 5)
+    clock.now_s += 60
+    assert estimate.at(Progress("one", 0, 100, 100, None, "load alone")) == (0.99, 0)
+    assert [in_words(left) for left in (None, 0, 29.6, 89, 91, 600)] == [
+        "", "about 1 s left", "about 30 s left", "about 89 s left", "about 2 min left",
+        "about 10 min left",
+    ]  # fmt: skip
+
+
+def test_progress_and_time_left_are_shown_while_it_runs(dashboard):
+    seen = []
+    dashboard.bar.observe(lambda change: seen.append(change["new"]), names="left")
+    short(dashboard, 1500)
+    run(dashboard)
+    assert any(words.startswith("about ") for words in seen)
+    assert seen[-1] == ""
+
+
+# -- live ---------------------------------------------------------------------------------
+def test_the_timeline_follows_what_runs_together(dashboard, monkeypatch):
+    watched = []
+    watch = dashboard.timeline.watch
+    monkeypatch.setattr(
+        dashboard.timeline, "watch", lambda recording: (watched.append(recording), watch(recording))
+    )
+    grown = threading.Event()
+    dashboard.timeline.observe(lambda _change: grown.set(), names="window_ns")
+    short(dashboard, 1500)
+    dashboard.start()
+    assert grown.wait(PATIENCE_S)
+    finish(dashboard)
+    (recording,) = watched
+    assert recording.is_over
+    assert not dashboard.timeline.follow
+    shown = dashboard.run["small 16 | load rest"]
+    assert len(dashboard.timeline._whole()) == len(shown)
+
+
+def test_nothing_is_drawn_while_it_runs_with_live_switched_off(dashboard, pages, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(dashboard.timeline, "watch", lambda _recording: pytest.fail("drawn live"))
+    pages(dashboard.bar).set(live=False)
+    short(dashboard, 1000)
+    run(dashboard)
+    assert bars(dashboard)
+
+
+def test_live_can_be_switched_off_and_on_while_it_runs(dashboard, monkeypatch):
+    seen: queue.Queue[str] = queue.Queue()
+    timeline = dashboard.timeline
+    watch, finish_ = timeline.watch, timeline.finish
+    monkeypatch.setattr(timeline, "watch", lambda recording: (watch(recording), seen.put("watch")))
+    monkeypatch.setattr(timeline, "finish", lambda: (finish_(), seen.put("finish")))
+    short(dashboard, 1_000_000)
+    dashboard.start()
+    for live, said in ((False, "watch"), (True, "finish"), (False, "watch")):
+        assert seen.get(timeout=PATIENCE_S) == said
+        dashboard.bar.live = live
+    assert seen.get(timeout=PATIENCE_S) == "finish"
+    dashboard.stop()
+    finish(dashboard)
+    assert dashboard.run.stopped
+
+
+def test_the_latest_wins_and_nothing_queues():
+    clock = Clock()
+    drawn: list[int] = []
+    live = LatestWins(drawn.append, failed=pytest.fail, period_s=0.5, clock=clock)
+    assert not live.draw_latest()
+    live.offer(1)
+    live.offer(2)
+    assert live.draw_latest()
+    assert drawn == [2]
+    for number in range(3, 10):
+        clock.now_s += 0.07
+        live.offer(number)
+        assert not live.draw_latest()
+    clock.now_s += 0.02
+    assert live.draw_latest()
+    assert not live.draw_latest()
+    assert drawn == [2, 9]
+
+
+def test_drawing_goes_on_after_a_failure():
+    clock = Clock()
+    failures: list[Exception] = []
+
+    def draw(item: int) -> None:
+        raise ValueError(item)
+
+    live = LatestWins(draw, failed=failures.append, period_s=0.5, clock=clock)
+    for number in (1, 2):
+        live.offer(number)
+        assert live.draw_latest()
+        clock.now_s += 0.5
+    assert [str(one) for one in failures] == ["1", "2"]
+
+
+def test_the_last_item_is_drawn_without_a_further_offer():
+    drawn: queue.Queue[int] = queue.Queue()
+    with LatestWins(drawn.put, failed=pytest.fail, period_s=0.02) as live:
+        for number in (1, 2, 3):
+            live.offer(number)
+        last = 0
+        while last != 3:
+            last = drawn.get(timeout=PATIENCE_S)
+
+
+def test_leaving_waits_for_what_is_being_drawn_and_draws_no_more():
+    begun, go_on, drawn = threading.Event(), threading.Event(), []
+
+    def draw(item: int) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        drawn.append(item)
+
+    with LatestWins(draw, failed=pytest.fail, period_s=0.0, clock=Clock()) as live:
+        live.offer(1)
+        assert begun.wait(PATIENCE_S)
+        live.offer(2)
+        threading.Timer(0, go_on.set).start()
+    assert drawn[0] == 1
+    live.offer(3)
+    assert 3 not in drawn
+
+
+def test_a_closed_dashboard_is_forgotten_with_its_trace():
+    dashboard = Dashboard("sim:h200")
+    short(dashboard)
+    run(dashboard)
+    parts = (dashboard, dashboard.bar, dashboard.form, dashboard.timeline,
+             dashboard.timeline._trace)  # fmt: skip
+    kept = [weakref.ref(one) for one in parts]
+    dashboard.close()
+    del dashboard, parts
+    gc.collect()
+    assert [one() for one in kept] == [None] * len(kept)

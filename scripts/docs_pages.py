@@ -43,8 +43,9 @@ CALIBRATION = """## Your own GPU
     gpuscope predict examples/quickstart.toml --gpu-profile gpu.json
 
 or `gpuscope.calibration.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`. It takes
-less than 3 minutes, needs CUPTI (`gpuscope doctor` says what brings it), and wants the GPU for itself,
-in a process that has not recorded yet: with CUPTI on, calls cost more. It prints the median and 90th
+less than 3 minutes, needs CUPTI (`gpuscope doctor` says what brings it), and wants the GPU for
+itself, in a process that has not recorded yet: with CUPTI on, calls cost more. It prints the
+median and 90th
 percentile of the errors of predicted GEMM times, in the fit and, by a fit to the others, on a
 fifth of the shapes. The file is written at the end, whole or not at all.
 

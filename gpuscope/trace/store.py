@@ -228,8 +228,8 @@ def _opened(
     if most_bytes is not None and found.nbytes > max(most_bytes, _METADATA_BYTES):
         raise _NotOurs(
             f"unpacks to {found.nbytes:,} bytes, where {most_bytes:,} are the limit. If you trust "
-            "the file, load_trace(path, limits=gpuscope.importers.Limits(text_bytes=…, rows=…)) reads "
-            "more"
+            "the file, load_trace(path, limits=gpuscope.importers.Limits(text_bytes=…, rows=…)) "
+            "reads more"
         )
     file.seek(0)
     texts = sorted(found.texts & _TEXTS)

@@ -1,12 +1,24 @@
 """Count the package: code lines, `Any`s, private names of other files, imports by string, names.
 
-    python scripts/count_code.py [--json]
+    python scripts/count_code.py [--json] [--where] [ROOM …]
 
-A code line holds code: neither blank, nor only a comment, nor part of a docstring. An `Any`
-is each time that the name stands in code. A private read takes an attribute or a name that
-begins with one underscore from what is neither ``self`` nor ``cls`` nor defined in the same
-file. An import by string is `import_module` or `__import__` on something that names a
-module of gpuscope.
+Code lines
+    Lines that hold code. Blank lines, comments and docstrings do not count.
+`Any`
+    Each time the name stands in code, imports included. A comment or a docstring that
+    mentions it does not count.
+Private reads
+    A name with one leading underscore that some file of the package defines, and that another
+    file imports or takes from anything but ``self`` and ``cls``, also by ``getattr`` with a
+    literal name. Private names of other libraries do not count. Objects have no types here: if
+    a file defines such a name itself, its reads of another file's namesake are not seen.
+Imports by string
+    Calls of ``import_module`` and ``__import__`` that can name a module of gpuscope: all but
+    those of a literal that names another package. Files that may do so are in `BY_STRING`.
+Long modules
+    Files over 450 lines, all lines counted, whose docstring does not say "long because".
+
+With rooms, such as ``trace`` or ``record``, only their files count.
 """
 
 from __future__ import annotations
@@ -16,26 +28,24 @@ import ast
 import io
 import json
 import tokenize
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG = 450
 """Lines above which a module gives a reason at its top."""
+BY_STRING = {
+    "gpuscope/_lazy.py": "lazy public names",
+    "gpuscope/_optional.py": "optional libraries",
+    "gpuscope/_plotly.py": "modules that Plotly imports before it needs them",
+    "gpuscope/workloads/function.py": "the user's own module, in kind = python:module:function",
+}
+"""Files that may import by string, and what."""
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
 }  # fmt: skip
-
-
-@dataclass
-class Counts:
-    """What a file, or all of them together, holds."""
-
-    code: int = 0
-    any: int = 0
-    private: int = 0
-    by_string: int = 0
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
@@ -66,93 +76,159 @@ def defined_privately(tree: ast.Module) -> set[str]:
             and isinstance(node.value, ast.Tuple | ast.List)
         ):
             names |= {str(item.value) for item in node.value.elts if isinstance(item, ast.Constant)}
-    return {name for name in names if name.startswith("_")}
+    return {name for name in names if name.startswith("_") and not name.endswith("__")}
 
 
-def private_reads(tree: ast.Module) -> list[tuple[int, str]]:
-    """Return where a file takes another's private names, and which."""
-    own = defined_privately(tree)
+def foreign_modules(tree: ast.Module) -> set[str]:
+    """Return the names under which a file imports other packages."""
+    return {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if not alias.name.startswith("gpuscope")
+    }
+
+
+def private_reads(tree: ast.Module, known: set[str]) -> list[tuple[int, str]]:
+    """Return where a file reads private names that another file of the package defines.
+
+    Parameters
+    ----------
+    tree
+        The file.
+    known
+        Private names that any file of the package defines.
+    """
+    theirs = known - defined_privately(tree)
+    own = {"self", "cls"} | foreign_modules(tree)
     reads = []
     for node in ast.walk(tree):
+        if not isinstance(node, ast.expr | ast.stmt):
+            continue
+        owner: ast.expr | None = None
+        names: list[str] = []
         if isinstance(node, ast.Attribute):
-            name = node.attr
-            inside = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gpuscope"):
-            reads += [
-                (node.lineno, alias.name)
-                for alias in node.names
-                if alias.name.startswith("_") and node.module != "gpuscope"
-            ]
-            continue
-        else:
-            continue
-        if name.startswith("_") and not name.endswith("__") and not inside and name not in own:
-            reads.append((node.lineno, name))
+            owner, names = node.value, [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gpuscope."):
+            names = [alias.name for alias in node.names]
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("getattr", "setattr", "delattr", "hasattr")
+            and isinstance(node.args[1], ast.Constant)
+        ):
+            owner, names = node.args[0], [str(node.args[1].value)]
+        if not (isinstance(owner, ast.Name) and owner.id in own):
+            reads += [(node.lineno, name) for name in names if name in theirs]
     return reads
 
 
-def imports_by_string(tree: ast.Module) -> int:
-    """Return how often a file imports a module of gpuscope by its name as text."""
-    return sum(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute | ast.Name)
-        and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
-        in ("import_module", "__import__")
-        and "gpuscope" in ast.unparse(node)
-        for node in ast.walk(tree)
+def imports_by_string(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return where a file imports by a name that is text and may be a module of gpuscope."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            if called in ("import_module", "__import__"):
+                module = node.args[0]
+                foreign = isinstance(module, ast.Constant) and not str(module.value).startswith(
+                    ("gpuscope", ".")
+                )
+                found += [] if foreign else [(node.lineno, ast.unparse(node))]
+    return found
+
+
+def top_names() -> int:
+    """Return how many names `gpuscope` offers: the keys of its table of lazy names."""
+    tree = ast.parse((ROOT / "gpuscope" / "__init__.py").read_text("utf-8"))
+    (table,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == "_HOMES"
+        and isinstance(node.value, ast.Dict)
     )
+    return len(table.keys)
 
 
-def count(text: str) -> Counts:
-    """Count one file."""
-    tree = ast.parse(text)
+def code_and_anys(text: str, tree: ast.Module) -> tuple[int, int]:
+    """Return how many lines of a file hold code, and how many `Any`s stand in them."""
     lines: set[int] = set()
     anys = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
         anys += token.type == tokenize.NAME and token.string == "Any"
-    return Counts(
-        len(lines - docstring_lines(tree)), anys, len(private_reads(tree)), imports_by_string(tree)
-    )
+    return len(lines - docstring_lines(tree)), anys
 
 
-def unexplained(path: Path) -> bool:
-    """Whether a module is long and its docstring does not say why in a sentence with "lines"."""
-    text = path.read_text("utf-8")
-    doc = ast.get_docstring(ast.parse(text)) or ""
-    return len(text.splitlines()) > LONG and "long because" not in doc.lower()
+def is_long(text: str, tree: ast.Module) -> bool:
+    """Whether a module is long and its docstring gives no reason."""
+    reason = "long because" in " ".join((ast.get_docstring(tree) or "").split()).lower()
+    return len(text.splitlines()) > LONG and not reason
+
+
+@dataclass
+class Counts:
+    """What some files of the package hold. Places are ``path:line: what``."""
+
+    modules: int = 0
+    code: int = 0
+    any: int = 0
+    private: list[str] = field(default_factory=list)
+    by_string: list[str] = field(default_factory=list)
+    long: list[str] = field(default_factory=list)
+
+    @property
+    def any_per_1000(self) -> float:
+        """`Any`s for every 1,000 code lines."""
+        return 1000 * self.any / max(self.code, 1)
+
+
+def count(rooms: Sequence[str] = ()) -> Counts:
+    """Count the files of some rooms, or of the whole package."""
+    texts = {
+        path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+        for path in sorted((ROOT / "gpuscope").rglob("*.py"))
+    }
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    known = {name for tree in trees.values() for name in defined_privately(tree)}
+    counts = Counts()
+    for path, tree in trees.items():
+        if rooms and path.split("/")[1].removesuffix(".py") not in rooms:
+            continue
+        code, anys = code_and_anys(texts[path], tree)
+        counts.modules += 1
+        counts.code += code
+        counts.any += anys
+        counts.private += [f"{path}:{at}: {name}" for at, name in private_reads(tree, known)]
+        if path not in BY_STRING:
+            counts.by_string += [f"{path}:{at}: {call}" for at, call in imports_by_string(tree)]
+        if is_long(texts[path], tree):
+            counts.long.append(f"{path}: {len(texts[path].splitlines())} lines")
+    return counts
 
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("rooms", nargs="*", help="only these rooms, such as trace")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--where", action="store_true", help="each private read and long module")
-    given = parser.parse_args()
-    files = sorted((ROOT / "gpuscope").rglob("*.py"))
-    total = Counts()
-    for path in files:
-        for name, value in asdict(count(path.read_text("utf-8"))).items():
-            setattr(total, name, getattr(total, name) + value)
-    top = ast.parse((ROOT / "gpuscope" / "__init__.py").read_text("utf-8"))
-    names = sum(
-        len(node.value.keys) if isinstance(node.value, ast.Dict) else len(node.value.elts)
-        for node in top.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("_HOMES", "_MODULES")
-        and isinstance(node.value, ast.Dict | ast.Tuple)
+    parser.add_argument(
+        "--where", action="store_true", help="each private read, import by string, long module"
     )
-    long = [path for path in files if unexplained(path)]
+    given = parser.parse_args()
+    counts = count(given.rooms)
     figures = {
-        "modules": len(files),
-        "code lines": total.code,
-        "Any per 1,000 code lines": round(1000 * total.any / total.code, 1),
-        "private names of other files read": total.private,
-        "imports of gpuscope by string": total.by_string,
-        "public names at the top": names,
-        f"modules over {LONG} lines without a reason": len(long),
+        "modules": counts.modules,
+        "code lines": counts.code,
+        "Any per 1,000 code lines": round(counts.any_per_1000, 1),
+        "private names of other files read": len(counts.private),
+        "imports of gpuscope by string": len(counts.by_string),
+        "public names at the top": top_names(),
+        f"modules over {LONG} lines without a reason": len(counts.long),
     }
     if given.json:
         print(json.dumps(figures, indent=1))
@@ -160,11 +236,7 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:45} {value:,}")
     if given.where:
-        for path in files:
-            for line, name in private_reads(ast.parse(path.read_text("utf-8"))):
-                print(f"{path.relative_to(ROOT)}:{line}: {name}")
-        for path in long:
-            print(f"{path.relative_to(ROOT)}: {len(path.read_text('utf-8').splitlines())} lines")
+        print(*counts.private, *counts.by_string, *counts.long, sep="\n")
 
 
 if __name__ == "__main__":

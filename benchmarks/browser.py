@@ -231,11 +231,11 @@ def a_million(rounds: int) -> list[dict]:
 WATCH = """
 import json, time
 import gpuscope as gs
-from gpuscope.widgets.painter import Painter
-from gpuscope.widgets.stage import Stage
+from gpuscope.widgets.scheduler import RedrawScheduler
+from gpuscope.widgets.view import TimelineView
 from gpuscope.workloads.spin import Spin
 begun, ended, seen = {}, {}, {}
-draw, painted = Stage._draw, Painter.painted
+draw, painted = TimelineView._draw, RedrawScheduler.painted
 def timed_draw(self):
     start = time.perf_counter()
     frame = draw(self)
@@ -246,7 +246,7 @@ def timed_draw(self):
 def timed_painted(self, frame):
     ended.setdefault(frame, time.perf_counter())
     painted(self, frame)
-Stage._draw, Painter.painted = timed_draw, timed_painted
+TimelineView._draw, RedrawScheduler.painted = timed_draw, timed_painted
 gpu = gs.open_device("sim:h200", pace="real", quiet=True)
 """
 BUSY = """

@@ -73,7 +73,7 @@ def child() -> dict[str, Any]:
         if view is not None:
             timeline.wait()
             frames.append((timeline._bar.frame - before[0]) / took_s)
-            reads.append(len(timeline._scene.tracks))
+            reads.append(len(timeline._state.tracks))
         if turn > 1:
             (live if view is not None else alone).append(us)
     sent = (counted.nbytes - opened[0]) / max(1, timeline._bar.frame - opened[1])

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from gpuscope import figures
 from gpuscope.figures import style
-from gpuscope.figures.frame import frame
+from gpuscope.figures.frame import frame_of
 from gpuscope.figures.places import Places
 from gpuscope.figures.raster import png
 from gpuscope.figures.tracks import Tracks
@@ -176,7 +176,7 @@ def frames(count: int = 10**6) -> dict[str, Any]:
         # A widget fetches twice the width that it shows, for panning.
         view = View.among(tracks, tracks.tracks, window, max_spans=BARS, pixels=2 * PIXELS)
         begin = time.process_time()
-        drawn = frame(view, places, colours, zero_ns=low)
+        drawn = frame_of(view, places, colours, zero_ns=low)
         made.append(time.process_time() - begin)
         parts = [*drawn.bars.values(), drawn.arrows, drawn.image or {}]
         sizes.append(sum(_bytes(value) for part in parts for value in part.values()))

@@ -9,9 +9,9 @@ from gpuscope import analysis, figures
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.raster import png
 from gpuscope.trace.model import Run
-from gpuscope.widgets.compose import compose
+from gpuscope.widgets.compose import compose_frame
 from gpuscope.widgets.details import describe, links, why
-from gpuscope.widgets.scene import Scene
+from gpuscope.widgets.state import TimelineState
 
 SUFFIXES = (".parquet", ".sqlite", ".json", ".json.gz")
 ROWS, FEW = 12, 4
@@ -66,13 +66,13 @@ def explained(trace, *, whole=True):
 
 
 def drawn(trace, names, *, whole=True):
-    """Draw every figure of a trace, and the scene of the widget."""
+    """Draw every figure of a trace, and the state of the widget."""
     made = [
         attempt(figures.timeline, trace, sm=True),
         attempt(figures.timelines, {"a": trace, "b": trace}) if whole else None,
         attempt(figures.sm_map, trace),
         attempt(figures.confinement, trace),
-        attempt(figures.compare, *as_predicted(trace)),
+        attempt(figures.prediction, *as_predicted(trace)),
         *(attempt(figures.latency, {"a": trace}, name) for name in names),
     ]
     for figure in made:
@@ -80,14 +80,14 @@ def drawn(trace, names, *, whole=True):
             figure.to_json().encode()
     if whole and made[0] is not None:
         png(made[0])
-    scene = Scene(trace, None)
-    scene.show_sms(shown=True)
-    scene.hide([label for label, _ in scene.labels][:1])
-    scene.select(0 if len(trace) else None)
-    window = scene.first_view(trace)
-    scene.neighbour(window, 1, 0)
-    scene.named("k")
-    compose(scene.shot(window, following=False), None).words()
+    state = TimelineState(trace, None)
+    state.show_sms(shown=True)
+    state.hide([label for label, _ in state.labels][:1])
+    state.select(0 if len(trace) else None)
+    window = state.first_view(trace)
+    state.neighbour(window, 1, 0)
+    state.named("k")
+    compose_frame(state.snapshot(window, following=False), None).words()
 
 
 def exported(trace, folder, *, whole=True):

@@ -5,11 +5,11 @@ simulated or measured. Names in a trace are foreign text and are escaped.
 """
 
 from gpuscope import _plotly as _plotly
-from gpuscope.figures.compare import compare as compare
-from gpuscope.figures.confinement import confinement as confinement
-from gpuscope.figures.interference import interference as interference
-from gpuscope.figures.latency import latency as latency
-from gpuscope.figures.sm_map import sm_map as sm_map
-from gpuscope.figures.timeline import timeline as timeline
-from gpuscope.figures.timeline import timelines as timelines
-from gpuscope.figures.tradeoff import tradeoff as tradeoff
+from gpuscope.figures.confinement_figure import confinement as confinement
+from gpuscope.figures.interference_figure import interference as interference
+from gpuscope.figures.latency_figure import latency as latency
+from gpuscope.figures.prediction_figure import prediction as prediction
+from gpuscope.figures.sm_map_figure import sm_map as sm_map
+from gpuscope.figures.timeline_figure import timeline as timeline
+from gpuscope.figures.timeline_figure import timelines as timelines
+from gpuscope.figures.tradeoff_figure import tradeoff as tradeoff

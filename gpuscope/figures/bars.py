@@ -22,7 +22,9 @@ Array = np.ndarray[Any, Any]
 Properties = dict[str, Any]
 
 
-def bars(view: View, places: Places, zero_ns: int, unit_ns: float) -> dict[Class, Properties]:
+def bar_properties(
+    view: View, places: Places, zero_ns: int, unit_ns: float
+) -> dict[Class, Properties]:
     """Return what changes from view to view of the bar trace of each class that has spans.
 
     Times are clipped to the window and given since ``zero_ns`` in units of ``unit_ns``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gpuscope.figures.bars import Properties, arrows, bars
+from gpuscope.figures.bars import Properties, arrows, bar_properties
 from gpuscope.figures.coverage import coverage_image
 from gpuscope.figures.labels import Class
 from gpuscope.figures.places import Places
@@ -34,7 +34,7 @@ class Frame:
     image: Properties | None
 
 
-def frame(
+def frame_of(
     view: View,
     places: Places,
     colours: dict[str, str],
@@ -57,7 +57,7 @@ def frame(
     """
     waits, left_out = arrows(view, places, zero_ns, unit_ns)
     return Frame(
-        bars(view, places, zero_ns, unit_ns),
+        bar_properties(view, places, zero_ns, unit_ns),
         waits,
         left_out,
         coverage_image(view.found, places, colours, zero_ns, unit_ns),

@@ -44,7 +44,7 @@ class Below:
     height: float
 
 
-def sm_picture(
+def sms_below(
     held: HeldIndex,
     window_ns: tuple[int, int],
     colours: dict[str, str],

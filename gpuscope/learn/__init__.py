@@ -5,13 +5,13 @@ measured, on a timeline, with the rule that explains it. Exercises are checked, 
 Results stay in the notebook, and can be written as CSV for a class.
 """
 
+from gpuscope.learn.answers import Choice as Choice
+from gpuscope.learn.answers import Interval as Interval
+from gpuscope.learn.answers import Order as Order
+from gpuscope.learn.answers import Value as Value
 from gpuscope.learn.cases import CAUSES as CAUSES
 from gpuscope.learn.cases import Case as Case
 from gpuscope.learn.cases import case as case
-from gpuscope.learn.kinds import Choice as Choice
-from gpuscope.learn.kinds import Interval as Interval
-from gpuscope.learn.kinds import Order as Order
-from gpuscope.learn.kinds import Value as Value
 from gpuscope.learn.lesson import Lesson as Lesson
 from gpuscope.learn.outcome import Feedback as Feedback
 from gpuscope.learn.outcome import Outcome as Outcome

@@ -13,7 +13,7 @@ from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import replacing
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
-from gpuscope.learn.kinds import Interval, Kind
+from gpuscope.learn.answers import Interval, Kind
 from gpuscope.learn.outcome import Feedback, Outcome, Result, find, picture, window_of
 from gpuscope.learn.question import Question
 from gpuscope.trace.model import Trace

@@ -11,7 +11,7 @@ import anywidget
 import traitlets
 
 from gpuscope.errors import InvalidArgument
-from gpuscope.learn.kinds import Kind
+from gpuscope.learn.answers import Kind
 
 _STATIC = Path(__file__).parent / "static"
 

@@ -30,7 +30,7 @@ def prediction_report(
         f"<h1>{title}</h1>",
         page.simulated_banner(traces),
         page.incomplete_banner(traces),
-        page.figure(figures.compare(predicted, measured), "compare"),
+        page.figure(figures.prediction(predicted, measured), "compare"),
         "<h2>Times</h2>",
         page.judged(result.rows(), result.incomplete, shares=("error",)),
         page.paragraph(result.note, "muted"),

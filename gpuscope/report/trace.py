@@ -10,7 +10,7 @@ from gpuscope._text import safe
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
-from gpuscope.figures.timeline import of_view
+from gpuscope.figures.timeline_figure import of_view
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 from gpuscope.report import page, parts

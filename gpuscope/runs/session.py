@@ -300,7 +300,7 @@ def predict(
     -------
     Run
         Its traces are marked as simulated; how good their times are: `docs/simulator.md`.
-        :func:`gpuscope.figures.compare` sets it beside a measured run.
+        :func:`gpuscope.figures.prediction` sets it beside a measured run.
 
     Raises
     ------

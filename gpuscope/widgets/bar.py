@@ -75,5 +75,5 @@ _ACTS: dict[str, Callable[[Any, Message], object]] = {
     "size": lambda it, told: it._sized(int(told["pixels"])),
     "theme": lambda it, told: it._themed(dark=bool(told["dark"])),
     "hold": lambda it, told: it._hold(on=bool(told["on"])),
-    "painted": lambda it, told: it._painter.painted(int(told["frame"])),
+    "painted": lambda it, told: it._scheduler.painted(int(told["frame"])),
 }

@@ -1,4 +1,4 @@
-"""From a shot to a frame: what the browser gets."""
+"""From a snapshot to a frame: what the browser gets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 from gpuscope.figures import style
 from gpuscope.figures.bars import look
-from gpuscope.figures.frame import frame
+from gpuscope.figures.frame import frame_of
 from gpuscope.figures.places import nothing, y_axis
 from gpuscope.figures.sm_picture import sm_axis, sm_image
 from gpuscope.figures.text import escape
 from gpuscope.figures.view import View
-from gpuscope.widgets import camera
 from gpuscope.widgets.overlays import ink, links, on_axis, outlines, ruler
-from gpuscope.widgets.shot import SPANS, Drawn, Shot
+from gpuscope.widgets.snapshot import SPANS, Drawn, Snapshot
 from gpuscope.widgets.theme import STRIPE
+from gpuscope.widgets.window import axis_ticks, widened
 
 _CHARACTERS = 110_000
 """What the texts of a frame may take, so that it stays below 250 kB."""
@@ -24,57 +24,64 @@ _LEFT, _LABEL = 210, 32
 """Px for the labels of tracks, and characters that fit: Plotly's own margin costs a second pass."""
 
 
-def compose(shot: Shot, before: Drawn | None) -> Drawn:
+def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
     """Make a frame; of what seldom changes it has what is new since the frame ``before``."""
-    fetched = camera.widened(shot.window_ns, shot.margin)
+    fetched = widened(snapshot.window_ns, snapshot.margin)
     # Shading in columns of two pixels: half the work, and nobody sees it.
-    pixels = max(1, round(shot.pixels * (1 + 2 * shot.margin) / 2))
-    view = View.among(shot.tracks, shot.places.tracks, fetched, max_spans=SPANS, pixels=pixels)
-    made = frame(view, shot.places, shot.colours, zero_ns=shot.zero_ns)
+    pixels = max(1, round(snapshot.pixels * (1 + 2 * snapshot.margin) / 2))
+    view = View.among(
+        snapshot.tracks, snapshot.places.tracks, fetched, max_spans=SPANS, pixels=pixels
+    )
+    made = frame_of(view, snapshot.places, snapshot.colours, zero_ns=snapshot.zero_ns)
     said = sum(len(text) for one in made.bars.values() for text in one["hovertext"])
     bars = {
-        one: (look(shot.tracks, one, shot.colours, "µs"), _light(properties, said, shot))
+        one: (
+            look(snapshot.tracks, one, snapshot.colours, "µs"),
+            _light(properties, said, snapshot),
+        )
         for one, properties in made.bars.items()
     }
-    drawn = Drawn(shot, view, bars, {}, {})
+    drawn = Drawn(snapshot, view, bars, {}, {})
     waits = {name: made.arrows[name] for name in ("x", "y")}
     drawn.overlays.update(
-        waits=waits, links=links(drawn), selected=outlines(drawn), measure=ruler(shot)
+        waits=waits, links=links(drawn), selected=outlines(drawn), measure=ruler(snapshot)
     )
     for one in drawn.overlays.values():
-        ink(one, shot.theme.ink)
-    ticks = camera.ticks(shot.window_ns, fetched, shot.zero_ns)
+        ink(one, snapshot.theme.ink)
+    ticks = axis_ticks(snapshot.window_ns, fetched, snapshot.zero_ns)
     drawn.layout.update({f"xaxis.{name}": value for name, value in ticks.items()})
-    drawn.layout["xaxis.range"] = [on_axis(shot, edge) for edge in shot.window_ns]
+    drawn.layout["xaxis.range"] = [on_axis(snapshot, edge) for edge in snapshot.window_ns]
     drawn.layout["images"] = [made.image] if made.image is not None else []
-    if shot.held is not None:
-        cells = shot.held.cells(fetched, pixels)
-        drawn.layout["images"].append(sm_image(cells, _owners(shot), shot.zero_ns, 1e3))
-    divided = (before is None or before.shot.held is None) != (shot.held is None)
+    if snapshot.held is not None:
+        cells = snapshot.held.cells(fetched, pixels)
+        drawn.layout["images"].append(sm_image(cells, _owners(snapshot), snapshot.zero_ns, 1e3))
+    divided = (before is None or before.snapshot.held is None) != (snapshot.held is None)
     if divided:
-        _divide(drawn, shot)
-    if divided or before is None or before.shot.places is not shot.places:
-        drawn.layout.update(_tracks(shot))
-    if before is None or before.shot.theme is not shot.theme:
-        drawn.layout.update(shot.theme.layout())
-    if before is None or before.shot.heading != shot.heading:
-        title, *notes = shot.heading
+        _divide(drawn, snapshot)
+    if divided or before is None or before.snapshot.places is not snapshot.places:
+        drawn.layout.update(_tracks(snapshot))
+    if before is None or before.snapshot.theme is not snapshot.theme:
+        drawn.layout.update(snapshot.theme.layout())
+    if before is None or before.snapshot.heading != snapshot.heading:
+        title, *notes = snapshot.heading
         drawn.layout["title.text"] = f"<b>{title}</b>"
         drawn.layout["title.subtitle.text"] = "<br>".join(notes)
     return drawn
 
 
-def _light(bars: dict[str, Any], said: int, shot: Shot) -> dict[str, Any]:
+def _light(bars: dict[str, Any], said: int, snapshot: Snapshot) -> dict[str, Any]:
     """Return bars without what is not needed, and without the narrowest ones' texts if too long."""
     texts = bars["hovertext"]
     kept = len(texts) if said <= _CHARACTERS else len(texts) * _CHARACTERS // said
     less = {name: value for name, value in bars.items() if name != "customdata"}
-    if shot.following and "text" in less:  # nobody reads what moves, and to fit it in takes long
+    if (
+        snapshot.following and "text" in less
+    ):  # nobody reads what moves, and to fit it in takes long
         less["text"] = [""] * len(texts)
     return {**less, "hovertext": texts[:kept] + [""] * (len(texts) - kept)}
 
 
-def first_layout(shot: Shot, height: float) -> dict[str, Any]:
+def first_layout(snapshot: Snapshot, height: float) -> dict[str, Any]:
     """Return the layout of the plot before anything is drawn.
 
     Parameters
@@ -82,16 +89,16 @@ def first_layout(shot: Shot, height: float) -> dict[str, Any]:
     height
         Of the plotting area, px, for ever.
     """
-    title, *notes = shot.heading
+    title, *notes = snapshot.heading
     notes = (notes + [""] * _NOTES)[:_NOTES]
     # To find out which labels overlap takes Plotly half of a frame's time.
     least, most = _LEGEND_ROWS
-    rows = min(max(-(-len(shot.tracks.classes) // 3), least), most)
+    rows = min(max(-(-len(snapshot.tracks.classes) // 3), least), most)
     axis = style.x_axis("", tickformat=None, fixedrange=False, ticklabeloverflow="allow")
     layout = style.base_layout(
         title, notes, height, legend_rows=rows, xaxis=axis,
         yaxis=y_axis(
-            [shot.places], shot.height, automargin=False, ticklabeloverflow="allow"
+            [snapshot.places], snapshot.height, automargin=False, ticklabeloverflow="allow"
         ),
         barmode="overlay", dragmode="pan", uniformtext={"minsize": 10, "mode": "hide"},
     )  # fmt: skip
@@ -102,41 +109,50 @@ def first_layout(shot: Shot, height: float) -> dict[str, Any]:
     return layout
 
 
-def _tracks(shot: Shot) -> dict[str, Any]:
+def _tracks(snapshot: Snapshot) -> dict[str, Any]:
     """Return what marks the tracks."""
-    centres, _ = shot.places.ticks()
-    px = min(shot.places.heights, default=26) * (shot.plot_px - shot.sms_px) / shot.height
+    centres, _ = snapshot.places.ticks()
+    px = (
+        min(snapshot.places.heights, default=26)
+        * (snapshot.plot_px - snapshot.sms_px)
+        / snapshot.height
+    )
     shapes = [
-        {**one, "fillcolor": STRIPE} if one["type"] == "rect" else one for one in shot.places.shapes
+        {**one, "fillcolor": STRIPE} if one["type"] == "rect" else one
+        for one in snapshot.places.shapes
     ]
     return {
-        "yaxis.range": [shot.height, 0],
+        "yaxis.range": [snapshot.height, 0],
         "yaxis.tickvals": centres,
-        "yaxis.ticktext": [escape(track.label, _LABEL) for track in shot.places.tracks],
+        "yaxis.ticktext": [escape(track.label, _LABEL) for track in snapshot.places.tracks],
         "yaxis.tickfont.size": min(12, max(6, 0.9 * px)),
         "shapes": shapes,
-        "annotations": shot.places.annotations
-        if shot.places.tracks
-        else [nothing(shot.height / 2)],
+        "annotations": snapshot.places.annotations
+        if snapshot.places.tracks
+        else [nothing(snapshot.height / 2)],
     }
 
 
-def _owners(shot: Shot) -> list[str]:
+def _owners(snapshot: Snapshot) -> list[str]:
     """Return the colour of each partition of the blocks."""
-    assert shot.held is not None  # noqa: S101 - asked for only where there are any
+    assert snapshot.held is not None  # noqa: S101 - asked for only where there are any
     return [
-        style.WHOLE_GPU_COLOUR if name is None else shot.colours[name]
-        for name in shot.held.blocks.partitions
+        style.WHOLE_GPU_COLOUR if name is None else snapshot.colours[name]
+        for name in snapshot.held.blocks.partitions
     ]
 
 
-def _divide(drawn: Drawn, shot: Shot) -> None:
+def _divide(drawn: Drawn, snapshot: Snapshot) -> None:
     """Give the SMs the lower part of the plot, or the tracks all of it."""
-    if shot.held is None:
+    if snapshot.held is None:
         drawn.layout.update({"yaxis.domain": [0, 1], "xaxis.anchor": "y"})
         drawn.overlays["sms"] = {"visible": False}
         return
-    share = shot.sms_px / shot.plot_px
-    axis = {**sm_axis(shot.held.blocks.height), "domain": [0, share - 0.05], "automargin": False}
+    share = snapshot.sms_px / snapshot.plot_px
+    axis = {
+        **sm_axis(snapshot.held.blocks.height),
+        "domain": [0, share - 0.05],
+        "automargin": False,
+    }
     drawn.layout.update({"yaxis.domain": [share, 1], "xaxis.anchor": "y2", "yaxis2": axis})
     drawn.overlays["sms"] = {"visible": True}

@@ -6,14 +6,14 @@ from typing import Any
 
 from gpuscope.figures.text import duration
 from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets.shot import Drawn, Shot
+from gpuscope.widgets.snapshot import Drawn, Snapshot
 
 
 def links(drawn: Drawn) -> dict[str, Any]:
     """Return arrows from spans to those that had to follow them."""
     x: list[float | None] = []
     y: list[float | None] = []
-    for cause, effect in drawn.shot.links:
+    for cause, effect in drawn.snapshot.links:
         (_, end), (start, _) = _span(drawn, cause), _span(drawn, effect)
         x += [min(end, start), start, None]
         y += [drawn.place(cause)[0], drawn.place(effect)[0], None]
@@ -22,9 +22,9 @@ def links(drawn: Drawn) -> dict[str, Any]:
 
 def outlines(drawn: Drawn) -> dict[str, Any]:
     """Return rectangles around the selected span and those that it is linked to."""
-    rows = dict.fromkeys(row for link in drawn.shot.links for row in link)
-    if drawn.shot.selected is not None:
-        rows[drawn.shot.selected] = None
+    rows = dict.fromkeys(row for link in drawn.snapshot.links for row in link)
+    if drawn.snapshot.selected is not None:
+        rows[drawn.snapshot.selected] = None
     x: list[float | None] = []
     y: list[float | None] = []
     for row in rows:
@@ -35,19 +35,23 @@ def outlines(drawn: Drawn) -> dict[str, Any]:
     return {"x": x, "y": y}
 
 
-def ruler(shot: Shot) -> dict[str, Any]:
+def ruler(snapshot: Snapshot) -> dict[str, Any]:
     """Return a line at each point that is measured from and to, and the time between."""
     x: list[float | None] = []
     y: list[float | None] = []
     text: list[str] = []
-    for mark in shot.marks:
-        x += [on_axis(shot, mark), on_axis(shot, mark), None]
-        y += [0, shot.height, None]
+    for mark in snapshot.marks:
+        x += [on_axis(snapshot, mark), on_axis(snapshot, mark), None]
+        y += [0, snapshot.height, None]
         text += ["", "", ""]
-    if len(shot.marks) == 2:
-        first, last = sorted(shot.marks)
-        at = shot.height * 0.04
-        x += [on_axis(shot, first), on_axis(shot, (first + last) / 2), on_axis(shot, last)]
+    if len(snapshot.marks) == 2:
+        first, last = sorted(snapshot.marks)
+        at = snapshot.height * 0.04
+        x += [
+            on_axis(snapshot, first),
+            on_axis(snapshot, (first + last) / 2),
+            on_axis(snapshot, last),
+        ]
         y += [at, at, at]
         text += ["", f"<b>{duration(last - first)}</b>", ""]
     return {"x": x, "y": y, "text": text}
@@ -64,15 +68,15 @@ def ink(overlay: dict[str, Any], ink: str) -> None:
     }  # fmt: skip
 
 
-def on_axis(shot: Shot, time_ns: float) -> float:
+def on_axis(snapshot: Snapshot, time_ns: float) -> float:
     """Return where a time is on the axis."""
-    return (time_ns - shot.zero_ns) / 1e3
+    return (time_ns - snapshot.zero_ns) / 1e3
 
 
 def _span(drawn: Drawn, row: int) -> tuple[float, float]:
     """Return where a span starts and ends on the axis, an open one at the edge of the frame."""
-    tracks, edge = drawn.shot.tracks, drawn.view.found.window_ns[1]
+    tracks, edge = drawn.snapshot.tracks, drawn.view.found.window_ns[1]
     start, end = int(tracks.start_ns[row]), int(tracks.end_ns[row])
-    return on_axis(drawn.shot, start), on_axis(
-        drawn.shot, max(edge, start) if end == OPEN_NS else end
+    return on_axis(drawn.snapshot, start), on_axis(
+        drawn.snapshot, max(edge, start) if end == OPEN_NS else end
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.widgets.camera import Window
-from gpuscope.widgets.scene import Scene
+from gpuscope.widgets.state import TimelineState
+from gpuscope.widgets.window import Window
 
 
 class Search:
@@ -26,18 +26,18 @@ class Search:
         self.rows = np.zeros(0, np.int64)
         self.at = -1
 
-    def look(self, scene: Scene) -> None:
+    def look(self, state: TimelineState) -> None:
         """Find what matches by now: more may have come."""
         here = self.rows[self.at] if self.at >= 0 else None
-        self.rows = scene.named(self.text)
+        self.rows = state.named(self.text)
         self.at = -1 if here is None else int(np.flatnonzero(self.rows == here)[0])
 
-    def go(self, step: int, scene: Scene, window: Window) -> int | None:
+    def go(self, step: int, state: TimelineState, window: Window) -> int | None:
         """Return the row that is ``step`` further; at first, the one that is next in the view."""
         if not len(self.rows):
             return None
         if self.at < 0:
-            starts = scene.tracks.start_ns[self.rows]
+            starts = state.tracks.start_ns[self.rows]
             self.at = int(np.searchsorted(starts, window[0])) - (step < 0)
         else:
             self.at += step

@@ -7,12 +7,12 @@ from typing import Any
 from gpuscope._checks import count, door
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
-from gpuscope.widgets import camera
 from gpuscope.widgets.details import links
 from gpuscope.widgets.live import Pump
 from gpuscope.widgets.search import Search
-from gpuscope.widgets.shot import MARGIN
-from gpuscope.widgets.stage import Stage
+from gpuscope.widgets.snapshot import MARGIN
+from gpuscope.widgets.view import TimelineView
+from gpuscope.widgets.window import around, panned, widened, zoomed
 
 LIVE_HEIGHT = 420
 """Of the plotting area in px, where no trace says how much it needs."""
@@ -21,7 +21,7 @@ FOLLOWED_NS = 200_000_000
 """How much of a recording is in view while the timeline follows it, at first."""
 
 
-class Timeline(Stage):
+class Timeline(TimelineView):
     """A timeline of any size: what a browser gets depends on its pixels, not on the trace.
 
     Display it as the last line of a notebook cell. With the mouse: drag to pan, Ctrl and the
@@ -89,7 +89,7 @@ class Timeline(Stage):
 
     def __repr__(self) -> str:
         """Say what it shows; not, as widgets do, all that its plot holds."""
-        return f"<Timeline, {len(self._scene.tracks):,} rows>"
+        return f"<Timeline, {len(self._state.tracks):,} rows>"
 
     # -- what is shown ----------------------------------------------------------------
     @door(trace=Trace)
@@ -97,19 +97,19 @@ class Timeline(Stage):
         """Show another trace, all of it."""
         self._stop_reading()
         with self._lock:
-            self._scene.show(trace)
+            self._state.show(trace)
         self._begin(trace)
 
     def _begin(self, trace: Trace) -> None:
-        """Turn to a trace that the scene has already, and wait for the first frame."""
+        """Turn to a trace that the state has already, and wait for the first frame."""
         with self._lock:
             self._trace, self._recording = trace, None
             self._is_live = False
             self._forget()
             self.follow = False
-            self.window_ns = self._scene.first_view(trace)
-        self._painter.ask()
-        self._painter.wait()
+            self.window_ns = self._state.first_view(trace)
+        self._scheduler.ask()
+        self._scheduler.wait()
 
     @door(recording=Recording)
     def watch(self, recording: Recording) -> None:
@@ -121,12 +121,12 @@ class Timeline(Stage):
         with self._lock:
             self._recording = recording
             self._is_live = True
-            self._scene.show(Trace.from_columns({}, metadata=recording.known()))
+            self._state.show(Trace.from_columns({}, metadata=recording.known()))
             self._forget()
-            low, _ = self._scene.extent_ns
+            low, _ = self._state.extent_ns
             self.window_ns = (low, low + self._followed_ns)
             self.follow = True
-        self._painter.ask()
+        self._scheduler.ask()
         self._pump = Pump(
             recording, grew=self._grew, ended=self._ended, failed=self._failed
         )  # fmt: skip
@@ -142,7 +142,7 @@ class Timeline(Stage):
         else:
             with self._lock:
                 self.follow = False
-            self._painter.ask()
+            self._scheduler.ask()
 
     def close(self) -> None:
         """End its threads and take it away."""
@@ -169,7 +169,7 @@ class Timeline(Stage):
         """
         with self._lock:
             point = 1.0 if self.follow else 0.5 if at is None else at
-            self.window_ns = camera.zoomed(self.window_ns, by, point, self._scene.extent_ns)
+            self.window_ns = zoomed(self.window_ns, by, point, self._state.extent_ns)
 
     @door(by=float)
     def pan(self, by: float) -> None:
@@ -177,13 +177,13 @@ class Timeline(Stage):
         with self._lock:
             if by < 0:
                 self.follow = False
-            self.window_ns = camera.panned(self.window_ns, by, self._scene.extent_ns)
+            self.window_ns = panned(self.window_ns, by, self._state.extent_ns)
 
     def fit(self) -> None:
         """Show everything."""
         with self._lock:
             self.follow = False
-            self.window_ns = self._scene.extent_ns
+            self.window_ns = self._state.extent_ns
 
     # -- search -----------------------------------------------------------------------
     @door(text=str)
@@ -199,7 +199,7 @@ class Timeline(Stage):
             self._search = Search(text)
             self.set_trait("search", text)
             self._look()
-        self._painter.ask()
+        self._scheduler.ask()
         return int(self.matches)
 
     def next(self) -> int | None:
@@ -211,14 +211,14 @@ class Timeline(Stage):
         return self._go(-1)
 
     def _look(self) -> None:
-        self._search.look(self._scene)
+        self._search.look(self._state)
         self.set_trait("matches", len(self._search.rows))
 
     def _go(self, step: int) -> int | None:
         with self._lock:
             if self._recording is not None:
                 self._look()
-            row = self._search.go(step, self._scene, self.window_ns)
+            row = self._search.go(step, self._state, self.window_ns)
             return None if row is None else self._choose(row)
 
     # -- one span ---------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Timeline(Stage):
             if span is None:
                 self._unselect()
             else:
-                self._choose(self._scene.row(span))
+                self._choose(self._state.row(span))
 
     @door(along=int, across=int)
     def step(self, along: int = 0, across: int = 0) -> int | None:
@@ -244,26 +244,26 @@ class Timeline(Stage):
         Where none is selected, the first in view.
         """
         with self._lock:
-            row = self._scene.neighbour(self.window_ns, along, across)
+            row = self._state.neighbour(self.window_ns, along, across)
             return None if row is None else self._choose(row)
 
     def _choose(self, row: int, *, move: bool = True) -> int:
-        scene, trace = self._scene, self._whole()
-        span = int(scene.tracks.ids[row])
-        scene.select(row, links(trace, span))
+        state, trace = self._state, self._whole()
+        span = int(state.tracks.ids[row])
+        state.select(row, links(trace, span))
         self._details.show(trace, row)
         self.set_trait("selected", span)
         if move:
             self.follow = False
-            self.window_ns = camera.around(self.window_ns, scene.span_ns(row), scene.extent_ns)
-        self._painter.ask()
+            self.window_ns = around(self.window_ns, state.span_ns(row), state.extent_ns)
+        self._scheduler.ask()
         return span
 
     def _unselect(self) -> None:
-        self._scene.select(None)
+        self._state.select(None)
         self._details.clear()
         self.set_trait("selected", None)
-        self._painter.ask()
+        self._scheduler.ask()
 
     def _whole(self) -> Trace:
         """Return all that is shown as a trace."""
@@ -287,8 +287,8 @@ class Timeline(Stage):
         done = len(marks) == 2
         self._is_measuring = self._is_measuring and not done
         self.set_trait("measured_ns", abs(marks[1] - marks[0]) if done else None)
-        self._scene.marks = tuple(marks)
-        self._painter.ask()
+        self._state.marks = tuple(marks)
+        self._scheduler.ask()
 
     def clear(self) -> None:
         """Take back selection and measurement."""
@@ -297,14 +297,14 @@ class Timeline(Stage):
             self._mark([])
             self._unselect()
 
-    # -- what the browser tells; more is in Stage --------------------------------------
+    # -- what the browser tells; more is in TimelineView --------------------------------------
     def _clicked(self, x: float, y: float) -> None:
         """Take a click in the plot; 0 and 1 are its left and right, its top and bottom edge."""
         with self._lock:
             if self._drawn is None:
                 return
             if self._is_measuring:
-                self._mark([*self._scene.marks[:1], self._drawn.snapped(x)])
+                self._mark([*self._state.marks[:1], self._drawn.snapped(x)])
                 return
             row = self._drawn.at(x, y)
             if row is None:
@@ -320,30 +320,30 @@ class Timeline(Stage):
     # -- while a recording goes on ----------------------------------------------------
     def _grew(self, more: Trace) -> None:
         with self._lock:
-            low, high = self._scene.extend(more)
+            low, high = self._state.extend(more)
             if self._is_held:
                 return
-            view = camera.widened(self.window_ns, MARGIN)
+            view = widened(self.window_ns, MARGIN)
             if self.follow:
                 self._to_head()
             elif high < view[0] or low > view[1]:
                 self._show_state()
                 return
-        self._painter.ask()
+        self._scheduler.ask()
 
     def _ended(self) -> None:
         recording = self._recording
         assert recording is not None  # noqa: S101 - one is watched
         with self._lock:
-            marks = self._scene.marks
+            marks = self._state.marks
             self._trace, self._recording = recording.trace, None
             self._is_live = self.follow = False
-            self._scene.show(recording.trace)
-            self._scene.marks = marks
+            self._state.show(recording.trace)
+            self._state.marks = marks
             self._look()
             if self.selected is not None:
-                self._choose(self._scene.row(self.selected), move=False)
-        self._painter.ask()
+                self._choose(self._state.row(self.selected), move=False)
+        self._scheduler.ask()
 
     def _stop_reading(self) -> None:
         pump, self._pump = self._pump, None

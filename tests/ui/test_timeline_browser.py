@@ -176,14 +176,14 @@ def bar_of(page, area, label: str) -> tuple[float, float]:
             f"""
 drawn = timeline._drawn
 rows = [int(row) for row in drawn.view.found.rows if {label!r} in
-        next(one.label for one in drawn.shot.places.tracks
-             if one.number == drawn.shot.tracks.track[row])]
+        next(one.label for one in drawn.snapshot.places.tracks
+             if one.number == drawn.snapshot.tracks.track[row])]
 low, high = timeline.window_ns
-inside = sorted(row for row in rows if low < drawn.shot.tracks.start_ns[row]
-                and drawn.shot.tracks.end_ns[row] < high)
+inside = sorted(row for row in rows if low < drawn.snapshot.tracks.start_ns[row]
+                and drawn.snapshot.tracks.end_ns[row] < high)
 row = inside[len(inside) // 2]
-middle = (int(drawn.shot.tracks.start_ns[row]) + int(drawn.shot.tracks.end_ns[row])) / 2
-print([(middle - low) / (high - low), drawn.place(row)[0] / drawn.shot.height])
+middle = (int(drawn.snapshot.tracks.start_ns[row]) + int(drawn.snapshot.tracks.end_ns[row])) / 2
+print([(middle - low) / (high - low), drawn.place(row)[0] / drawn.snapshot.height])
 """,
         )
     )

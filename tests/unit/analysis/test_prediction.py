@@ -221,7 +221,7 @@ def test_the_order_and_the_kinds_of_the_arguments(predicted):
 
 
 def test_the_figure_shows_both_and_the_error_of_each(predicted):
-    drawn = gs.figures.compare(predicted, slowed(predicted, 1.25))
+    drawn = gs.figures.prediction(predicted, slowed(predicted, 1.25))
     measured = next(one for one in drawn.data if one.name == "measured")
     seen = next(one for one in drawn.data if one.name == "predicted")
     assert len(measured.x) == len(seen.x) == 6
@@ -241,4 +241,4 @@ def test_foreign_names_are_escaped(predicted):
         "source": ["cupti"],
     }  # fmt: skip
     pair = [Trace.from_columns(spans, None, TraceMetadata(simulated=one)) for one in (True, False)]
-    assert "<b onclick" not in gs.figures.compare(*pair).to_json().replace("\\u003c", "<")
+    assert "<b onclick" not in gs.figures.prediction(*pair).to_json().replace("\\u003c", "<")

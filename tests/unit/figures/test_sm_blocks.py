@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuscope import Trace
 from gpuscope.figures.sm_blocks import Blocks, HeldIndex, union_by
+from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 
 PARTITIONS = ("decode", "prefill", None)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope import Trace, figures
+from gpuscope import figures
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 
 EVIL = "<script>alert(1)</script> \u202e$x$"

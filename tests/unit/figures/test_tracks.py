@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscope.figures import style
-from gpuscope.figures.frame import frame
+from gpuscope.figures.frame import frame_of
 from gpuscope.figures.places import Places
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
@@ -75,7 +75,7 @@ def drawn(tracks, trace):
     view = View.of(tracks, (0, 12_000), max_spans=30)
     colours = style.partition_colours([trace], tracks.partitions())
     places = Places.of(view.shown, view.depth)
-    made = frame(view, places, colours, zero_ns=0)
+    made = frame_of(view, places, colours, zero_ns=0)
     bars = {
         one: {name: list(values) for name, values in properties.items()}
         for one, properties in made.bars.items()

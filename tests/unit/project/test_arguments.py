@@ -212,7 +212,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         }),
         "analysis.compare": (analysis.compare, {"traces": run}),
         "analysis.prediction": (analysis.prediction, {"predicted": predicted, "measured": run}),
-        "figures.compare": (figures.compare, {"predicted": predicted, "measured": run}),
+        "figures.prediction": (figures.prediction, {"predicted": predicted, "measured": run}),
         "figures.confinement": (figures.confinement, {"judged": trace}),
         "figures.interference": (figures.interference, {"result": shares}),
         "figures.latency": (figures.latency, {"traces": run, "handle": "w"}),

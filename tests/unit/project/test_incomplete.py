@@ -33,7 +33,7 @@ from gpuscope.trace.model import Run, TraceMetadata, incomplete
 from gpuscope.widgets import results
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.details import why
-from gpuscope.widgets.scene import Scene
+from gpuscope.widgets.state import TimelineState
 
 SENTENCE = "incomplete: 1,234 dropped; the buffer was full"
 TOLD = re.compile(r"incomplete: +(\w[\w, ]*: )?[\d,]+ dropped; the buffer was full")
@@ -172,7 +172,7 @@ def test_results_of_several_recordings_say_it(name, run, broken, check, monkeypa
 
 # -- figures ------------------------------------------------------------------------------
 FIGURES = {
-    "compare": lambda run, trace: figures.compare(run, run),
+    "prediction": lambda run, trace: figures.prediction(run, run),
     "confinement": lambda run, trace: figures.confinement(trace),
     "interference": None,  # of SERIES
     "latency": lambda run, trace: figures.latency(run, "small"),
@@ -224,8 +224,8 @@ def test_traces_and_explanations_say_it(trace, check):
           if trace.metadata.complete else repr(trace))  # fmt: skip
     check(str(trace.explain(kernel)), trace.explain(kernel)._repr_html_(), why(trace, kernel))
     check(Trace.concat([trace, trace]).provenance)
-    scene = Scene(trace, None)
-    check(" ".join(scene.shot(scene.extent_ns, following=False).heading))
+    state = TimelineState(trace, None)
+    check(" ".join(state.snapshot(state.extent_ns, following=False).heading))
 
 
 def test_the_sentence_says_how_many_and_why():

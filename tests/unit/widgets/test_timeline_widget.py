@@ -31,15 +31,15 @@ from gpuscope.learn.question import Question
 from gpuscope.runs import session
 from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
-from gpuscope.widgets import camera
 from gpuscope.widgets.bar import Bar
-from gpuscope.widgets.canvas import Canvas
 from gpuscope.widgets.details import Details
-from gpuscope.widgets.painter import Painter
-from gpuscope.widgets.scene import LISTED
-from gpuscope.widgets.shot import SPANS
-from gpuscope.widgets.stage import Stage
+from gpuscope.widgets.plot import Plot
+from gpuscope.widgets.scheduler import RedrawScheduler
+from gpuscope.widgets.snapshot import SPANS
+from gpuscope.widgets.state import LISTED
 from gpuscope.widgets.theme import DARK
+from gpuscope.widgets.view import TimelineView
+from gpuscope.widgets.window import LEAST_NS, around, axis_ticks, clamped, panned, widened, zoomed
 from gpuscope.workloads.spin import Spin
 
 TIMES = st.integers(0, 10**12)
@@ -51,15 +51,15 @@ TIMES = st.integers(0, 10**12)
 @st.composite
 def windows(draw):
     low = draw(TIMES)
-    return low, low + draw(st.integers(camera.LEAST_NS, 10**12))
+    return low, low + draw(st.integers(LEAST_NS, 10**12))
 
 
 @given(windows(), windows(), st.floats(1e-3, 1e3), st.floats(0, 1))
 def test_zooming_stays_inside_and_keeps_the_point(window, extent, by, at):
-    window = camera.clamped(window, extent)
-    low, high = camera.zoomed(window, by, at, extent)
+    window = clamped(window, extent)
+    low, high = zoomed(window, by, at, extent)
     assert extent[0] <= low < high <= extent[1]
-    assert high - low >= min(camera.LEAST_NS, extent[1] - extent[0])
+    assert high - low >= min(LEAST_NS, extent[1] - extent[0])
     if by <= 1:  # nothing is clamped: the point stays to a ns
         point = window[0] + (window[1] - window[0]) * at
         assert low + (high - low) * at == pytest.approx(point, abs=2)
@@ -67,25 +67,25 @@ def test_zooming_stays_inside_and_keeps_the_point(window, extent, by, at):
 
 @given(windows(), windows(), st.floats(-5, 5))
 def test_panning_keeps_the_width_and_stays_inside(window, extent, by):
-    window = camera.clamped(window, extent)
-    low, high = camera.panned(window, by, extent)
+    window = clamped(window, extent)
+    low, high = panned(window, by, extent)
     assert high - low == window[1] - window[0]
     assert extent[0] <= low < high <= extent[1]
 
 
 @given(windows(), windows(), windows())
 def test_a_span_is_brought_into_view(window, span, extent):
-    span = camera.clamped(span, extent)
-    window = camera.clamped(window, extent)
-    low, high = camera.around(window, span, extent)
+    span = clamped(span, extent)
+    window = clamped(window, extent)
+    low, high = around(window, span, extent)
     assert low <= span[0] <= span[1] <= high
     assert 1 <= (high - low) / (span[1] - span[0]) <= 200 or (low, high) == extent
 
 
 @given(windows(), TIMES)
 def test_ticks_are_even_and_cover_the_view(window, zero):
-    over = camera.widened(window, 0.5)
-    ticks = camera.ticks(window, over, zero)
+    over = widened(window, 0.5)
+    ticks = axis_ticks(window, over, zero)
     at = [round(one * 1e3) for one in ticks["tickvals"]]
     assert 5 <= len(at) <= 40
     assert len(set(ticks["ticktext"])) == len(at)  # no two of them look the same
@@ -95,7 +95,7 @@ def test_ticks_are_even_and_cover_the_view(window, zero):
 
 
 def test_ticks_far_from_zero_count_from_a_round_time():
-    ticks = camera.ticks((5_000_000_000, 5_000_003_000), (5_000_000_000, 5_000_003_000), 0)
+    ticks = axis_ticks((5_000_000_000, 5_000_003_000), (5_000_000_000, 5_000_003_000), 0)
     assert ticks["title.text"] == "time since 5 s after the start (µs)"
     assert ticks["ticktext"][:3] == ["0.0", "0.5", "1.0"]
 
@@ -124,51 +124,51 @@ def drawn():
 
 
 @pytest.fixture
-def painter(drawn):
-    made = Painter(drawn, failed=pytest.fail)
+def scheduler(drawn):
+    made = RedrawScheduler(drawn, failed=pytest.fail)
     yield made
     drawn.go.release(1000)
     made.close()
 
 
-def test_what_is_asked_for_while_a_frame_is_drawn_becomes_one_frame(painter, drawn):
-    painter.ask()
+def test_what_is_asked_for_while_a_frame_is_drawn_becomes_one_frame(scheduler, drawn):
+    scheduler.ask()
     assert drawn.began.acquire(timeout=PATIENCE_S)
     for _ in range(100):
-        painter.ask()
+        scheduler.ask()
     drawn.go.release(1000)
-    assert painter.wait(PATIENCE_S)
+    assert scheduler.wait(PATIENCE_S)
     assert drawn.frames == 2
 
 
 def test_once_a_browser_answers_one_frame_is_on_its_way_beside_the_one_being_painted(
-    painter, drawn
+    scheduler, drawn
 ):
     drawn.go.release(100)
-    painter.ask()
-    assert painter.wait(PATIENCE_S)
-    painter.painted(1)
+    scheduler.ask()
+    assert scheduler.wait(PATIENCE_S)
+    scheduler.painted(1)
     for number in (1, 2, 3):
         assert drawn.began.acquire(timeout=PATIENCE_S), number
         if number < 3:
-            painter.ask()
+            scheduler.ask()
     for _ in range(5):
-        painter.ask()
+        scheduler.ask()
     assert not drawn.began.acquire(timeout=0.05), "a third frame was drawn"
-    painter.painted(2)
+    scheduler.painted(2)
     assert drawn.began.acquire(timeout=PATIENCE_S)
 
 
 def test_a_browser_that_went_away_holds_up_one_frame_only(drawn, monkeypatch):
-    monkeypatch.setattr("gpuscope.widgets.painter.PATIENCE_S", 0.01)
-    painter = Painter(drawn, failed=pytest.fail)
+    monkeypatch.setattr("gpuscope.widgets.scheduler.PATIENCE_S", 0.01)
+    scheduler = RedrawScheduler(drawn, failed=pytest.fail)
     drawn.go.release(10)
-    painter.painted(0)
+    scheduler.painted(0)
     for _ in range(3):
-        painter.ask()
-        assert painter.wait(PATIENCE_S)
+        scheduler.ask()
+        assert scheduler.wait(PATIENCE_S)
     assert drawn.frames == 3
-    painter.close()
+    scheduler.close()
 
 
 def test_what_cannot_be_drawn_is_told_and_drawing_goes_on():
@@ -179,21 +179,21 @@ def test_what_cannot_be_drawn_is_told_and_drawing_goes_on():
             raise ValueError("no")
         return 1
 
-    painter = Painter(draw, failed=said.append)
-    painter.ask()
-    assert painter.wait(PATIENCE_S)
-    painter.ask()
-    assert painter.wait(PATIENCE_S)
+    scheduler = RedrawScheduler(draw, failed=said.append)
+    scheduler.ask()
+    assert scheduler.wait(PATIENCE_S)
+    scheduler.ask()
+    assert scheduler.wait(PATIENCE_S)
     assert [str(one) for one in said] == ["no"]
-    painter.close()
+    scheduler.close()
 
 
-def test_a_closed_painter_draws_no_more_and_leaves_no_thread(painter, drawn):
+def test_a_closed_painter_draws_no_more_and_leaves_no_thread(scheduler, drawn):
     drawn.go.release(10)
-    painter.ask()
-    painter.close()
+    scheduler.ask()
+    scheduler.close()
     frames = drawn.frames
-    painter.ask()
+    scheduler.ask()
     assert drawn.frames == frames
     assert "gpuscope-paint" not in {thread.name for thread in threading.enumerate()}
 
@@ -260,13 +260,13 @@ def shown():
 def sent(monkeypatch):
     """Messages that go to the browser's plot: properties of traces and of the layout."""
     seen: list[tuple[dict, dict]] = []
-    send = Canvas._send_update_msg
+    send = Plot._send_update_msg
 
     def note(self, restyle_data, relayout_data, trace_indexes=None, source_view_id=None):
         seen.append((restyle_data, relayout_data))
         send(self, restyle_data, relayout_data, trace_indexes, source_view_id)
 
-    monkeypatch.setattr(Canvas, "_send_update_msg", note)
+    monkeypatch.setattr(Plot, "_send_update_msg", note)
     return seen
 
 
@@ -327,13 +327,13 @@ def test_a_page_that_opens_later_gets_what_was_drawn(shown):
 
 
 def test_every_trait_says_what_it_is():
-    source = Path(inspect.getfile(Stage)).read_text()
-    for name in Stage.class_own_traits():
+    source = Path(inspect.getfile(TimelineView)).read_text()
+    for name in TimelineView.class_own_traits():
         assert re.search(rf'    {name} = traitlets\..*\n    """', source), name
 
 
 def test_the_scripts_put_text_into_the_page_and_never_html():
-    for file in (Path(inspect.getfile(Stage)).parent / "static").glob("*.js"):
+    for file in (Path(inspect.getfile(TimelineView)).parent / "static").glob("*.js"):
         assert not re.search("innerHTML|outerHTML|insertAdjacent|document.write", file.read_text())
 
 
@@ -499,14 +499,14 @@ def test_a_click_on_shading_selects_what_is_merged_there():
     timeline = gs.Timeline(step_trace(3_000))
     y = track_centre(timeline, "decode (2 SMs) · s2")
     drawn = set(timeline._drawn.view.found.rows.tolist())
-    row = next(row for row in range(len(timeline._scene.tracks)) if row not in drawn
-               and timeline._scene.tracks.track[row] >= 0
-               and int(timeline._scene.tracks.ids[row]) % 10 == 7)  # fmt: skip
-    start = int(timeline._scene.tracks.start_ns[row])
+    row = next(row for row in range(len(timeline._state.tracks)) if row not in drawn
+               and timeline._state.tracks.track[row] >= 0
+               and int(timeline._state.tracks.ids[row]) % 10 == 7)  # fmt: skip
+    start = int(timeline._state.tracks.start_ns[row])
     tell(timeline, "click", x=(start + 30_000 - 1_000_000) / 3e8, y=y)
     assert timeline.selected is not None
-    chosen = timeline._scene.row(timeline.selected)
-    assert abs(int(timeline._scene.tracks.start_ns[chosen]) - start) <= 1_000_000
+    chosen = timeline._state.row(timeline.selected)
+    assert abs(int(timeline._state.tracks.start_ns[chosen]) - start) <= 1_000_000
     timeline.close()
 
 
@@ -632,7 +632,7 @@ def test_what_cannot_be_drawn_is_said_in_the_status_line(shown, monkeypatch):
         raise ValueError("no ink")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpuscope.widgets.stage.compose", fail)
+        patch.setattr("gpuscope.widgets.view.compose_frame", fail)
         shown.zoom(0.5)
         settle(shown)
     assert shown._bar.state["status"] == "ValueError: no ink"
@@ -678,7 +678,7 @@ def launch(gpu, stream, count: int = 1) -> None:
 
 
 def rows(timeline: gs.Timeline) -> int:
-    return len(timeline._scene.tracks)
+    return len(timeline._state.tracks)
 
 
 def live_threads() -> list[str]:
@@ -696,7 +696,7 @@ def test_rows_and_ranges_of_a_recording_arrive_while_it_goes_on(gpu):
         assert "live (SIMULATED)" in timeline.figure.layout.title.text
         assert timeline.follow
         high = timeline.window_ns[1]
-        assert high == timeline._scene.extent_ns[1]
+        assert high == timeline._state.extent_ns[1]
         launch(gpu, stream, 5)
         until(lambda: timeline.find("step") == 10, "later ranges do not arrive")
         assert timeline.window_ns[1] > high
@@ -723,13 +723,13 @@ def test_panning_back_stands_still_and_follow_goes_on(gpu):
         until(lambda: rows(timeline) > before, "no more rows arrive")
         assert timeline.window_ns == here
         tell(timeline, "follow", on=True)
-        assert timeline.window_ns[1] == timeline._scene.extent_ns[1]
+        assert timeline.window_ns[1] == timeline._state.extent_ns[1]
         drag_to(timeline, 0, 100)
         assert not timeline.follow
         timeline.follow = True
         timeline.zoom(0.5)  # keeps the newest in view
         assert timeline.follow
-        assert timeline.window_ns[1] == timeline._scene.extent_ns[1]
+        assert timeline.window_ns[1] == timeline._state.extent_ns[1]
     timeline.close()
 
 
@@ -755,7 +755,7 @@ def test_a_frame_on_its_way_does_not_say_that_following_has_ended(gpu, monkeypat
             ),
             "state",
         )
-        timeline.window_ns = camera.widened(timeline.window_ns, 1)
+        timeline.window_ns = widened(timeline.window_ns, 1)
         assert drawing.wait(PATIENCE_S)
         timeline.pan(-0.5)
         go_on.set()
@@ -870,7 +870,7 @@ def test_a_closed_timeline_is_forgotten_with_its_trace(gpu, live):
     timeline.find("gemm")
     timeline.next()
     settle(timeline)
-    kept = [weakref.ref(one) for one in (timeline, timeline.figure, timeline._scene, trace)]
+    kept = [weakref.ref(one) for one in (timeline, timeline.figure, timeline._state, trace)]
     timeline.close()
     del timeline, recording, trace, stream
     assert_collected(kept)
@@ -882,7 +882,7 @@ def test_no_widget_has_a_script_or_style_that_keeps_it():
         if module.name.startswith(("gpuscope.widgets", "gpuscope.learn")):
             importlib.import_module(module.name)
     widgets = set(below(anywidget.AnyWidget))
-    assert {Canvas, Bar, Details, Question} <= widgets
+    assert {Plot, Bar, Details, Question} <= widgets
     for widget in widgets:
         if widget.__module__.startswith("gpuscope."):
             for name in ("_esm", "_css"):

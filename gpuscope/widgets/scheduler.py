@@ -9,7 +9,7 @@ PATIENCE_S = 1.0
 """How long the browser may take to paint a frame before the next one is sent all the same."""
 
 
-class Painter:
+class RedrawScheduler:
     """Draws what was asked for last, in a thread that lives while there is something to draw.
 
     A browser that cannot keep up must not get a backlog: it has one frame to paint and one
@@ -32,9 +32,9 @@ class Painter:
 
     Examples
     --------
-    >>> painter = Painter(lambda: print("drawn"), failed=print)
-    >>> painter.ask()
-    >>> painter.wait(10)
+    >>> scheduler = RedrawScheduler(lambda: print("drawn"), failed=print)
+    >>> scheduler.ask()
+    >>> scheduler.wait(10)
     drawn
     True
     """

@@ -1,4 +1,4 @@
-"""A plot with its toolbar and its panel, drawn from a scene by a thread."""
+"""A plot with its toolbar and its panel, drawn from a state by a thread."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import traitlets
 
 from gpuscope.figures.raster import png
 from gpuscope.figures.text import clean, duration
-from gpuscope.figures.timeline import of_view
+from gpuscope.figures.timeline_figure import of_view
 from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
-from gpuscope.widgets import camera
 from gpuscope.widgets.bar import Bar, act
-from gpuscope.widgets.canvas import Canvas
 from gpuscope.widgets.comms import hear_beside_cells
-from gpuscope.widgets.compose import compose, first_layout
+from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
-from gpuscope.widgets.painter import Painter
-from gpuscope.widgets.scene import Scene
+from gpuscope.widgets.plot import Plot
+from gpuscope.widgets.scheduler import RedrawScheduler
 from gpuscope.widgets.search import Search
-from gpuscope.widgets.shot import SPANS, Drawn
+from gpuscope.widgets.snapshot import SPANS, Drawn
+from gpuscope.widgets.state import TimelineState
+from gpuscope.widgets.window import clamped
 
 
-class Stage(ipw.VBox):  # type: ignore[misc]
+class TimelineView(ipw.VBox):  # type: ignore[misc]
     """What of a timeline is drawn, and when. Threads share its state: it is locked.
 
     Parameters
@@ -58,14 +58,14 @@ class Stage(ipw.VBox):  # type: ignore[misc]
 
     def __init__(self, trace: Trace, height: int | None, **options: Any) -> None:
         self._lock = threading.RLock()
-        self._painter = Painter(self._draw, failed=self._failed)
+        self._scheduler = RedrawScheduler(self._draw, failed=self._failed)
         self._search = Search()
         self._drawn: Drawn | None = None
         self._is_live = self._is_measuring = self._is_held = self._is_stale = False
         # First, so that the browser reads Plotly while the trace is being indexed.
-        self.figure = Canvas(self._ranged)
-        self._scene = Scene(trace, height)
-        layout = first_layout(self._scene.shot((0, 1), following=False), self._scene.height)
+        self.figure = Plot(self._ranged)
+        self._state = TimelineState(trace, height)
+        layout = first_layout(self._state.snapshot((0, 1), following=False), self._state.height)
         self.figure.update_layout(layout)
         self._bar = Bar(self._told, height=layout["height"])
         self._details = Details()
@@ -89,7 +89,7 @@ class Stage(ipw.VBox):  # type: ignore[misc]
     def _still(self) -> bytes:
         """Return what is in view as a PNG."""
         with self._lock:
-            tracks, window, trace = self._scene.tracks, self.window_ns, self._whole()
+            tracks, window, trace = self._state.tracks, self.window_ns, self._whole()
         return png(of_view(View.of(tracks, window, max_spans=SPANS), trace))
 
     def _whole(self) -> Trace:
@@ -98,21 +98,21 @@ class Stage(ipw.VBox):  # type: ignore[misc]
 
     def close(self) -> None:
         """End its threads and take it away."""
-        painter = getattr(self, "_painter", None)
-        if painter is not None:  # else it could not be made
-            painter.close()
+        scheduler = getattr(self, "_scheduler", None)
+        if scheduler is not None:  # else it could not be made
+            scheduler.close()
         for child in self.children:
             child.close()
         super().close()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until what was asked for is drawn; returns whether it is."""
-        return self._painter.wait(timeout_s)
+        return self._scheduler.wait(timeout_s)
 
     @property
     def is_seen(self) -> bool:
         """Whether a browser shows it."""
-        return self._painter.is_seen
+        return self._scheduler.is_seen
 
     # -- what the browser tells -------------------------------------------------------
     def _told(self, message: Mapping[str, Any]) -> None:
@@ -126,24 +126,24 @@ class Stage(ipw.VBox):  # type: ignore[misc]
         self._is_held = on
 
     def _sized(self, pixels: int) -> None:
-        if self._scene.resize(pixels):
-            self._painter.ask()
+        if self._state.resize(pixels):
+            self._scheduler.ask()
 
     def _themed(self, *, dark: bool) -> None:
-        if self._scene.repaint(dark=dark):
-            self._painter.ask()
+        if self._state.repaint(dark=dark):
+            self._scheduler.ask()
 
     def _ranged(self, low_us: float, high_us: float) -> None:
         """Take a range of the plot's own, to which it was dragged or zoomed."""
         with self._lock:
-            window = self._scene.window_at(low_us, high_us)
-            inside = camera.clamped(window, self._scene.extent_ns)
+            window = self._state.window_at(low_us, high_us)
+            inside = clamped(window, self._state.extent_ns)
             if inside[1] < self.window_ns[1]:
                 self.follow = False
             self._is_stale |= inside != window  # the plot shows what is not to be seen
             self.window_ns = inside
         if inside != window:
-            self._painter.ask()
+            self._scheduler.ask()
 
     # -- drawing ----------------------------------------------------------------------
     @traitlets.validate("window_ns")
@@ -158,21 +158,21 @@ class Stage(ipw.VBox):  # type: ignore[misc]
     def _changed(self, change: Any) -> None:
         with self._lock:
             if change["name"] == "hidden":
-                self._scene.hide(change["new"])
+                self._state.hide(change["new"])
             elif change["name"] == "sms":
-                self._scene.show_sms(shown=change["new"])
-        self._painter.ask()
+                self._state.show_sms(shown=change["new"])
+        self._scheduler.ask()
 
     def _followed(self, change: Any) -> None:
         if change["new"]:
             with self._lock:
                 self._to_head()
-        self._painter.ask()
+        self._scheduler.ask()
 
     def _to_head(self) -> None:
         """Move the view to the newest spans."""
         low, high = self.window_ns
-        head = self._scene.extent_ns[1]
+        head = self._state.extent_ns[1]
         self.window_ns = (head - (high - low), head)
 
     def _failed(self, error: Exception) -> None:
@@ -180,13 +180,13 @@ class Stage(ipw.VBox):  # type: ignore[misc]
 
     def _draw(self) -> int | None:
         with self._lock:
-            shot = self._scene.shot(self.window_ns, following=self.follow)
+            snapshot = self._state.snapshot(self.window_ns, following=self.follow)
             before, is_stale = self._drawn, self._is_stale
             self._is_stale = False
-        if before is not None and not is_stale and shot.is_like(before.shot):
+        if before is not None and not is_stale and snapshot.is_like(before.snapshot):
             self._show_state()
             return None
-        drawn = compose(shot, before)
+        drawn = compose_frame(snapshot, before)
         self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
         with self._lock:
             self._drawn = drawn
@@ -196,27 +196,27 @@ class Stage(ipw.VBox):  # type: ignore[misc]
 
     def _show_state(self, problem: str = "") -> None:
         with self._lock:
-            shown = self._drawn.shot if self._drawn is not None else None
+            shown = self._drawn.snapshot if self._drawn is not None else None
             self._bar.state = {
                 "live": self._is_live,
                 # What is seen, not what was asked for: a frame may still be on its way.
                 "follow": self.follow if shown is None else shown.following,
                 "measuring": self._is_measuring,
-                "sms": self.sms if self._scene.has_blocks else None,
-                "tracks": self._scene.labels,
+                "sms": self.sms if self._state.has_blocks else None,
+                "tracks": self._state.labels,
                 "search": self.search,
                 "matches": self.matches,
                 "match": self._search.at + 1,
                 "status": problem or self._status(),
                 "problem": bool(problem),
-                "dark": self._scene.is_dark,
+                "dark": self._state.is_dark,
             }
 
     def _status(self) -> str:
         """Say what is in view, for eyes and for screen readers."""
         said = []
         if self._is_measuring:
-            said.append(f"click the {'second' if self._scene.marks else 'first'} point to measure")
+            said.append(f"click the {'second' if self._state.marks else 'first'} point to measure")
         if self.measured_ns is not None:
             said.append(f"{duration(self.measured_ns)} between the two points")
         facts = self._details.facts
@@ -224,6 +224,6 @@ class Stage(ipw.VBox):  # type: ignore[misc]
             said.append(f"selected: {clean(facts['title'], 60)}, {facts['subtitle']}")
         if self._drawn is not None:
             said.append(self._drawn.words())
-        if self._scene.left_out:
-            said.append(f"{self._scene.left_out:,} less busy tracks not shown")
+        if self._state.left_out:
+            said.append(f"{self._state.left_out:,} less busy tracks not shown")
         return "; ".join(said)

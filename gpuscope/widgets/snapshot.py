@@ -13,8 +13,8 @@ from gpuscope.figures.sm_blocks import HeldIndex
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets.camera import Window
 from gpuscope.widgets.theme import Theme
+from gpuscope.widgets.window import Window
 
 SM_HEIGHT = 200
 """Of the SMs below the tracks in px, or half of the plot where that is less."""
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Shot:
+class Snapshot:
     """All that a frame is made of; nothing in it changes any more."""
 
     tracks: Tracks
@@ -63,7 +63,7 @@ class Shot:
         """What the vertical axis of the tracks reaches to: few are drawn larger, many smaller."""
         return max((self.plot_px - self.sms_px) / LARGEST, self.places.bottom + 2)
 
-    def is_like(self, other: Shot) -> bool:
+    def is_like(self, other: Snapshot) -> bool:
         """Whether the frame would be the same."""
         mine, others = vars(self), vars(other)
         by_identity = ("tracks", "places", "theme", "held")
@@ -85,7 +85,7 @@ class Drawn:
         What changes of the canvas' overlays, and of its layout.
     """
 
-    shot: Shot
+    snapshot: Snapshot
     view: View
     bars: dict[Class, tuple[dict[str, Any], dict[str, Any]]]
     overlays: dict[str, dict[str, Any]]
@@ -93,7 +93,7 @@ class Drawn:
 
     def words(self) -> str:
         """Say how much is in view, and how much of it has a bar of its own."""
-        tracks, (low, high) = self.shot.tracks, self.shot.window_ns
+        tracks, (low, high) = self.snapshot.tracks, self.snapshot.window_ns
         total = int(tracks.index.counts((low, high), self.view.found.tracks).sum())
         rows = self.view.found.rows
         start, end = tracks.start_ns[rows], tracks.end_ns[rows]
@@ -104,53 +104,53 @@ class Drawn:
 
     def place(self, row: int) -> tuple[float, float]:
         """Return the centre and height of a span, px from the top: its bar's, or its track's."""
-        shot = self.shot
+        snapshot = self.snapshot
         at = np.flatnonzero(self.view.found.rows == row)
         if len(at):
-            return shot.places.bar(self.view.place[at[0]], self.view.lanes[at[0]])
-        number = int(shot.tracks.track[row])
-        for index, track in enumerate(shot.places.tracks):
+            return snapshot.places.bar(self.view.place[at[0]], self.view.lanes[at[0]])
+        number = int(snapshot.tracks.track[row])
+        for index, track in enumerate(snapshot.places.tracks):
             if track.number == number:
-                return shot.places.tops[index] + shot.places.heights[index] / 2, (
-                    shot.places.heights[index] - 6
+                return snapshot.places.tops[index] + snapshot.places.heights[index] / 2, (
+                    snapshot.places.heights[index] - 6
                 )
         return -100.0, 0.0  # its track is hidden: out of sight
 
     def at(self, x: float, y: float) -> int | None:
         """Return the row that is drawn at a point; 0 and 1 are the edges of the plot."""
-        shot = self.shot
-        low, high = shot.window_ns
-        time_ns, px = low + (high - low) * x, shot.height * y
-        near = HIT_PX * (high - low) / shot.pixels
+        snapshot = self.snapshot
+        low, high = snapshot.window_ns
+        time_ns, px = low + (high - low) * x, snapshot.height * y
+        near = HIT_PX * (high - low) / snapshot.pixels
         rows = self.view.found.rows
-        start, end = shot.tracks.start_ns[rows], shot.tracks.end_ns[rows]
+        start, end = snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]
         hit = np.flatnonzero((start <= time_ns + near) & (end >= time_ns - near))
         for one in hit[::-1].tolist():  # the narrower lie above the wider
-            centre, size = shot.places.bar(self.view.place[one], self.view.lanes[one])
+            centre, size = snapshot.places.bar(self.view.place[one], self.view.lanes[one])
             if abs(px - centre) <= size / 2 + 1:
                 return int(rows[one])
-        for index, track in enumerate(shot.places.tracks):
-            if 0 <= px - shot.places.tops[index] < shot.places.heights[index]:
+        for index, track in enumerate(snapshot.places.tracks):
+            if 0 <= px - snapshot.places.tops[index] < snapshot.places.heights[index]:
                 return self._merged_at(track, time_ns, near)
         return None
 
     def _merged_at(self, track: Track, time_ns: float, near: float) -> int | None:
         window = (int(time_ns - near), int(time_ns + near) + 1)
-        found = self.shot.tracks.index.query(
+        found = self.snapshot.tracks.index.query(
             window, pixels=1, k=1, tracks=np.array([track.number])
         )  # fmt: skip
         return int(found.rows[0]) if len(found.rows) else None
 
     def snapped(self, x: float) -> int:
         """Return the time at a point, or that of a bar's edge next to it."""
-        shot = self.shot
-        low, high = shot.window_ns
+        snapshot = self.snapshot
+        low, high = snapshot.window_ns
         time_ns = round(low + (high - low) * x)
         rows = self.view.found.rows
-        edges = np.concatenate([shot.tracks.start_ns[rows], shot.tracks.end_ns[rows]])
+        edges = np.concatenate([snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]])
         edges = edges[edges != OPEN_NS]
         if not len(edges):
             return time_ns
         nearest = int(edges[np.abs(edges - time_ns).argmin()])
-        is_near = abs(nearest - time_ns) * shot.pixels <= SNAP_PX * (high - low)
+        is_near = abs(nearest - time_ns) * snapshot.pixels <= SNAP_PX * (high - low)
         return nearest if is_near else time_ns

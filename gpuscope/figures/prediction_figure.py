@@ -22,7 +22,7 @@ _COLUMNS = (("predicted", 0.78), ("measured", 0.9), ("error", 1.0))
 
 
 @door(predicted=(Trace, MappingOf(Trace)), measured=(Trace, MappingOf(Trace)))
-def compare(
+def prediction(
     predicted: Mapping[str, Trace] | Trace, measured: Mapping[str, Trace] | Trace
 ) -> go.Figure:
     """Draw a prediction over a measurement: each workload's kernel time and each makespan.
@@ -51,7 +51,7 @@ def compare(
     ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
     ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
     ... }
-    >>> figure = gs.figures.compare(gs.runs.predict(one), gs.run(one, gpu))
+    >>> figure = gs.figures.prediction(gs.runs.predict(one), gs.run(one, gpu))
     >>> figure.layout.title.text
     '<b>Predicted and measured (SIMULATED)</b>'
     """

@@ -27,7 +27,7 @@ _CONFIG = {"responsive": True, "scrollZoom": True, "doubleClick": False, "displa
 Bars = Mapping[Any, tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
-class Canvas(go.FigureWidget):  # type: ignore[misc]
+class Plot(go.FigureWidget):  # type: ignore[misc]
     """A FigureWidget whose traces stay, so that a frame is one message.
 
     What a browser tells comes on another thread than what is drawn: both hold one lock.

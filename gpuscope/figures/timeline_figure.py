@@ -13,12 +13,12 @@ from gpuscope._checks import MappingOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
 from gpuscope.figures.bars import Properties, arrow_look, look
-from gpuscope.figures.frame import Frame, frame, statement
+from gpuscope.figures.frame import Frame, frame_of, statement
 from gpuscope.figures.labels import in_order
 from gpuscope.figures.places import Places, heading, nothing, stripe, y_axis
 from gpuscope.figures.raster import StaticFigure
 from gpuscope.figures.sm_blocks import Blocks, HeldIndex
-from gpuscope.figures.sm_picture import sm_picture
+from gpuscope.figures.sm_picture import sms_below
 from gpuscope.figures.text import (
     axis_unit,
     escape,
@@ -169,7 +169,7 @@ def _draw(
     colours = style.partition_colours(traces.values(), partitions)
     places, height, annotations, shapes = _place(bands)
     frames = [
-        frame(band.view, place, colours, zero_ns=band.view.found.window_ns[0], unit_ns=unit_ns)
+        frame_of(band.view, place, colours, zero_ns=band.view.found.window_ns[0], unit_ns=unit_ns)
         for band, place in zip(bands, places, strict=True)
     ]
     notes = provenance_lines(traces)
@@ -186,7 +186,7 @@ def _draw(
     time_below = "y"
     if held is not None:
         low, high = bands[0].view.found.window_ns
-        below = sm_picture(held, (low, high), colours, height, zero_ns=low, unit_ns=unit_ns)
+        below = sms_below(held, (low, high), colours, height, zero_ns=low, unit_ns=unit_ns)
         images.append(below.image)
         data.append(below.trace)
         notes.append(below.note)

@@ -17,9 +17,9 @@ from gpuscope.figures.tracks import Tracks, busiest, default_window_ns
 from gpuscope.figures.view import LANES
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets.camera import Window
-from gpuscope.widgets.shot import SM_HEIGHT, Shot
+from gpuscope.widgets.snapshot import SM_HEIGHT, Snapshot
 from gpuscope.widgets.theme import DARK, LIGHT, Theme
+from gpuscope.widgets.window import Window
 
 HEIGHTS = (140, 640)
 """Least and most px of the plotting area, if nobody says."""
@@ -30,7 +30,7 @@ _LINKS = 60
 Array = np.ndarray[Any, Any]
 
 
-class Scene:
+class TimelineState:
     """The state that frames are made of; whoever uses it holds a lock.
 
     Parameters
@@ -231,9 +231,9 @@ class Scene:
         """Whether the page is dark."""
         return self._theme is DARK
 
-    def shot(self, window: Window, *, following: bool) -> Shot:
+    def snapshot(self, window: Window, *, following: bool) -> Snapshot:
         """Return all that a frame is made of."""
-        return Shot(
+        return Snapshot(
             tracks=self.tracks,
             places=self._places,
             colours=self._colours,

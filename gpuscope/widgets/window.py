@@ -65,7 +65,7 @@ def around(window: Window, span: Window, extent: Window) -> Window:
     return clamped((middle - width // 2, middle - width // 2 + width), extent)
 
 
-def ticks(window: Window, over: Window, zero_ns: int) -> dict[str, Any]:
+def axis_ticks(window: Window, over: Window, zero_ns: int) -> dict[str, Any]:
     """Return the ticks of a time axis in µs since ``zero_ns``.
 
     Far from zero the labels count from a round time, which the axis' title states.

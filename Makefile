@@ -25,10 +25,11 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab bench test-gpu bench-gpu docs fuzz gpu-wheels clean distclean
+.PHONY: help run check test lab bench test-gpu bench-gpu docs fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
+	@echo 'make check       style, types, arrows, unit tests of the rooms that changed'
 	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
 	@echo 'make lab         open JupyterLab on notebooks/'
 	@echo 'make bench       benchmarks that need no GPU'
@@ -42,6 +43,10 @@ help:
 run:
 	@$(SETUP) run
 	.venv/bin/gpuscope run examples/quickstart.toml --out out/quickstart
+
+check:
+	@$(SETUP) test
+	@$(PY) scripts/check.py
 
 test:
 	@$(SETUP) test

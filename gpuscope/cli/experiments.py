@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from gpuscope._files import make_folder, replacing
 from gpuscope.analysis.prediction import PredictionResult, prediction
 from gpuscope.analysis.result import format_value
-from gpuscope.cli.app import FAILED, Json, add_row, app, say, say_json, show, stderr
+from gpuscope.cli.app import FAILED, Json, add_row, app, complain, say, say_json, show, stderr
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
@@ -26,6 +27,7 @@ from gpuscope.runs.session import Progress as RunProgress
 from gpuscope.runs.session import run as run_experiment
 from gpuscope.trace.model import Run, Trace, incomplete
 from gpuscope.trace.store import read_parquet, save_trace
+from gpuscope.workloads.registry import broken_kinds, kinds
 
 _COMPARISON, _COMPARED = "comparison.json", "compare.html"
 _TRACE = re.compile(r"trace-[A-Za-z0-9-]+\.parquet")
@@ -50,6 +52,8 @@ def run_command(
     Examples: gpuscope run examples/quickstart.toml --out out/quickstart
 
     gpuscope run examples/quickstart.toml --nsys --out out/nsys
+
+    gpuscope kinds lists the kinds of workloads.
     """
     experiment = Experiment.from_file(file)
     if under_nsys:
@@ -87,6 +91,43 @@ def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: 
         say(repr(found.trace))
     for path in written:
         say(f"wrote {path}")
+
+
+@app.command("kinds")
+def kinds_command(
+    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+) -> None:
+    """List the kinds of workloads that an experiment may have, with their fields.
+
+    Example: gpuscope kinds
+    """
+    known = kinds()
+    if as_json:
+        say_json(
+            {
+                name: {
+                    "what": spec.kind_summary(),
+                    "fields": [asdict(field) for field in spec.kind_fields()],
+                }
+                for name, spec in known.items()
+            }
+        )
+    else:
+        table = Table(title="kinds of workloads")
+        for title in ("kind", "fields", "what"):
+            table.add_column(title, overflow="fold", no_wrap=title == "kind")
+        for spec in known.values():
+            add_row(
+                table,
+                (
+                    spec.kind_spelling(),
+                    ", ".join(field.text for field in spec.kind_fields()),
+                    spec.kind_summary(),
+                ),
+            )
+        show(table)
+    for words in broken_kinds():
+        complain(words)
 
 
 @app.command("predict")

@@ -6,57 +6,34 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
-    Discriminator,
     Field,
     NonNegativeInt,
-    PositiveFloat,
+    PlainValidator,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    Tag,
+    SerializeAsAny,
     ValidationError,
-    field_validator,
-    model_serializer,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticSerializationError
+from pydantic_core import (
+    ErrorDetails,
+    InitErrorDetails,
+    PydanticCustomError,
+    PydanticSerializationError,
+)
 
 from gpuscope._checks import given
 from gpuscope._text import clean
 from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.workloads.builtin import PYTHON, SmCountTarget
+from gpuscope.workloads.registry import find_kind, kinds
+from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _Extended(_Model):
-    """Has fields that came later: where they say nothing, descriptions are as they were before.
-
-    So what was recorded with an older version can be compared, and resumed, with this one.
-    """
-
-    _later: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        described: dict[str, Any] = handler(self)
-        for name in self._later:
-            if getattr(self, name) == type(self).model_fields[name].get_default(
-                call_default_factory=True
-            ):
-                described.pop(name, None)
-        return described
-
-
-class StreamSpec(_Extended):
+class StreamSpec(ExtendedModel):
     """A stream to make.
 
     Attributes
@@ -86,168 +63,48 @@ class StreamSpec(_Extended):
         return self
 
 
-class Workload(_Extended):
-    """What workloads of every kind have; :class:`GemmSpec` says what it means."""
-
-    _later = ("guard", "waits_on")
-
-    stream: str
-    repeats: PositiveInt = 100
-    warmup: NonNegativeInt = 3
-    background: bool = False
-    max_queued: Annotated[int, Field(ge=1, le=64)] = 1
-    rate_hz: PositiveFloat | None = None
-    arrival: Literal["back_to_back", "fixed", "poisson"] = "back_to_back"
-    waits_on: list[str] = Field(default_factory=list)
-    guard: bool = True
-
-    @model_validator(mode="after")
-    def _arrival_has_rate(self) -> Self:
-        if (self.arrival == "back_to_back") != (self.rate_hz is None):
-            raise ValueError(
-                "rate_hz goes with arrival = 'fixed' or 'poisson', and only with these"
+def _of_its_kind(value: object) -> WorkloadSpec:
+    """Validate a workload by the kind that it names."""
+    if isinstance(value, WorkloadSpec):
+        return value
+    if not isinstance(value, Mapping):
+        raise PydanticCustomError("dict_type", _TABLE)
+    kind = value.get("kind")
+    name = str(kind)
+    if name.partition(":")[0] == PYTHON:
+        name = PYTHON
+    words = f"{str(kind)!r} is no kind of workload"
+    if kind is None:
+        words = "missing"
+    else:
+        try:
+            if (spec := find_kind(name)) is not None:
+                return spec.model_validate(value)
+        except InvalidExperiment as error:
+            words = str(error)
+    allowed = ", ".join(repr(spec.kind_spelling()) for spec in kinds().values())
+    raise ValidationError.from_exception_data(
+        "workload",
+        [
+            InitErrorDetails(
+                type=PydanticCustomError(
+                    "kind", "{words}", {"words": f"{words}; allowed: {allowed}"}
+                ),
+                loc=("kind",),
+                input=value,
             )
-        if self.background and self.rate_hz is not None:
-            raise ValueError("a background workload runs back to back: leave rate_hz out")
-        return self
+        ],
+    )
 
 
-class GemmSpec(Workload):
-    """A matrix product ``out[m, n] = a[m, k] @ b[k, n]``, launched again and again.
+AnyWorkload = Annotated[SerializeAsAny[WorkloadSpec], PlainValidator(_of_its_kind)]
+"""A workload of whatever kind it names."""
 
-    Attributes
-    ----------
-    stream
-        Name of the stream to launch on.
-    repeats
-        Calls in all, over every round; what a background workload does instead is run
-        as long as the others do.
-    warmup
-        Calls before anything is recorded.
-    max_queued
-        Calls in flight at most: 1 waits for each, which measures latency; 4 keeps the
-        GPU busy.
-    arrival, rate_hz
-        ``"back_to_back"``; or ``"fixed"`` or ``"poisson"`` at ``rate_hz`` a second.
-    waits_on
-        Workloads: before each call, its stream waits for the call of each of them that was
-        launched last.
-    guard
-        False leaves out what makes the work go to its stream: as with a library that was
-        never told, it goes to CUDA's legacy default stream, which is in no partition. It
-        still counts as given to its stream, so confinement shows the escape.
-    """
-
-    kind: Literal["gemm"]
-    m: PositiveInt
-    n: PositiveInt
-    k: PositiveInt
-    dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
-    sm_count_target: Literal["auto", "off"] | PositiveInt = "auto"
-
-
-class CopySpec(Workload):
-    """An element-wise copy kernel over ``nbytes``, read and written."""
-
-    kind: Literal["copy"]
-    nbytes: PositiveInt
-
-
-class TracedGemmSpec(Workload):
-    """A float16 product by a kernel that tells when and where its thread blocks ran."""
-
-    kind: Literal["traced_gemm"]
-    m: PositiveInt
-    n: PositiveInt
-    k: PositiveInt
-
-
-class TracedCopySpec(Workload):
-    """A copy of ``nbytes`` by a kernel that tells when and where its thread blocks ran."""
-
-    kind: Literal["traced_copy"]
-    nbytes: PositiveInt
-
-
-class SpinSpec(Workload):
-    """A kernel of ``blocks`` thread blocks that spin for ``duration_us``."""
-
-    kind: Literal["spin"]
-    duration_us: Annotated[float, Field(gt=0, le=10_000_000)]
-    blocks: PositiveInt = 1
-
-
-class PythonSpec(Workload):
-    """A function of the user's, made a workload with ``@gpuscope.workloads.workload``.
-
-    Attributes
-    ----------
-    kind
-        ``"python:package.module:function"``; imported when the experiment is run, never
-        when it is loaded or shown.
-    args
-        Keyword arguments of every call.
-    """
-
-    kind: str
-    args: dict[str, StrictBool | StrictInt | float | StrictStr] = Field(default_factory=dict)
-
-    @field_validator("kind")
-    @classmethod
-    def _kind_names_a_function(cls, kind: str) -> str:
-        _, *names = kind.split(":")
-        parts = [part for name in names for part in name.split(".")]
-        if len(names) != 2 or not all(map(str.isidentifier, parts)):
-            raise ValueError(f"should be {_PYTHON!r}, but found {kind!r}")
-        return kind
-
-    @field_validator("args")
-    @classmethod
-    def _args_are_arguments(cls, args: dict[str, Any]) -> dict[str, Any]:
-        for name in args:
-            if not name.isidentifier() or name == "stream":
-                raise ValueError(
-                    f"{name!r} is no argument's name: it takes letters, digits and _, and the "
-                    "stream is the workload's own field"
-                )
-        return args
-
-    @property
-    def module(self) -> str:
-        """Name of the module."""
-        return self.kind.split(":")[1]
-
-    @property
-    def function(self) -> str:
-        """Name of the function in it."""
-        return self.kind.split(":")[2]
-
-
-_PYTHON = "python:package.module:function"
-
-
-def _kind_of(value: Any) -> str | None:
-    """Return which kind of workload a table describes; ``None`` if it does not say."""
-    kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
-    if isinstance(kind, str) and kind.partition(":")[0] == "python":
-        return "python"
-    return None if kind is None else str(kind)
-
-
-WorkloadSpec = Annotated[
-    Annotated[GemmSpec, Tag("gemm")]
-    | Annotated[CopySpec, Tag("copy")]
-    | Annotated[SpinSpec, Tag("spin")]
-    | Annotated[TracedGemmSpec, Tag("traced_gemm")]
-    | Annotated[TracedCopySpec, Tag("traced_copy")]
-    | Annotated[PythonSpec, Tag("python")],
-    Discriminator(_kind_of),
-]
 Size = PositiveInt | Literal["rest"]
 Color = Annotated[str, Field(pattern=r"^#[0-9A-Fa-f]{6}$")]
 
 
-class Setting(_Model):
+class Setting(Model):
     """A named variant: what differs from the experiment itself.
 
     Attributes
@@ -257,24 +114,24 @@ class Setting(_Model):
     streams
         Replaces the streams it names; the others stay.
     sm_count_target
-        For every GEMM of the setting.
+        For every workload of the setting that has the field: every GEMM.
     """
 
     partitions: dict[str, Size] | None = None
     streams: dict[str, StreamSpec] = Field(default_factory=dict)
-    sm_count_target: Literal["auto", "off"] | PositiveInt | None = None
+    sm_count_target: SmCountTarget | None = None
 
 
-class ResolvedSetting(_Model):
+class ResolvedSetting(Model):
     """One setting, complete: what is carved, made and launched."""
 
     name: str
     partitions: dict[str, Size]
     streams: dict[str, StreamSpec]
-    workloads: dict[str, WorkloadSpec]
+    workloads: dict[str, AnyWorkload]
 
 
-class Experiment(_Extended):
+class Experiment(ExtendedModel):
     """What to carve, which streams to make, what to launch on them, and in which settings.
 
     Attributes
@@ -314,7 +171,7 @@ class Experiment(_Extended):
     rounding: Literal["exact", "up", "down", "nearest"] = "exact"
     partitions: dict[str, Size] = Field(default_factory=dict)
     streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
-    workloads: Annotated[dict[str, WorkloadSpec], Field(min_length=1)]
+    workloads: Annotated[dict[str, AnyWorkload], Field(min_length=1)]
     settings: dict[str, Setting] = Field(default_factory=dict)
     colors: dict[str, Color] = Field(default_factory=dict)
 
@@ -323,7 +180,7 @@ class Experiment(_Extended):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            problems = _problems(error)
+            problems = _problems(error, fields)
             raise InvalidExperiment(_explain(problems), problems) from None
         _check_texts(self)
         for setting in self.resolve():
@@ -421,7 +278,7 @@ class Experiment(_Extended):
         for name, setting in (self.settings or {"default": Setting()}).items():
             workloads = {
                 label: spec.model_copy(update={"sm_count_target": setting.sm_count_target})
-                if setting.sm_count_target is not None and isinstance(spec, GemmSpec)
+                if setting.sm_count_target is not None and hasattr(spec, "sm_count_target")
                 else spec
                 for label, spec in self.workloads.items()
             }
@@ -550,40 +407,27 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
         )
 
 
-KINDS: dict[str, type[Workload]] = {
-    "gemm": GemmSpec,
-    "copy": CopySpec,
-    "spin": SpinSpec,
-    "traced_gemm": TracedGemmSpec,
-    "traced_copy": TracedCopySpec,
-    "python": PythonSpec,
-}
-
-
-_ALL_KINDS = ", ".join(repr(_PYTHON if kind == "python" else kind) for kind in KINDS)
-
-
 def _keys(model: type[BaseModel]) -> str:
     return ", ".join(map(repr, model.model_fields))
 
 
-def _problems(error: ValidationError) -> dict[tuple[str, ...], str]:
-    """Say of each field that is wrong what is allowed, and what was found."""
+def _problems(error: ValidationError, fields: object) -> dict[tuple[str, ...], str]:
+    """Return for each wrong field what is allowed and what was found."""
     texts: dict[tuple[str, ...], list[str]] = {}
     found: dict[tuple[str, ...], str] = {}
-    for one in error.errors():
-        value = one.get("input")
-        if one["type"].startswith("union_tag") and not isinstance(value, Mapping):
-            one["type"] = "model_type"  # no table at all, rather than one of no kind
-        place, allowed = _problem(one)
-        said = texts.setdefault(place, [])
-        if allowed not in said:
-            said.append(allowed)
-        simple = one["type"] not in _WITHOUT_INPUT and not isinstance(value, Mapping | list | tuple)
+    for details in error.errors():
+        value = details.get("input")
+        place, allowed = _problem(details, fields)
+        words = texts.setdefault(place, [])
+        if allowed not in words:
+            words.append(allowed)
+        simple = details["type"] not in _WITHOUT_INPUT and not isinstance(
+            value, Mapping | list | tuple
+        )
         found[place] = f", but found {given(value)}" if simple else ""
     return {
-        place: " or ".join(said).replace(" or should be ", " or ") + found[place]
-        for place, said in texts.items()
+        place: " or ".join(words).replace(" or should be ", " or ") + found[place]
+        for place, words in texts.items()
     }
 
 
@@ -602,43 +446,60 @@ _NEEDS = {
     "list_type": "should be a list of names",
     "arg_type": "should be a text, a finite number, true or false",
 }  # fmt: skip
-_WITHOUT_INPUT = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid",
-                  "value_error", "too_short")  # fmt: skip
+_WITHOUT_INPUT = ("extra_forbidden", "missing", "kind", "value_error", "too_short")
 
 
-def _problem(error: ErrorDetails) -> tuple[tuple[str, ...], str]:
+def _place(error: ErrorDetails, fields: object) -> tuple[str, ...]:
+    """Return the path of the field that is wrong.
+
+    Pydantic adds which of several types it tried: that leads nowhere in the description.
+    """
+    place: list[str] = []
+    for part in error["loc"]:
+        try:
+            fields = _inside(fields, part)
+        except LookupError:
+            if error["type"] not in ("missing", "kind") and error["loc"][-1] != "[key]":
+                break
+        place.append(str(part))
+    return tuple(place)
+
+
+def _inside(fields: object, part: int | str) -> object:
+    """Return what a description has at a part of a path."""
+    if isinstance(fields, Mapping):
+        return fields[part]
+    if isinstance(fields, list | tuple) and isinstance(part, int):
+        return fields[part]
+    raise LookupError(part)
+
+
+def _problem(error: ErrorDetails, fields: object) -> tuple[tuple[str, ...], str]:
     """Return the path of the field that is wrong, and what it should be."""
-    place = [str(part) for part in error["loc"]]
-    # pydantic puts into the path which kind of workload, or which of several types, it tried
-    model: type[BaseModel] | None = (
-        KINDS.get(place.pop(2)) if place[0] == "workloads" and len(place) > 2 else None
-    )
+    place = _place(error, fields)
     kind = error["type"]
-    if place[0] == "partitions":
-        del place[2:]
-    elif place[2:3] == ["partitions"]:
-        del place[4:]
-    elif place[2:3] == ["sm_count_target"]:
-        del place[3:]
-    elif model is PythonSpec and place[2:3] == ["args"] and len(place) > 3:
-        del place[4:]
+    if place[:1] == ("workloads",) and place[2:3] == ("args",) and len(place) > 3:
         kind = "arg_type"
-    if kind.startswith("union_tag"):
-        place.append("kind")
-        tag = error.get("ctx", {}).get("tag")
-        lacks = "missing" if tag is None else f"{tag!r} is no kind of workload"
-        return tuple(place), f"{lacks}; allowed: {_ALL_KINDS}"
-    path = tuple(place)
     if kind == "extra_forbidden":
-        if len(place) == 1:
-            model = Experiment
-        elif place[0] == "settings":
-            model = Setting if len(place) == 3 else StreamSpec
-        return path, f"unknown key; allowed: {_keys(model or StreamSpec)}"
+        return place, f"unknown key; allowed: {_keys(_model_at(place, fields))}"
     if kind == "missing":
-        return path, "missing; this field is required"
+        return place, "missing; this field is required"
     if kind == "too_short":
-        return path, "at least one is needed"
+        return place, "at least one is needed"
     if kind == "value_error":
-        return path, error["msg"].removeprefix("Value error, ")
-    return path, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")
+        return place, error["msg"].removeprefix("Value error, ")
+    return place, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")
+
+
+def _model_at(place: tuple[str, ...], fields: object) -> type[BaseModel]:
+    """Return whose key it is that nobody knows."""
+    match place:
+        case (_,):
+            return Experiment
+        case ("settings", _, _):
+            return Setting
+        case ("workloads", name, _) if isinstance(fields, Mapping):
+            kind = str(fields["workloads"][name]["kind"]).partition(":")[0]
+            return find_kind(kind) or WorkloadSpec
+        case _:
+            return StreamSpec

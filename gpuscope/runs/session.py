@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import inspect
 import itertools
 import random
 import sys
@@ -26,26 +25,13 @@ from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions
 from gpuscope.device.select import open_device, open_devices
 from gpuscope.device.stream import Stream, close_all
-from gpuscope.errors import InvalidExperiment, InvalidPartition, NothingRecorded
+from gpuscope.errors import InvalidPartition, NothingRecorded
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import MEMORY_LIMIT, Recording
-from gpuscope.runs.experiment import (
-    CopySpec,
-    Experiment,
-    GemmSpec,
-    PythonSpec,
-    ResolvedSetting,
-    TracedCopySpec,
-    TracedGemmSpec,
-    WorkloadSpec,
-)
+from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.trace.model import Run, Trace, incomplete
-from gpuscope.workloads.copy import Copy
-from gpuscope.workloads.function import FunctionHandle, find_workload
-from gpuscope.workloads.gemm import Gemm
-from gpuscope.workloads.handle import Completion
-from gpuscope.workloads.spin import Spin
-from gpuscope.workloads.traced import TracedCopy, TracedGemm
+from gpuscope.workloads.handle import Completion, Handle
+from gpuscope.workloads.spec import WorkloadSpec
 
 QUEUED_NS = 100_000_000
 """Estimated work kept queued at most, by all workloads together: CUDA cannot cancel it, so Stop
@@ -225,7 +211,6 @@ class Progress:
 
 
 Viewer = Callable[[Progress], None]
-AnyHandle = Gemm | Copy | Spin | FunctionHandle[Any]
 
 
 def run(
@@ -339,7 +324,7 @@ class _Session:
         self.done = 0
         self.recordings: dict[str, list[Recording]] = {one.name: [] for one in self.settings}
         self.alone: dict[tuple[str, str], list[Recording]] = {}
-        self.handles: dict[Any, AnyHandle] = {}
+        self.handles: dict[Any, Handle] = {}
         self.stream_ids: dict[tuple[str, str], int] = {}
         self.recording: Recording | None = None
         self.round = 0
@@ -527,11 +512,10 @@ class _Session:
             self._legacy = self.device.wrap_stream(_LEGACY_STREAM, name="legacy default")
         return self._legacy
 
-    def _handle(self, name: str, spec: WorkloadSpec) -> AnyHandle:
-        target = spec.sm_count_target if isinstance(spec, GemmSpec) else None
-        key = (name, target)
+    def _handle(self, name: str, spec: WorkloadSpec) -> Handle:
+        key = (name, getattr(spec, "sm_count_target", None))  # what a setting may change of it
         if key not in self.handles:
-            self.handles[key] = make_handle(self.device, name, spec, seed=self.experiment.seed)
+            self.handles[key] = spec.make(self.device, name=name, seed=self.experiment.seed)
         return self.handles[key]
 
     @contextlib.contextmanager
@@ -722,56 +706,19 @@ def opened(device: Device | str | None) -> Device:
     return open_device("auto" if device is None else device)
 
 
-def make_handle(device: Device, name: str, spec: WorkloadSpec, *, seed: int) -> AnyHandle:
-    """Make the handle that a workload of an experiment describes; imports what it names.
-
-    Raises
-    ------
-    InvalidExperiment
-        It names a function that is not there, that is no workload, or that does not take
-        such arguments.
-    GpuscopeError
-        Importing the function's module fails.
-    """
-    if isinstance(spec, PythonSpec):
-        path = f"workloads.{name}"
-        made = find_workload(spec.module, spec.function, path=f"{path}.kind")
-        try:
-            inspect.signature(made.function).bind(None, **spec.args)
-        except TypeError as error:
-            raise InvalidExperiment(
-                f"{path}.args: {spec.kind!r} does not take them: {error}"
-            ) from error
-        return made(device, name=name, arguments=spec.args)
-    if isinstance(spec, GemmSpec):
-        target = None if spec.sm_count_target == "off" else spec.sm_count_target
-        return Gemm(
-            device, m=spec.m, n=spec.n, k=spec.k, dtype=spec.dtype, sm_count_target=target,
-            name=name, seed=seed,
-        )  # fmt: skip
-    if isinstance(spec, CopySpec):
-        return Copy(device, nbytes=spec.nbytes, name=name, seed=seed)
-    if isinstance(spec, TracedGemmSpec):
-        return TracedGemm(device, m=spec.m, n=spec.n, k=spec.k, name=name, seed=seed)
-    if isinstance(spec, TracedCopySpec):
-        return TracedCopy(device, nbytes=spec.nbytes, name=name, seed=seed)
-    duration_ns = round(spec.duration_us * 1000)
-    return Spin(device, duration_ns=duration_ns, blocks=spec.blocks, name=name)
-
-
 class _Worker:
     """One workload being driven: what is queued, what is left, when the next is due."""
 
     def __init__(
         self,
-        handle: AnyHandle,
+        handle: Handle,
         stream: Stream,
         spec: WorkloadSpec,
         repeats: int,
         rng: random.Random,
         *,
         queued_ns: int = QUEUED_NS,
-        waits_on: Sequence[AnyHandle] = (),
+        waits_on: Sequence[Handle] = (),
         unguarded: Stream | None = None,
     ) -> None:
         self.handle = handle

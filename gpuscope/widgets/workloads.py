@@ -5,29 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_origin
+from typing import Any
 
 from pydantic import BaseModel
 
 from gpuscope.errors import InvalidExperiment
 from gpuscope.figures.text import clean
-from gpuscope.runs.experiment import KINDS, Experiment, Workload, WorkloadSpec
+from gpuscope.runs.experiment import Experiment
 from gpuscope.widgets.table import Table, field, names_of
+from gpuscope.workloads.builtin import PYTHON
+from gpuscope.workloads.registry import kinds
+from gpuscope.workloads.spec import KindField, WorkloadSpec
 
-_START: Mapping[str, Any] = {"m": 1024, "n": 1024, "k": 1024, "nbytes": 1 << 24, "duration_us": 100}
-"""What a field that an experiment demands starts from."""
-_LABELS = {
-    "nbytes": "Bytes",
-    "duration_us": "Duration (µs)",
-    "blocks": "Thread blocks",
-    "dtype": "Data type",
-    "sm_count_target": "SMs told",
-}
-_HINTS = {
-    "sm_count_target": "The SM count that cuBLAS is told: auto (the partition's), off, or a count",
-}
-_RARE = ("sm_count_target",)
-_PYTHON = "python"
 _PACED = ("fixed", "poisson")
 
 
@@ -117,10 +106,10 @@ class WorkloadTable(Table):
 
     def _fields_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         kind = values["kind"]
-        model = KINDS.get(kind, Workload)
+        model = kinds().get(kind, WorkloadSpec)
         spec = {name: values[name] for name in model.model_fields if name not in ("kind", "args")}
-        spec["kind"] = kind if kind != _PYTHON else f"{_PYTHON}:{values['function']}"
-        if kind == _PYTHON:
+        spec["kind"] = kind if kind != PYTHON else f"{PYTHON}:{values['function']}"
+        if kind == PYTHON:
             spec["args"] = _arguments(values["args"])
         if spec["background"]:
             spec["arrival"] = "back_to_back"
@@ -130,7 +119,7 @@ class WorkloadTable(Table):
 
     def _field_at(self, path: tuple[str, ...]) -> str:
         if path[2:] == ("kind",) and any(
-            row["values"]["kind"] == _PYTHON and row["values"]["name"] == path[1]
+            row["values"]["kind"] == PYTHON and row["values"]["name"] == path[1]
             for row in self.rows
         ):
             return "function"
@@ -159,15 +148,14 @@ class WorkloadTable(Table):
 
 def _defaults() -> dict[str, Any]:
     """Return a value for every field that a workload of some kind may have."""
-    found: dict[str, Any] = {}
-    for model in KINDS.values():
-        for name, info in model.model_fields.items():
-            if name not in ("kind", "args", "stream"):
-                start = _START.get(name, "")
-                found[name] = start if info.is_required() else info.get_default(
-                    call_default_factory=True
-                )  # fmt: skip
-    return {**found, "rate_hz": 1000}
+    shared = {
+        name: info.get_default(call_default_factory=True)
+        for name, info in WorkloadSpec.model_fields.items()
+        if name not in ("kind", "stream")
+    }
+    own = {one.name: one.start for spec in kinds().values() for one in spec.kind_fields()}
+    own.pop("args")
+    return {**shared, "rate_hz": 1000, **own}
 
 
 def _arguments(text: Any) -> Any:
@@ -180,17 +168,19 @@ def _arguments(text: Any) -> Any:
 
 def _fields(streams: Iterable[str]) -> list[dict[str, Any]]:
     timed = {"background": [False]}
-    rare = [one for one in _own_fields() if one["name"] in _RARE]
-    own = [one for one in _own_fields() if one["name"] not in _RARE]
+    own = _own_fields()
     return [
         field("name", "Workload", "text"),
-        field("kind", "Kind", "choice", options=[(kind, _kind_label(kind)) for kind in KINDS]),
-        *own,
         field(
-            "function", "Function", "text", when={"kind": [_PYTHON]},
+            "kind", "Kind", "choice",
+            options=[(kind, spec.kind_label()) for kind, spec in kinds().items()],
+        ),
+        *(described for rare, described in own if not rare),
+        field(
+            "function", "Function", "text", when={"kind": [PYTHON]},
             hint="package.module:function, made a workload with @gpuscope.workloads.workload",
         ),
-        field("args", "Arguments (JSON)", "text", when={"kind": [_PYTHON]}),
+        field("args", "Arguments (JSON)", "text", when={"kind": [PYTHON]}),
         field("stream", "Stream", "choice", options=[(name, clean(name, 40)) for name in streams]),
         field(
             "background", "Runs", "choice",
@@ -217,33 +207,34 @@ def _fields(streams: Iterable[str]) -> list[dict[str, Any]]:
             hint="Calls in flight; 1 waits for each, which measures latency",
         ),
         field("warmup", "Warm-up", hint="Calls before anything is recorded"),
-        *rare,
+        *(described for rare, described in own if rare),
     ]  # fmt: skip
 
 
-def _own_fields() -> list[dict[str, Any]]:
-    """Describe the fields that not every kind has, with the kinds that have them."""
-    kinds: dict[str, list[str]] = {}
-    described: dict[str, dict[str, Any]] = {}
-    for kind, model in KINDS.items():
-        for name, info in model.model_fields.items():
-            if name in Workload.model_fields or name in ("kind", "args"):
-                continue
-            kinds.setdefault(name, []).append(kind)
-            choices = (
-                [(one, one) for one in info.annotation.__args__]
-                if get_origin(info.annotation) is Literal and info.annotation is not None
-                else []
-            )
-            described[name] = field(
-                name, _LABELS.get(name, name), "choice" if choices else "number",
-                options=choices, hint=_HINTS.get(name, ""),
-            )  # fmt: skip
-    return [{**one, "when": {"kind": kinds[name]}} for name, one in described.items()]
+def _own_fields() -> list[tuple[bool, dict[str, Any]]]:
+    """Describe the fields that not every kind has, with the kinds that have them, and if rare.
 
-
-def _kind_label(kind: str) -> str:
-    return "Python function" if kind == _PYTHON else kind.replace("_", " ")
+    What is said of a field is said by the first kind that has one of that name.
+    """
+    having: dict[str, list[str]] = {}
+    own: dict[str, KindField] = {}
+    for kind, spec in kinds().items():
+        for one in spec.kind_fields():
+            if one.name != "args":
+                having.setdefault(one.name, []).append(kind)
+                own.setdefault(one.name, one)
+    return [
+        (
+            one.rare,
+            field(
+                name, one.label,
+                "choice" if one.choices else "flag" if one.is_flag else "number",
+                options=[(choice, choice) for choice in one.choices],
+                when={"kind": having[name]}, hint=one.hint,
+            ),
+        )
+        for name, one in own.items()
+    ]  # fmt: skip
 
 
 def _free(taken: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gpuscope.workloads.gemm import mm_out as mm_out
     from gpuscope.workloads.handle import Completion as Completion
     from gpuscope.workloads.handle import Handle as Handle
+    from gpuscope.workloads.registry import kinds as kinds
+    from gpuscope.workloads.spec import WorkloadSpec as WorkloadSpec
     from gpuscope.workloads.spin import Spin as Spin
     from gpuscope.workloads.traced import TracedCopy as TracedCopy
     from gpuscope.workloads.traced import TracedGemm as TracedGemm
@@ -29,6 +31,8 @@ _HOMES = {
     "workload": "gpuscope.workloads.function",
     "Handle": "gpuscope.workloads.handle",
     "Completion": "gpuscope.workloads.handle",
+    "WorkloadSpec": "gpuscope.workloads.spec",
+    "kinds": "gpuscope.workloads.registry",
 }
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
 __getattr__ = public(__name__, _HOMES)

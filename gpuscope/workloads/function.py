@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -18,7 +17,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.scratch import WorkloadContext, of_thread
 from gpuscope.device.stream import Stream
-from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidOperand
+from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Context, Work
 from gpuscope.workloads.handle import Handle
 
@@ -309,46 +308,3 @@ def _inside(value: Any) -> Iterator[Any]:
 
 def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
-
-
-# -- by name -------------------------------------------------------------------------------
-def find_workload(module: str, name: str, *, path: str) -> workload[Any]:
-    """Import ``module`` and return its workload ``name``.
-
-    Parameters
-    ----------
-    path
-        Of the field that names it, for the error's text.
-
-    Raises
-    ------
-    InvalidExperiment
-        There is no such module, it has no such name, or that is no workload.
-    GpuscopeError
-        Importing the module fails.
-    """
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if module == missing or module.startswith(f"{missing}."):
-            raise InvalidExperiment(
-                f"{path}: there is no module {missing!r}: install it, or name its folder in "
-                "PYTHONPATH"
-            ) from error
-        raise GpuscopeError(f"{path}: importing {module!r} fails: {error}") from error
-    except Exception as error:
-        raise GpuscopeError(
-            f"{path}: importing {module!r} fails: {type(error).__name__}: {error}"
-        ) from error
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError as error:
-            raise InvalidExperiment(f"{path}: module {module!r} has no {name!r}") from error
-    if not isinstance(found, workload):
-        raise InvalidExperiment(
-            f"{path}: {name!r} of module {module!r} is {type(found).__name__}, not a workload: "
-            "decorate the function with @gpuscope.workloads.workload"
-        )
-    return found

@@ -182,6 +182,10 @@ class Handle(Unique):
                     context.in_flight = False
 
     # -- one call ---------------------------------------------------------------------
+    def execute(self, *, stream: Any = None) -> Any:
+        """Queue one call; subclasses may take operands."""
+        return self._execute(stream)
+
     def _prepare(self, context: Context, operands: Any) -> Work:
         """Check operands and say what the call does; queues nothing. Subclasses refine it."""
         del context

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope.errors import InvalidExperiment
-from gpuscope.runs.experiment import KINDS, Experiment, GemmSpec, StreamSpec, Workload
+from gpuscope.runs.experiment import Experiment, StreamSpec
 from gpuscope.widgets.streams import StreamTable
 from gpuscope.widgets.workloads import WorkloadTable
+from gpuscope.workloads.builtin import GemmSpec
+from gpuscope.workloads.registry import kinds
+from gpuscope.workloads.spec import WorkloadSpec
 
+KINDS = kinds()
 EVERY_KIND = {
     "gemm": {"kind": "gemm", "m": 3, "n": 4, "k": 5, "dtype": "float32", "stream": "s",
              "repeats": 7, "warmup": 0, "max_queued": 2, "arrival": "poisson", "rate_hz": 12.5,
@@ -184,11 +188,11 @@ def test_every_kind_that_an_experiment_knows_is_offered_with_its_fields(workload
     assert [kind for kind, _ in kinds] == list(KINDS)
     for name, described in EVERY_KIND.items():
         kind = described["kind"].partition(":")[0]
-        own = set(KINDS[kind].model_fields) - set(Workload.model_fields)
+        own = set(KINDS[kind].model_fields) - set(WorkloadSpec.model_fields)
         own = own - {"kind"} | ({"function"} if kind == "python" else set())
         others = (
             {field for model in KINDS.values() for field in model.model_fields}
-            - set(Workload.model_fields)
+            - set(WorkloadSpec.model_fields)
             - own
         )
         assert own <= shown(workloads, name)

@@ -1,0 +1,185 @@
+"""The workload kinds of gpuscope itself, each declared once: its fields and its handle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, PositiveInt, StrictBool, StrictInt, StrictStr, field_validator
+
+from gpuscope import workloads
+from gpuscope.workloads.spec import WorkloadSpec
+
+if TYPE_CHECKING:  # describing work loads no NumPy
+    from gpuscope.device.device import Device
+    from gpuscope.workloads.handle import Handle
+
+PYTHON = "python"
+"""The kind of what is named by module and name."""
+
+Size = Annotated[PositiveInt, Field(examples=[1024])]
+Bytes = Annotated[PositiveInt, Field(title="Bytes", examples=[1 << 24])]
+SmCountTarget = Literal["auto", "off"] | PositiveInt
+
+
+class GemmSpec(WorkloadSpec):
+    """A matrix product ``out[m, n] = a[m, k] @ b[k, n]``."""
+
+    kind: Literal["gemm"]
+    m: Size
+    n: Size
+    k: Size
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] = Field(
+        "float16", title="Data type"
+    )
+    sm_count_target: SmCountTarget = Field(
+        "auto",
+        title="SMs told",
+        description="The SM count that cuBLAS is told: auto (the partition's), off, or a count",
+        json_schema_extra={"rare": True},
+    )
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make a :class:`~gpuscope.workloads.gemm.Gemm`."""
+        target = None if self.sm_count_target == "off" else self.sm_count_target
+        return workloads.Gemm(
+            device, m=self.m, n=self.n, k=self.k, dtype=self.dtype, sm_count_target=target,
+            name=name, seed=seed,
+        )  # fmt: skip
+
+
+class CopySpec(WorkloadSpec):
+    """An element-wise copy kernel, which reads and writes ``nbytes``."""
+
+    kind: Literal["copy"]
+    nbytes: Bytes
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make a :class:`~gpuscope.workloads.copy.Copy`."""
+        return workloads.Copy(device, nbytes=self.nbytes, name=name, seed=seed)
+
+
+class SpinSpec(WorkloadSpec):
+    """A kernel of ``blocks`` thread blocks that spin for ``duration_us``."""
+
+    kind: Literal["spin"]
+    duration_us: float = Field(
+        gt=0, le=10_000_000, title="Duration", examples=[100], json_schema_extra={"unit": "µs"}
+    )
+    blocks: PositiveInt = Field(1, title="Thread blocks")
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make a :class:`~gpuscope.workloads.spin.Spin`."""
+        del seed
+        duration_ns = round(self.duration_us * 1000)
+        return workloads.Spin(device, duration_ns=duration_ns, blocks=self.blocks, name=name)
+
+
+class TracedGemmSpec(WorkloadSpec):
+    """A float16 product by a kernel that records when and on which SM its thread blocks ran."""
+
+    kind: Literal["traced_gemm"]
+    m: Size
+    n: Size
+    k: Size
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make a :class:`~gpuscope.workloads.traced.TracedGemm`."""
+        return workloads.TracedGemm(device, m=self.m, n=self.n, k=self.k, name=name, seed=seed)
+
+
+class TracedCopySpec(WorkloadSpec):
+    """A copy of ``nbytes`` by a kernel that records when and on which SM its thread blocks ran."""
+
+    kind: Literal["traced_copy"]
+    nbytes: Bytes
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make a :class:`~gpuscope.workloads.traced.TracedCopy`."""
+        return workloads.TracedCopy(device, nbytes=self.nbytes, name=name, seed=seed)
+
+
+class PythonSpec(WorkloadSpec):
+    """A function decorated with ``@gpuscope.workloads.workload``, or a subclass of ``Handle``.
+
+    Attributes
+    ----------
+    kind
+        ``"python:package.module:name"``; imported when the experiment is run, never when it
+        is loaded or shown.
+    args
+        Keyword arguments of every call of the function, or of the class.
+    """
+
+    kind: str
+    args: dict[str, StrictBool | StrictInt | float | StrictStr] = Field(default_factory=dict)
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """Return what stands before the first colon."""
+        return PYTHON
+
+    @classmethod
+    def kind_spelling(cls) -> str:
+        """Return what stands after ``kind =`` in an experiment."""
+        return f"{PYTHON}:package.module:function"
+
+    @classmethod
+    def kind_label(cls) -> str:
+        """Return what the dashboard calls the kind."""
+        return "Python function"
+
+    @field_validator("kind")
+    @classmethod
+    def _kind_names_a_function(cls, kind: str) -> str:
+        _, *names = kind.split(":")
+        parts = [part for name in names for part in name.split(".")]
+        if len(names) != 2 or not all(map(str.isidentifier, parts)):
+            raise ValueError(f"should be {cls.kind_spelling()!r}, but found {kind!r}")
+        return kind
+
+    @field_validator("args")
+    @classmethod
+    def _args_are_arguments(cls, args: dict[str, object]) -> dict[str, object]:
+        for name in args:
+            if not name.isidentifier() or name == "stream":
+                raise ValueError(
+                    f"{name!r} is no argument's name: it takes letters, digits and _, and the "
+                    "stream is the workload's own field"
+                )
+        return args
+
+    @property
+    def module(self) -> str:
+        """Name of the module."""
+        return self.kind.split(":")[1]
+
+    @property
+    def function(self) -> str:
+        """Name of the function or class in it."""
+        return self.kind.split(":")[2]
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Import what it names, and make a handle of it.
+
+        Raises
+        ------
+        InvalidExperiment
+            It names nothing that is there, nothing that is a workload, or one that does not
+            take such arguments.
+        GpuscopeError
+            Importing the module fails.
+        """
+        from gpuscope.workloads.by_name import make_by_name  # noqa: PLC0415 - loads NumPy
+
+        return make_by_name(
+            device, self.module, self.function, self.args, name=name, seed=seed,
+            path=f"workloads.{name}",
+        )  # fmt: skip
+
+
+BUILT_IN: Mapping[str, type[WorkloadSpec]] = {
+    spec.kind_name(): spec
+    for spec in (GemmSpec, CopySpec, SpinSpec, TracedGemmSpec, TracedCopySpec, PythonSpec)
+}
+"""Name → kind."""

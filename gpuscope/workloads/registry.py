@@ -1,0 +1,104 @@
+"""Finds workload kinds by name: gpuscope's own, and other packages' by their entry points.
+
+A kind is declared once, as a subclass of :class:`~gpuscope.workloads.spec.WorkloadSpec`.
+Experiments, the command line, the dashboard and the docs read what they need from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from importlib.metadata import EntryPoint, entry_points
+
+from gpuscope._checks import given
+from gpuscope._text import clean
+from gpuscope.errors import InvalidExperiment
+from gpuscope.workloads.builtin import BUILT_IN
+from gpuscope.workloads.spec import WorkloadSpec
+
+GROUP = "gpuscope.workloads"
+"""The group of entry points that name kinds of other packages."""
+
+
+@functools.cache
+def _entries() -> dict[str, EntryPoint]:
+    """Return what other packages declare, by name; loads none of it."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+@functools.cache
+def _loaded(name: str) -> type[WorkloadSpec] | str:
+    """Return a kind of another package; or, where that is broken, what is wrong."""
+    entry = _entries()[name]
+    try:
+        spec: type[WorkloadSpec] = entry.load()
+        wrong = _wrong(name, spec)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is somebody else's code
+        wrong = f"{type(error).__name__}: {error}"
+    if not wrong:
+        return spec
+    package = entry.dist.name if entry.dist is not None else entry.module
+    return clean(
+        f"the kind {name!r} of the package {package!r} ({entry.value}) cannot be used: "
+        f"{wrong}. Mend or uninstall the package"
+    )
+
+
+def _wrong(name: str, spec: object) -> str:
+    """Return why an object is not the kind of that name; empty if it is."""
+    if name in BUILT_IN:
+        return "gpuscope has a kind of that name"
+    if not (isinstance(spec, type) and issubclass(spec, WorkloadSpec)):
+        return f"{given(spec)} is no subclass of gpuscope.workloads.WorkloadSpec"
+    if inspect.isabstract(spec):
+        return f"{spec.__name__} has no method make()"
+    if spec.kind_name() != name:
+        return f"{spec.__name__} calls itself {spec.kind_name()!r}"
+    return ""
+
+
+def find_kind(name: str) -> type[WorkloadSpec] | None:
+    """Return the kind of that name, ``None`` if there is none; loads no other.
+
+    Raises
+    ------
+    InvalidExperiment
+        It is another package's and cannot be used; says whose, and why.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if name not in _entries():
+        return None
+    spec = _loaded(name)
+    if isinstance(spec, str):
+        raise InvalidExperiment(spec)
+    return spec
+
+
+def kinds() -> dict[str, type[WorkloadSpec]]:
+    """Return every kind that can be used, by name.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> [*gs.workloads.kinds()][:3]
+    ['gemm', 'copy', 'spin']
+    """
+    others = {name: _loaded(name) for name in _entries() if name not in BUILT_IN}
+    return {**BUILT_IN, **{name: spec for name, spec in others.items() if isinstance(spec, type)}}
+
+
+def broken_kinds() -> list[str]:
+    """Return what is wrong with each kind of another package that cannot be used."""
+    return [words for name in _entries() if isinstance(words := _loaded(name), str)]
+
+
+def kind_names() -> list[str]:
+    """Return the names of all kinds, those that may turn out broken too; loads none."""
+    return [*BUILT_IN, *(name for name in _entries() if name not in BUILT_IN)]
+
+
+def forget_kinds() -> None:
+    """Look for other packages' kinds anew: something was installed since."""
+    _entries.cache_clear()
+    _loaded.cache_clear()

@@ -1,0 +1,219 @@
+"""What declares a workload kind: the fields of its specs, and how they become a handle."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args, get_origin
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+
+if TYPE_CHECKING:  # describing work loads no NumPy
+    from gpuscope.device.device import Device
+    from gpuscope.workloads.handle import Handle
+
+
+class Model(BaseModel):
+    """A frozen part of an experiment that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ExtendedModel(Model):
+    """Omits fields that were added later from its description while they have their default.
+
+    What an older version recorded can then be compared with, and resumed by, this one.
+    """
+
+    _later: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        described: dict[str, object] = handler(self)
+        for name in self._later:
+            if getattr(self, name) == type(self).model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                described.pop(name, None)
+        return described
+
+
+@dataclass(frozen=True)
+class KindField:
+    """A field of a workload kind, as the dashboard, the command line and the docs show it.
+
+    Attributes
+    ----------
+    start
+        What the dashboard starts from.
+    choices
+        The only values that it takes; empty where there are others.
+    rare
+        Whether the dashboard shows it behind all others.
+    """
+
+    name: str
+    label: str
+    start: object
+    required: bool
+    choices: tuple[str, ...] = ()
+    is_flag: bool = False
+    hint: str = ""
+    rare: bool = False
+
+    @classmethod
+    def of(cls, name: str, info: FieldInfo) -> KindField:
+        """Read what a model says of its field."""
+        extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        unit = f" ({extra['unit']})" if "unit" in extra else ""
+        literal = get_origin(info.annotation) is Literal
+        return cls(
+            name=name,
+            label=f"{info.title or name}{unit}",
+            start=next(iter(info.examples or [""]))
+            if info.is_required()
+            else info.get_default(call_default_factory=True),
+            required=info.is_required(),
+            choices=get_args(info.annotation) if literal else (),
+            is_flag=info.annotation is bool,
+            hint=info.description or "",
+            rare=bool(extra.get("rare", False)),
+        )
+
+    @property
+    def text(self) -> str:
+        """Return its name, and its default if it has one, as in TOML."""
+        if self.required or isinstance(self.start, list | dict):
+            return self.name
+        return f"{self.name} = {json.dumps(self.start)}"
+
+
+class WorkloadSpec(ExtendedModel):
+    """A workload of an experiment. A subclass declares a kind of workload.
+
+    A subclass has ``kind: Literal["name"]``, the fields of its own, and :meth:`make`. Its
+    docstring's first sentence describes the kind in the docs and in ``gpuscope kinds``. Of a
+    field, ``Field(title=…)`` is its label on the dashboard, ``description`` its tooltip,
+    ``examples=[…]`` begins with its starting value there, and ``json_schema_extra={"unit": …}``
+    is its unit. A package makes a kind known by an entry point of the group
+    ``gpuscope.workloads``: the kind's name = the subclass.
+
+    Attributes
+    ----------
+    kind
+        The name of the kind.
+    stream
+        Name of the stream to launch on.
+    repeats
+        Calls in all, over every round; what a background workload does instead is run
+        as long as the others do.
+    warmup
+        Calls before anything is recorded.
+    max_queued
+        Calls in flight at most: 1 waits for each, which measures latency; 4 keeps the
+        GPU busy.
+    arrival, rate_hz
+        ``"back_to_back"``; or ``"fixed"`` or ``"poisson"`` at ``rate_hz`` a second.
+    waits_on
+        Workloads: before each call, its stream waits for the call of each of them that was
+        launched last.
+    guard
+        False leaves out what makes the work go to its stream: as with a library that was
+        never told, it goes to CUDA's legacy default stream, which is in no partition. It
+        still counts as given to its stream, so confinement shows the escape.
+
+    Examples
+    --------
+    >>> from typing import Literal
+    >>> from gpuscope.workloads.spec import WorkloadSpec
+    >>> from gpuscope.workloads.spin import Spin
+    >>> class NapSpec(WorkloadSpec):
+    ...     '''A kernel that holds one SM for a millisecond.'''
+    ...     kind: Literal["nap"]
+    ...     def make(self, device, *, name, seed):
+    ...         return Spin(device, duration_ns=1_000_000, name=name)
+    >>> NapSpec.kind_name(), NapSpec.kind_summary()
+    ('nap', 'A kernel that holds one SM for a millisecond.')
+    """
+
+    _later = ("guard", "waits_on")
+
+    stream: str
+    repeats: PositiveInt = 100
+    warmup: NonNegativeInt = 3
+    background: bool = False
+    max_queued: Annotated[int, Field(ge=1, le=64)] = 1
+    rate_hz: PositiveFloat | None = None
+    arrival: Literal["back_to_back", "fixed", "poisson"] = "back_to_back"
+    waits_on: list[str] = Field(default_factory=list)
+    guard: bool = True
+    kind: str
+
+    @model_validator(mode="after")
+    def _arrival_has_rate(self) -> Self:
+        if (self.arrival == "back_to_back") != (self.rate_hz is None):
+            raise ValueError(
+                "rate_hz goes with arrival = 'fixed' or 'poisson', and only with these"
+            )
+        if self.background and self.rate_hz is not None:
+            raise ValueError("a background workload runs back to back: leave rate_hz out")
+        return self
+
+    @abstractmethod
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make the handle that it describes.
+
+        Parameters
+        ----------
+        name
+            The workload's name, which is to be the handle's.
+        seed
+            Of the handle's operands.
+        """
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """Return the name of the kind."""
+        match get_args(cls.model_fields["kind"].annotation):
+            case (str(name),):
+                return name
+        raise TypeError(f"{cls.__name__} needs a field kind: Literal['…'], its one name")
+
+    @classmethod
+    def kind_spelling(cls) -> str:
+        """Return what stands after ``kind =`` in an experiment."""
+        return cls.kind_name()
+
+    @classmethod
+    def kind_label(cls) -> str:
+        """Return what the dashboard calls the kind."""
+        return cls.kind_name().replace("_", " ")
+
+    @classmethod
+    def kind_summary(cls) -> str:
+        """Return one sentence on the kind."""
+        return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split()).replace(
+            "``", ""
+        )
+
+    @classmethod
+    def kind_fields(cls) -> list[KindField]:
+        """Return the fields that workloads of other kinds need not have."""
+        return [
+            KindField.of(name, info)
+            for name, info in cls.model_fields.items()
+            if name not in WorkloadSpec.model_fields
+        ]

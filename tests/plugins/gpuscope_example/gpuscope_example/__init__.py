@@ -1,0 +1,1 @@
+"""Adds to gpuscope by entry points what gpuscope itself does not have."""

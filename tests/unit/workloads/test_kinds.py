@@ -1,0 +1,234 @@
+"""Workload kinds: one declaration each, from this package and from others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import example_plugin
+import pytest
+
+import gpuscope as gs
+from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.workloads import registry
+from gpuscope.workloads.by_name import make_by_name
+from gpuscope.workloads.spec import WorkloadSpec
+from gpuscope.workloads.spin import Spin
+
+FILL = """
+name = "plugged in"
+alone_repeats = 0
+streams.s = {}
+workloads.w = { kind = "fill", elements = 1000, value = 2.5, stream = "s", repeats = 3 }
+"""
+IMPORT = "from typing import Literal\nfrom gpuscope.workloads import WorkloadSpec\n"
+GEMM = {"kind": "gemm", "m": 8, "n": 8, "k": 8, "stream": "s"}
+
+
+@pytest.fixture
+def forgotten():
+    """Look for packages anew before the test and behind it."""
+    registry.forget_kinds()
+    yield
+    registry.forget_kinds()
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch, forgotten):
+    for entry in example_plugin.make_visible(tmp_path / "installed"):
+        monkeypatch.syspath_prepend(entry)
+    yield
+    for name in [name for name in sys.modules if name.startswith("gpuscope_example")]:
+        del sys.modules[name]
+
+
+def entry_point(folder: Path, monkeypatch, entries: str, module: str) -> None:
+    """Make a package visible with these entries and this one module, ``broken``."""
+    package = folder / "package"
+    package.mkdir(parents=True)
+    (package / "pyproject.toml").write_text(
+        '[project]\nname = "broken-package"\nversion = "1"\n'
+        f'[project.entry-points."gpuscope.workloads"]\n{entries}'
+    )
+    (package / "broken.py").write_text(module)
+    for entry in example_plugin.make_visible(folder / "installed", package):
+        monkeypatch.syspath_prepend(entry)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+
+
+def described(**fields) -> gs.runs.Experiment:
+    return gs.runs.Experiment.from_dict(
+        {"name": "x", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": fields}}
+    )
+
+
+# -- a kind of another package -----------------------------------------------------------
+def test_a_plugins_kind_runs_from_toml(plugin):
+    experiment = gs.runs.Experiment.from_toml(FILL)
+    assert experiment.workloads["w"].value == 2.5
+    assert gs.runs.Experiment.from_toml(experiment.to_toml()) == experiment
+    assert gs.runs.Experiment.from_dict(experiment.to_dict()) == experiment
+    gpu = gs.open_device("sim:h200", quiet=True)
+    run = gs.run(experiment, gpu)
+    assert run["default"].kind_counts()["kernel"] == 3
+    handle = experiment.workloads["w"].make(gpu, name="w", seed=0)
+    with gpu.create_stream() as stream:
+        handle.execute(stream=stream)
+        assert gpu.to_host(handle.out).tolist() == [2.5] * 1000
+    gpu.close()
+
+
+def test_a_plugins_field_is_checked_like_any_other(plugin):
+    with pytest.raises(InvalidExperiment, match=r"workloads\.w\.elements: should be greater than"):
+        described(kind="fill", elements=0, stream="s")
+    with pytest.raises(InvalidExperiment, match=r"w\.bytes: unknown key; allowed: 'stream', .*'el"):
+        described(kind="fill", elements=1, bytes=1, stream="s")
+
+
+def test_a_plugins_kind_is_on_the_dashboard(plugin):
+    table = gs.widgets.WorkloadTable(streams=["s"])
+    fields = {field["name"]: field for field in table.fields}
+    assert ["fill", "fill"] in fields["kind"]["options"]
+    assert fields["elements"]["label"] == "Elements (float32)"
+    assert fields["elements"]["when"] == {"kind": ["fill"]}
+    table.edit("workload 1", kind="fill")
+    spec = table.workloads["workload 1"]
+    assert (spec.kind, spec.elements, spec.value) == ("fill", 4096, 1.0)
+    table.close()
+
+
+def test_a_plugins_kind_is_in_the_command_line(tmp_path):
+    path = [*example_plugin.make_visible(tmp_path / "installed"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": os.pathsep.join(path)}
+
+    def gpuscope(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "gpuscope.cli", *arguments],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    listed = json.loads(gpuscope("kinds", "--json"))
+    assert listed["fill"]["what"].startswith("A kernel that fills")
+    assert "elements, value = 1.0" in gpuscope("kinds")
+    (tmp_path / "fill.toml").write_text(FILL)
+    facts = json.loads(gpuscope("run", "fill.toml", "--device", "sim:h200", "--json"))
+    assert facts["comparison"][0]["kernels"] == 3
+
+
+# -- a broken package ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("", "AttributeError"),
+        ("Odd = 3", "3 is no subclass of gpuscope.workloads.WorkloadSpec"),
+        (
+            f"{IMPORT}class Odd(WorkloadSpec): pass",
+            "Odd has no method make",
+        ),
+        (
+            f"{IMPORT}class Odd(WorkloadSpec):\n def make(self, *_, **__): pass",
+            "Odd needs a field kind: Literal",
+        ),
+        (
+            (
+                f"{IMPORT}class Odd(WorkloadSpec):\n kind: Literal['even']\n"
+                " def make(self, *_, **__): pass"
+            ),
+            "Odd calls itself 'even'",
+        ),
+    ],
+)
+def test_a_broken_package_is_named_and_takes_nothing_down(
+    tmp_path, monkeypatch, forgotten, module, what
+):
+    entry_point(tmp_path, monkeypatch, 'odd = "broken:Odd"', module)
+    assert described(**GEMM).workloads["w"].m == 8
+    with pytest.raises(InvalidExperiment) as refused:
+        described(**{**GEMM, "kind": "odd"})
+    words = str(refused.value)
+    assert words.count("workloads.w.kind: the kind 'odd' of the package 'broken-package'") == 1
+    assert "(broken:Odd) cannot be used: " in words
+    assert what in words
+    assert "allowed: 'gemm', 'copy'" in words
+    assert [*gs.workloads.kinds()] == [*registry.BUILT_IN]
+    assert gs.widgets.WorkloadTable(streams=["s"]).is_valid
+    (broken,) = registry.broken_kinds()
+    assert what in broken
+
+
+def test_a_kind_of_ours_cannot_be_replaced(tmp_path, monkeypatch, forgotten):
+    entry_point(tmp_path, monkeypatch, 'gemm = "broken:Odd"', "Odd = 3")
+    assert gs.workloads.kinds()["gemm"] is registry.BUILT_IN["gemm"]
+    assert "gpuscope has a kind of that name" in registry.broken_kinds()[0]
+
+
+# -- the declaration ----------------------------------------------------------------------
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_a_declaration_says_what_others_show(name):
+    spec = registry.BUILT_IN[name]
+    assert spec.kind_name() == name
+    assert spec.kind_spelling().partition(":")[0] == name
+    assert spec.kind_summary().endswith(".")
+    for field in spec.kind_fields():
+        assert field.label
+        assert field.start != "", f"{name}.{field.name} has nothing to start from"
+
+
+def test_a_kind_needs_no_package(monkeypatch):
+    class NapSpec(WorkloadSpec):
+        """A nap."""
+
+        kind: Literal["nap"]
+
+        def make(self, device, *, name, seed):
+            return Spin(device, duration_ns=1000, name=name)
+
+    experiment = described(**GEMM)
+    nap = NapSpec(kind="nap", stream="s", repeats=2)
+    experiment = gs.runs.Experiment(
+        name="x", alone_repeats=0, streams={"s": {}}, workloads={"w": nap}
+    )
+    run = gs.run(experiment, gs.open_device("sim:h200", quiet=True))
+    assert run["default"].kind_counts()["kernel"] == 2
+
+
+# -- python: ------------------------------------------------------------------------------
+class Nap(Spin):
+    """A subclass of Handle with arguments of its own."""
+
+    def __init__(self, owner, *, length_us: float = 1, name: str = "nap", seed: int = 3) -> None:
+        super().__init__(owner, duration_ns=round(length_us * 1000), name=name)
+        self.seed = seed
+
+
+class Nameless(Spin):
+    """Takes neither a name nor a seed."""
+
+    def __init__(self, owner) -> None:
+        super().__init__(owner, duration_ns=1000)
+
+
+def test_python_takes_a_subclass_of_handle(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    gpu = gs.open_device("sim:h200", quiet=True)
+    fields = {"kind": "python:test_kinds:Nap", "stream": "s", "repeats": 2}
+    run = gs.run(described(**fields, args={"length_us": 7}), gpu)
+    assert run["default"].kind_counts()["kernel"] == 2
+    assert run.comparison.column("kernel_median_us").to_pylist() == [7.0]
+    for attribute in ("Nap", "Nameless"):
+        handle = make_by_name(gpu, __name__, attribute, {}, name="w", seed=5, path="workloads.w")
+        assert handle.name == "w"
+        assert getattr(handle, "seed", 5) == 5
+    with pytest.raises(InvalidExperiment, match=r"workloads\.w\.args: .* unexpected keyword"):
+        gs.run(described(**fields, args={"lenght": 7}), gpu)
+    with pytest.raises(InvalidExperiment, match="or name a subclass of"):
+        gs.run(described(kind="python:json:JSONDecoder", stream="s"), gpu)
+    with pytest.raises(GpuscopeError):
+        gs.run(described(**fields, args={"length_us": -1}), gpu)
+    gpu.close()

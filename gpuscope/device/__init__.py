@@ -7,17 +7,24 @@ from typing import TYPE_CHECKING
 from gpuscope._lazy import public
 
 if TYPE_CHECKING:
+    from gpuscope.device.api import Capabilities as Capabilities
+    from gpuscope.device.api import DeviceInfo as DeviceInfo
     from gpuscope.device.api import Kernel as Kernel
+    from gpuscope.device.api import KernelCost as KernelCost
+    from gpuscope.device.api import KernelModel as KernelModel
     from gpuscope.device.caller import CAPSULE_NAME as CAPSULE_NAME
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import caller_stream_capsule as caller_stream_capsule
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
+    from gpuscope.device.carve import CarvePlan as CarvePlan
+    from gpuscope.device.carve import PlannedPartition as PlannedPartition
     from gpuscope.device.carve import SmLayout as SmLayout
     from gpuscope.device.carve import plan_carve as plan_carve
     from gpuscope.device.device import Device as Device
     from gpuscope.device.graph import Graph as Graph
     from gpuscope.device.partition import Partition as Partition
     from gpuscope.device.partition import Partitions as Partitions
+    from gpuscope.device.scratch import Scratch as Scratch
     from gpuscope.device.scratch import WorkloadContext as WorkloadContext
     from gpuscope.device.select import open_device as open_device
     from gpuscope.device.stream import Event as Event
@@ -39,6 +46,13 @@ _HOMES = {
     "caller_stream_capsule": "gpuscope.device.caller",
     "CAPSULE_NAME": "gpuscope.device.caller",
     "WorkloadContext": "gpuscope.device.scratch",
+    "CarvePlan": "gpuscope.device.carve",
+    "PlannedPartition": "gpuscope.device.carve",
+    "Capabilities": "gpuscope.device.api",
+    "DeviceInfo": "gpuscope.device.api",
+    "KernelModel": "gpuscope.device.api",
+    "KernelCost": "gpuscope.device.api",
+    "Scratch": "gpuscope.device.scratch",
 }
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
 __getattr__ = public(__name__, _HOMES)

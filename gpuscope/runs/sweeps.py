@@ -156,6 +156,11 @@ def sweep(
 def load_sweep(path: str | Path) -> SweepResult:
     """Read what a sweep has kept in a folder so far.
 
+    Parameters
+    ----------
+    path
+        The folder that :func:`sweep` was given.
+
     Raises
     ------
     GpuscopeError

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuscope import Trace, analysis
+from gpuscope import analysis
 from gpuscope.analysis.intervals import union
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 
 Row = tuple[str, int, int | None]

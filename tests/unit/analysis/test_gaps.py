@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope import Trace, analysis
+from gpuscope import analysis
 from gpuscope.analysis.columns import codes
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope import Trace, analysis
+from gpuscope import analysis
 from gpuscope.analysis import projection
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace import schema
+from gpuscope.trace import Trace, schema
 from gpuscope.trace.model import TraceMetadata
 
 

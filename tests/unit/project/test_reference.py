@@ -18,7 +18,9 @@ from gpuscope.analysis.result import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = ROOT / "docs" / "reference" / "index.md"
-MODULES = ("analysis", "errors", "figures", "learn", "nsight")
+MODULES = ("analysis", "errors", "figures", "learn", "runs.nsight")
+ROOMS = ("device", "runs", "widgets", "workloads")
+"""Rooms whose public names resolve at first use."""
 
 WITHOUT_EXAMPLE = {
     "analysis.Escape": "part of what confinement() returns",
@@ -32,20 +34,24 @@ WITHOUT_EXAMPLE = {
     "analysis.PredictedTime": "part of what prediction() returns",
     "analysis.SummaryRow": "part of what summary() returns",
     "analysis.TrackGaps": "part of what gaps() returns",
-    "calibration.calibrate.Calibration": "what calibrate() returns, which needs a GPU",
-    "device.api.Kernel": "what Device.compile() returns: KernelModel's example launches one",
-    "device.api.KernelCost": "in KernelModel's example",
-    "device.carve.PlannedPartition": "part of a CarvePlan",
+    "calibration.calibrator.Calibration": "what calibrate() returns, which needs a GPU",
+    "device.Kernel": "what Device.compile() returns: KernelModel's example launches one",
+    "device.KernelCost": "in KernelModel's example",
+    "device.SmLayout": "what plan_carve() needs to know of a GPU, for tests and tools",
+    "device.plan_carve": "Device.plan_carve() has one, and needs no layout",
+    "device.caller_stream_capsule": "for C: docs/native.md is its example",
+    "runs.load_sweep": "reads the folder that sweep() writes",
+    "device.PlannedPartition": "part of a CarvePlan",
     "learn.Case": "what case() returns",
     "learn.Feedback": "what Lesson.check() returns",
     "learn.Outcome": "what Lesson.reveal() returns",
     "learn.Result": "part of an Outcome",
-    "nsight.Profile": "what nsight.profile() returns",
-    "nsight.profile": "its example needs nsys and a GPU, so it is skipped",
-    "session.Progress": "what viewers are given",
+    "runs.nsight.Profile": "what nsight.profile() returns",
+    "runs.nsight.profile": "its example needs nsys and a GPU, so it is skipped",
+    "runs.session.Progress": "what viewers are given",
     "trace.explain.Reason": "part of an Explanation",
-    "workloads.context.Completion": "what Handle.completion returns, in the example there",
-    "workloads.function.FunctionHandle": "what a workload returns when it is called",
+    "workloads.Completion": "what Handle.completion returns, in the example there",
+    "workloads.FunctionHandle": "what a workload returns when it is called",
 }
 """Name → why it has no example of its own that runs. Errors and analyses' results have none."""
 
@@ -95,7 +101,16 @@ def documented():
 
 NAMES = documented()
 CALLED = [name for name in NAMES if callable(resolve(name))]
-PUBLIC = [*gs.__all__, *(name for module in MODULES for name in offered(module))]
+PUBLIC = [
+    *(name for name in gs.__all__ if not inspect.ismodule(getattr(gs, name))),
+    *(name for module in MODULES for name in offered(module)),
+    *(
+        f"{room}.{name}"
+        for room in ROOMS
+        for name in getattr(gs, room).__all__
+        if not inspect.ismodule(getattr(getattr(gs, room), name))
+    ),
+]
 
 
 def test_every_public_name_is_in_the_reference():

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import gpuscope as gs
-from gpuscope import _nsys, nsight
+from gpuscope import _nsys
+from gpuscope.runs import nsight
 from gpuscope.runs.session import perform
 from gpuscope.trace import Trace
 

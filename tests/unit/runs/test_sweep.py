@@ -364,7 +364,7 @@ def test_a_damaged_point_is_named(gpu, tmp_path):
     gs.runs.sweep(described(), {"partitions.small": [8]}, gpu, path=tmp_path)
     file = tmp_path / "point-0000.parquet"
     good = file.read_bytes()
-    for bad in (good[:100], b"", good.replace(b"gpuscope.runs.sweep", b"gpuscope.sweeq")):
+    for bad in (good[:100], b"", good.replace(b"gpuscope.sweep", b"gpuscope.sweeq")):
         file.write_bytes(bad)
         with pytest.raises(gs.errors.GpuscopeError, match=r"point-0000\.parquet"):
             gs.runs.sweep(described(), {"partitions.small": [8]}, gpu, path=tmp_path)

@@ -93,7 +93,7 @@ def test_a_pipe_is_written_to(tmp_path):
 
 def test_standard_output_is_written_to_even_if_it_is_a_file(tmp_path):
     program = (
-        "import gpuscope as gs; from gpuscope.trace.store import save_trace; "
+        "from gpuscope.trace import Trace; "
         "from gpuscope.report import trace_report; "
         "trace_report(Trace.from_columns({}), '/dev/stdout')"
     )

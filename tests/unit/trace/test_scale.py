@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope import Trace, analysis, cli
+from gpuscope import analysis, cli
 from gpuscope.analysis.intervals import Groups, intersection_ns, length, union
 from gpuscope.analysis.overlap import MOST
 from gpuscope.analysis.result import SHOWN
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import trace_report
+from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 from gpuscope.trace.store import save_trace
 

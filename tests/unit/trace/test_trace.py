@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuscope import Trace, load_trace, save_trace
+from gpuscope import load_trace
 from gpuscope.errors import GpuscopeError, MissingEvidence, TraceFormatError
-from gpuscope.trace import schema
+from gpuscope.trace import Trace, save_trace, schema
 from gpuscope.trace.model import TraceMetadata
 
 

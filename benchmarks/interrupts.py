@@ -45,8 +45,10 @@ EXPERIMENT: dict[str, Any] = {
 
 def wrong_after(gpu: Any) -> str | None:
     """Say what an interrupt left wrong, if anything."""
-    if gpu.partitions or gpu.observers:
-        return f"left behind: {len(gpu.partitions)} partitions, {len(gpu.observers)} recordings"
+    if gpu.partitions or gpu.calls.observers:
+        return (
+            f"left behind: {len(gpu.partitions)} partitions, {len(gpu.calls.observers)} recordings"
+        )
     a = gpu.asarray(np.arange(16).reshape(4, 4), "float32")
     with gpu.carve([16]) as parts, parts[0].create_stream() as stream:
         product = gs.mm_out(gpu.empty((4, 4)), a, a, stream=stream)

@@ -67,11 +67,11 @@ def cost(gpu: Any, stream: Any, handle: Any, launches: int) -> dict[str, Any]:
         if not on:
             return batch_us(stream, hold, handle, launches)
         keeper.launches.clear()
-        gpu.observe(keeper)
+        gpu.calls.observe(keeper)
         try:
             return batch_us(stream, hold, handle, launches)
         finally:
-            gpu.unobserve(keeper)
+            gpu.calls.unobserve(keeper)
 
     for on in (False, True, False, True):
         timed(on=on)
@@ -121,11 +121,11 @@ def timer(gpu: Any, stream: Any) -> dict[str, Any]:
     """The step of %globaltimer, and how long the shortest block takes by it, ns."""
     keeper = Keeper()
     with TracedGemm(gpu, m=1, n=1, k=1) as small, TracedCopy(gpu, nbytes=64 << 20) as copy:
-        gpu.observe(keeper)
+        gpu.calls.observe(keeper)
         for _ in range(100):
             small.execute(stream=stream)
             copy.execute(stream=stream)
-        gpu.unobserve(keeper)
+        gpu.calls.unobserve(keeper)
         stream.synchronize()
         records = [gpu.to_host(call.blocks).astype(np.int64) for call in keeper.launches]
     times = np.unique(np.concatenate([one[:, :2].ravel() for one in records]))
@@ -157,9 +157,9 @@ def host(gpu: Any, stream: Any, calls: int = 200) -> dict[str, float]:
     with Copy(gpu, nbytes=4096) as plain, TracedCopy(gpu, nbytes=4096) as traced:
         for name, handle in (("copy", plain), ("traced copy", traced)):
             found[f"{name}, unobserved"] = each_us(handle)
-            gpu.observe(keeper)
+            gpu.calls.observe(keeper)
             found[f"{name}, observed"] = each_us(handle)
-            gpu.unobserve(keeper)
+            gpu.calls.unobserve(keeper)
     return found
 
 

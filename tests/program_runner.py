@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from programs import BUFFERS, WORK, Label, Order, Program, Step
 
-from gpuscope.device.api import Activity, Call, KernelCost, KernelModel
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.calls import Activity, Call
 
 BUFFER_ITEMS = 64
 PRIME = 65_521
@@ -112,8 +113,8 @@ class Runner:
             if program.partitions:
                 parts = stack.enter_context(device.carve(list(program.partitions)))
             self.streams = [self._stream(place, parts) for place in program.places]
-            device.observe(self)
-            stack.callback(device.unobserve, self)
+            device.calls.observe(self)
+            stack.callback(device.calls.unobserve, self)
             self._begin()
             for index, step in enumerate(program.steps):
                 self._step = index

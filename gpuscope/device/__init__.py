@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from gpuscope.device.carve import SmLayout as SmLayout
     from gpuscope.device.carve import plan_carve as plan_carve
     from gpuscope.device.device import Device as Device
+    from gpuscope.device.event import Event as Event
     from gpuscope.device.graph import Graph as Graph
     from gpuscope.device.partition import Partition as Partition
     from gpuscope.device.partition import Partitions as Partitions
     from gpuscope.device.scratch import Scratch as Scratch
     from gpuscope.device.scratch import WorkloadContext as WorkloadContext
     from gpuscope.device.select import open_device as open_device
-    from gpuscope.device.stream import Event as Event
     from gpuscope.device.stream import Stream as Stream
 
 _HOMES = {
     "open_device": "gpuscope.device.select",
     "Device": "gpuscope.device.device",
     "Stream": "gpuscope.device.stream",
-    "Event": "gpuscope.device.stream",
+    "Event": "gpuscope.device.event",
     "Graph": "gpuscope.device.graph",
     "Partition": "gpuscope.device.partition",
     "Partitions": "gpuscope.device.partition",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,10 +19,47 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.errors import CapabilityError
 
 if TYPE_CHECKING:
+    from gpuscope.device.calls import Activity
     from gpuscope.device.graph import Graph
-    from gpuscope.device.stream import Event, Stream
+    from gpuscope.device.stream import Stream
 
 Shape = tuple[int, ...]
+
+RawStream: TypeAlias = Any
+"""A backend's own stream: cuda.core's, or the simulator's."""
+RawEvent: TypeAlias = Any
+"""A backend's own event: cuda.core's, or the simulator's."""
+RawGraph: TypeAlias = Any
+"""A backend's own captured graph."""
+RawPartition: TypeAlias = Any
+"""A backend's own partition: a green context of cuda.core, or the simulator's."""
+Mark: TypeAlias = Any
+"""What a backend remembers of a place in a stream's work."""
+DType: TypeAlias = np.dtype[Any]
+"""Any NumPy or ml_dtypes type of elements."""
+NativeArray: TypeAlias = Any
+"""An array of the device's own kind: CuPy's, the simulator's :class:`SimArray`, or NumPy's."""
+
+
+class DeviceArray(Protocol):
+    """An array of any library, as far as everything asks of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+
+    @property
+    def dtype(self) -> DType:
+        """Type of its elements."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+
 
 Places = tuple[tuple[Any, Any, Any], tuple[int, int, int], Any]
 """Of out, a and b: the device that holds each, the address of each first element, and
@@ -221,145 +258,6 @@ class Kernel:
     name: str
     raw: Any
     model: KernelModel | None
-
-
-class Call:
-    """One host call that a device made, from its entry to its return.
-
-    Attributes
-    ----------
-    kind
-        ``"launch"``, ``"copy"``, ``"host_call"``, ``"record"``, ``"wait"``, ``"sync"``,
-        ``"handle"`` or ``"setup"``: memory being filled before anything is measured.
-    name
-        Kernel, function or call name.
-    correlation
-        Number of this call, unique on its device.
-    start_ns, end_ns
-        On the device's host clock; ``end_ns`` is ``None`` until the call returns.
-    intended
-        The stream that the caller meant, whatever stream is used.
-    parent, workload
-        Correlation and name of the handle whose ``execute()`` made this call.
-    superseded
-        Whether launches inside this one were seen, and tell of its work better than it does.
-    blocks
-        Where the launch writes when and where its thread blocks ran: an array of the device,
-        shape (blocks, 3), uint64, of start and end by ``%globaltimer`` in ns, and SM id.
-        Read it when the launch is done. ``None`` where it writes nothing of the kind.
-    """
-
-    __slots__ = (
-        "blocks", "correlation", "device_key", "end_ns", "event", "flop_count", "graph",
-        "intended", "kind", "launch_config", "name", "nbytes", "parent", "start_ns", "stream",
-        "superseded", "thread", "workload",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        kind: str,
-        name: str,
-        device_key: str,
-        correlation: int,
-        thread: int,
-        start_ns: int,
-        stream: Stream | None,
-        intended: Stream | None,
-        *,
-        flop_count: int | None = None,
-        nbytes: int | None = None,
-        launch_config: str | None = None,
-        event: Event | None = None,
-        graph: Graph | None = None,
-        blocks: Any = None,
-    ) -> None:
-        self.kind = kind
-        self.name = name
-        self.device_key = device_key
-        self.correlation = correlation
-        self.thread = thread
-        self.start_ns = start_ns
-        self.end_ns: int | None = None
-        self.stream = stream
-        self.intended = intended
-        self.flop_count = flop_count
-        self.nbytes = nbytes
-        self.launch_config = launch_config
-        self.event = event
-        self.graph = graph
-        self.blocks = blocks
-        self.parent: int | None = None
-        self.workload: str | None = None
-        self.superseded = False
-
-
-class Release(NamedTuple):
-    """A kernel that released SMs which another got that waited for them.
-
-    Attributes
-    ----------
-    correlation, node
-        Which kernel, as :class:`Activity` has them.
-    by_priority
-        Whether it was ready later than the one that waited, and only its stream's priority
-        let it go first.
-    """
-
-    correlation: int
-    node: int | None
-    by_priority: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """Work that a device knows it did: only simulated devices report these themselves.
-
-    Attributes
-    ----------
-    correlation
-        Of the host call that queued it.
-    queued_ns, start_ns, end_ns
-        When it was queued, started and ended, on the device's clock.
-    waited_for
-        Correlations of the event records that held it back.
-    node
-        Which node of a launched graph it is; ``None`` for what is none.
-    context
-        Number of the partition's context that it ran in; ``None`` for the whole GPU's.
-    after
-        Nodes of the same launch that it followed.
-    released_by
-        Of a kernel that waited for SMs: who released those that its first blocks got.
-    engine, nbytes
-        Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
-    """
-
-    kind: str
-    name: str
-    correlation: int
-    queued_ns: int
-    start_ns: int
-    end_ns: int
-    waited_for: tuple[int, ...] = ()
-    node: int | None = None
-    context: int | None = None
-    after: tuple[int, ...] = ()
-    released_by: tuple[Release, ...] = ()
-    engine: str | None = None
-    nbytes: int | None = None
-
-
-class Observer(Protocol):
-    """Who watches a device: recorders subscribe with :meth:`Device.observe`."""
-
-    def call_begins(self, call: Call) -> None:
-        """Take note that ``call`` is about to reach the device."""
-
-    def call_ends(self, call: Call) -> None:
-        """Take note that ``call`` returned; its ``end_ns`` is set."""
-
-    def activity(self, activity: Activity) -> None:
-        """Take note of work that the device says it did."""
 
 
 class Backend(Protocol):

@@ -6,15 +6,17 @@ import logging
 import operator
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuscope._checks import given
 from gpuscope._fork import free_in_children
 from gpuscope.device.api import Memory
-from gpuscope.device.device import Device
 from gpuscope.device.graph import Graph, after_capture
-from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
+
+if TYPE_CHECKING:
+    from gpuscope.device.device import Device
+    from gpuscope.device.stream import Stream
 
 _log = logging.getLogger("gpuscope")
 _MOST = 2**63 - 1
@@ -107,7 +109,7 @@ class Arena:
                 mine += [memory for memory in used if memory not in mine]
                 used, unused = [memory for memory in unused if memory not in mine], []
             # A stream that is not ours may be gone before its memory is given back.
-            if self._closed or not stream._owned or stream.closed or self._stream is not None:
+            if self._closed or not stream.owned or stream.closed or self._stream is not None:
                 return used + unused
             self._kept, self._stream = used, stream
         return unused

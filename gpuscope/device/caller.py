@@ -571,7 +571,7 @@ def get_current_stream(device: Any) -> Any:
     if stream is None or getattr(stream, "device", device) is not device:
         name = f"current of {threading.current_thread().name}"
         stream = streams[key] = device.create_stream(name=name)
-        stream.registry = streams
+        stream.current_of = streams
     return stream
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from gpuscope.device.api import (
-    Activity,
     Capabilities,
     DeviceInfo,
     GrantedPartition,
@@ -30,6 +29,7 @@ from gpuscope.device.api import (
     Shape,
     StreamKind,
 )
+from gpuscope.device.calls import Activity
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import no_host_memory

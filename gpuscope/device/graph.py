@@ -8,15 +8,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from gpuscope._fork import free_in_children
-from gpuscope.device.unique import Unique
-from gpuscope.errors import ClosedError, GpuscopeError
+from gpuscope.device.unique import Closable, Closing
+from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 
 if TYPE_CHECKING:
-    from gpuscope.device.partition import Closable
     from gpuscope.device.stream import Stream
 
 _log = logging.getLogger("gpuscope")
@@ -57,7 +55,7 @@ def after_capture(act: Callable[[], object]) -> None:
         act()
 
 
-class Graph(Unique):
+class Graph(Closing):
     """What was queued on a stream while it was captured; made by :meth:`Stream.capture`.
 
     Its work keeps the SMs of the stream it was captured on, whatever stream launches it.
@@ -69,6 +67,8 @@ class Graph(Unique):
     partition
         The partition its work runs in, or ``None`` for the whole GPU. Work of a stream that
         joined the capture keeps that stream's.
+    closed
+        Whether it was closed.
 
     Examples
     --------
@@ -100,16 +100,11 @@ class Graph(Unique):
         self.workspaces: dict[int, Any] = {}
         """What its products compute in, by the handle of the stream they were captured on."""
         self._lock = free_in_children(threading.Lock())
-        self._closed = False
+        self.closed = False
         self._held: list[tuple[Any, ...]] = []
         self._kept: list[Closable] = []
         if self.partition is not None:
             self.partition.adopt(self)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
 
     def launch(self, *, stream: Any = None) -> None:
         """Queue all of its work; with no stream selected, wait for it.
@@ -128,20 +123,20 @@ class Graph(Unique):
             The stream is being captured: CUDA lets no graph become part of another this way.
         """
         device = self.device
-        self._require_open()
+        self._require_captured()
         chosen, selected = device.choose_stream(stream)
-        call = device.begin_call("launch", self.name, chosen, chosen, graph=self)
+        call = device.calls.begin("launch", self.name, chosen, chosen, graph=self)
         try:
             with self._lock:  # its launches follow each other, and so do the events behind them
-                self._require_open()
+                self._require_captured()
                 device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
         finally:
-            device.end_call(call)
+            device.calls.end(call)
         if not selected:
             chosen.synchronize()
 
-    def _require_open(self) -> None:
-        if self._closed or self.raw is None:
+    def _require_captured(self) -> None:
+        if self.closed or self.raw is None:
             raise ClosedError(
                 f"{self.name!r} is closed or was never captured to its end: capture it again"
             )
@@ -160,9 +155,9 @@ class Graph(Unique):
         While this thread captures a stream, that is done when the capture has ended.
         """
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
         if self.partition is not None:
             self.partition.release(self)
         after_capture(self._destroy)
@@ -179,22 +174,44 @@ class Graph(Unique):
             while self._kept:
                 self._kept.pop().close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "closed", True):
             with contextlib.suppress(GpuscopeError):  # the device may be gone: nobody to tell
                 self.close()
 
     def __repr__(self) -> str:
         where = f", partition={self.partition.name!r}" if self.partition is not None else ""
         return f"Graph({self.name!r}, device={self.device.info.key!r}{where})"
+
+
+@contextlib.contextmanager
+def capture(stream: Stream, name: str | None) -> Iterator[Graph]:
+    """Let what is queued on ``stream`` become a graph: see :meth:`Stream.capture`."""
+    stream.require_open()
+    stream.device.capabilities.require("graphs", feature="capturing a stream")
+    if stream.capturing:
+        raise StreamError(f"stream {stream.name!r} is being captured already: end that first")
+    backend, graph = stream.device.backend, Graph(stream, name)
+    with capturing():
+        refused = False
+        try:
+            stream.join(graph)
+            try:
+                backend.begin_capture(stream)
+            except GpuscopeError:
+                refused = True
+                raise
+            yield graph
+            graph.raw = backend.end_capture(stream)
+            graph.is_empty = backend.graph_is_empty(graph.raw)
+        except BaseException:
+            if graph.raw is None and not refused:
+                # The block's own error is the one to tell.
+                with contextlib.suppress(GpuscopeError):
+                    graph.raw = backend.end_capture(stream)
+            graph.close()
+            raise
+        finally:
+            for joined in graph.streams:
+                joined.leave()
+            graph.streams.clear()

@@ -6,27 +6,19 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from gpuscope._text import clean, shown
 from gpuscope.device.api import GrantedPartition
 from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.graph import after_capture
-from gpuscope.device.stream import Stream, close_all, require_not_borrowed
-from gpuscope.device.unique import Unique
+from gpuscope.device.stream import Stream, close_all, make_stream, require_not_borrowed
+from gpuscope.device.unique import Closable, Closing, Unique
 from gpuscope.errors import ClosedError, InvalidPartition
 
 if TYPE_CHECKING:
     from gpuscope.device.device import Device
-
-
-class Closable(Protocol):
-    """Anything that a partition can close with itself."""
-
-    def close(self) -> None:
-        """Release it."""
 
 
 class Partition(Unique):
@@ -51,6 +43,8 @@ class Partition(Unique):
         Number of its green context.
     color
         For pictures, as ``"#RRGGBB"``; empty where pictures choose.
+    closed
+        Whether it was closed.
 
     Examples
     --------
@@ -81,14 +75,9 @@ class Partition(Unique):
         self.color = ""
         self._streams: dict[Stream, None] = {}
         self._owned: dict[Closable, None] = {}
-        self._closed = False
+        self.closed = False
         self._released = False
         self._over = False  # closed, and nothing of closing is left to do
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -107,16 +96,16 @@ class Partition(Unique):
             The partition is closed.
         """
         self.require_open()
-        stream = self.device.make_stream(self, name=name, priority=priority)
+        stream = make_stream(self.device, self, name=name, priority=priority)
         self._streams[stream] = None
-        if self._closed:  # another thread closed it, perhaps before it knew of this stream
+        if self.closed:  # another thread closed it, perhaps before it knew of this stream
             stream.close()
             self.require_open()
         return stream
 
     def require_open(self) -> None:
         """Raise :class:`ClosedError` if it was closed."""
-        if self._closed:
+        if self.closed:
             raise ClosedError(f"partition {self.name!r} is closed: carve again")
 
     def adopt(self, item: Closable) -> None:
@@ -147,7 +136,7 @@ class Partition(Unique):
         thread = threading.get_ident()
         if vars(self).setdefault("_closer", thread) != thread:
             return
-        self._closed = True
+        self.closed = True
         after_capture(self._close_all)
 
     def _close_all(self) -> None:
@@ -162,21 +151,46 @@ class Partition(Unique):
                     self.device.backend.close_partition(self.raw)
             finally:
                 if not self._over:
-                    self.device.forget_partition(self)
+                    self.device.registry.forget_partition(self)
                     self._over = True
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
+        state = ", closed" if self.closed else ""
         return f"Partition({self.name!r}, {self.sm_count} SMs, asked={self.asked!r}{state})"
 
 
-class Partitions(Unique, Mapping[str, Partition]):
+def make_partitions(device: Device, planned: Sequence[PlannedPartition]) -> list[Partition]:
+    """Make planned partitions: the step of :meth:`Device.carve` that touches the device.
+
+    The registry's ``carving`` is held from the plan on.
+    """
+    live = device.registry.partitions
+    granted = device.backend.make_partitions(planned)
+    partitions = [Partition(device, *pair) for pair in zip(planned, granted, strict=True)]
+    for new in partitions:
+        seen = [other.name for other in live if set(other.sm_ids) & set(new.sm_ids)]
+        if set(seen) - set(new.shares_with):
+            close_all(partitions)
+            raise InvalidPartition(
+                f"partition {new.name!r} was planned apart from {', '.join(seen)}, but the "
+                "driver gave it SMs of theirs: close them first"
+            )
+        for other in live:
+            if other.name in seen:
+                other.shares_with += (new.name,)
+    device.registry.add_partitions(partitions)
+    return partitions
+
+
+class Partitions(Closing, Mapping[str, Partition]):
     """The partitions of one carving, by name or by position; closed by ``with``.
 
     Attributes
     ----------
     plan
         What was planned, from which the granted counts follow.
+    closed
+        Whether it was closed.
 
     Examples
     --------
@@ -194,7 +208,7 @@ class Partitions(Unique, Mapping[str, Partition]):
         self.plan = plan
         self._partitions = {partition.name: partition for partition in partitions}
         self._remainder: Partition | None = None
-        self._closed = False
+        self.closed = False
 
     def __getitem__(self, key: str | int) -> Partition:
         if isinstance(key, int):
@@ -219,9 +233,9 @@ class Partitions(Unique, Mapping[str, Partition]):
         InvalidPartition
             A later carving has taken these SMs.
         """
-        with self.device.carving:
-            if self._remainder is None and self.plan.remainder_parts and not self._closed:
-                held = self.device.held_parts()
+        with self.device.registry.carving:
+            if self._remainder is None and self.plan.remainder_parts and not self.closed:
+                held = self.device.registry.held_parts()
                 left = self.plan.remainder_parts
                 takers = [name for name, parts in held.items() if set(parts) & set(left)]
                 if takers:
@@ -230,15 +244,10 @@ class Partitions(Unique, Mapping[str, Partition]):
                         "close that first"
                     )
                 planned = PlannedPartition("remainder", "rest", self.plan.remainder_sm_count, left)
-                (self._remainder,) = self.device.make_partitions([planned])
-                if self._closed:  # another thread closed it, perhaps without knowing of this
+                (self._remainder,) = make_partitions(self.device, [planned])
+                if self.closed:  # another thread closed it, perhaps without knowing of this
                     self._remainder.close()
             return self._remainder
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
 
     def close(self) -> None:
         """Close every partition; again does nothing.
@@ -250,24 +259,16 @@ class Partitions(Unique, Mapping[str, Partition]):
             is changed.
         """
         require_not_borrowed([stream for part in self.values() for stream in part.streams])
-        self._closed = True
+        self.closed = True
         close_all([*self._partitions.values(), *([self._remainder] if self._remainder else [])])
 
-    def __enter__(self) -> Partitions:
-        if self._closed:
+    def require_open(self) -> None:
+        """Raise :class:`ClosedError` if it was closed."""
+        if self.closed:
             raise ClosedError("this carving is closed: carve again")
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "_closed", True) or _is_finalizing():
+        if getattr(self, "closed", True) or _is_finalizing():
             return  # at the interpreter's end what is left goes with the process
         with contextlib.suppress(Exception):  # a destructor has nobody to tell
             self.close()
@@ -281,7 +282,7 @@ class Partitions(Unique, Mapping[str, Partition]):
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}: {part.sm_count} SMs" for name, part in self.items())
-        return clean(f"Partitions({inside}{', closed' if self._closed else ''})")
+        return clean(f"Partitions({inside}{', closed' if self.closed else ''})")
 
     def _repr_html_(self) -> str:
         rows = "".join(

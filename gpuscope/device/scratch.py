@@ -9,40 +9,25 @@ Origin: contract C, ONNX Runtime #29244.
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gpuscope.device.api import Memory
 from gpuscope.device.arena import Arena, allocate, checked_size, give_back
+from gpuscope.device.arrays import as_dtype, as_shape
+from gpuscope.device.borrowed import of_thread
 from gpuscope.device.caller import raw_handle
-from gpuscope.device.device import Device, as_dtype, as_shape
 from gpuscope.device.stream import Stream
-from gpuscope.device.unique import Unique
+from gpuscope.device.unique import Closing, Unique
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
-
-class _OfThread(threading.local):
-    """The contexts that are open on a thread, outermost first.
-
-    Entering and leaving are one store each: who saved ``open`` before can leave by another.
-    """
-
-    def __init__(self) -> None:
-        self.open: tuple[WorkloadContext, ...] = ()
+if TYPE_CHECKING:
+    from gpuscope.device.device import Device
 
 
-of_thread = _OfThread()
-
-
-def open_contexts() -> tuple[WorkloadContext, ...]:
-    """Return the contexts that are open on this thread, outermost first."""
-    return of_thread.open
-
-
-def take(device: Device, nbytes: int) -> Scratch:
+def take_scratch(device: Device, nbytes: int) -> Scratch:
     """Take scratch from this thread's innermost call on ``device``; outside any, untagged."""
     for context in reversed(of_thread.open):
         if context.device is device:
@@ -52,7 +37,7 @@ def take(device: Device, nbytes: int) -> Scratch:
     return Scratch(device, size, None, memory, lambda given: give_back(device, given, None))
 
 
-class Scratch(Unique):
+class Scratch(Closing):
     """Device memory that goes back when its call ends, or when it is closed.
 
     Attributes
@@ -147,17 +132,9 @@ class Scratch(Unique):
         if memory is not None:
             self._give_back(memory)
 
-    def __enter__(self) -> Self:
-        self.array  # noqa: B018 - raises if it is closed
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def require_open(self) -> None:
+        """Raise :class:`ClosedError` if it was given back."""
+        self.array  # noqa: B018 - raises
 
     def __del__(self) -> None:
         if getattr(self, "_memory", None) is None:

@@ -10,13 +10,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
-from gpuscope.device.device import Device, UnifiedDevice, alive
+from gpuscope.device.device import Device, UnifiedDevice
+from gpuscope.device.registry import alive
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
 _open: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
@@ -106,8 +107,24 @@ def open_device(
 def _disown() -> None:
     """In a forked child: give up what is the parent's; a CPU device can be opened anew."""
     for device in alive(_open):
-        device.disown()
+        _refuse_all_use(device)
     _cpu.clear()
+
+
+def _refuse_all_use(device: Device) -> None:
+    device.calls.observers = ()
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise DeviceUnavailable(
+            f"{device.info.key} was opened by the process that this one was forked from, and "
+            "cannot be used here: open a device in the child, and where CUDA was in use start "
+            "it with multiprocessing's 'spawn' method"
+        )
+
+    kind = type(device.backend)
+    for name in dir(kind):
+        if not name.startswith("_") and callable(getattr(kind, name)):
+            setattr(device.backend, name, refuse)
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""Streams and events: one life cycle for every device."""
+"""Streams: one life cycle, and one way to queue work, for every device."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Collection, Hashable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from gpuscope._checks import count, given
+from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
-from gpuscope.device.api import Kernel, StreamKind
-from gpuscope.device.graph import Graph, after_capture, capturing
+from gpuscope.device.api import Kernel, RawStream, StreamKind
+from gpuscope.device.arrays import require_array
+from gpuscope.device.borrowed import open_contexts
+from gpuscope.device.event import Event, EventQueue, require_event
+from gpuscope.device.graph import Graph, after_capture, capture
 from gpuscope.device.memory import Tag
-from gpuscope.device.unique import Unique
+from gpuscope.device.unique import Closable, Closing
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
@@ -23,123 +26,7 @@ if TYPE_CHECKING:
     from gpuscope.device.partition import Partition
 
 
-class Event(Unique):
-    """A point in a stream's work that others can wait for and time.
-
-    Recording an event queues a marker behind the work already on a stream; the event is
-    *done* when that work is. A wait made now refers to the latest record made before it;
-    recording again later changes nothing for waits already queued. Waiting for an event
-    that was never recorded does nothing.
-
-    Notes
-    -----
-    Timing is on unless asked off. CUDA gives the time between two events as a float of
-    milliseconds, good to about 0.5 µs and worse over long spans.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
-    >>> with gpu.create_stream() as stream, gpu.create_stream() as other:
-    ...     start = stream.record()
-    ...     stream.launch(kernel, 50_000, grid=1, block=32)
-    ...     end = stream.record()
-    ...     other.wait(end)
-    >>> end.is_done, end.elapsed_ns(since=start) >= 50_000
-    (True, True)
-    """
-
-    __slots__ = (
-        "__weakref__", "_backend", "_closed", "_device", "correlation", "graph", "raw", "timing",
-    )  # fmt: skip
-
-    def __init__(self, device: Device, *, timing: bool = True) -> None:
-        self._closed = True
-        self._device = device
-        self._backend = device.backend
-        self.timing = timing
-        self.raw = self._backend.make_event(timing=timing)
-        self.correlation: int | None = None
-        """Number of the call that recorded it last, or ``None``."""
-        self.graph: Graph | None = None
-        """The graph that its latest record became part of."""
-        self._closed = False
-
-    def _usable(self) -> Any:
-        if self._closed:
-            raise ClosedError("this event is closed: create a new one, or record before closing")
-        return self.raw
-
-    @property
-    def device(self) -> Device:
-        """The device it was made on."""
-        return self._device
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
-    @property
-    def is_done(self) -> bool:
-        """Whether its latest record is done; true if it was never recorded."""
-        return self._backend.event_done(self._usable())
-
-    def record(self, stream: Stream) -> None:
-        """Record on ``stream``, behind what is queued there."""
-        if not isinstance(stream, Stream):
-            raise StreamError(
-                f"stream is {given(stream)}: an event is recorded on a stream of the event's "
-                "device, made with create_stream() or wrap_stream()"
-            )
-        stream.record(self)
-
-    def synchronize(self) -> None:
-        """Wait on the host until the latest record is done."""
-        raw = self._usable()
-        device = self._device
-        if not device.observers:
-            self._backend.sync_event(raw)
-            return
-        call = device.begin_call("sync", "event.synchronize", None, None, event=self)
-        try:
-            self._backend.sync_event(raw)
-        finally:
-            device.end_call(call)
-
-    def elapsed_ns(self, *, since: Event) -> int:
-        """Nanoseconds from the record of ``since`` to the record of this event.
-
-        Both must be done and have timing. Resolution: about 0.5 µs on a GPU (the driver's
-        float of milliseconds), 1 ns on a simulated one.
-
-        Raises
-        ------
-        StreamError
-            One was made with ``timing=False``, or belongs to another device.
-        """
-        self._device.require_event(since, "since")
-        if not (self.timing and since.timing):
-            raise StreamError("elapsed_ns needs two events made with timing=True")
-        return self._backend.elapsed_ns(since._usable(), self._usable())
-
-    def close(self) -> None:
-        """Destroy it; again does nothing. Never raises, also when the device is gone."""
-        if not self._closed:
-            self._closed = True
-            with contextlib.suppress(Exception):
-                self._backend.close_event(self.raw)
-
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not (self._closed or _is_finalizing()):
-            self.close()
-
-    def __repr__(self) -> str:
-        return f"Event({'closed' if self._closed else f'device={self._device.info.key!r}'})"
-
-
-class Stream(Unique):
+class Stream(Closing, EventQueue):
     """A queue of work that runs in order; made by a device or a partition.
 
     ``with`` is the documented way to hold one: leaving waits for its work and destroys
@@ -155,6 +42,10 @@ class Stream(Unique):
         CUDA's: lower runs first; 0 is the default.
     id
         Number in traces.
+    owned
+        Whether closing destroys it: false for one that somebody else made.
+    closed
+        Whether it was closed.
 
     Examples
     --------
@@ -173,7 +64,7 @@ class Stream(Unique):
     def __init__(
         self,
         device: Device,
-        raw: Any,
+        raw: RawStream,
         handle: int,
         *,
         name: str | None,
@@ -186,48 +77,46 @@ class Stream(Unique):
         self.partition = partition
         self.priority = priority
         self._kind: StreamKind | None = None
-        self.id = device.next_stream_id()
+        self.id = device.registry.next_stream_id()
         self.name = name if name is not None else f"stream {self.id}"
         self._handle = handle
-        self._owned = owned
-        self._closed = False
+        self.owned = owned
+        self.closed = False
         self._over = False  # closed, and nothing of closing is left to do
         self._backend = device.backend
         self.tag = Tag(raw) if owned else None
         """What memory that is used here remembers of it; ``None`` if it is somebody else's."""
-        self.cupy_stream: Any = None
+        self.cupy_stream: object = None
         """Where a bound guard keeps CuPy's object for this stream."""
         self.capturing = False
         """Whether what is queued now becomes a graph."""
         self.graph: Graph | None = None
         """The graph that it is being captured into."""
-        self.registry: dict[Hashable, Any] | None = None
-        """The current streams of a thread, if they made this one and own it."""
+        self.current_of: dict[Hashable, object] | None = None
+        """The current streams of a thread, if this is one of them and they own it."""
         self.sm_count_target = partition.sm_count_target if partition is not None else 0
         """SMs that libraries should tune for; 0 means the whole GPU."""
 
     # -- life -------------------------------------------------------------------------
+    def take_number(self, number: int) -> None:
+        """Take the number in traces of the stream whose place it takes; before it is used."""
+        self.id = number
+
     @property
     def handle(self) -> int:
         """The raw ``cudaStream_t`` as an integer."""
-        if self._closed:
-            raise self._closed_error()
+        self.require_open()
         return self._handle
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, self.handle)
 
     @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
-    @property
     def kind(self) -> StreamKind:
         """How it stands to the legacy default stream; one that cannot be asked any more: not."""
         if self._kind is None:
             self._kind = "non-blocking"
-            if not self._closed:
+            if not self.closed:
                 with contextlib.suppress(GpuscopeError):  # somebody else's may be gone
                     self._kind = self._backend.stream_kind(self.raw)
         return self._kind
@@ -237,18 +126,15 @@ class Stream(Unique):
         """Whether it stands in the legacy default stream's barrier."""
         return self.kind in ("blocking", "per-thread default")
 
-    def _closed_error(self) -> ClosedError:
-        return ClosedError(
-            f"stream {self.name!r} is closed: work on it would go elsewhere, so nothing was "
-            "queued. Create a new stream, or close later"
-        )
-
     def require_open(self) -> None:
         """Raise :class:`ClosedError` if it was closed."""
-        if self._closed:
-            raise self._closed_error()
+        if self.closed:
+            raise ClosedError(
+                f"stream {self.name!r} is closed: work on it would go elsewhere, so nothing was "
+                "queued. Create a new stream, or close later"
+            )
 
-    def _usable(self) -> Any:
+    def _usable(self) -> RawStream:
         self.require_open()
         return self.raw
 
@@ -278,14 +164,14 @@ class Stream(Unique):
         thread = threading.get_ident()
         if vars(self).setdefault("_closer", thread) != thread:
             return
-        self._closed = True
+        self.closed = True
         self.cupy_stream = None
-        self.device.forget_stream(self)
+        self.device.registry.forget_stream(self, self._handle)
         if self.partition is not None:
             self.partition.release(self)
-        if self.registry is not None and self.registry.get(self.device.identity) is self:
-            self.registry.pop(self.device.identity, None)
-        if self._owned:
+        if self.current_of is not None and self.current_of.get(self.device.identity) is self:
+            self.current_of.pop(self.device.identity, None)
+        if self.owned:
             after_capture(self._destroy)
         else:
             self._over = True
@@ -307,25 +193,13 @@ class Stream(Unique):
                 self._backend.close_stream(self.raw, self._handle)
             self._over = True
 
-    def __enter__(self) -> Stream:
-        self._usable()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "_over", True) or not self._owned or _is_finalizing():
+        if getattr(self, "_over", True) or not self.owned or _is_finalizing():
             return  # at the interpreter's end what is left goes with the process
-        was_closed = self._closed
+        was_closed = self.closed
         with contextlib.suppress(Exception):  # a destructor has nobody to tell
             self.close()
-        if self.registry is None and not was_closed:
+        if self.current_of is None and not was_closed:
             warnings.warn(
                 f"stream {self.name!r} was never closed: hold it in a with block, or call close()",
                 ResourceWarning,
@@ -335,7 +209,7 @@ class Stream(Unique):
 
     def __repr__(self) -> str:
         where = f", partition={self.partition.name!r}" if self.partition else ""
-        state = ", closed" if self._closed else ""
+        state = ", closed" if self.closed else ""
         return f"Stream({self.name!r}, device={self.device.info.key!r}{where}{state})"
 
     # -- work -------------------------------------------------------------------------
@@ -383,20 +257,20 @@ class Stream(Unique):
         ):
             grid = count("grid", grid, least=1, most=_GRID, error=InvalidOperand)
             block = count("block", block, least=1, most=_BLOCK, error=InvalidOperand)
-        key = device.identity
+        key, calls = device.identity, device.calls
         # Restored without a call into Python, at whose beginning an interrupt may strike.
         currents = caller.current_streams()
         previous = currents.get(key)
         try:
             currents[key] = self
-            if not device.observers:
+            if not calls.observers:
                 try:
-                    self._backend.launch(raw, kernel, grid, block, args, device.next_correlation())
+                    self._backend.launch(raw, kernel, grid, block, args, calls.next_correlation())
                 finally:
                     self.hold(*args)
                 return
-            call = device.begin_call(
-                "launch", kernel.name, self, device.intended_stream(self),
+            call = calls.begin(
+                "launch", kernel.name, self, _intended(self),
                 flop_count=flop_count, nbytes=nbytes, blocks=blocks,
                 launch_config=f'{{"grid":[{grid},1,1],"block":[{block},1,1]}}',
             )  # fmt: skip
@@ -404,7 +278,7 @@ class Stream(Unique):
                 self._backend.launch(raw, kernel, grid, block, args, call.correlation)
             finally:
                 self.hold(*args)
-                device.end_call(call)
+                calls.end(call)
         finally:
             if previous is None:
                 currents.pop(key, None)
@@ -423,21 +297,21 @@ class Stream(Unique):
             cannot be written.
         """
         raw = self._usable()
-        self.device.require_array(destination, "destination", write=True)
-        self.device.require_array(source, "source")
+        require_array(self.device, destination, "destination", write=True)
+        require_array(self.device, source, "source")
         if tuple(destination.shape) != tuple(source.shape) or destination.dtype != source.dtype:
             raise InvalidOperand(
                 f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
                 f"{destination.shape} {destination.dtype}"
             )
-        call = self.device.begin_call(
-            "copy", "copy", self, self.device.intended_stream(self), nbytes=int(source.nbytes)
+        call = self.device.calls.begin(
+            "copy", "copy", self, _intended(self), nbytes=int(source.nbytes)
         )
         try:
             self._backend.copy(raw, destination, source, call.correlation)
         finally:
             self.hold(destination, source)
-            self.device.end_call(call)
+            self.device.calls.end(call)
 
     def hold(self, *arrays: Any) -> None:
         """Keep the memory of gpuscope's arrays until the work queued here is done.
@@ -463,14 +337,13 @@ class Stream(Unique):
         if not callable(function):
             raise InvalidOperand(f"function is {given(function)}: one without arguments is needed")
         name = str(getattr(function, "__name__", "host function"))
-        call = self.device.begin_call("host_call", name, self, self)
+        call = self.device.calls.begin("host_call", name, self, self)
         try:
             self._backend.host_call(raw, function, call.correlation, self.graph)
         finally:
-            self.device.end_call(call)
+            self.device.calls.end(call)
 
-    @contextlib.contextmanager
-    def capture(self, *, name: str | None = None) -> Iterator[Graph]:
+    def capture(self, *, name: str | None = None) -> AbstractContextManager[Graph]:
         """Let what is queued in the ``with`` block become a graph instead of running.
 
         A stream that waits for an event recorded here joins in, until the block ends; this
@@ -490,36 +363,9 @@ class Stream(Unique):
         GpuscopeError
             Something in the block cannot be captured; nothing is left behind.
         """
-        self.require_open()
-        self.device.capabilities.require("graphs", feature="capturing a stream")
-        if self.capturing:
-            raise StreamError(f"stream {self.name!r} is being captured already: end that first")
-        graph = Graph(self, name)
-        with capturing():
-            refused = False
-            try:
-                self._join(graph)
-                try:
-                    self._backend.begin_capture(self)
-                except GpuscopeError:
-                    refused = True
-                    raise
-                yield graph
-                graph.raw = self._backend.end_capture(self)
-                graph.is_empty = self._backend.graph_is_empty(graph.raw)
-            except BaseException:
-                if graph.raw is None and not refused:
-                    # The block's own error is the one to tell.
-                    with contextlib.suppress(GpuscopeError):
-                        graph.raw = self._backend.end_capture(self)
-                graph.close()
-                raise
-            finally:
-                for stream in graph.streams:
-                    stream._leave()
-                graph.streams.clear()
+        return capture(self, name)
 
-    def _join(self, graph: Graph) -> None:
+    def join(self, graph: Graph) -> None:
         """Become part of a capture; said before the backend begins it."""
         if self.tag is not None:
             self.tag.capturing = True
@@ -527,7 +373,8 @@ class Stream(Unique):
         self.capturing = True
         self.graph = graph
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Be no part of a capture any more."""
         self.capturing = False
         self.graph = None
         if self.tag is not None:
@@ -541,18 +388,18 @@ class Stream(Unique):
         if event is None:
             event = Event(device, timing=timing)
         elif type(event) is not Event or event.device is not device:
-            device.require_event(event, "event")
+            require_event(device, event, "event")
         event.graph = self.graph
-        if not device.observers:
-            event.correlation = device.next_correlation()
-            self._backend.record(event._usable(), raw, event.correlation)
+        if not device.calls.observers:
+            event.correlation = device.calls.next_correlation()
+            self._backend.record(event.usable(), raw, event.correlation)
             return event
-        call = device.begin_call("record", "event.record", self, self, event=event)
+        call = device.calls.begin("record", "event.record", self, self, event=event)
         event.correlation = call.correlation
         try:
-            self._backend.record(event._usable(), raw, call.correlation)
+            self._backend.record(event.usable(), raw, call.correlation)
         finally:
-            device.end_call(call)
+            device.calls.end(call)
         return event
 
     def wait(self, event: Event) -> None:
@@ -567,40 +414,33 @@ class Stream(Unique):
         raw = self._usable()
         device = self.device
         if type(event) is not Event or event.device is not device:
-            device.require_event(event, "event", across=True)
+            require_event(device, event, "event", across=True)
         graph = event.graph
         if graph is not None and graph.streams and self.graph is None:
-            target = event._usable()
-            self._join(graph)
+            target = event.usable()
+            self.join(graph)
             try:
                 self._backend.wait(raw, target)
             except BaseException:
                 graph.streams.remove(self)
-                self._leave()
+                self.leave()
                 raise
             return
-        if not device.observers or graph is not None:  # joining a graph, nothing happens now
-            self._backend.wait(raw, event._usable())
+        if not device.calls.observers or graph is not None:  # joining a graph, nothing happens now
+            self._backend.wait(raw, event.usable())
             return
         recorded = event if event.correlation is not None else None  # else it orders nothing
-        call = device.begin_call("wait", "stream.wait", self, self, event=recorded)
+        call = device.calls.begin("wait", "stream.wait", self, self, event=recorded)
         try:
-            self._backend.wait(raw, event._usable())
+            self._backend.wait(raw, event.usable())
         finally:
-            device.end_call(call)
+            device.calls.end(call)
 
     def synchronize(self) -> None:
         """Wait on the host until everything queued here is done."""
         raw = self._usable()
-        device = self.device
-        if not device.observers:
+        with self.device.calls.during("sync", "stream.synchronize", self):
             self._backend.sync_stream(raw)
-            return
-        call = device.begin_call("sync", "stream.synchronize", self, self)
-        try:
-            self._backend.sync_stream(raw)
-        finally:
-            device.end_call(call)
 
     @property
     def is_done(self) -> bool:
@@ -611,10 +451,35 @@ class Stream(Unique):
 _GRID, _BLOCK = 2**31 - 1, 1024
 
 
+def make_stream(
+    device: Device,
+    partition: Partition | None,
+    *,
+    name: str | None,
+    priority: int,
+    blocking: bool = False,
+) -> Stream:
+    """Make a stream of a device, in ``partition`` if one is given."""
+    require_kind("name", name, str, None)
+    require_kind("blocking", blocking, bool)
+    priority = count("priority", priority, least=-(2**31), most=2**31 - 1)
+    home = partition.raw if partition else None
+    raw, handle = device.backend.make_stream(home, priority, blocking=blocking)
+    stream = Stream(device, raw, handle, name=name, partition=partition, priority=priority)
+    device.registry.add_stream(stream, handle)
+    return stream
+
+
+def _intended(stream: Stream) -> Stream:
+    """Return what the caller meant when ``stream`` is launched on directly."""
+    selected = caller.get_caller_stream()
+    if selected is None:
+        return stream
+    return selected if isinstance(selected, Stream) else stream.device.wrap_stream(selected)
+
+
 def require_not_borrowed(streams: Collection[Stream]) -> None:
     """Refuse to close streams of which a workload's call on this thread has borrowed one."""
-    from gpuscope.device.scratch import open_contexts  # noqa: PLC0415 - it needs this module
-
     for context in open_contexts():
         if context.stream in streams:
             raise StreamError(
@@ -624,7 +489,7 @@ def require_not_borrowed(streams: Collection[Stream]) -> None:
             )
 
 
-def close_all(items: Sequence[Any]) -> None:
+def close_all(items: Iterable[Closable]) -> None:
     """Close every item, also when one fails; then raise the first error."""
     first: BaseException | None = None
     for item in items:

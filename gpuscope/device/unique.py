@@ -1,12 +1,19 @@
-"""What there is one of: no copy of it could be told from it, and both would destroy it."""
+"""Bases of what stands for something outside Python: it has no copies, and it is closed."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NoReturn, Protocol, Self
+
+
+class Closable(Protocol):
+    """Anything that is closed together with others."""
+
+    def close(self) -> None:
+        """Release it."""
 
 
 class Unique:
-    """Base of what cannot be copied or pickled: it stands for something outside Python."""
+    """Base of what cannot be copied or pickled: a copy would destroy the same thing again."""
 
     __slots__ = ()
 
@@ -18,3 +25,23 @@ class Unique:
 
     __copy__ = __deepcopy__ = __reduce__ = _refuse_copy
     __reduce_ex__ = _refuse_copy
+
+
+class Closing(Unique):
+    """Base of what is held in ``with``: leaving the block closes it, also on an exception."""
+
+    __slots__ = ()
+
+    def require_open(self) -> None:
+        """Raise :class:`ClosedError` if it cannot be entered any more."""
+
+    def close(self) -> None:
+        """Release it. Idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.require_open()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gpuscope.device.api import Activity, Call
+from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.record.rows import Rows, call_row, keep, move, node_row, work_columns
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.device.api import Call
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.rows import Batch, block_row, work_row

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.device.device import Device
-from gpuscope.device.stream import Event
+from gpuscope.device.event import Event
 
 REANCHOR_NS = 2_000_000_000
 """CUDA gives the time between events as a float of ms: 2 s keeps it good to 0.12 µs."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.device.api import Call
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
-from gpuscope.device.stream import Event
+from gpuscope.device.event import Event
 from gpuscope.record.clock import EventClock
 from gpuscope.record.rows import Rows, keep, move, work_columns
 

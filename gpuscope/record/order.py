@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
-from gpuscope.device.api import Call
+from gpuscope.device.calls import Call
+from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
-from gpuscope.device.stream import Event
 from gpuscope.record.rows import call_row, keep, together
 
 _Queue = tuple[str, int, int]

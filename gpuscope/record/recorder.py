@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
-from gpuscope.device.api import Activity, Call
+from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
@@ -200,7 +200,7 @@ class Recording:
                 ActivitySource(device) if device not in cuda else self._cupti or EventSource(device)
             )
         for device in self.devices:
-            device.observe(self)
+            device.calls.observe(self)
             for partition in device.partitions:
                 self._partitions[partition.name] = _partition_facts(partition)
         self._began_at = self._both_clocks()
@@ -269,7 +269,7 @@ class Recording:
     def _end(self, *, waited: bool) -> None:
         """Record no more, and make the trace; where that failed, again does what is left."""
         for device in self.devices:
-            device.unobserve(self)
+            device.calls.unobserve(self)
         if self._cupti is not None and not self._cupti.finished:
             with self._freezing:  # nobody reads batches meanwhile
                 self._cupti.finish(wait=waited)

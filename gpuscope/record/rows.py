@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.device.api import Call
+from gpuscope.device.calls import Call
 from gpuscope.trace import schema
 
 # A call's rows are numbered from its correlation, so that nothing has to be remembered.

@@ -404,7 +404,7 @@ class _Session:
         """
         while (guard := innermost_guard()) is not None and guard is not self._guard:
             guard.__exit__(None, None, None)
-        self.device.enter_handle(None)
+        self.device.calls.enter_handle(None)
         if self._collects:
             gc.enable()
         gc.collect()
@@ -481,7 +481,7 @@ class _Session:
                 )
             stream = streams[name] = self._open[-1]
             # The same stream in every round, as far as the trace is concerned.
-            stream.id = self.stream_ids.setdefault((setting.name, name), stream.id)
+            stream.take_number(self.stream_ids.setdefault((setting.name, name), stream.id))
         return streams
 
     def _workers(
@@ -769,7 +769,7 @@ class _Worker:
             if (completion := other.completion) is not None:
                 stream.wait(completion.event)
         if self._unguarded is not None:
-            with self.handle.device.meant_for(self.stream):
+            with self.handle.device.calls.meant_for(self.stream):
                 self.handle.execute(stream=self._unguarded)
             return
         with CallerStreamGuard(self.stream):

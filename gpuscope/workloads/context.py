@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuscope.device.api import Call
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
+from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
-from gpuscope.device.stream import Event, Stream
+from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Unique
 
 NOTHING: Any = object()
@@ -62,11 +63,11 @@ class Completion(Unique):
     def _see(self) -> None:
         self._seen = True
         if self._call is not None:
-            self._device.end_call(self._call)
+            self._device.calls.end(self._call)
 
     def __del__(self) -> None:
         if self._spare:
-            self._device.give_event(self._event)
+            self._device.registry.give_event(self._event)
 
 
 class Work:
@@ -156,12 +157,12 @@ class Context:
 
         A stream that is not ours may be the per-thread one, another on each thread.
         """
-        return stream is self.stream and (stream._owned or thread is self.thread)
+        return stream is self.stream and (stream.owned or thread is self.thread)
 
     def forget(self, device: Device) -> None:
         """Let go of everything: the handle is closed."""
         if self.completion is None and self.event is not None:
-            device.give_event(self.event)
+            device.registry.give_event(self.event)
         self.ready = NOTHING
         self.event = self.completion = self.stream = self.own = None
         self.staging = {}

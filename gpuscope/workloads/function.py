@@ -10,12 +10,14 @@ from typing import Any, Generic, TypeVar
 
 from gpuscope._checks import MappingOf, given, require_kind
 from gpuscope.device import caller
-from gpuscope.device.api import Activity
 from gpuscope.device.arena import Arena
+from gpuscope.device.arrays import holding_arrays
+from gpuscope.device.borrowed import of_thread
 from gpuscope.device.caller import CallerStreamGuard
+from gpuscope.device.calls import Activity
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.scratch import WorkloadContext, of_thread
+from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Context, Work
@@ -222,7 +224,7 @@ class FunctionHandle(Handle, Generic[_R]):
                     CallerStreamGuard(stream),
                     WorkloadContext(device, stream, self._arena) as context,
                     self._seen(stream),
-                    device.holding_arrays(stream),
+                    holding_arrays(stream),
                 ):
                     operands.result = self._function(
                         context, *operands.arguments, **operands.keywords
@@ -245,25 +247,25 @@ class FunctionHandle(Handle, Generic[_R]):
         nothing that we do not launch.
         """
         device = self.device
-        if not device.observers or device.is_simulated or stream.capturing:
+        if not device.calls.observers or device.is_simulated or stream.capturing:
             yield
             return
-        call = device.begin_call(
+        call = device.calls.begin(
             "launch", self._function_name, stream, stream, flop_count=self.flop_count
         )
-        before = device.launch_around(call)
+        before = device.calls.launch_around(call)
         try:
             yield
         finally:
-            device.launch_around(before)
+            device.calls.launch_around(before)
             if device.info.kind == "cpu" and not call.superseded:
-                device.report(
+                device.calls.report(
                     Activity(
                         "kernel", call.name, call.correlation, call.start_ns, call.start_ns,
                         device.now_ns(),
                     )
                 )  # fmt: skip
-            device.end_call(call)
+            device.calls.end(call)
 
     def _replay(self, context: Context, work: Work, stream: Stream) -> bool:
         replayed = super()._replay(context, work, stream)

@@ -9,8 +9,10 @@ import numpy as np
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device.api import MatmulPlan, Memory
 from gpuscope.device.arena import allocate, give_back
+from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
-from gpuscope.device.device import Device, as_dtype
+from gpuscope.device.device import Device
+from gpuscope.device.event import take_event
 from gpuscope.device.partition import Partition
 from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
@@ -87,17 +89,17 @@ def mm_out(out: Any, a: Any, b: Any, *, stream: Any = None) -> Any:
 
 
 def _matmul(device: Device, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int) -> None:
-    if not device.observers:
-        device.backend.matmul(stream, plan, operands, sm_count, device.next_correlation())
+    if not device.calls.observers:
+        device.backend.matmul(stream, plan, operands, sm_count, device.calls.next_correlation())
         return
-    call = device.begin_call(
+    call = device.calls.begin(
         "launch", plan.name, stream, stream, flop_count=plan.flop_count,
         nbytes=plan.bytes_out + plan.bytes_a + plan.bytes_b,
     )  # fmt: skip
     try:
         device.backend.matmul(stream, plan, operands, sm_count, call.correlation)
     finally:
-        device.end_call(call)
+        device.calls.end(call)
 
 
 def _product(
@@ -147,11 +149,11 @@ def _copied(device: Device, stream: Stream, array: Any, taken: list[Memory] | No
         memory = allocate(device, array.nbytes, stream)
         taken.append(memory)
         copy = memory.array.view(array.dtype).reshape(array.shape)
-    call = device.begin_call("launch", "rearrange", stream, stream, nbytes=2 * array.nbytes)
+    call = device.calls.begin("launch", "rearrange", stream, stream, nbytes=2 * array.nbytes)
     try:
         device.backend.rearrange(stream, copy, array, call.correlation)
     finally:
-        device.end_call(call)
+        device.calls.end(call)
     return copy
 
 
@@ -438,7 +440,7 @@ class Gemm(Handle):
         self._seed = seed
         backend = self.device.backend
         self._matmul, self._record = backend.matmul, backend.record
-        self._next_correlation = self.device.next_correlation
+        self._next_correlation = self.device.calls.next_correlation
 
     @property
     def sm_count_target(self) -> SmCountTarget:
@@ -493,9 +495,9 @@ class Gemm(Handle):
         with self._lock:
             context = self._latest.next
             if (
-                not self.device.observers
+                not self.device.calls.observers
                 and (selected is context.ready or self._moves(context, selected))
-                and not selected._closed
+                and not selected.closed
                 and not selected.capturing
                 and (
                     (a is context.a and b is context.b and out is context.out)
@@ -504,7 +506,7 @@ class Gemm(Handle):
             ):
                 event = context.event
                 if context.completion is not None:
-                    event = self.device.take_event()
+                    event = take_event(self.device)
                 try:
                     self._matmul(
                         selected, context.plan, context.placed, context.sm_count,
@@ -526,7 +528,7 @@ class Gemm(Handle):
         if context.ready is NOTHING or type(stream) is not Stream:
             return False
         chosen, _ = self.device.choose_stream(stream)
-        if chosen is not stream or not stream._owned or stream.capturing:
+        if chosen is not stream or not stream.owned or stream.capturing:
             return False
         if context.in_flight:
             self._follow(context, stream)

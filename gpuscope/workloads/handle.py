@@ -12,12 +12,13 @@ from typing import Any, Self
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope._fork import free_in_children
-from gpuscope.device.api import Call
 from gpuscope.device.caller import get_caller_stream
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
+from gpuscope.device.event import Event, take_event
 from gpuscope.device.graph import after_capture
 from gpuscope.device.partition import Partition
-from gpuscope.device.stream import Event, Stream, close_all
+from gpuscope.device.stream import Stream, close_all
 from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
 from gpuscope.workloads.context import NOTHING, Completion, Context, Work
@@ -245,19 +246,19 @@ class Handle(Unique):
             work = self._prepare(context, operands)
             if self._replays:
                 device.capabilities.require("graphs", feature=f"a graph of {self.name!r}")
-            if device.observers:
-                call = device.begin_call("handle", self.name, chosen, chosen)
-                before = device.enter_handle(call)
+            if device.calls.observers:
+                call = device.calls.begin("handle", self.name, chosen, chosen)
+                before = device.calls.enter_handle(call)
                 try:
                     self._queue(context, work, chosen, call)
                 finally:
-                    device.enter_handle(before)
+                    device.calls.enter_handle(before)
             else:
                 self._queue(context, work, chosen, None)
             self._latest = context
             if not selected or work.uploads or work.downloads:
                 completion = self._completion_of(context)
-            elif not self._replays and context.completion is None and chosen._owned:
+            elif not self._replays and context.completion is None and chosen.owned:
                 self._remember(context, operands, work, chosen)
         if completion is not None:
             self._finish(context, completion, work, chosen)
@@ -286,7 +287,7 @@ class Handle(Unique):
                 self._follow(context, stream)
         event = context.event if context.completion is None else None
         if event is None:
-            event = device.take_event()
+            event = take_event(device)
         try:
             for value in work.follows:
                 device.backend.follow(stream.raw, value)

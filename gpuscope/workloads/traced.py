@@ -280,7 +280,7 @@ _NOWHERE = 0
 
 def _records(device: Device, stream: Stream, blocks: int) -> Any:
     """Return an array for one launch's block records; ``None`` if it shall write none."""
-    if not (device.observers and device.capabilities.compile_source) or stream.capturing:
+    if not (device.calls.observers and device.capabilities.compile_source) or stream.capturing:
         return None
     with device.backend.current():
         # CuPy's pool takes memory from, and gives it back to, its current stream's share: as

@@ -15,7 +15,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Device]:
     device = gs.open_device(request.param, quiet=True)
     yield device
     device.close()
-    assert not device.observers, "a test left an observer behind"
+    assert not device.calls.observers, "a test left an observer behind"
 
 
 class Watcher:
@@ -45,6 +45,6 @@ class Watcher:
 @pytest.fixture
 def watcher(gpu: Device) -> Iterator[Watcher]:
     found = Watcher()
-    gpu.observe(found)
+    gpu.calls.observe(found)
     yield found
-    gpu.unobserve(found)
+    gpu.calls.unobserve(found)

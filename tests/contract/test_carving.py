@@ -51,7 +51,7 @@ def test_what_nobody_asked_for_is_the_remainder(gpu):
 def test_bad_counts_are_refused_and_nothing_is_held(gpu, sizes, text):
     with pytest.raises(gs.errors.InvalidPartition, match=text):
         gpu.carve(sizes)
-    assert gpu.held_parts() == {}
+    assert gpu.registry.held_parts() == {}
     gpu.carve({"all": gpu.sm_count}).close()
 
 
@@ -78,7 +78,7 @@ def test_planning_touches_nothing(gpu, monkeypatch):
     monkeypatch.setattr(gpu.backend, "make_partitions", refuse)
     plan = gpu.plan_carve({"a": 10, "b": "rest"}, rounding="down")
     assert plan.granted() == {"a": 8, "b": gpu.sm_count - 8}
-    assert gpu.held_parts() == {}
+    assert gpu.registry.held_parts() == {}
 
 
 def test_an_unclosed_carving_that_is_collected_warns_and_frees_its_sms(gpu):

@@ -248,7 +248,7 @@ def test_streams_09_carving_is_refused_and_says_what_is_required(cpu):
         with pytest.raises(gs.errors.CapabilityError, match=r"CUDA 12\.4") as caught:
             carve({"a": 16, "b": "rest"})
         assert "sim:h200" in str(caught.value)
-    assert cpu.held_parts() == {}
+    assert cpu.registry.held_parts() == {}
 
 
 def test_streams_09_it_cannot_be_captured(cpu):

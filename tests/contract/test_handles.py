@@ -743,9 +743,11 @@ def test_handle_05_events_go_back_while_nobody_can_ask_for_them(gpu, monkeypatch
     handle = gemm(gpu)
     with gpu.create_stream() as stream:
         handle.execute(stream=stream)
-        give, locked = gpu.give_event, []
+        give, locked = gpu.registry.give_event, []
         monkeypatch.setattr(
-            gpu, "give_event", lambda event: (locked.append(handle._lock.locked()), give(event))
+            gpu.registry,
+            "give_event",
+            lambda event: (locked.append(handle._lock.locked()), give(event)),
         )
         handle._latest.completion = None
         handle.close()

@@ -280,7 +280,7 @@ def test_mm_out_05_no_lock_is_held_across_threads(gpu):
     watcher = Watcher()
     with gpu.create_stream() as one, gpu.create_stream() as two:
         slow = threading.Thread(target=lambda: gs.mm_out(outs[0], a, a, stream=one))
-        gpu.observe(watcher)
+        gpu.calls.observe(watcher)
         slow.start()
         try:
             assert inside.wait()
@@ -289,7 +289,7 @@ def test_mm_out_05_no_lock_is_held_across_threads(gpu):
         finally:
             go_on.set()
             slow.join()
-            gpu.unobserve(watcher)
+            gpu.calls.unobserve(watcher)
     host = gpu.to_host(a).astype(np.float64)
     for out in outs:
         assert np.allclose(gpu.to_host(out), host @ host, atol=1e-5)

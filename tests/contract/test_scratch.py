@@ -15,10 +15,11 @@ import gpuscope as gs
 from gpuscope.device import caller
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.arena import Arena
+from gpuscope.device.borrowed import open_contexts
 from gpuscope.device.cuda import driver
 from gpuscope.device.device import Device
 from gpuscope.device.graph import Graph
-from gpuscope.device.scratch import WorkloadContext, open_contexts
+from gpuscope.device.scratch import WorkloadContext
 from gpuscope.workloads.spin import Spin
 
 HOLD_NS = 30_000_000

@@ -348,5 +348,5 @@ def test_streams_06_closing_many_closes_all_and_raises_the_first(losable):
         parts.close()
     assert all(stream.closed for stream in streams)
     assert all(part.closed for part in parts.values())
-    assert device.held_parts() == {}
+    assert device.registry.held_parts() == {}
     assert backend.refused.count("close_partition") == 2

@@ -14,7 +14,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.device import caller
 from gpuscope.device.api import KernelCost, KernelModel
-from gpuscope.device.stream import Event
+from gpuscope.device.event import Event
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.spin import Spin
 
@@ -78,7 +78,7 @@ def test_streams_02_a_borrowed_stream_is_never_destroyed(gpu):
         hold.execute(stream=borrowed)
     assert borrowed.closed
     event = gpu.create_event()
-    gpu.backend.record(event.raw, raw, gpu.next_correlation())  # the stream still works
+    gpu.backend.record(event.raw, raw, gpu.calls.next_correlation())  # the stream still works
     gpu.backend.sync_event(event.raw)
     assert event.is_done
     gpu.backend.close_stream(raw, handle)

@@ -15,8 +15,9 @@ import pytest
 import gpuscope as gs
 from gpuscope.device import caller
 from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.borrowed import open_contexts
 from gpuscope.device.device import Device
-from gpuscope.device.scratch import WorkloadContext, open_contexts
+from gpuscope.device.scratch import WorkloadContext
 from gpuscope.workloads import function as function_module
 from gpuscope.workloads.spin import Spin
 
@@ -622,7 +623,7 @@ def test_workload_on_the_cpu_without_launches_is_one_row():
         plain.execute(a)
         launching.execute(a)
     assert recording._sources["cpu"]._calls == {}
-    assert cpu._of_thread.around is None
+    assert cpu.calls.launch_around(None) is None
     rows = kernels(recording.trace)
     assert [row["name"] for row in rows] == ["doubles", "fill"]
     assert rows[0]["flop_count"] == 32

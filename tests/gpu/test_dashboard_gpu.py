@@ -20,7 +20,7 @@ def gpu():
     device = gs.open_device("cuda:0", quiet=True)
     yield device
     assert device.partitions == ()
-    assert device.observers == ()
+    assert device.calls.observers == ()
 
 
 @pytest.fixture

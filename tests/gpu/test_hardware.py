@@ -208,7 +208,7 @@ def test_a_quickstart_like_experiment_keeps_the_gpu_busy(gpu):
         assert depth.minimum >= 2
         assert gs.analysis.latency(trace)["small"].n == 60
         assert gs.analysis.overlap(trace, by="stream").gain > 0
-    assert gpu.held_parts() == {}
+    assert gpu.registry.held_parts() == {}
 
 
 def test_handle_10_the_default_stream_under_a_green_context_is_refused(gpu):

@@ -48,11 +48,11 @@ def observe(gpu):
 
     def run(work):
         watcher = Watcher()
-        gpu.observe(watcher)
+        gpu.calls.observe(watcher)
         try:
             work()
         finally:
-            gpu.unobserve(watcher)
+            gpu.calls.unobserve(watcher)
         return watcher.launches
 
     return run
@@ -266,7 +266,7 @@ def test_records_that_nobody_keeps_overwrite_nobodys_memory(gpu):
     with TracedCopy(gpu, nbytes=4096) as handle, gpu.create_stream() as stream:
         handle.execute(stream=stream)
         stream.synchronize()
-        gpu.observe(careless)
+        gpu.calls.observe(careless)
         try:
             hold.execute(stream=stream)
             for _ in range(20):
@@ -274,7 +274,7 @@ def test_records_that_nobody_keeps_overwrite_nobodys_memory(gpu):
             kept = [gpu.asarray(pattern) for _ in range(40)]
             assert not stream.is_done
         finally:
-            gpu.unobserve(careless)
+            gpu.calls.unobserve(careless)
         stream.synchronize()
         for array in kept:
             assert np.array_equal(gpu.to_host(array), pattern)

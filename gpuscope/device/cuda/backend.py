@@ -15,7 +15,6 @@ import numpy as np
 
 from gpuscope._optional import require
 from gpuscope.device.api import (
-    Activity,
     DeviceInfo,
     GrantedPartition,
     Kernel,
@@ -26,6 +25,7 @@ from gpuscope.device.api import (
     Shape,
     StreamKind,
 )
+from gpuscope.device.calls import Activity
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions

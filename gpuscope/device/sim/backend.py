@@ -17,7 +17,6 @@ import numpy as np
 
 from gpuscope._fork import free_in_children
 from gpuscope.device.api import (
-    Activity,
     Capabilities,
     DeviceInfo,
     GrantedPartition,
@@ -30,6 +29,7 @@ from gpuscope.device.api import (
     Shape,
     StreamKind,
 )
+from gpuscope.device.calls import Activity
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Pinned, Pool, Tag, by_address, no_host_memory, pinned_block

@@ -31,7 +31,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gpuscope.device.api import Activity, Release
+from gpuscope.device.calls import Activity, Release
 from gpuscope.errors import StreamError
 
 Effect = Callable[[], Callable[[], None]]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.device.api import Call
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream

@@ -328,7 +328,7 @@ def test_an_interrupt_leaves_the_file_as_it_was(as_cuda, tmp_path, phase):
     assert as_cuda.partitions == ()
     with as_cuda.create_stream() as stream:  # nothing records any more
         gs.Gemm(as_cuda, m=64, n=64, k=64).execute(stream=stream)
-    assert as_cuda.observers == ()
+    assert as_cuda.calls.observers == ()
 
 
 def test_what_is_no_gpu_is_refused(tmp_path):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope import open_device
-from gpuscope.device.api import Activity, KernelCost, KernelModel
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.calls import Activity
 from gpuscope.device.sim.assumed import PENDING_LAUNCHES
 from gpuscope.device.sim.backend import SimBackend
 from gpuscope.device.sim.engine import (

@@ -85,11 +85,11 @@ def test_plans_are_made_while_others_carve(gpu):
     def plan() -> None:
         while not done.is_set():
             gpu.plan_carve({"p": 8})
-            gpu.held_parts()
+            gpu.registry.held_parts()
             assert len(gpu.partitions) <= 3
 
     together(carve, plan, plan)
-    assert gpu.held_parts() == {}
+    assert gpu.registry.held_parts() == {}
 
 
 def test_threads_that_carve_at_once_get_parts_of_their_own(gpu):
@@ -167,7 +167,7 @@ def test_completion_events_are_handed_out_once(gpu):
 
     together(*(lambda handle=handle: run(handle) for handle in handles))
     gc.collect()
-    spare = [id(event) for event in gpu._spare_events]
+    spare = [id(event) for event in gpu.registry.spare_events]
     assert len(spare) == len(set(spare))
 
 
@@ -180,12 +180,12 @@ def test_recordings_that_begin_and_end_at_once_leave_no_observer(gpu):
     def watch() -> None:
         for _ in range(300):
             observer = Observer()
-            gpu.observe(observer)
-            assert observer in gpu.observers
-            gpu.unobserve(observer)
+            gpu.calls.observe(observer)
+            assert observer in gpu.calls.observers
+            gpu.calls.unobserve(observer)
 
     together(*[watch] * 4)
-    assert gpu.observers == ()
+    assert gpu.calls.observers == ()
 
 
 def test_devices_opened_at_once_are_one_where_there_is_one(monkeypatch):

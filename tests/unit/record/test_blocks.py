@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_cupti import World, rows
 
-from gpuscope.device.api import Call
+from gpuscope.device.calls import Call
 from gpuscope.record import blocks
 from gpuscope.record.blocks import BlockSource, globaltimer_fit
 from gpuscope.record.clock import ClockFit, Sample

@@ -166,7 +166,7 @@ def test_a_named_holder_of_the_subscription_is_named(world):
     assert world.cupti.holder == "Nsight Systems"
     assert world.cupti.callbacks is None, "nothing was taken from it"
     assert (world.cupti.enabled, world.cupti.zeroed, world.cupti.thread_ids) == ({}, False, 0)
-    assert world.device.observers == ()
+    assert world.device.calls.observers == ()
 
 
 @pytest.mark.parametrize("holder", [UNNAMED, ""], ids=["unnamed", "an older libcupti"])
@@ -240,7 +240,7 @@ def test_records_of_the_first_canaries_that_do_not_arrive_refuse_the_recording(w
         world.recording().start()
     assert world.cupti.holder is None
     assert (world.cupti.zeroed, world.cupti.thread_ids) == (False, 0)
-    assert world.device.observers == ()
+    assert world.device.calls.observers == ()
     world.gpu.canaries_arrive = True
     with world.profile() as recording:
         world.gpu.foreign("during")
@@ -657,7 +657,7 @@ def test_a_start_that_fails_leaves_nothing_behind_and_the_next_works(world, call
     with pytest.raises(CapabilityError, match="999"):
         world.recording().start()
     assert world.cupti.at_rest, (world.cupti.enabled, world.cupti.holder)
-    assert world.device.observers == ()
+    assert world.device.calls.observers == ()
     world.library.refusing = set()
     with world.profile() as recording:
         world.gpu.foreign("during")

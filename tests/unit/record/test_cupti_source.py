@@ -54,11 +54,11 @@ def ours(world, stream, name="ours", **facts):
     watcher = SimpleNamespace(
         call_begins=calls.append, call_ends=lambda call: None, activity=lambda activity: None
     )
-    world.device.observe(watcher)
+    world.device.calls.observe(watcher)
     try:
         world.launch(stream, name, **facts)
     finally:
-        world.device.unobserve(watcher)
+        world.device.calls.unobserve(watcher)
     return calls[0].correlation
 
 
@@ -284,11 +284,11 @@ def test_a_launch_on_another_thread_at_the_same_time_is_not_taken_for_ours(world
 def test_launches_inside_a_handle_have_its_name_and_it_as_parent(world):
     device = world.device
     with device.create_stream() as stream, world.profile() as recording:
-        handle = device.begin_call("handle", "my gemm", stream, stream)
-        before = device.enter_handle(handle)
+        handle = device.calls.begin("handle", "my gemm", stream, stream)
+        before = device.calls.enter_handle(handle)
         world.launch(stream, "inside")
-        device.enter_handle(before)
-        device.end_call(handle)
+        device.calls.enter_handle(before)
+        device.calls.end(handle)
         world.launch(stream, "outside")
     found = named(recording.trace)
     assert (found["inside"]["category"], found["outside"]["category"]) == ("my gemm", None)

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuscope.device.api import Call, Kernel
+from gpuscope.device.api import Kernel
+from gpuscope.device.calls import Call
 from gpuscope.record import events
 from gpuscope.record.events import (
     BEHIND_NS,

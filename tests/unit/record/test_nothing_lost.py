@@ -193,7 +193,7 @@ def test_an_exception_at_any_line_of_the_end_loses_nothing_or_says_so(gpu):
             recording = Recording((gpu,))
             again = ended_with_an_exception(number, error, recording, work)
             assert kernels(recording.trace) == 2
-            assert not gpu.observers
+            assert not gpu.calls.observers
             if not again:
                 break
     assert number > 100

@@ -709,5 +709,5 @@ def test_a_function_that_cannot_be_run_is_named_with_its_path(module, reference,
     with pytest.raises(error, match=text) as caught:
         gs.run(python_data(f"python:{reference}", **args), gpu)
     assert (type(caught.value) is InvalidExperiment) is (error is InvalidExperiment)
-    assert gpu.held_parts() == {}
+    assert gpu.registry.held_parts() == {}
     assert gpu.backend.reserved_bytes() == 0

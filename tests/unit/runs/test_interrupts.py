@@ -19,7 +19,7 @@ import every_line
 import numpy as np
 
 import gpuscope as gs
-from gpuscope.device import caller, scratch
+from gpuscope.device import borrowed, caller
 from gpuscope.device.device import Device
 from gpuscope.device.sim import backend, capture, engine, memory
 from gpuscope.record import activity, annotate, order, recorder, rows
@@ -208,7 +208,7 @@ class Launches:
         del call
 
     def call_ends(self, call: Any) -> None:
-        if call.kind == "launch" and len(self._gpu.observers) > 1:
+        if call.kind == "launch" and len(self._gpu.calls.observers) > 1:
             self.count += 1
 
     def activity(self, activity: Any) -> None:
@@ -218,7 +218,7 @@ class Launches:
 def nothing_is_left(gpu: Device) -> None:
     assert gpu.partitions == ()
     assert {stream.name for stream in gpu.streams} <= {"per-thread default"}
-    assert gpu.observers == ()
+    assert gpu.calls.observers == ()
     assert gs.get_caller_stream() is None
     assert gc.isenabled()
 
@@ -232,7 +232,7 @@ def test_interrupts_of_a_run_keep_what_was_recorded():
 
     def program(gpu: Device) -> gs.runs.Run | None:
         counts.append(Launches(gpu))
-        gpu.observe(counts[-1])
+        gpu.calls.observe(counts[-1])
         try:
             return gs.run(SMALL, gpu)
         except gs.errors.NothingRecorded:
@@ -242,7 +242,7 @@ def test_interrupts_of_a_run_keep_what_was_recorded():
     assert not whole.stopped
 
     def after(gpu: Device, run: gs.runs.Run | None) -> None:
-        gpu.unobserve(counts[-1])
+        gpu.calls.unobserve(counts[-1])
         nothing_is_left(gpu)
         recorded = 0 if run is None else kernels_of(run)
         assert recorded == counts[-1].count, f"{recorded} of {counts[-1].count} kernels are kept"
@@ -262,7 +262,7 @@ class Told:
         self.kernels: set[int] = set()
 
     def call_begins(self, call: Any) -> None:
-        if len(self._gpu.observers) > 1:
+        if len(self._gpu.calls.observers) > 1:
             self._recorded.add(call.correlation)
 
     def call_ends(self, call: Any) -> None:
@@ -314,13 +314,13 @@ def test_interrupts_of_a_recording_keep_every_row_once():
     def program(gpu: Device) -> Trace:
         recordings.clear()
         told.append(Told(gpu))
-        gpu.observe(told[-1])
+        gpu.calls.observe(told[-1])
         return record_work(gpu)
 
     whole = record_work(new_gpu()).kind_counts()
 
     def after(gpu: Device, _: Trace | None) -> None:
-        gpu.unobserve(told[-1])
+        gpu.calls.unobserve(told[-1])
         nothing_is_left(gpu)
         assert recorder.running == ()
         if recordings:  # else it was interrupted before the block
@@ -408,7 +408,7 @@ def test_an_interrupted_workload_leaves_its_stream_to_be_closed():
             caller.clear_current_stream(gpu.identity)
             while streams:
                 streams.pop().close()
-            assert scratch.open_contexts() == ()
+            assert borrowed.open_contexts() == ()
             assert not [s for s in gpu.streams if s.name != "per-thread default"]
 
 

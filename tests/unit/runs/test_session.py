@@ -37,9 +37,9 @@ def gpu(sim):
 
 
 def assert_clean(gpu):
-    assert gpu.held_parts() == {}
-    assert gpu.observers == ()
-    assert not gpu._streams
+    assert gpu.registry.held_parts() == {}
+    assert gpu.calls.observers == ()
+    assert not gpu.registry.streams
     assert recorder.running == ()
     assert gc.isenabled()
 
@@ -391,11 +391,11 @@ def test_a_carving_that_cannot_be_is_refused_before_anything_is_launched(gpu, si
             calls.append(activity)
 
     watcher = Watcher()
-    gpu.observe(watcher)
+    gpu.calls.observe(watcher)
     before_ns = gpu.now_ns()
     with pytest.raises(gs.errors.InvalidPartition, match=text):
         gs.run({**loaded(), "settings": {"good": {}, "bad": {"partitions": sizes}}}, gpu)
-    gpu.unobserve(watcher)
+    gpu.calls.unobserve(watcher)
     assert calls == []
     assert gpu.now_ns() == before_ns, "the device was not touched"
 
@@ -413,7 +413,7 @@ def test_live_partitions_in_the_way_are_named(gpu):
     with gpu.carve({"mine": 64}):
         with pytest.raises(gs.errors.InvalidPartition, match="mine"):
             gs.run(loaded(settings={"x": {"partitions": {"a": 104}}}), gpu)
-        assert list(gpu.held_parts()) == ["mine"]
+        assert list(gpu.registry.held_parts()) == ["mine"]
 
 
 # -- ending early -------------------------------------------------------------------------
@@ -622,7 +622,7 @@ def test_profile_picks_the_one_open_device():
         handle.wait()
     assert recording.devices == (gpu,)
     assert recording.trace.kind_counts()["kernel"] == 1
-    assert gpu.observers == ()
+    assert gpu.calls.observers == ()
 
 
 @pytest.mark.usefixtures("nothing_open")
@@ -630,7 +630,7 @@ def test_profile_asks_which_of_two_clocks():
     one, two = (gs.open_device("sim:h200", quiet=True) for _ in range(2))
     with pytest.raises(gs.errors.GpuscopeError, match=r"profile\(device\)"), gs.profile():
         pass
-    assert one.observers == two.observers == recorder.running == ()
+    assert one.calls.observers == two.calls.observers == recorder.running == ()
     with gs.profile(two) as recording:
         pass
     assert recording.devices == (two,)

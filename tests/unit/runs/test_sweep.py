@@ -28,9 +28,9 @@ EVIL = "<script>alert(1)</script>$\\href{y}{z}$ \u202eg"
 def gpu():
     device = gs.open_device("sim:h200", quiet=True)
     yield device
-    assert device.held_parts() == {}
-    assert device.observers == ()
-    assert not device._streams
+    assert device.registry.held_parts() == {}
+    assert device.calls.observers == ()
+    assert not device.registry.streams
     assert recorder.running == ()
     assert gc.isenabled()
 

@@ -17,6 +17,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.device.device import Device
+from gpuscope.device.event import take_event
 from gpuscope.device.sim.backend import SimBackend
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.spin import Spin
@@ -84,7 +85,7 @@ def gpu(backend):
     yield device
     backend.faults.clear()
     device.close()
-    spare = Counter(id(event) for event in device._spare_events)
+    spare = Counter(id(event) for event in device.registry.spare_events)
     assert not spare or max(spare.values()) == 1, "an event came back twice"
 
 
@@ -429,7 +430,7 @@ def test_handle_05_collection_tells_no_observer(gpu, stream):
     handle = product(gpu)
     handle.execute(stream=stream)
     watcher = Lockable()
-    gpu.observe(watcher)
+    gpu.calls.observe(watcher)
     held = [handle]
     del handle
 
@@ -438,7 +439,7 @@ def test_handle_05_collection_tells_no_observer(gpu, stream):
             held.clear()
 
     bounded(collect)
-    gpu.unobserve(watcher)
+    gpu.calls.unobserve(watcher)
 
 
 def test_handle_05_the_stream_may_be_destroyed_before(gpu, backend):
@@ -529,12 +530,12 @@ def test_handle_09_faults_on_many_threads_leave_no_lock_and_no_event_behind(gpu,
 
 def test_two_threads_never_take_the_same_spare_event(gpu):
     for _ in range(3):
-        gpu.give_event(gpu.create_event(timing=False))
+        gpu.registry.give_event(gpu.create_event(timing=False))
     taken, start = [], threading.Barrier(4)
 
     def take():
         start.wait()
-        taken.extend(gpu.take_event() for _ in range(50))
+        taken.extend(take_event(gpu) for _ in range(50))
 
     threads = [threading.Thread(target=take, daemon=True) for _ in range(4)]
     for thread in threads:
@@ -554,7 +555,7 @@ def test_an_event_that_somebody_asked_for_is_not_recorded_again(gpu, stream, hol
     for _ in range(3):
         handle.execute(stream=stream)
     assert event.is_done
-    assert all(event is not spare for spare in gpu._spare_events)
+    assert all(event is not spare for spare in gpu.registry.spare_events)
 
 
 def test_completions_that_come_and_go_take_no_new_events(gpu, backend, stream):
@@ -568,7 +569,7 @@ def test_completions_that_come_and_go_take_no_new_events(gpu, backend, stream):
         handle.wait()
         assert handle.completion.is_done
     assert "make_event" not in backend.calls
-    assert len(gpu._spare_events) <= 2
+    assert len(gpu.registry.spare_events) <= 2
 
 
 # -- graphs --------------------------------------------------------------------------------

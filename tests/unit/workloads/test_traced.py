@@ -73,11 +73,11 @@ def runs_source():
 def observed(device, work):
     """Run ``work`` with an observer; returns the launches that it was told of."""
     watcher = Watcher()
-    device.observe(watcher)
+    device.calls.observe(watcher)
     try:
         work()
     finally:
-        device.unobserve(watcher)
+        device.calls.unobserve(watcher)
     return watcher.launches()
 
 

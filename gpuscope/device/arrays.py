@@ -1,0 +1,108 @@
+"""Arguments that are arrays, or say what an array is to be: shapes, dtypes, which device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuscope._checks import count, given
+from gpuscope._text import clean
+from gpuscope.errors import InvalidOperand
+
+if TYPE_CHECKING:
+    from gpuscope.device.api import NativeArray
+    from gpuscope.device.device import Device
+    from gpuscope.device.stream import Stream
+
+_LARGEST = 2**62
+
+
+def as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as a tuple of sizes, checked."""
+    if isinstance(shape, str | bytes):
+        raise InvalidOperand(f"shape is {given(shape)}; whole numbers are needed")
+    try:
+        sizes: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    except TypeError:  # an array of no dimensions says it can be iterated over
+        sizes = (shape,)
+    checked = tuple(
+        count("a size in shape", size, least=-_LARGEST, most=_LARGEST, error=InvalidOperand)
+        for size in sizes
+    )
+    if any(size < 0 for size in checked):
+        raise InvalidOperand(f"a shape has no negative sizes, but {checked} was asked for")
+    return checked
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return a NumPy dtype; knows ``"bfloat16"`` too."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import ml_dtypes  # noqa: PLC0415 - only needed for this dtype
+
+        dtype = ml_dtypes.bfloat16
+    try:  # of None NumPy would make float64
+        found: np.dtype[Any] = np.dtype("none is given" if dtype is None else dtype)
+    except Exception as error:  # NumPy evaluates what it is given, which fails in many ways
+        raise InvalidOperand(
+            f"dtype is {given(dtype)}; one that NumPy or ml_dtypes has is needed"
+        ) from error
+    if found.kind in "OSUMm" or found.names is not None or found.subdtype is not None:
+        raise InvalidOperand(f"dtype is {clean(found, 60)}; one of numbers is needed")
+    if not found.isnative:
+        raise InvalidOperand(
+            f"dtype is {clean(found, 60)}, in another byte order than this machine's, which no "
+            f"device computes with; use {found.newbyteorder('=').name}"
+        )
+    return found
+
+
+def require_array(
+    device: Device, value: object, name: str, *, write: bool = False, on_host: bool = True
+) -> None:
+    """Refuse what is neither an array of ``device`` nor one of NumPy, or is read-only.
+
+    Raises
+    ------
+    InvalidOperand
+        Names the argument.
+    """
+    backend = device.backend
+    if isinstance(value, np.ndarray) and (on_host or type(value) is backend.array_type):
+        if write and not value.flags.writeable:
+            raise InvalidOperand(f"{name} is read-only: give an array that can be written")
+        return
+    array = value
+    if type(value) is not backend.array_type:
+        try:
+            array = backend.adopt(value, write=write)
+        except InvalidOperand as error:
+            raise InvalidOperand(f"{name}: {error}") from error
+    if array is None:
+        raise InvalidOperand(
+            f"{name} is {given(value)}, not an array on {device.info.key}: make one with the "
+            "device's asarray() or empty()"
+        )
+    if backend.home_of(array) != backend.home:
+        raise InvalidOperand(
+            f"{name} is on another device than {device.info.key}: copy it there first"
+        )
+
+
+@contextlib.contextmanager
+def holding_arrays(stream: Stream) -> Iterator[None]:
+    """Hold the arrays that this thread makes meanwhile for what is then queued on ``stream``.
+
+    For a stream that is not ours; on one of ours an array is held as soon as it is made.
+    """
+    of_thread = stream.device.registry.of_thread
+    before = of_thread.made
+    made: list[NativeArray] = []
+    of_thread.made = made
+    try:
+        yield
+    finally:
+        of_thread.made = before
+        stream.hold(*made)

@@ -1,0 +1,161 @@
+"""Events: points in a stream's work that others wait for and time."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpuscope._checks import given
+from gpuscope.device.unique import Unique
+from gpuscope.errors import ClosedError, StreamError
+
+if TYPE_CHECKING:
+    from gpuscope.device.api import RawEvent
+    from gpuscope.device.device import Device
+    from gpuscope.device.graph import Graph
+
+
+class EventQueue:
+    """What events are recorded on: a stream of ours."""
+
+    def record(self, event: Event | None = None, *, timing: bool = True) -> Event:
+        """Record ``event``, or a new one, behind what is queued; returns it."""
+        raise NotImplementedError
+
+
+class Event(Unique):
+    """A point in a stream's work that others can wait for and time.
+
+    Recording an event queues a marker behind the work already on a stream; the event is
+    *done* when that work is. A wait made now refers to the latest record made before it;
+    recording again later changes nothing for waits already queued. Waiting for an event
+    that was never recorded does nothing.
+
+    Notes
+    -----
+    Timing is on unless asked off. CUDA gives the time between two events as a float of
+    milliseconds, good to about 0.5 µs and worse over long spans.
+
+    Attributes
+    ----------
+    device
+        The device it was made on.
+    timing
+        Whether time can be measured between it and another.
+    closed
+        Whether it was closed.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gpu.create_stream() as other:
+    ...     start = stream.record()
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    ...     end = stream.record()
+    ...     other.wait(end)
+    >>> end.is_done, end.elapsed_ns(since=start) >= 50_000
+    (True, True)
+    """
+
+    __slots__ = (
+        "__weakref__", "_backend", "closed", "correlation", "device", "graph", "raw", "timing",
+    )  # fmt: skip
+
+    def __init__(self, device: Device, *, timing: bool = True) -> None:
+        self.closed = True
+        self.device = device
+        self._backend = device.backend
+        self.timing = timing
+        self.raw = self._backend.make_event(timing=timing)
+        self.correlation: int | None = None
+        """Number of the call that recorded it last, or ``None``."""
+        self.graph: Graph | None = None
+        """The graph that its latest record became part of."""
+        self.closed = False
+
+    def usable(self) -> RawEvent:
+        """Return what the backend takes for it; refuses if it is closed."""
+        if self.closed:
+            raise ClosedError("this event is closed: create a new one, or record before closing")
+        return self.raw
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its latest record is done; true if it was never recorded."""
+        return self._backend.event_done(self.usable())
+
+    def record(self, stream: EventQueue) -> None:
+        """Record on ``stream``, behind what is queued there."""
+        if not isinstance(stream, EventQueue):
+            raise StreamError(
+                f"stream is {given(stream)}: an event is recorded on a stream of the event's "
+                "device, made with create_stream() or wrap_stream()"
+            )
+        stream.record(self)
+
+    def synchronize(self) -> None:
+        """Wait on the host until the latest record is done."""
+        raw = self.usable()
+        with self.device.calls.during("sync", "event.synchronize", event=self):
+            self._backend.sync_event(raw)
+
+    def elapsed_ns(self, *, since: Event) -> int:
+        """Nanoseconds from the record of ``since`` to the record of this event.
+
+        Both must be done and have timing. Resolution: about 0.5 µs on a GPU (the driver's
+        float of milliseconds), 1 ns on a simulated one.
+
+        Raises
+        ------
+        StreamError
+            One was made with ``timing=False``, or belongs to another device.
+        """
+        require_event(self.device, since, "since")
+        if not (self.timing and since.timing):
+            raise StreamError("elapsed_ns needs two events made with timing=True")
+        return self._backend.elapsed_ns(since.usable(), self.usable())
+
+    def close(self) -> None:
+        """Destroy it; again does nothing. Never raises, also when the device is gone."""
+        if not self.closed:
+            self.closed = True
+            with contextlib.suppress(Exception):
+                self._backend.close_event(self.raw)
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not (self.closed or _is_finalizing()):
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Event({'closed' if self.closed else f'device={self.device.info.key!r}'})"
+
+
+def require_event(device: Device, event: object, name: str, *, across: bool = False) -> None:
+    """Refuse what is no event of ``device``, or ``across``, none it can wait for."""
+    if not isinstance(event, Event):
+        raise StreamError(
+            f"{name} is {given(event)}: an event made with create_event() or a stream's "
+            "record() is needed"
+        )
+    both_cuda = device.info.kind == event.device.info.kind == "cuda"
+    if event.device is not device and not (across and both_cuda):
+        raise StreamError(
+            f"{name} is an event of {event.device.told_from(device)}, not of "
+            f"{device.told_from(event.device)}: create one with this device's create_event()"
+        )
+
+
+def take_event(device: Device) -> Event:
+    """Return an event without timing for a handle's completion: a spare one, or new."""
+    spare = device.registry.spare_events
+    while True:
+        try:
+            event = spare.pop()
+        except IndexError:  # none is left, or another thread took the last one
+            return Event(device, timing=False)
+        if not event.closed:  # one collected together with its owner comes back closed
+            return event

@@ -1,0 +1,124 @@
+"""What a device knows of its streams, partitions and spare events: the house-keeping of `Device`.
+
+Streams and partitions are known weakly: who made them holds them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Collection
+from typing import TYPE_CHECKING, TypeVar
+
+from gpuscope._fork import free_in_children
+
+if TYPE_CHECKING:
+    from gpuscope.device.api import NativeArray
+    from gpuscope.device.event import Event
+    from gpuscope.device.partition import Partition
+    from gpuscope.device.stream import Stream
+
+_T = TypeVar("_T")
+_numbers = itertools.count(1)
+
+
+def alive(registry: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
+    """Return what a registry holds now, whatever other threads and the collector do to it."""
+    return [item for kept in registry.valuerefs() if (item := kept()) is not None]
+
+
+class _OfThread(threading.local):
+    """What a thread keeps of a device: its default stream, and the arrays it makes for a while."""
+
+    default: Stream | None = None
+    made: list[NativeArray] | None = None
+
+
+class Registry:
+    """A device's streams, partitions and spare events.
+
+    Attributes
+    ----------
+    number
+        Of the device in this process.
+    lock
+        Held while something is made of which there is to be one.
+    carving
+        Held while SMs are planned and carved, which is one step for other threads.
+    next_stream_id
+        Returns the next stream's number in traces.
+    spare_events
+        Events without timing that nobody uses: see :func:`~gpuscope.device.event.take_event`.
+    of_thread
+        What the calling thread keeps.
+    """
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self.lock = free_in_children(threading.RLock())
+        self.carving = free_in_children(threading.RLock())
+        self.next_stream_id = itertools.count(1).__next__
+        self.spare_events: list[Event] = []
+        self.of_thread = _OfThread()
+        self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        self._partitions: weakref.WeakValueDictionary[int, Partition] = (
+            weakref.WeakValueDictionary()
+        )
+
+    # -- streams ----------------------------------------------------------------------
+    @property
+    def streams(self) -> list[Stream]:
+        """Those that are known, open or not, in no order."""
+        return alive(self._streams)
+
+    def add_stream(self, stream: Stream, handle: int) -> None:
+        """Find a stream by its handle from now on.
+
+        Where every handle is 0 no stream is found by it, but each is still closed with the device.
+        """
+        self._streams[handle or -id(stream)] = stream
+
+    def add_default_stream(self, stream: Stream, handle: int) -> None:
+        """Find a default stream by its handle from now on, also by 0."""
+        self._streams[handle] = stream
+
+    def find_stream(self, handle: int) -> Stream | None:
+        """Return the open stream with this raw handle, if it is known."""
+        return self._streams.get(handle)
+
+    def forget_stream(self, stream: Stream, handle: int) -> None:
+        """Stop finding a closed stream by its handle."""
+        for key in (handle, -id(stream)):
+            if self._streams.get(key) is stream:
+                self._streams.pop(key, None)
+
+    def give_event(self, event: Event) -> None:
+        """Take back an event from :func:`~gpuscope.device.event.take_event`."""
+        self.spare_events.append(event)
+
+    # -- partitions -------------------------------------------------------------------
+    @property
+    def partitions(self) -> list[Partition]:
+        """The live partitions, of all carvings, in the order in which they were made."""
+        live = [part for part in alive(self._partitions) if not part.closed]
+        return sorted(live, key=lambda part: part.context)
+
+    def add_partitions(self, partitions: Collection[Partition]) -> None:
+        """Count the SMs of new partitions as held."""
+        self._partitions.update({partition.context: partition for partition in partitions})
+
+    def forget_partition(self, partition: Partition) -> None:
+        """Stop counting a closed partition's SMs as held."""
+        self._partitions.pop(partition.context, None)
+
+    def held_parts(self, *, without: Collection[Partition] = ()) -> dict[str, tuple[int, ...]]:
+        """Name → parts of the live partitions, but for those in ``without``."""
+        held: dict[str, tuple[int, ...]] = {}
+        for part in self.partitions:
+            if part not in without:
+                name = (
+                    part.name if part.name not in held else f"{part.name} (context {part.context})"
+                )
+                held[name] = part.parts
+        return held

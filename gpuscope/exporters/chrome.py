@@ -31,7 +31,7 @@ from gpuscope.exporters.chrome_names import Names
 from gpuscope.exporters.chrome_text import argument, bytes_of, joined, micros, number
 from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.exporters.steps import Step, silent
-from gpuscope.exporters.tracks import tracks
+from gpuscope.exporters.tracks import LAYOUT
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 
@@ -121,7 +121,7 @@ class _Events:
         self.counter, lacks = self._counters(kind, kinds)
         phase = np.where(unknown, np.where(instant | lacks, ord("i"), ord("B")), ord("X"))
         self.phase = np.where(self.counter, ord("C"), phase)
-        found, track = tracks(trace)
+        found, track = LAYOUT.of(trace)
         slices = np.where(np.isin(self.phase, [ord("i"), ord("C")]), self.starts, self.ends)
         self.on_device = np.array([one.is_device for one in found], bool)[track]
         edges = self._edges()

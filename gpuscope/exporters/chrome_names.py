@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any, TypeGuard
 
-from gpuscope.exporters.tracks import STREAM, THREAD, Track
+from gpuscope.exporters.tracks import names
 from gpuscope.trace.model import Trace
+from gpuscope.trace.tracks import Group, TrackKey
 
 
 class Names:
     """Numbers of processes and threads for tracks, and the events that name them."""
 
-    def __init__(self, trace: Trace, places: list[tuple[Track, int]]) -> None:
+    def __init__(self, trace: Trace, places: list[tuple[TrackKey, int]]) -> None:
         self._used = {one.process for one, _ in places} | {one.thread for one, _ in places}
         self._used |= {one.stream for one, _ in places}
         self._next = 1
@@ -24,7 +25,7 @@ class Names:
         by_lane = sorted(range(len(places)), key=lambda number: places[number][1])
         for number in by_lane:
             track, lane = places[number]
-            owner, row = track.names(trace)
+            owner, row = names(track, trace)
             key = (track.is_device, owner if track.is_device else track.process)
             if key not in processes:
                 pid = track.process if not track.is_device else None
@@ -36,7 +37,7 @@ class Names:
                 self._tell("process_sort_index", processes[key], 0,
                            sort_index=len(processes) + 1000 * track.is_device)  # fmt: skip
             pid = processes[key]
-            tid = {STREAM: track.stream, THREAD: track.thread}.get(track.group)
+            tid = {Group.STREAM: track.stream, Group.THREAD: track.thread}.get(track.group)
             if lane or not fits(tid) or (pid, tid) in taken:
                 tid = self._number()
             taken.add((pid, tid))

@@ -29,8 +29,9 @@ from gpuscope.analysis.columns import codes, combined
 from gpuscope.errors import ExportError, MissingDependency
 from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.exporters.steps import Step, silent
-from gpuscope.exporters.tracks import Track, tracks
+from gpuscope.exporters.tracks import LAYOUT, names
 from gpuscope.trace.model import Trace
+from gpuscope.trace.tracks import TrackKey
 
 BACKEND = "NSYS_WRITER_BACKEND"
 """Variable that names nsys's library behind the writer."""
@@ -143,7 +144,7 @@ def _send(session: Any, trace: Trace, base_ns: int, step: Step) -> int:
     kind, kinds = codes(spans.column("kind"))
     instant = np.isin(kind, [kinds.index(one) for one in ("mark", "event", "counter")
                              if one in kinds]) & unknown  # fmt: skip
-    found, track = tracks(trace)
+    found, track = LAYOUT.of(trace)
     order, lane = nested(track, starts, np.where(instant, starts, ends))
     is_nvtx = np.isin(kind, [kinds.index(one) for one in ("range", "mark") if one in kinds])
     domain, domains = codes(spans.column("domain"))
@@ -210,11 +211,11 @@ def _send_rows(stream: Any, domain: Any, spans: Any, starts: Any, ends: Any) -> 
     return len(starts) - samples
 
 
-def _scope(trace: Trace, track: Track, lane: int) -> str:
+def _scope(trace: Trace, track: TrackKey, lane: int) -> str:
     """Return where Nsight shows a lane: process or GPU, then row."""
     owner, row = (
         "".join(f"\\{one}" if one in "\\/[]" else one for one in _text(name))
-        for name in track.names(trace)
+        for name in names(track, trace)
     )
     return f"{owner}/{row} ({lane + 1})" if lane else f"{owner}/{row}"
 

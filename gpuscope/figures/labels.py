@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpuscope.figures.style import KIND_STYLES
 from gpuscope.figures.text import clean
 from gpuscope.trace.model import Trace
+from gpuscope.trace.tracks import Group, Layout, TrackKey
 
-RANGES, HANDLES, CALLS, SYNC, STREAM = range(5)
-GROUPS = {
-    "range": RANGES, "mark": RANGES, "handle": HANDLES, "api": CALLS, "sync": SYNC,
-    "kernel": STREAM, "memcpy": STREAM, "memset": STREAM, "host function": STREAM,
-    "event": STREAM, "graph": STREAM,
+_ON_HOST = ("process", "thread")
+LAYOUT = Layout(
+    {
+        "range": Group.RANGES, "mark": Group.RANGES, "handle": Group.HANDLES, "api": Group.CALLS,
+        "sync": Group.SYNC, "kernel": Group.STREAM, "memcpy": Group.STREAM,
+        "memset": Group.STREAM, "host function": Group.STREAM, "event": Group.STREAM,
+        "graph": Group.STREAM,
+    },
+    {
+        Group.RANGES: _ON_HOST,
+        Group.HANDLES: (*_ON_HOST, "category", "name"),
+        Group.CALLS: _ON_HOST,
+        Group.SYNC: _ON_HOST,
+        Group.STREAM: ("process", "device", "partition", "stream"),
+    },
+)  # fmt: skip
+"""The tracks of a timeline; other kinds, such as thread blocks, have none."""
+_HOST_LABELS = {
+    Group.RANGES: "ranges", Group.CALLS: "API calls", Group.SYNC: "synchronisation",
 }  # fmt: skip
-_HOST_LABELS = {RANGES: "ranges", CALLS: "API calls", SYNC: "synchronisation"}
-KEYS = ("process", "thread", "device", "partition", "stream", "category", "name")
-"""Columns that, with the group, tell tracks apart; those that do not matter are ``None``."""
-
-Key = tuple[Any, ...]
 Class = tuple[str, str | None, bool]
 """Kind, partition (``""`` where a stream has none, ``None`` on the host), and whether open."""
 
@@ -41,19 +50,19 @@ class Track:
 
     number: int
     label: str
-    group: int
+    group: Group
     partition: str | None
     process: str | None
 
     @property
     def is_host(self) -> bool:
         """Whether it shows what the host did."""
-        return self.group != STREAM
+        return self.group != Group.STREAM
 
     @property
     def has_texts(self) -> bool:
         """Whether its bars bear their names."""
-        return self.group == RANGES
+        return self.group == Group.RANGES
 
 
 def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class, ...]:
@@ -72,49 +81,57 @@ def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class
     )  # fmt: skip
 
 
-def labelled(names: Trace, numbers: Mapping[Key, int], sole_process: Any) -> tuple[Track, ...]:
+def labelled(
+    names: Trace, numbers: Mapping[TrackKey, int], sole_process: int | None
+) -> tuple[Track, ...]:
     """Return the tracks in the order in which they are drawn."""
     metadata = names.metadata
     places = {name: index for index, name in enumerate(metadata.partitions)}
     keys = sorted(numbers, key=lambda key: _sort_key(places, key))
-    processes = {key[1] for key in keys}
-    threads = {key[2] for key in keys if key[0] != STREAM}
-    devices = {key[3] for key in keys if key[0] == STREAM}
+    processes = {key.process for key in keys}
+    threads = {key.thread for key in keys if key.group != Group.STREAM}
+    devices = {key.device for key in keys if key.group == Group.STREAM}
     tracks: list[Track] = []
     seen: set[tuple[str | None, str]] = set()
     for key in keys:
-        group, process, thread, device, partition, stream, category, name = key
         owner = None
         if len(processes) > 1:
-            number = sole_process if process is None else process
+            number = sole_process if key.process is None else key.process
             owner = _named(metadata.process_names, number, "process")
-        if group == STREAM:
-            label = f"{partition_label(names, partition)} · {clean(names.stream_name(stream), 18)}"
+        if key.group == Group.STREAM:
+            stream = clean(names.stream_name(key.stream), 18)
+            label = f"{partition_label(names, key.partition)} · {stream}"
             if len(devices) > 1:
-                label = f"GPU {'?' if device is None else device} · {label}"
+                label = f"GPU {'?' if key.device is None else key.device} · {label}"
             if (owner, label) in seen:
-                label = f"{label} #{stream}"
+                label = f"{label} #{key.stream}"
         else:
-            what = _HOST_LABELS.get(group) or f"handle {clean(category or name, 18)}"
-            where = _named(metadata.thread_names, thread, "thread")
+            handle = key.category or key.name
+            what = _HOST_LABELS.get(key.group) or f"handle {clean(handle, 18)}"
+            where = _named(metadata.thread_names, key.thread, "thread")
             label = f"{what} · {where}" if len(threads) > 1 else what
         seen.add((owner, label))
-        tracks.append(Track(numbers[key], label, group, partition, owner))
+        tracks.append(Track(numbers[key], label, key.group, key.partition, owner))
     return tuple(tracks)
 
 
-def _sort_key(places: Mapping[str, int], key: Key) -> tuple[Any, ...]:
-    group, process, thread, device, partition, stream, category, name = key
+def _sort_key(
+    places: Mapping[str, int], key: TrackKey
+) -> tuple[int, int, int, int, str, int, bool, int, str, int]:
+    process, thread, device, stream = (
+        -1 if value is None else value
+        for value in (key.process, key.thread, key.device, key.stream)
+    )
+    block = {Group.RANGES: 0, Group.STREAM: 2}.get(key.group, 1)
+    partition = key.partition or ""
     place = places.get(partition, len(places))
-    number = [-1 if value is None else value for value in (process, thread, device, stream)]
-    block = 0 if group == RANGES else 2 if group == STREAM else 1
     return (
-        number[0], block, number[1], group, category or name or "",
-        number[2], partition is not None, place, partition or "", number[3],
+        process, block, thread, key.group, key.category or key.name or "",
+        device, key.partition is not None, place, partition, stream,
     )  # fmt: skip
 
 
-def _named(names: Any, number: int | None, what: str) -> str:
+def _named(names: Mapping[str, str], number: int | None, what: str) -> str:
     if number is None:
         return f"unknown {what}"
     return clean(names.get(str(number), f"{what} {number}"), 22)

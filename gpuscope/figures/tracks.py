@@ -9,24 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.analysis.columns import combined
-from gpuscope.figures.labels import (
-    CALLS,
-    GROUPS,
-    HANDLES,
-    KEYS,
-    STREAM,
-    Class,
-    Key,
-    Track,
-    in_order,
-    labelled,
-)
+from gpuscope._types import Array
+from gpuscope.figures.labels import LAYOUT, Class, Track, in_order, labelled
 from gpuscope.figures.rows import Coded, Grown
 from gpuscope.figures.style import KIND_STYLES
 from gpuscope.figures.waits import Waits
+from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace, TraceMetadata
 from gpuscope.trace.query import OPEN_NS, Index
+from gpuscope.trace.tracks import Group, TrackKey
 
 MAX_TRACKS = 100
 """Tracks that a page can show legibly; the busiest stay."""
@@ -36,9 +27,6 @@ _CODED = (
     "kind", "name", "partition", "intended_partition", "stream", "status", "source", "process",
     "thread", "device", "category",
 )  # fmt: skip
-_UNDECIDED = object()
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -77,8 +65,8 @@ class Tracks:
     coded: dict[str, Coded]
     waits: Waits
     _columns: dict[str, Grown]
-    _keys: dict[Key, int]
-    _sole_process: Any
+    _keys: dict[TrackKey, int]
+    _sole_process: int | None
 
     @classmethod
     def of(cls, trace: Trace) -> Tracks:
@@ -91,7 +79,7 @@ class Tracks:
         empty = cls(
             Trace.from_columns({}, metadata=trace.metadata), (), Index(nothing, nothing, nothing),
             {}, nothing, {name: Coded.empty() for name in _CODED}, Waits.none(), columns, {},
-            _UNDECIDED,
+            None,
         )  # fmt: skip
         return empty.extended(trace.spans, trace.edges, trace.metadata)
 
@@ -143,17 +131,18 @@ class Tracks:
         Of one object only the newest descendant may be extended, as they share memory.
         """
         count = len(self)
+        knew_process = len(self.coded["process"].values) > 1
         coded = {name: column.extended(spans.column(name)) for name, column in self.coded.items()}
-        fresh = {name: column.codes[count:] for name, column in coded.items()}
-        kinds = coded["kind"].values
-        group = np.array([GROUPS.get(kind, -1) for kind in kinds])[fresh["kind"]]
-        # An event that a thread recorded is a call.
-        is_event = np.array([kind == "event" for kind in kinds])[fresh["kind"]]
-        group = np.where(is_event & (fresh["thread"] > 0), CALLS, group)
-        start, end, is_open = _times(spans, kinds, fresh["kind"])
-        sole = self._sole_of(coded["process"])
+        columns_of = {name: (column.codes[count:], column.values) for name, column in coded.items()}
+        fresh = {name: code for name, (code, _) in columns_of.items()}
+        group = LAYOUT.grouped(columns_of)
+        start, end, is_open = _times(spans, coded["kind"].values, fresh["kind"])
+        processes = coded["process"].values[1:]
+        sole = processes[0] if len(processes) == 1 else None
+        if knew_process:
+            sole = self._sole_process
         keys = dict(self._keys)
-        track = _tracks(group, fresh, coded, keys, sole)
+        track = LAYOUT.assigned(group, columns_of, keys, sole)
         more = {
             "start": start, "end": end, "track": track, "id": _integers(spans, "id"),
             "early": _integers(spans, "start_uncertainty_ns"),
@@ -181,13 +170,6 @@ class Tracks:
             _keys=keys,
             _sole_process=sole,
         )
-
-    def _sole_of(self, process: Coded) -> Any:
-        """Return the only process, whose rows need not name it; ``None`` if there are several."""
-        if self._sole_process is not _UNDECIDED:
-            return self._sole_process
-        known = process.values[1:]
-        return _UNDECIDED if not known else known[0] if len(known) == 1 else None
 
 
 def busiest(
@@ -239,42 +221,6 @@ def _integers(spans: pa.Table, name: str) -> Array:
     return np.asarray(filled.to_numpy(), np.int64)
 
 
-def _tracks(
-    group: Array,
-    code: dict[str, Array],
-    coded: dict[str, Coded],
-    keys: dict[Key, int],
-    sole_process: Any,
-) -> Array:
-    """Return each row's track number; new keys get the next."""
-    track = np.full(len(group), -1, np.int32)
-    rows = np.flatnonzero(group >= 0)
-    group = group[rows]
-    on_stream = group == STREAM
-    is_handle = group == HANDLES
-    process = code["process"][rows]
-    alone = [sole_process is _UNDECIDED or one == sole_process for one in coded["process"].values]
-    category = np.where(is_handle, code["category"][rows], 0)
-    parts = {
-        "process": np.where(np.array(alone)[process], 0, process),
-        "thread": np.where(on_stream, 0, code["thread"][rows]),
-        "device": np.where(on_stream, code["device"][rows], 0),
-        "partition": np.where(on_stream, code["partition"][rows], 0),
-        "stream": np.where(on_stream, code["stream"][rows], 0),
-        "category": category,
-        "name": np.where(is_handle & (category == 0), code["name"][rows], 0),
-    }
-    first, combination = combined(group, *parts.values())
-    numbers = [
-        keys.setdefault(
-            (int(group[row]), *(coded[name].values[parts[name][row]] for name in KEYS)), len(keys)
-        )
-        for row in first
-    ]
-    track[rows] = np.array(numbers, np.int32)[combination]
-    return track
-
-
 def _classes(
     metadata: TraceMetadata,
     known: dict[Class, tuple[str, ...]],
@@ -285,7 +231,7 @@ def _classes(
 ) -> dict[Class, tuple[str, ...]]:
     """Return the classes and their sources with those of new rows."""
     shown = np.flatnonzero(group >= 0)
-    on_stream = group[shown] == STREAM
+    on_stream = group[shown] == Group.STREAM
     columns = [code[name][shown] for name in ("kind", "partition", "source")]
     first, _ = combined(*columns, on_stream, is_open[shown])
     found = {one: set(sources) for one, sources in known.items()}

@@ -3,6 +3,7 @@
 #   make run CUDA_EXTRA=none     leave the driver alone (auto, none, cuda12, cuda13)
 #   make test UI=no              without the tests that drive a browser
 #   make test READERS=no         without the tests that open exports with other tools
+#   make test BASE=no            without the test of the base install in an environment of its own
 #   make test-gpu OFFLINE=1      on a machine without a network, after `make gpu-wheels` elsewhere
 #   make fuzz EXAMPLES=20000     how many examples each property is tried on
 
@@ -14,6 +15,7 @@ LENIENT = $(addprefix --disable-error-code=,arg-type assignment override union-a
 CUDA_EXTRA ?= auto
 UI ?= yes
 READERS ?= yes
+BASE ?= yes
 OFFLINE ?=
 EXAMPLES ?= 2000
 
@@ -25,12 +27,13 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test lab bench test-gpu bench-gpu docs fuzz gpu-wheels clean distclean
+.PHONY: help run check test test-base lab bench test-gpu bench-gpu docs fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
 	@echo 'make check       style, types, arrows, unit tests of the rooms that changed'
 	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
+	@echo 'make test-base   open, draw and export a trace with the base install and nothing else'
 	@echo 'make lab         open JupyterLab on notebooks/'
 	@echo 'make bench       benchmarks that need no GPU'
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
@@ -60,6 +63,11 @@ test:
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist loadfile \
 		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
 	@test '$(UI)' = no || $(PY) -m pytest -m ui
+	@test '$(BASE)' = no || $(MAKE) --no-print-directory test-base
+
+test-base:
+	@$(SETUP) base
+	.cache/base/bin/python tests/base_install.py
 
 lab:
 	@$(SETUP) run

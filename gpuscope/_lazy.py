@@ -6,6 +6,8 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
+from gpuscope._optional import needed_for
+
 
 def public(room: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     """Return a room's ``__getattr__``.
@@ -21,7 +23,8 @@ def public(room: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     def resolve(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        module = importlib.import_module(homes[name])
+        with needed_for(f"{room}.{name}"):
+            module = importlib.import_module(homes[name])
         value = module if homes[name] == f"{room}.{name}" else getattr(module, name)
         setattr(sys.modules[room], name, value)
         return value

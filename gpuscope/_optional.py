@@ -1,11 +1,26 @@
-"""Optional packages: imported where they are used, refused with a clear error."""
+"""Optional packages: imported where they are used; a missing one is named with its extra."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
 
 from gpuscope.errors import MissingDependency
+
+_EXTRAS = {
+    "IPython": ("ipython", "notebook"),
+    "anywidget": ("anywidget", "notebook"),
+    "ipywidgets": ("ipywidgets", "notebook"),
+    "traitlets": ("traitlets", "notebook"),
+    "jupyterlab": ("jupyterlab", "lab"),
+    "nvtx": ("nvtx", "nvtx"),
+    "rich": ("rich", "cli"),
+    "tomli_w": ("tomli-w", "cli"),
+    "typer": ("typer", "cli"),
+}
+"""Top-level module → its package and the extra that brings it."""
 
 
 def how_to_install(*extras: str) -> str:
@@ -17,7 +32,9 @@ def how_to_install(*extras: str) -> str:
 _CUDA_EXTRAS = f"{how_to_install('cuda13')} (with a driver older than 580: '.[cuda12]')"
 
 
-def require(module: str, *, package: str, feature: str, install: str | None = None) -> ModuleType:
+def require(
+    module: str, *, feature: str, package: str | None = None, install: str | None = None
+) -> ModuleType:
     """Import ``module`` or say which feature, package and extra are missing.
 
     Parameters
@@ -25,11 +42,13 @@ def require(module: str, *, package: str, feature: str, install: str | None = No
     module
         Dotted name of the module to import.
     package
-        The distribution that holds it; the CUDA extras install it.
+        The distribution that holds it, if no extra for a notebook, the command line or NVTX
+        does.
     feature
         What the caller was about to do, in words.
     install
-        The command that brings it; without it, that of the CUDA extras.
+        The command that brings it; without it, that of the module's extra, or of the CUDA
+        extras.
 
     Raises
     ------
@@ -39,7 +58,37 @@ def require(module: str, *, package: str, feature: str, install: str | None = No
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingDependency(
-            f"{feature} needs the package {package}, which cannot be imported ({error}). "
-            f"Run: {install or _CUDA_EXTRAS}"
-        ) from error
+        raise _missing(module, error, feature, package, install) from error
+
+
+@contextlib.contextmanager
+def needed_for(feature: str) -> Iterator[None]:
+    """Name the extra where an import in the block fails for want of an optional package.
+
+    Raises
+    ------
+    MissingDependency
+        A package of one of the extras is absent.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = error.name or ""
+        if module.partition(".")[0] not in _EXTRAS:
+            raise
+        raise _missing(module, error, feature) from error
+
+
+def _missing(
+    module: str,
+    error: ImportError,
+    feature: str,
+    package: str | None = None,
+    install: str | None = None,
+) -> MissingDependency:
+    known, extra = _EXTRAS.get(module.partition(".")[0], (module, None))
+    command = install or (how_to_install(extra) if extra else _CUDA_EXTRAS)
+    return MissingDependency(
+        f"{feature} needs the package {package or known}, which cannot be imported ({error}). "
+        f"Run: {command}"
+    )

@@ -16,8 +16,6 @@ from rich.text import Text
 from gpuscope._text import clean, clean_lines
 from gpuscope.analysis.result import format_value
 
-FAILED, BAD_USAGE = 1, 2
-
 app = typer.Typer(
     help="Carve a GPU's SMs, assign streams, launch, and see what overlapped.",
     no_args_is_help=True,

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from gpuscope import _nsys
 from gpuscope._libcupti import NVTX_INJECTION, arrange_nvtx, arranged
+from gpuscope._optional import how_to_install
 from gpuscope.device.diagnose import Check, check_cupti, check_gpu
 from gpuscope.errors import GpuscopeError
+from gpuscope.record import nvtx
 from gpuscope.record.cupti.library import Library, Refused
 
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
@@ -25,6 +27,7 @@ def check_machine() -> tuple[list[Check], list[Check]]:
         cupti,
         *([_check_holder()] if cupti.ok else []),
         _check_nvtx(),
+        _check_injection(),
         _check_counters(),
         _check_tool("nsys"),
         _check_tool("ncu"),
@@ -50,6 +53,12 @@ def _check_holder() -> Check:
 
 
 def _check_nvtx() -> Check:
+    """Check that tools see the ranges of annotate."""
+    found, _, todo = nvtx.missing().partition(". Run: ")
+    return Check("nvtx", ok=not found, found=found or "installed", todo=todo)
+
+
+def _check_injection() -> Check:
     """Check that NVTX ranges would reach our recordings, or the tool that runs us."""
     name = "NVTX injection"
     given = os.environ.get(NVTX_INJECTION)
@@ -101,13 +110,13 @@ def _check_tool(name: str) -> Check:
 def _check_jupyter() -> list[Check]:
     """Check that JupyterLab and the extensions that draw widgets are installed."""
     checks = []
-    for package, what in (
-        ("jupyterlab", "JupyterLab"),
-        ("jupyterlab_widgets", "widgets in JupyterLab"),
-        ("anywidget", "Plotly figures as widgets"),
+    for package, what, extra in (
+        ("jupyterlab", "JupyterLab", "lab"),
+        ("jupyterlab_widgets", "widgets in JupyterLab", "notebook"),
+        ("anywidget", "Plotly figures as widgets", "notebook"),
     ):
         there = importlib.util.find_spec(package) is not None
-        todo = "" if there else f"pip install {package}"
+        todo = "" if there else how_to_install(extra)
         found = "installed" if there else "missing"
         checks.append(Check(what, ok=there, found=found, todo=todo))
     command = shutil.which("jupyter-lab", path=str(Path(sys.executable).parent)) is not None

@@ -16,7 +16,8 @@ from rich.table import Table
 from gpuscope._files import make_folder, replacing
 from gpuscope.analysis.prediction import PredictionResult, prediction
 from gpuscope.analysis.result import format_value
-from gpuscope.cli.app import FAILED, Json, add_row, app, complain, say, say_json, show, stderr
+from gpuscope.cli import FAILED
+from gpuscope.cli.app import Json, add_row, app, complain, say, say_json, show, stderr
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuscope.cli.app import FAILED, Json, app, say, say_json, show_check
+from gpuscope._optional import require
+from gpuscope.cli import FAILED
+from gpuscope.cli.app import Json, app, say, say_json, show_check
 from gpuscope.cli.doctor import check_machine
 from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
@@ -85,6 +87,7 @@ def lab_command(
     """
     if not path.exists():
         raise GpuscopeError(f"there is no {path.name!r}: name a folder or a notebook")
+    require("jupyterlab", feature="gpuscope lab")
     command = [sys.executable, "-m", "jupyterlab", str(path)]
     if os.geteuid() == 0:
         command.append("--allow-root")

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from gpuscope import analysis
 from gpuscope.analysis.result import Result
-from gpuscope.cli.app import FAILED, Json, add_row, app, complain, say, say_json, show, stderr
+from gpuscope.cli import FAILED
+from gpuscope.cli.app import Json, add_row, app, complain, say, say_json, show, stderr
 from gpuscope.errors import MissingEvidence
 from gpuscope.exporters.by_suffix import export
 from gpuscope.importers.load import load_trace

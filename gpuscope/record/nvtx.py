@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import threading
 from functools import cache
 from typing import Any
 
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx, arranged
+from gpuscope._optional import how_to_install
 
 DOMAIN = "gpuscope"
 """Domain of our ranges."""
@@ -21,11 +24,38 @@ our recordings can, ranges are made while one is on."""
 _lock = free_in_children(threading.Lock())
 
 
+class _NoDomain:
+    """Stands in for a domain where the package nvtx is not installed: no tool sees a range."""
+
+    def get_event_attributes(self, *, message: str) -> str:
+        return message
+
+    def push_range(self, attributes: str) -> None:
+        pass
+
+    def pop_range(self) -> None:
+        pass
+
+
+def missing() -> str:
+    """Return what the absence of the package nvtx means and what brings it, or ``""``."""
+    if "nvtx" in sys.modules or importlib.util.find_spec("nvtx") is not None:
+        return ""
+    return (
+        "the package nvtx is not installed: Nsight sees no ranges of gs.annotate, which "
+        f"recordings still have. Run: {how_to_install('nvtx')}"
+    )
+
+
 @cache
 def domain() -> Any:
     """Return our domain; the process's first NVTX call from Python, unless others came first."""
     arrange_nvtx()
-    import nvtx  # noqa: PLC0415 - it looks for a tool when it is imported and used
+    try:
+        import nvtx  # noqa: PLC0415 - it looks for a tool when it is imported and used
+    except ModuleNotFoundError:
+        listen(-1)
+        return _NoDomain()
 
     made = nvtx.get_domain(DOMAIN)
     if arranged() or not isinstance(made, nvtx.Domain):  # a stand-in, as no tool is attached
@@ -48,7 +78,10 @@ def send_canary() -> None:
 
 def category_name(domain_name: str, number: int) -> str:
     """Return a category's name as far as Python's nvtx registered it, else its number."""
-    import nvtx  # noqa: PLC0415 - as above
+    try:
+        import nvtx  # noqa: PLC0415 - as above
+    except ModuleNotFoundError:
+        return str(number)
 
     names = getattr(nvtx.get_domain(domain_name or None), "categories", None)
     if isinstance(names, dict):

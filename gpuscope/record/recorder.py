@@ -27,6 +27,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
+from gpuscope.record import nvtx
 from gpuscope.record.activity import ActivitySource
 from gpuscope.record.blocks import BlockSource, globaltimer_fit
 from gpuscope.record.clock import ClockFit, step_notes
@@ -208,7 +209,9 @@ class Recording:
         if self._cupti is None or not self._cupti.sees_ranges:
             with _running_lock:
                 running = (*running, self)
-        if self._cupti is not None and not self._cupti.sees_ranges:
+        if without_nvtx := nvtx.missing():
+            self._notes.append(without_nvtx)
+        elif self._cupti is not None and not self._cupti.sees_ranges:
             self._notes.append(
                 f"NVTX ranges of other libraries are not recorded: {NVTX_INJECTION} has to name "
                 "libcupti before the first NVTX call. Call gpuscope.open_device() before "

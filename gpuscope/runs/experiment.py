@@ -26,6 +26,7 @@ from pydantic_core import (
 )
 
 from gpuscope._checks import given
+from gpuscope._optional import require
 from gpuscope._text import clean
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.workloads.builtin import PYTHON, SmCountTarget
@@ -267,10 +268,15 @@ class Experiment(ExtendedModel):
             raise
 
     def to_toml(self) -> str:
-        """Return a TOML text that :meth:`from_toml` takes back, without fields at their default."""
-        import tomli_w  # noqa: PLC0415 - only saving needs it
+        """Return a TOML text that :meth:`from_toml` takes back, without fields at their default.
 
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_defaults=True))
+        Raises
+        ------
+        MissingDependency
+            tomli-w is not installed, which the extras ``cli`` and ``notebook`` bring.
+        """
+        tomli_w = require("tomli_w", feature="Experiment.to_toml()")
+        return str(tomli_w.dumps(self.model_dump(mode="json", exclude_defaults=True)))
 
     def resolve(self) -> list[ResolvedSetting]:
         """Return every setting, complete."""

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from gpuscope._checks import door, require_kind
+from gpuscope._optional import needed_for
 from gpuscope.analysis.compare import compare
 from gpuscope.device.caller import CallerStreamGuard, innermost_guard
 from gpuscope.device.device import Device
@@ -172,7 +173,8 @@ _ROOM_OF_VIEWERS = "gpuscope.widgets.viewer"
 
 def _open_views() -> list[LiveView]:
     if not live_viewers:
-        importlib.import_module(_ROOM_OF_VIEWERS)
+        with needed_for("profile(live=True)"):
+            importlib.import_module(_ROOM_OF_VIEWERS)
     return [viewer() for viewer in live_viewers]
 
 

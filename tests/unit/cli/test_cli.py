@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 import gpuscope as gs
+import gpuscope.cli.commands
 from gpuscope import cli
 from gpuscope.calibration.calibrator import Calibration
 from gpuscope.device import diagnose, select
@@ -680,7 +681,7 @@ def test_doctor_without_jupyter_is_no_failure_of_the_gpu(command, gpu_here, monk
     monkeypatch.setattr(cli.doctor.importlib.util, "find_spec", lambda name: None)
     code, printed, _ = command("doctor")
     assert code == 0
-    assert "no  JupyterLab: missing\n     → pip install jupyterlab" in printed
+    assert "no  JupyterLab: missing\n     → pip install '.[lab]' in gpuscope's folder" in printed
 
 
 def test_every_refusal_splits_into_what_was_found_and_what_to_do():

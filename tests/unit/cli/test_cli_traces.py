@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import gpuscope as gs
+import gpuscope.cli.commands
 from gpuscope import cli
 from gpuscope.trace.model import Trace
 

@@ -20,7 +20,7 @@ import gpuscope as gs
 from gpuscope import analysis, cli
 from gpuscope._text import clean, clean_lines
 from gpuscope.calibration.calibrator import Calibration
-from gpuscope.cli.app import app
+from gpuscope.cli.commands import app
 from gpuscope.device.diagnose import Check
 from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import GpuscopeError

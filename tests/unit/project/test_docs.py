@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gpuscope as gs
-from gpuscope.cli.app import app
+from gpuscope.cli.commands import app
 
 ROOT = Path(__file__).resolve().parents[3]
 

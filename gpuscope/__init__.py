@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.select import open_device as open_device
-    from gpuscope.exporters.by_suffix import export as export
-    from gpuscope.importers.load import load_trace as load_trace
+    from gpuscope.formats.reading import load_trace as load_trace
+    from gpuscope.formats.writing import export as export
     from gpuscope.record.annotate import annotate as annotate
     from gpuscope.runs.session import profile as profile
     from gpuscope.runs.session import run as run
@@ -45,8 +45,8 @@ _HOMES = {
     "profile": "gpuscope.runs.session",
     "annotate": "gpuscope.record.annotate",
     "run": "gpuscope.runs.session",
-    "load_trace": "gpuscope.importers.load",
-    "export": "gpuscope.exporters.by_suffix",
+    "load_trace": "gpuscope.formats.reading",
+    "export": "gpuscope.formats.writing",
     "Dashboard": "gpuscope.widgets.dashboard",
     "Timeline": "gpuscope.widgets.timeline",
     "analysis": "gpuscope.analysis",

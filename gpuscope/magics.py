@@ -22,7 +22,7 @@ from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean_lines
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
-from gpuscope.exporters.by_suffix import export
+from gpuscope.formats.writing import export
 from gpuscope.record.recorder import Recording
 from gpuscope.runs.session import profile
 from gpuscope.trace.model import Trace

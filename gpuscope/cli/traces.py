@@ -17,14 +17,15 @@ from gpuscope.analysis.result import Result
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import Json, add_row, app, complain, say, say_json, show, stderr
 from gpuscope.errors import MissingEvidence
-from gpuscope.exporters.by_suffix import export
-from gpuscope.importers.load import load_trace
+from gpuscope.formats.reading import load_trace
+from gpuscope.formats.registry import suffixes
+from gpuscope.formats.writing import export
 from gpuscope.report import trace_report
 from gpuscope.trace.model import Trace
 
 _File = Annotated[
     Path,
-    typer.Argument(help="A trace: Parquet, Nsight Systems' SQLite or .nsys-rep, Chrome JSON."),
+    typer.Argument(help=f"A trace: {suffixes('read')}; the content says which."),
 ]
 
 
@@ -56,9 +57,7 @@ def view_command(
 @app.command("export")
 def export_command(
     file: _File,
-    path: Annotated[
-        Path, typer.Argument(help=".nsys-rep, .sqlite, .json, .json.gz, .parquet or .html.")
-    ],
+    path: Annotated[Path, typer.Argument(help=f"The file to write: {suffixes('write')}.")],
 ) -> None:
     """Write a trace for another tool; the suffix says which.
 

@@ -22,15 +22,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._files import replacing
 from gpuscope.analysis.columns import codes, combined
 from gpuscope.analysis.launch import positions
-from gpuscope.errors import ExportError
 from gpuscope.exporters.about import version
 from gpuscope.exporters.chrome_names import Names
 from gpuscope.exporters.chrome_text import argument, bytes_of, joined, micros, number
 from gpuscope.exporters.lanes import OPEN, nested
-from gpuscope.exporters.steps import Step, silent
+from gpuscope.exporters.progress import Step, check_count, silent
 from gpuscope.exporters.tracks import LAYOUT
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
@@ -55,39 +53,29 @@ _COMPRESSION = 4
 _MARK = b'\n{"ph":"'
 
 
-def write(trace: Trace, path: str | Path, step: Step = silent) -> Path:
+def write(trace: Trace, path: Path, step: Step = silent) -> None:
     """Write a trace as Chrome trace JSON, compressed where the name ends in ``.gz``.
 
     Raises
     ------
     ExportError
         What stands in the file is not what the trace holds.
-    GpuscopeError
-        The file cannot be written.
     """
-    target = Path(path)
     events = _Events(trace)
-    with replacing(target) as temporary:
-        with _opened(temporary, target, "wb") as file:
-            file.write(events.head().encode())
-            for text, rows in events.chunks():
-                file.write(text)
-                step(rows)
-            file.write(b"\n]}\n")
-        with _opened(temporary, target, "rb") as file:
-            found = _count(file)
-        if found != events.count:
-            raise ExportError(
-                f"{target.name!r} holds {found:,} events where {events.count:,} were written: it "
-                "was thrown away. Check the disk and export again"
-            )
-    return target
+    with _opened(path, "wb") as file:
+        file.write(events.head().encode())
+        for text, rows in events.chunks():
+            file.write(text)
+            step(rows)
+        file.write(b"\n]}\n")
+    with _opened(path, "rb") as file:
+        check_count(path, "events", events.count, _count(file))
 
 
 @contextlib.contextmanager
-def _opened(path: Path, target: Path, mode: str) -> Iterator[IO[bytes]]:
+def _opened(path: Path, mode: str) -> Iterator[IO[bytes]]:
     with path.open(mode) as file:
-        if target.suffix.lower() != ".gz":
+        if path.suffix.lower() != ".gz":
             yield file
             return
         # Neither name nor time: the same trace gives the same bytes.

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuscope._files import replacing
 from gpuscope.errors import ExportError
-from gpuscope.exporters.steps import Step, silent
-from gpuscope.report import html_report, trace_report
+from gpuscope.exporters.progress import Step, silent
 from gpuscope.trace.model import Run, Trace
 
 
-def write(trace: Trace | Run, path: str | Path, step: Step = silent) -> Path:
+def write(trace: Trace | Run, path: Path, step: Step = silent) -> None:
     """Write the report of a trace or a run.
 
     Raises
     ------
     ExportError
         The file is not whole.
-    GpuscopeError
-        The file cannot be written.
     """
-    target = Path(path)
-    rows = len(trace) if isinstance(trace, Trace) else sum(map(len, trace.values()))
-    with replacing(target) as temporary:
-        if isinstance(trace, Run):
-            html_report(trace, temporary)
-        else:
-            trace_report(trace, temporary)
-        with temporary.open("rb") as file:
-            file.seek(-16, 2)
-            if not file.read().endswith(b"</html>\n"):
-                raise ExportError(f"{target.name!r} is cut off: check the disk and export again")
-        step(rows)
-    return target
+    from gpuscope.report import html_report, trace_report  # noqa: PLC0415 - loads Plotly
+
+    if isinstance(trace, Run):
+        html_report(trace, path)
+    else:
+        trace_report(trace, path)
+    with path.open("rb") as file:
+        file.seek(-16, 2)
+        if not file.read().endswith(b"</html>\n"):
+            raise ExportError(f"{path.name!r} is cut off: check the disk and export again")
+    step(len(trace) if isinstance(trace, Trace) else sum(map(len, trace.values())))

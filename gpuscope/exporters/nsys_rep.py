@@ -24,11 +24,10 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope import _nsys
-from gpuscope._files import replacing
 from gpuscope.analysis.columns import codes, combined
 from gpuscope.errors import ExportError, MissingDependency
 from gpuscope.exporters.lanes import OPEN, nested
-from gpuscope.exporters.steps import Step, silent
+from gpuscope.exporters.progress import Step, silent
 from gpuscope.exporters.tracks import LAYOUT, names
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import TrackKey
@@ -40,22 +39,36 @@ DOMAIN = "gpuscope"
 _ROWS = 10_000
 
 
-def write(
-    trace: Trace, path: str | Path, step: Step = silent, *, merge_into: Path | None = None
-) -> Path:
-    """Write a trace as a report, or as a copy of a report with the trace in it.
+def write(trace: Trace, path: Path, step: Step = silent) -> None:
+    """Write a trace as a report.
 
     Raises
     ------
     MissingDependency
         nsys's writer is not installed; says how it is.
     ExportError
-        The report to merge into is not there, the trace is on another clock, nsys's writer
-        fails, or what it wrote is not what the trace holds.
-    GpuscopeError
-        The file cannot be written.
+        nsys's writer fails, or what it wrote is not what the trace holds.
     """
-    target = Path(path)
+    _write(trace, path, step, None)
+
+
+def merge(trace: Trace, report: Path, path: Path, step: Step = silent) -> None:
+    """Write a copy of a report with the trace in it.
+
+    Raises
+    ------
+    MissingDependency, ExportError
+        As :func:`write`, or the trace is on another clock than the report.
+    """
+    if trace.metadata.time_base != "unix":
+        raise ExportError(
+            f"the trace's times are {trace.metadata.time_base}, the report's are Unix times: only "
+            "a trace that was measured can be merged into a report"
+        )
+    _write(trace, path, step, report)
+
+
+def _write(trace: Trace, path: Path, step: Step, merge_into: Path | None) -> None:
     writer = _writer()
     options: dict[str, Any] = {}
     base_ns = 0
@@ -65,34 +78,17 @@ def write(
         options["time_base"] = writer.TimeBase.RELATIVE
         base_ns = int(trace.array("start_ns").min()) if len(trace) else 0
     if merge_into is not None:
-        _check_merge(trace, target, merge_into)
         options["report_merge"] = str(merge_into)
-    with replacing(target) as temporary:
-        folder = temporary.with_name("work")
-        folder.mkdir()
-        name = folder / "made"  # to which the writer appends its suffix
-        with _failing(target), writer.Session(str(name), **options) as session:
-            sent = _send(session, trace, base_ns, step)
-        made = name.with_name(f"{name.name}.nsys-rep")
-        if not made.exists():
-            raise ExportError(f"nsys's writer made no report for {target.name!r}")
-        _count(made, sent, merge_into)
-        made.replace(temporary)
-    return target
-
-
-def _check_merge(trace: Trace, target: Path, report: Path) -> None:
-    if not report.is_file():
-        raise ExportError(f"there is no report {report.name!r} to merge into: check the path")
-    if target.exists() and target.samefile(report):
-        raise ExportError(
-            f"a copy of {report.name!r} is made with the trace in it: give the copy another name"
-        )
-    if trace.metadata.time_base != "unix":
-        raise ExportError(
-            f"the trace's times are {trace.metadata.time_base}, the report's are Unix times: only "
-            "a trace that was measured can be merged into a report"
-        )
+    folder = path.with_name("work")
+    folder.mkdir()
+    name = folder / "made"  # to which the writer appends its suffix
+    with _failing(path), writer.Session(str(name), **options) as session:
+        sent = _send(session, trace, base_ns, step)
+    made = name.with_name(f"{name.name}.nsys-rep")
+    if not made.exists():
+        raise ExportError(f"nsys's writer made no report for {path.name!r}")
+    _count(made, sent, merge_into)
+    made.replace(path)
 
 
 def _writer() -> ModuleType:
@@ -235,7 +231,7 @@ def _count(report: Path, rows: int, merged: Path | None) -> None:
         nsys = _nsys.find("nsys")
     except MissingDependency:
         warnings.warn(
-            "nsys is not here to read the report back: what it holds was not counted", stacklevel=5
+            "nsys is not here to read the report back: what it holds was not counted", stacklevel=6
         )
         return
     found = _events(report, nsys) - (_events(merged, nsys) if merged is not None else 0)
@@ -243,7 +239,7 @@ def _count(report: Path, rows: int, merged: Path | None) -> None:
         warnings.warn(
             f"nsys reads {found:,} ranges and marks back where {rows:,} were written: look whether "
             "the report is whole; .sqlite and .json are counted exactly",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

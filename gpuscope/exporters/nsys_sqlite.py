@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope._files import replacing
 from gpuscope.analysis.columns import codes
 from gpuscope.analysis.launch import launch_calls
 from gpuscope.errors import ExportError
@@ -34,7 +33,7 @@ from gpuscope.exporters.nsys_values import (
     values_of,
 )
 from gpuscope.exporters.numbers import NOTHING, Contexts, Ids, column
-from gpuscope.exporters.steps import Step, silent
+from gpuscope.exporters.progress import Step, check_count, silent
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 
@@ -53,30 +52,21 @@ _DRIVER = re.compile("cu(?!da)[A-Z]")
 """How the names of the driver's calls begin."""
 
 
-def write(trace: Trace, path: str | Path, step: Step = silent) -> Path:
+def write(trace: Trace, path: Path, step: Step = silent) -> None:
     """Write a trace as SQLite that ``nsys stats`` reads.
 
     Raises
     ------
     ExportError
         What stands in the file is not what the trace holds.
-    GpuscopeError
-        The file cannot be written.
     """
-    target = Path(path)
-    with replacing(target) as temporary:
-        with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as database:
-            expected = _fill(database, trace, step)
-        address = f"{temporary.resolve().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
-            for table, count in expected.items():
-                (found,) = database.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
-                if found != count:
-                    raise ExportError(
-                        f"{target.name!r} holds {found:,} rows of {table} where {count:,} were "
-                        "written: it was thrown away. Check the disk and export again"
-                    )
-    return target
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        expected = _fill(database, trace, step)
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
+        for table, count in expected.items():
+            (held,) = database.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
+            check_count(path, f"rows of {table}", count, held)
 
 
 def _fill(database: sqlite3.Connection, trace: Trace, step: Step) -> dict[str, int]:

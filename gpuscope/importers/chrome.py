@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers import chrome_flows, chrome_gpu, chrome_own
+from gpuscope.importers.chrome_file import text_of
 from gpuscope.importers.chrome_spans import KINDS, LONGEST_FACT, NEVER, Spans, fact
 from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.private import LEFT_OUT, public_text, scrub
@@ -23,15 +25,17 @@ _WORK = ("kernel", "memcpy", "memset")
 _MOST_NAMED = 200
 
 
-def read_chrome(data: bytes, name: str, limits: Limits, *, keep_private: bool = False) -> Trace:
-    """Read Chrome trace JSON.
+def read_chrome(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
+    """Read Chrome trace JSON, gzipped or not.
 
     Raises
     ------
     TraceFormatError
         It is damaged, no Chrome trace, or holds more than ``limits``.
     """
-    with reading(name, "Chrome trace"):
+    with reading(path.name, "JSON file"):
+        data = text_of(path, limits)
+    with reading(path.name, "Chrome trace"):
         events, top = raw.decode(data.removeprefix(b"\xef\xbb\xbf"), limits)
         own = chrome_own.metadata(top)
         if own is not None:

@@ -25,6 +25,11 @@ _NAMED_COLUMNS = 12
 _LONGEST_NAME = 60
 
 
+def recognise(head: bytes) -> bool:
+    """Whether a file that begins so is SQLite."""
+    return head.startswith(b"SQLite format 3\0")
+
+
 def read_nsys(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
     """Read an SQLite file that ``nsys export`` wrote, or that has its tables.
 

@@ -18,6 +18,11 @@ _SECONDS = 600
 _TOLD = 300
 
 
+def recognise(head: bytes) -> bool:
+    """Whether a file that begins so is a report."""
+    return head.startswith(MAGIC)
+
+
 def read_report(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
     """Read a report through ``nsys export``, which must be at least as new as what wrote it.
 

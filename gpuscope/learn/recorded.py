@@ -12,7 +12,7 @@ from gpuscope._checks import door
 from gpuscope._text import clean
 from gpuscope.device.device import Device
 from gpuscope.errors import NotFound
-from gpuscope.importers.load import load_trace
+from gpuscope.formats.reading import load_trace
 from gpuscope.runs.session import profile
 from gpuscope.trace.model import Trace
 

@@ -28,7 +28,7 @@ from gpuscope.errors import (
     InvalidArgument,
     MissingDependency,
 )
-from gpuscope.importers.load import load_trace
+from gpuscope.formats.reading import load_trace
 from gpuscope.runs.experiment import Experiment
 from gpuscope.trace.model import Trace
 

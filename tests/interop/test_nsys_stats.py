@@ -11,7 +11,6 @@ import made
 import pytest
 
 import gpuscope as gs
-from gpuscope.exporters import nsys_sqlite
 
 COPY_NAMES = {
     "HtoD": "[CUDA memcpy HtoD]", "DtoH": "[CUDA memcpy DtoH]", "DtoD": "[CUDA memcpy DtoD]",
@@ -58,7 +57,7 @@ def exported(request, tmp_path):
     trace = made_by() if made_by else made.whole(request.param)
     # nsys's own CSV leaves a line break in a name as it is.
     trace = trace.where(["\n" not in name for name in trace.texts("name")])
-    return trace, nsys_sqlite.write(trace, tmp_path / "run.sqlite")
+    return trace, gs.export(trace, tmp_path / "run.sqlite", keep_private=True)
 
 
 def test_kernels(exported, nsys):
@@ -142,7 +141,7 @@ def test_gpu_trace(exported, nsys):
 def test_launches(make, tmp_path, nsys):
     """Launch calls with their kernels: API time, queueing, kernel time, whole."""
     trace = make()
-    path = nsys_sqlite.write(trace, tmp_path / "run.sqlite")
+    path = gs.export(trace, tmp_path / "run.sqlite", keep_private=True)
     rows = {row["id"]: row for row in trace.spans.to_pylist()}
     expected = defaultdict(list)
     for edge in trace.edges.to_pylist():
@@ -180,7 +179,7 @@ def test_launches(make, tmp_path, nsys):
 def test_projection(make, tmp_path, nsys):
     """Ranges projected on the GPU, by nsys and by us."""
     trace = make()
-    path = nsys_sqlite.write(trace, tmp_path / "run.sqlite")
+    path = gs.export(trace, tmp_path / "run.sqlite", keep_private=True)
     base = int(trace.array("start_ns").min())
     ours = Counter(
         (f"gpuscope:{row['name']}", row["start_ns"] - base, row["host_ns"],
@@ -211,7 +210,7 @@ def test_api_trace(exported, nsys):
 
 def test_writer_and_green_contexts(tmp_path):
     trace = made.program()
-    path = nsys_sqlite.write(trace, tmp_path / "run.sqlite")
+    path = gs.export(trace, tmp_path / "run.sqlite", keep_private=True)
     database = sqlite3.connect(path)
     facts = dict(database.execute("SELECT name, value FROM META_DATA_EXPORT"))
     assert facts["EXPORT_PRODUCT_NAME"] == "gpuscope"

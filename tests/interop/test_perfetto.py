@@ -11,6 +11,7 @@ from collections import Counter
 import made
 import pytest
 
+import gpuscope as gs
 from gpuscope.exporters import chrome
 
 SLICES = """
@@ -77,7 +78,7 @@ def check(trace, path, perfetto):
 
 def test_program(tmp_path, perfetto):
     trace = made.program()
-    path = chrome.write(trace, tmp_path / "run.json")
+    path = gs.export(trace, tmp_path / "run.json", keep_private=True)
     slices, flows, names = check(trace, path, perfetto)
     assert len(slices) == len(trace)
     assert len(flows) == trace.edges.num_rows  # none was left out
@@ -90,17 +91,19 @@ def test_program(tmp_path, perfetto):
 @pytest.mark.parametrize("seed", range(8))
 def test_anything(tmp_path, perfetto, seed):
     trace = made.whole(seed, rows=1500)
-    check(trace, chrome.write(trace, tmp_path / "any.json"), perfetto)
+    check(trace, gs.export(trace, tmp_path / "any.json", keep_private=True), perfetto)
 
 
 def test_compressed(tmp_path, perfetto):
     trace = made.program()
-    plain = chrome.write(trace, tmp_path / "run.json")
-    packed = chrome.write(trace, tmp_path / "run.json.gz")
+    plain = gs.export(trace, tmp_path / "run.json", keep_private=True)
+    packed = gs.export(trace, tmp_path / "run.json.gz", keep_private=True)
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     check(trace, shutil.copy(packed, tmp_path / "opened.json.gz"), perfetto)
 
 
 def test_nothing(tmp_path, perfetto):
-    path = chrome.write(made.program().where(kind="no such kind"), tmp_path / "none.json")
+    path = gs.export(
+        made.program().where(kind="no such kind"), tmp_path / "none.json", keep_private=True
+    )
     assert perfetto(path, "select count(*) from slice") == [[[0]]]

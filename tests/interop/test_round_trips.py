@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import json
 import math
 
+import made
 import pyarrow as pa
 import pytest
 
 import gpuscope as gs
 from gpuscope.trace import Trace, schema
-
-if importlib.util.find_spec("gpuscope.exporters") is None:
-    pytest.skip("there are no exporters", allow_module_level=True)
-
-import made
 
 TRACES = {
     "program": made.program,
@@ -25,10 +19,10 @@ TRACES = {
     **{f"whole {seed}": lambda seed=seed: made.whole(seed) for seed in range(4)},
 }
 FORMATS = {
-    "chrome": ("run.json", "chrome"),
-    "chrome, gzipped": ("run.json.gz", "chrome"),
-    "nsys": ("run.sqlite", "nsys_sqlite"),
-    "parquet": ("run.parquet", "parquet"),
+    "chrome": "run.json",
+    "chrome, gzipped": "run.json.gz",
+    "nsys": "run.sqlite",
+    "parquet": "run.parquet",
 }
 
 
@@ -57,9 +51,8 @@ def told(row, name):
 
 
 def there_and_back(trace, name, tmp_path):
-    file, module = FORMATS[name]
-    importlib.import_module(f"gpuscope.exporters.{module}").write(trace, tmp_path / file)
-    return gs.load_trace(tmp_path / file, keep_private=True)
+    path = gs.export(trace, tmp_path / FORMATS[name], keep_private=True)
+    return gs.load_trace(path, keep_private=True)
 
 
 def ordered(rows):

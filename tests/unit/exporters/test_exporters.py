@@ -23,14 +23,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope as gs
-from gpuscope.exporters import by_suffix, chrome, html, nsys_sqlite, nsys_values, parquet
+from gpuscope import report
+from gpuscope.exporters import chrome, nsys_sqlite, nsys_values, parquet
 from gpuscope.exporters.lanes import OPEN, nested
+from gpuscope.formats.privacy import public
 from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 
 SECRETS = ("secret-host-17", "/home/somebody/bin")
 H200 = Path(gs.__file__).parent / "device" / "sim" / "profiles" / "h200.json"
-SUFFIXES = (".json", ".json.gz", ".sqlite", ".parquet", ".html")
+SUFFIXES = (".json", ".json.gz", ".sqlite", ".parquet", ".csv", ".html")
 
 
 def a_trace(rows=None, edges=None, **metadata):
@@ -92,7 +94,7 @@ def test_suffixes_in_any_case_and_texts_as_paths(tmp_path):
     assert gs.export(a_trace(), str(tmp_path / "RUN.JSON")).exists()
 
 
-@pytest.mark.parametrize("name", ["run", "run.csv", ".json", "run.json.zip"])
+@pytest.mark.parametrize("name", ["run", "run.txt", ".json", "run.json.zip"])
 def test_an_unknown_suffix_names_the_known(tmp_path, name):
     with pytest.raises(
         gs.errors.ExportError, match=r"end its name in \.json, \.json\.gz, \.sqlite"
@@ -171,12 +173,12 @@ def test_nothing_private_unless_asked(tmp_path, suffix, monkeypatch):
         assert socket.gethostname() not in text
     if len(getpass.getuser()) > 5:
         assert getpass.getuser() not in text
-    if suffix != ".html":
+    if suffix not in (".html", ".csv"):
         assert "python3" in text  # a process keeps its name
     if suffix == ".parquet":
         kept = contents(gs.export(a_trace(), tmp_path / f"kept{suffix}", keep_private=True))
         assert SECRETS[0] in kept
-    if suffix not in (".html",):
+    if suffix not in (".html", ".csv"):
         kept = contents(gs.export(a_trace(), tmp_path / f"kept{suffix}", keep_private=True))
         assert SECRETS[1] in kept
 
@@ -220,7 +222,7 @@ def test_no_export_holds_a_path(tmp_path, suffix):
 
 def test_public_leaves_the_trace_as_it_is():
     trace = a_trace()
-    by_suffix.public(trace)
+    public(trace)
     assert set(trace.texts("host")) == {SECRETS[0]}
 
 
@@ -233,7 +235,7 @@ def test_what_is_read_back_must_be_what_was_written(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet.pq, "read_metadata", lambda path: type("M", (), {"num_rows": 1}))
     with pytest.raises(gs.errors.ExportError, match="holds 1 rows where 4"):
         gs.export(trace, tmp_path / "run.parquet")
-    monkeypatch.setattr(html, "trace_report", lambda trace, path: path.write_text("x" * 99))
+    monkeypatch.setattr(report, "trace_report", lambda trace, path: path.write_text("x" * 99))
     with pytest.raises(gs.errors.ExportError, match="cut off"):
         gs.export(trace, tmp_path / "run.html")
     fill = nsys_sqlite._fill
@@ -491,7 +493,7 @@ def test_what_nsight_has_no_table_for_is_kept(tmp_path):
 
 # -- Parquet, pandas, HTML ------------------------------------------------------------------------
 def test_parquet_is_ours(tmp_path):
-    trace = by_suffix.public(a_trace())
+    trace = public(a_trace())
     again = gs.load_trace(gs.export(trace, tmp_path / "run.parquet"))
     assert again.spans.to_pylist() == trace.spans.to_pylist()
     assert again.edges.to_pylist() == trace.edges.to_pylist()

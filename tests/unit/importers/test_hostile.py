@@ -35,7 +35,8 @@ from hypothesis import strategies as st
 import gpuscope as gs
 from gpuscope import analysis
 from gpuscope.errors import GpuscopeError, InvalidExperiment, MissingEvidence, TraceFormatError
-from gpuscope.importers import Limits, load
+from gpuscope.formats import reading
+from gpuscope.importers import Limits
 from gpuscope.importers.database import opened
 from gpuscope.trace import Trace, schema, store
 
@@ -340,14 +341,14 @@ def test_a_lone_surrogate_does_not_refuse_a_file(tmp_path):
 def test_a_file_that_goes_away_while_it_is_read(form, seeds, tmp_path, monkeypatch):
     path = tmp_path / "t"
     path.write_bytes(seeds[form][0])
-    head = load._head
+    head = reading._head
 
     def gone(source, limits):
         found = head(source, limits)
         source.unlink()
         return found
 
-    monkeypatch.setattr(load, "_head", gone)
+    monkeypatch.setattr(reading, "_head", gone)
     with pytest.raises(GpuscopeError, match="could not be read to its end: No such file"):
         gs.load_trace(path)
 

@@ -770,7 +770,10 @@ def test_gzip_a_list_and_a_list_without_its_end(tmp_path):
         (b'{"traceEvents": 5, "more": [1, 2]}', "Expected `array`, got `int`"),
         (gzip.compress(b"plain text, and more of it"), "gzip, but not of JSON"),
         (gzip.compress(b'{"traceEvents": []}')[:-9], "cut off inside its gzip stream"),
-        (b"plain text, and more of it", "neither Parquet, SQLite, an Nsight Systems report"),
+        (
+            b"plain text, and more of it",
+            "none of Chrome trace JSON, Nsight Systems SQLite, Nsight Systems report, Parquet",
+        ),
     ],
     ids=["other", "cut", "numbers", "number", "gzip of text", "gzip cut", "text"],
 )

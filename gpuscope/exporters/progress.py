@@ -1,0 +1,49 @@
+"""What writers report while they write, and how their result is counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuscope.errors import Cancelled, ExportError
+
+Step = Callable[[int], None]
+"""Called after so many more rows; raises to stop."""
+
+
+def silent(rows: int) -> None:
+    """No-op progress callback."""
+    del rows
+
+
+def steps(
+    total: int, progress: Callable[[int, int], None] | None, cancel: threading.Event | None
+) -> Step:
+    """Return a step that reports rows done and in all, and stops once ``cancel`` is set."""
+    done = 0
+
+    def step(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if cancel is not None and cancel.is_set():
+            raise Cancelled("the export was cancelled: no file was left, an older one is unchanged")
+        if progress is not None:
+            progress(done, total)
+
+    return step
+
+
+def check_count(path: Path, what: str, written: int, held: int) -> None:
+    """Compare what a file holds with what was written.
+
+    Raises
+    ------
+    ExportError
+        They differ.
+    """
+    if held != written:
+        raise ExportError(
+            f"{path.name!r} holds {held:,} {what} where {written:,} were written: it was thrown "
+            "away. Check the disk and export again"
+        )

@@ -1,0 +1,26 @@
+"""Trace formats: one declaration each, from which export, load_trace, help and docs derive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.exporters.progress import Step as Step
+    from gpuscope.formats.format import Format as Format
+    from gpuscope.formats.registry import known_formats as known_formats
+    from gpuscope.formats.registry import problems as problems
+    from gpuscope.formats.registry import table as table
+    from gpuscope.importers.limits import Limits as Limits
+
+_HOMES = {
+    "Format": "gpuscope.formats.format",
+    "Step": "gpuscope.exporters.progress",
+    "Limits": "gpuscope.importers.limits",
+    "known_formats": "gpuscope.formats.registry",
+    "problems": "gpuscope.formats.registry",
+    "table": "gpuscope.formats.registry",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__ = public(__name__, _HOMES)

@@ -1,0 +1,62 @@
+"""The built-in formats, declared as plugins declare theirs."""
+
+from __future__ import annotations
+
+from gpuscope.exporters import chrome, csv, html, nsys_rep, nsys_sqlite, parquet
+from gpuscope.formats.format import Format
+from gpuscope.importers import chrome as from_chrome
+from gpuscope.importers import chrome_file
+from gpuscope.importers import nsys as from_nsys
+from gpuscope.importers import nsys_report as from_report
+from gpuscope.importers import parquet as from_parquet
+
+BUILT_IN = (
+    Format(
+        name="Chrome trace JSON",
+        suffixes=(".json", ".json.gz"),
+        description="For Perfetto, chrome://tracing and HolisticTraceAnalysis; from PyTorch's "
+        "profiler, viztracer and others.",
+        write=chrome.write,
+        recognise=chrome_file.recognise,
+        read=from_chrome.read_chrome,
+    ),
+    Format(
+        name="Nsight Systems SQLite",
+        suffixes=(".sqlite",),
+        description="For `nsys stats`, and from `nsys export --type=sqlite`, any schema version.",
+        write=nsys_sqlite.write,
+        recognise=from_nsys.recognise,
+        read=from_nsys.read_nsys,
+    ),
+    Format(
+        name="Nsight Systems report",
+        suffixes=(".nsys-rep",),
+        description="The spans as NVTX ranges; needs an installed Nsight Systems.",
+        write=nsys_rep.write,
+        merge=nsys_rep.merge,
+        recognise=from_report.recognise,
+        read=from_report.read_report,
+    ),
+    Format(
+        name="Parquet",
+        suffixes=(".parquet",),
+        description="The whole trace; pandas, Polars and DuckDB read a row for each span.",
+        write=parquet.write,
+        recognise=from_parquet.recognise,
+        read=from_parquet.read,
+    ),
+    Format(
+        name="CSV",
+        suffixes=(".csv",),
+        description="The spans as a table, times as whole ns; without edges and metadata.",
+        write=csv.write,
+    ),
+    Format(
+        name="HTML report",
+        suffixes=(".html",),
+        description="A report in one file that opens without a network.",
+        write=html.write,
+        write_run=html.write,
+    ),
+)
+"""In the order in which content is recognised and formats are listed."""

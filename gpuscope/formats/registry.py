@@ -1,0 +1,138 @@
+"""Every trace format there is: the built-in ones, then those of plugins."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from gpuscope.errors import ExportError, GpuscopeError
+from gpuscope.formats.builtin import BUILT_IN
+from gpuscope.formats.format import Format
+
+_F = TypeVar("_F", bound=Callable[..., object])
+GROUP = "gpuscope.formats"
+"""Entry points that name a :class:`Format`."""
+
+
+@functools.cache
+def _plugged() -> tuple[tuple[Format, ...], tuple[str, ...]]:
+    """Return the formats of plugins, in the order of their names, and why others are not there."""
+    formats: list[Format] = []
+    problems: list[str] = []
+    owners = {suffix: known.name for known in BUILT_IN for suffix in known.suffixes}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        package = "" if entry.dist is None else f" of package {entry.dist.name!r}"
+        origin = f"plugin {entry.name!r}{package}"
+        try:
+            value = entry.load()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises
+            problems.append(f"{origin} cannot be loaded ({type(error).__name__}: {error})")
+            continue
+        if not isinstance(value, Format):
+            kind = type(value).__name__
+            problems.append(f"{origin} names a {kind}, not a gpuscope.formats.Format")
+            continue
+        taken = [suffix for suffix in value.suffixes if suffix in owners]
+        if taken:
+            problems.append(f"{origin} claims {taken[0]}, a suffix of {owners[taken[0]]}")
+            continue
+        formats.append(replace(value, origin=origin))
+        owners |= dict.fromkeys(value.suffixes, formats[-1].label)
+    return tuple(formats), tuple(problems)
+
+
+def known_formats() -> tuple[Format, ...]:
+    """Return every format, the built-in ones first.
+
+    Examples
+    --------
+    >>> from gpuscope.formats import known_formats
+    >>> [known.name for known in known_formats()][:2]
+    ['Chrome trace JSON', 'Nsight Systems SQLite']
+    """
+    return BUILT_IN + _plugged()[0]
+
+
+def problems() -> tuple[str, ...]:
+    """Return what is wrong with the plugins that could not be used, each by its name."""
+    return _plugged()[1]
+
+
+def suffixes(way: str = "write") -> str:
+    """Return the suffixes of all formats that can be written, or read, as a list for messages."""
+    return ", ".join(
+        suffix for known in known_formats() if way in known.ways for suffix in known.suffixes
+    )
+
+
+def of_suffix(name: str) -> Format | None:
+    """Return the format that the end of a file's name says: the longest suffix wins."""
+    name = name.lower()
+    owners = {
+        suffix: known
+        for known in known_formats()
+        for suffix in known.suffixes
+        if name.endswith(suffix) and name != suffix
+    }
+    return owners[max(owners, key=len)] if owners else None
+
+
+def with_problems(text: str) -> str:
+    """Return a message with what is wrong with plugins at its end: the format may be theirs."""
+    return "; ".join([text, *problems()])
+
+
+@contextmanager
+def naming(used: Format) -> Iterator[None]:
+    """Name the plugin in errors that its code raises; those of built-in formats stay.
+
+    Raises
+    ------
+    ExportError
+        A plugin raised something that is no error of ours.
+    """
+    try:
+        yield
+    except GpuscopeError:
+        raise
+    except Exception as error:
+        if not used.origin:
+            raise
+        raise ExportError(
+            f"{used.label} failed ({type(error).__name__}: {error}): nothing was left under that "
+            "name that was not there before. Tell its authors, or export to another format"
+        ) from error
+
+
+def with_table(function: _F) -> _F:
+    """Put a list of the built-in formats where a docstring has ``{table:write}`` or ``read``."""
+    for way in ("read", "write"):
+        items = (
+            f"- ``{'``, ``'.join(known.suffixes)}``: {known.name}. {known.description}"
+            for known in BUILT_IN
+            if way in known.ways
+        )
+        place = f"{{table:{way}}}"
+        function.__doc__ = (function.__doc__ or "").replace(place, "\n    ".join(items))
+    return function
+
+
+def table(known: Iterable[Format] = BUILT_IN) -> str:
+    """Return a Markdown table of formats, the built-in ones if none are given.
+
+    Examples
+    --------
+    >>> from gpuscope.formats import table
+    >>> print(table().splitlines()[6])
+    | `.csv` | CSV | write | The spans as a table, times as whole ns; without edges and metadata. |
+    """
+    rows = [
+        f"| {', '.join(f'`{suffix}`' for suffix in one.suffixes)} | {one.label} | {one.ways} | "
+        f"{one.description} |"
+        for one in known
+    ]
+    return "\n".join(["| Suffix | Format | gpuscope can | |", "| --- | --- | --- | --- |", *rows])

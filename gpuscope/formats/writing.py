@@ -1,0 +1,146 @@
+"""export: which format a file's name asks for, what may leave the machine, progress, cancel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from gpuscope._checks import door
+from gpuscope._files import replacing
+from gpuscope.errors import ExportError
+from gpuscope.exporters.progress import Step, steps
+from gpuscope.formats.format import Format
+from gpuscope.formats.privacy import public, public_run
+from gpuscope.formats.registry import (
+    known_formats,
+    naming,
+    of_suffix,
+    suffixes,
+    with_problems,
+    with_table,
+)
+from gpuscope.trace.model import Run, Trace
+
+
+@with_table
+@door(path=(str, Path), merge_into=(str, Path, None))
+def export(
+    trace: Trace | Run,
+    path: str | Path,
+    *,
+    merge_into: str | Path | None = None,
+    keep_private: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> Path:
+    """Write a trace to a file; the suffix of its name selects the format.
+
+    {table:write}
+
+    Plugins add formats by entry points in the group ``gpuscope.formats``.
+
+    What the file holds is counted after writing. Its name appears only when it is whole, and
+    an older file of that name stays until then.
+
+    Parameters
+    ----------
+    trace
+        A trace. A run as ``.html``, and in the other formats if it has one setting only.
+    path
+        Where to.
+    merge_into
+        For ``.nsys-rep``: an existing report, of which the new file is a copy with the trace in
+        it. The trace's times must be Unix times.
+    keep_private
+        Keep host names, and folders, passwords and tokens in texts, which are left out by default.
+    progress
+        Called with rows written and rows in all, from this thread.
+    cancel
+        Set it, from another thread, to stop.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ExportError
+        No format has the suffix, a run has several settings, a plugin failed, or what was
+        written is not what the trace holds.
+    MissingDependency
+        ``.nsys-rep`` without nsys's writer; says what to install.
+    Cancelled
+        ``cancel`` was set; no file is left.
+    GpuscopeError
+        The file cannot be written (no such folder, no room).
+
+    Examples
+    --------
+    >>> import gpuscope as gs, tempfile, pathlib
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     _ = gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gs.export(recording.trace, pathlib.Path(folder) / "run.json").name
+    'run.json'
+    """
+    target = Path(path)
+    chosen = of_suffix(target.name)
+    if chosen is None or chosen.write is None:
+        only = "" if chosen is None else f" that can be written ({chosen.label} is only read)"
+        raise ExportError(
+            with_problems(
+                f"{target.name!r} does not say which format{only} it is to have: end its name in "
+                + suffixes("write")
+            )
+        )
+    report = None if merge_into is None else _report(chosen, target, Path(merge_into))
+    write: Callable[[Path, Step], object]
+    if chosen.write_run is not None and isinstance(trace, Run):
+        run = trace if keep_private else public_run(trace)
+        rows = sum(map(len, run.values()))
+        write = partial(chosen.write_run, run)
+    else:
+        single = _single(trace, target)
+        rows = len(single)
+        single = single if keep_private else public(single)
+        write = partial(chosen.write, single)
+        if chosen.merge is not None and report is not None:
+            write = partial(chosen.merge, single, report)
+    step = steps(rows, progress, cancel)
+    step(0)
+    with replacing(target) as temporary, naming(chosen):
+        write(temporary, step)
+    return target
+
+
+def _report(chosen: Format, target: Path, report: Path) -> Path:
+    """Return the file to merge into, if it is there and the format can."""
+    if chosen.merge is None:
+        able = ", ".join(s for known in known_formats() if known.merge for s in known.suffixes)
+        raise ExportError(f"only a {able} can be merged into a report, not {target.name!r}")
+    if not report.is_file():
+        raise ExportError(f"there is no report {report.name!r} to merge into: check the path")
+    if target.exists() and target.samefile(report):
+        raise ExportError(
+            f"a copy of {report.name!r} is made with the trace in it: give the copy another name"
+        )
+    return report
+
+
+def _single(trace: Trace | Run, target: Path) -> Trace:
+    if isinstance(trace, Trace):
+        return trace
+    if not isinstance(trace, Run):
+        raise ExportError(f"a trace or a run is exported, not {type(trace).__name__}")
+    if len(trace) == 1:
+        return next(iter(trace.values()))
+    names = ", ".join(map(repr, trace))
+    raise ExportError(
+        f"the run has {len(trace)} settings, {names}, which took turns on one clock: export one "
+        f"of them, export(run[{next(iter(trace))!r}], {target.name!r}), or all of them as a "
+        "report, .html"
+    )

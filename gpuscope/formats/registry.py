@@ -58,8 +58,26 @@ def known_formats() -> tuple[Format, ...]:
 
 
 def problems() -> tuple[str, ...]:
-    """Return what is wrong with the plugins that could not be used, each by its name."""
+    """Return what is wrong with the plugins that could not be used, each by its name.
+
+    Examples
+    --------
+    >>> from gpuscope.formats import problems
+    >>> problems()
+    ()
+    """
     return _plugged()[1]
+
+
+def forget_plugins() -> None:
+    """Look for plugins anew at the next use, as after an installation in a notebook.
+
+    Examples
+    --------
+    >>> from gpuscope.formats import forget_plugins
+    >>> forget_plugins()
+    """
+    _plugged.cache_clear()
 
 
 def suffixes(way: str = "write") -> str:

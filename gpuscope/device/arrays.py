@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope._checks import count, given
 from gpuscope._text import clean
+from gpuscope.device.dtypes import DTYPES
 from gpuscope.errors import InvalidOperand
 
 if TYPE_CHECKING:
@@ -39,10 +40,8 @@ def as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
     """Return a NumPy dtype; knows ``"bfloat16"`` too."""
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes  # noqa: PLC0415 - only needed for this dtype
-
-        dtype = ml_dtypes.bfloat16
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype].numpy
     try:  # of None NumPy would make float64
         found: np.dtype[Any] = np.dtype("none is given" if dtype is None else dtype)
     except Exception as error:  # NumPy evaluates what it is given, which fails in many ways

@@ -31,6 +31,7 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.calls import Activity
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import no_host_memory
 from gpuscope.device.stream import Stream
@@ -342,7 +343,7 @@ class CpuBackend:
         del stream, sm_count
         start_ns = time.time_ns()
         out, a, b = operands
-        work = np.float64 if plan.dtype == "float64" else np.float32
+        work = DTYPES[plan.dtype].accumulator
         with np.errstate(over="ignore", invalid="ignore"):  # a BLAS says nothing either
             out[...] = (a.astype(work) @ b.astype(work)).astype(out.dtype)
         self._did("kernel", plan.name, correlation, start_ns)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpuscope.workloads.handle import Completion as Completion
     from gpuscope.workloads.handle import Handle as Handle
     from gpuscope.workloads.registry import kinds as kinds
+    from gpuscope.workloads.softmax import Softmax as Softmax
     from gpuscope.workloads.spec import WorkloadSpec as WorkloadSpec
     from gpuscope.workloads.spin import Spin as Spin
     from gpuscope.workloads.traced import TracedCopy as TracedCopy
@@ -25,6 +26,7 @@ _HOMES = {
     "mm_out": "gpuscope.workloads.gemm",
     "Copy": "gpuscope.workloads.copy",
     "Spin": "gpuscope.workloads.spin",
+    "Softmax": "gpuscope.workloads.softmax",
     "TracedGemm": "gpuscope.workloads.traced",
     "TracedCopy": "gpuscope.workloads.traced",
     "FunctionHandle": "gpuscope.workloads.function",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveInt, StrictBool, StrictInt, StrictStr, field_validator
 
 from gpuscope import workloads
+from gpuscope.device.dtypes import Dtype
 from gpuscope.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # describing work loads no NumPy
 PYTHON = "python"
 """The kind of what is named by module and name."""
 
-Size = Annotated[PositiveInt, Field(examples=[1024])]
+Side = Annotated[PositiveInt, Field(examples=[1024])]
 Bytes = Annotated[PositiveInt, Field(title="Bytes", examples=[1 << 24])]
 SmCountTarget = Literal["auto", "off"] | PositiveInt
 
@@ -26,12 +27,10 @@ class GemmSpec(WorkloadSpec):
     """A matrix product ``out[m, n] = a[m, k] @ b[k, n]``."""
 
     kind: Literal["gemm"]
-    m: Size
-    n: Size
-    k: Size
-    dtype: Literal["float16", "bfloat16", "float32", "float64"] = Field(
-        "float16", title="Data type"
-    )
+    m: Side
+    n: Side
+    k: Side
+    dtype: Dtype = Field("float16", title="Data type")
     sm_count_target: SmCountTarget = Field(
         "auto",
         title="SMs told",
@@ -75,13 +74,25 @@ class SpinSpec(WorkloadSpec):
         return workloads.Spin(device, duration_ns=duration_ns, blocks=self.blocks, name=name)
 
 
+class SoftmaxSpec(WorkloadSpec):
+    """A softmax over each of ``rows`` rows of ``columns`` float32 elements."""
+
+    kind: Literal["softmax"]
+    rows: Side
+    columns: Side
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make a :class:`~gpuscope.workloads.softmax.Softmax`."""
+        return workloads.Softmax(device, rows=self.rows, columns=self.columns, name=name, seed=seed)
+
+
 class TracedGemmSpec(WorkloadSpec):
     """A float16 product by a kernel that records when and on which SM its thread blocks ran."""
 
     kind: Literal["traced_gemm"]
-    m: Size
-    n: Size
-    k: Size
+    m: Side
+    n: Side
+    k: Side
 
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
         """Make a :class:`~gpuscope.workloads.traced.TracedGemm`."""
@@ -180,6 +191,14 @@ class PythonSpec(WorkloadSpec):
 
 BUILT_IN: Mapping[str, type[WorkloadSpec]] = {
     spec.kind_name(): spec
-    for spec in (GemmSpec, CopySpec, SpinSpec, TracedGemmSpec, TracedCopySpec, PythonSpec)
+    for spec in (
+        GemmSpec,
+        CopySpec,
+        SpinSpec,
+        SoftmaxSpec,
+        TracedGemmSpec,
+        TracedCopySpec,
+        PythonSpec,
+    )
 }
 """Name → kind."""

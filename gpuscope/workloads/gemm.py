@@ -12,6 +12,7 @@ from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
+from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.event import take_event
 from gpuscope.device.partition import Partition
 from gpuscope.device.select import device_of
@@ -20,7 +21,6 @@ from gpuscope.errors import InvalidOperand, StreamError
 from gpuscope.workloads.context import NOTHING, Context, Work
 from gpuscope.workloads.handle import Handle
 
-SUPPORTED = ("float16", "bfloat16", "float32", "float64")
 _LIMIT = 2**31 - 1
 _PLANS_KEPT = 4096
 
@@ -202,9 +202,9 @@ def _check(  # noqa: PLR0912 - one branch for each check, in the contract's orde
         raise InvalidOperand(
             f"dtypes differ: out {out.dtype}, a {a.dtype}, b {b.dtype}; one for all is needed"
         )
-    if out.dtype.name not in SUPPORTED or not out.dtype.isnative:
+    if out.dtype.name not in DTYPES or not out.dtype.isnative:
         raise InvalidOperand(
-            f"dtype {out.dtype} of out, a and b is not supported; use one of {', '.join(SUPPORTED)}"
+            f"dtype {out.dtype} of out, a and b is not supported; use one of {', '.join(DTYPES)}"
         )
     homes = device.backend.place(out, a, b)[0]
     for name, home in zip(("a", "b"), homes[1:], strict=True):
@@ -418,8 +418,10 @@ class Gemm(Handle):
     ) -> None:
         for size_name, size in (("m", m), ("n", n), ("k", k)):
             count(size_name, size, least=1, most=_LIMIT, error=InvalidOperand)
-        if not isinstance(dtype, str) or dtype not in SUPPORTED:
-            raise InvalidOperand(f"dtype {given(dtype)} is not supported; use one of {SUPPORTED}")
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise InvalidOperand(
+                f"dtype {given(dtype)} is not supported; use one of {tuple(DTYPES)}"
+            )
         if sm_count_target is not None and not (
             isinstance(sm_count_target, str) and sm_count_target == "auto"
         ):

@@ -14,6 +14,7 @@ from gpuscope._optional import require
 from gpuscope.device.api import MatmulPlan
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda.arrays import cupy
+from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Tag
 from gpuscope.device.stream import Stream
@@ -32,24 +33,18 @@ WORKSPACE_BYTES = 32 << 20
 _PER_THREAD = 2
 """cudaStreamPerThread."""
 
-# cudaDataType_t and cublasComputeType_t: float32 accumulation, no TF32.
-_DATA_TYPE = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
-_COMPUTE_TYPE = {"float16": 68, "bfloat16": 68, "float32": 68, "float64": 70}
 _DEFAULT_ALGORITHM = -1
-_ONE = {"float64": np.ones(1, np.float64)}
-_ZERO = {"float64": np.zeros(1, np.float64)}
-for _name in ("float16", "bfloat16", "float32"):
-    _ONE[_name] = np.ones(1, np.float32)
-    _ZERO[_name] = np.zeros(1, np.float32)
+_SCALARS = {name: np.array([1, 0], dtype.accumulator) for name, dtype in DTYPES.items()}
 _CODES = {
     name: (
-        _DATA_TYPE[name],
-        _COMPUTE_TYPE[name],
-        _ONE[name].ctypes.data,
-        _ZERO[name].ctypes.data,
+        dtype.cublas_data,
+        dtype.cublas_compute,
+        _SCALARS[name].ctypes.data,
+        _SCALARS[name].ctypes.data + _SCALARS[name].itemsize,
     )
-    for name in _DATA_TYPE
+    for name, dtype in DTYPES.items()
 }
+"""Name → what cuBLAS calls it and its products, and where a one and a zero of its sums are."""
 
 
 class _Handle:

@@ -31,6 +31,7 @@ from gpuscope.device.api import (
 )
 from gpuscope.device.calls import Activity
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
+from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
 from gpuscope.device.sim.assumed import (
@@ -764,8 +765,8 @@ class SimBackend:
                 cost = self.profile.gemm_cost(plan.m, plan.n, plan.k, plan.dtype, sms, sm_count)
             else:  # the sum of nothing: the result is cleared
                 cost = KernelCost(1, self.profile.transfer_ns("memset", out.nbytes))
-            work = _IN_FLOAT64 if plan.dtype == "float64" else _IN_FLOAT32
-            self._queue_kernel(raw, correlation, plan.name, Write(out, (a, b), work), cost, call_ns)
+            effect = Write(out, (a, b), _PRODUCTS[plan.dtype])
+            self._queue_kernel(raw, correlation, plan.name, effect, cost, call_ns)
 
     def home_of(self, array: SimArray) -> Any:
         """Return the backend that made an array."""
@@ -802,7 +803,7 @@ def _duration_ns(nbytes: int, bytes_per_us: int) -> int:
     return -(-nbytes * 1000 // bytes_per_us)
 
 
-def _product_in(work: type[np.floating[Any]]) -> Callable[..., np.ndarray[Any, Any]]:
+def _product_in(work: str) -> Callable[..., np.ndarray[Any, Any]]:
     """Return a matrix product that accumulates in one type; who writes it rounds it."""
 
     def product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -811,7 +812,7 @@ def _product_in(work: type[np.floating[Any]]) -> Callable[..., np.ndarray[Any, A
     return product
 
 
-_IN_FLOAT32, _IN_FLOAT64 = _product_in(np.float32), _product_in(np.float64)
+_PRODUCTS = {name: _product_in(dtype.accumulator) for name, dtype in DTYPES.items()}
 
 
 def _upload(destination: SimArray, source: np.ndarray[Any, Any]) -> Effect:

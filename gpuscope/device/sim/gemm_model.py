@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from gpuscope.device.carve import SmLayout
+from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.sim.schema import Choice, KernelTimes
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items() if dtype.calibrated}
 _SPLITS = np.array(
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128]
 )  # fmt: skip

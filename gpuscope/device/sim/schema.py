@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from gpuscope._text import clean
+from gpuscope.device.dtypes import DTYPES, Dtype
 from gpuscope.errors import InvalidProfile
 
 PositiveInt = Annotated[int, Field(gt=0, le=10**15)]
@@ -22,7 +23,6 @@ NonNegativeFloat = Annotated[float, Field(ge=0, le=1e12)]
 Exponent = Annotated[float, Field(ge=1, le=1000)]
 SmCount = Annotated[int, Field(gt=0, le=4096)]
 Side = Annotated[int, Field(gt=0, le=65536)]
-Dtype = Literal["float16", "bfloat16", "float32", "float64"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Times = Annotated[
     list[Annotated[tuple[PositiveInt, PositiveFloat], Field(min_length=2, max_length=2)]],
@@ -226,9 +226,11 @@ class ProfileFile(_Part):
     def _every_gemm_has_a_kernel(
         cls, found: dict[Dtype, list[GemmKernels]]
     ) -> dict[Dtype, list[GemmKernels]]:
-        items: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-        for dtype, item in items.items():
+        for known in DTYPES.values():
+            dtype, item = known.name, known.itemsize
             if dtype not in found:
+                if not known.calibrated:
+                    continue
                 raise ValueError(f"{dtype} is missing")
             widths = [one.alignment for one in found[dtype]]
             if widths != sorted(set(widths), reverse=True) or widths[-1] > item:

@@ -1,0 +1,147 @@
+"""A softmax over the rows of a matrix: reductions and exponentials, bound by memory bandwidth."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gpuscope._checks import count, require_kind
+from gpuscope._types import Array
+from gpuscope.device.api import KernelModel
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
+from gpuscope.device.stream import Stream
+from gpuscope.errors import InvalidOperand
+from gpuscope.workloads.context import Context, Work
+from gpuscope.workloads.handle import Handle
+
+_SOURCE = r"""
+struct Greater { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
+struct Sum { __device__ float operator()(float a, float b) const { return a + b; } };
+
+// Combines one value of each thread; the threads are a power of two.
+template <class Combine>
+__device__ float over_block(float value, float* shared, Combine combine) {
+  shared[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned step = blockDim.x / 2; step; step /= 2) {
+    if (threadIdx.x < step)
+      shared[threadIdx.x] = combine(shared[threadIdx.x], shared[threadIdx.x + step]);
+    __syncthreads();
+  }
+  float combined = shared[0];
+  __syncthreads();  // the next use of shared begins when all have read
+  return combined;
+}
+
+extern "C" __global__ void softmax_kernel(float* out, const float* in, long long columns) {
+  __shared__ float shared[256];
+  const float* row = in + blockIdx.x * columns;
+  float most = row[0];
+  for (long long i = threadIdx.x; i < columns; i += blockDim.x) most = fmaxf(most, row[i]);
+  most = over_block(most, shared, Greater());
+  float sum = 0;
+  for (long long i = threadIdx.x; i < columns; i += blockDim.x) sum += expf(row[i] - most);
+  sum = over_block(sum, shared, Sum());
+  for (long long i = threadIdx.x; i < columns; i += blockDim.x)
+    out[blockIdx.x * columns + i] = expf(row[i] - most) / sum;
+}
+"""
+_BLOCK = 256
+_LIMIT = 2**31 - 1
+
+DeviceArray: TypeAlias = Any
+"""An array of a device: CuPy's, the simulator's or NumPy's."""
+
+
+class Softmax(Handle):
+    """``out[i, j] = exp(x[i, j]) / Σⱼ exp(x[i, j])`` in float32, one thread block for each row.
+
+    Parameters
+    ----------
+    owner
+        The device, or a partition that closes the handle with itself.
+    rows, columns
+        Sizes in elements.
+    name
+        For people, timelines and analyses; it says the sizes if not given.
+    seed
+        Of ``x``: uniform values in [-0.5, 0.5).
+    max_in_flight
+        How many calls may overlap; each writes an array of its own.
+
+    Raises
+    ------
+    InvalidOperand
+        A size is not positive.
+
+    Notes
+    -----
+    The simulated GPU takes as long as for a copy of ``x``, which is an assumption: it was not
+    measured.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> from gpuscope.workloads import Softmax
+    >>> with Softmax(gpu, rows=4, columns=100) as softmax, gpu.create_stream() as stream:
+    ...     out = softmax.execute(stream=stream)
+    >>> gpu.to_host(out).sum(axis=1).round(5).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        owner: Device | Partition,
+        *,
+        rows: int,
+        columns: int,
+        name: str | None = None,
+        seed: int = 0,
+        max_in_flight: int = 1,
+    ) -> None:
+        rows = count("rows", rows, least=1, most=_LIMIT, error=InvalidOperand)
+        columns = count("columns", columns, least=1, most=_LIMIT, error=InvalidOperand)
+        require_kind("name", name, str, None)
+        super().__init__(
+            owner, name=name or f"softmax {rows}x{columns}", max_in_flight=max_in_flight
+        )
+        self.rows, self.columns = rows, columns
+        self._x = self.device.random((rows, columns), "float32", seed=seed)
+        for context in self._contexts:
+            context.own = self.device.empty((rows, columns), "float32")
+        nbytes = 4 * rows * columns
+        self._moved = 2 * nbytes
+        self._kernel = self.device.compile(
+            _SOURCE,
+            "softmax_kernel",
+            model=KernelModel(
+                lambda profile, _grid, _args, sm_count: profile.copy_cost(nbytes, sm_count),
+                reads=lambda args: [args[1]],
+                writes=lambda args: args[0],
+                compute=_softmax,
+            ),
+        )
+
+    @property
+    def x(self) -> DeviceArray:
+        """The array that it reads, on the device."""
+        return self._x
+
+    def _prepare(self, context: Context, operands: object) -> Work:
+        del operands
+        return Work(context.own, context.own, (context.own,))
+
+    def _launch(self, stream: Stream, operands: DeviceArray) -> None:
+        stream.launch(
+            self._kernel, operands, self._x, self.columns,
+            grid=self.rows, block=_BLOCK, nbytes=self._moved,
+        )  # fmt: skip
+
+
+def _softmax(x: Array) -> Array:
+    raised = np.exp(x - x.max(axis=1, keepdims=True))
+    result: Array = raised / raised.sum(axis=1, keepdims=True)
+    return result

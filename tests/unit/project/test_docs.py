@@ -133,7 +133,22 @@ def test_the_commands_of_a_page_exist(page):
 
 
 def test_links_in_the_docs_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]:
+    for page in [*ROOT.glob("*.md"), *PAGES]:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{named(page)} → {target}"
+
+
+def test_the_changelogs_sections_are_those_of_keep_a_changelog():
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.findall(r"^## (.+)", text, re.MULTILINE)[0] == "[Unreleased]"
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)", text, re.MULTILINE)) <= kinds
+
+
+def test_every_hook_of_pre_commit_is_a_check_of_make_check():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    script = (ROOT / "scripts" / "check.py").read_text("utf-8")
+    tools = set(re.findall(r"entry: \.venv/bin/([\w-]+)", hooks))
+    assert tools == {"ruff", "lint-imports", "mypy"}
+    assert all(f'"{tool}"' in script for tool in tools)

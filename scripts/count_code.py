@@ -39,9 +39,11 @@ BY_STRING = {
     "gpuscope/_lazy.py": "lazy public names",
     "gpuscope/_optional.py": "optional libraries",
     "gpuscope/_plotly.py": "modules that Plotly imports before it needs them",
-    "gpuscope/workloads/function.py": "the user's own module, in kind = python:module:function",
+    "gpuscope/workloads/by_name.py": "the user's own module, in kind = python:module:function",
 }
 """Files that may import by string, and what."""
+_NAMED_TUPLE = {"_fields", "_asdict", "_replace", "_make"}
+"""Names of named tuples that are public in spite of their underscore."""
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
@@ -76,7 +78,11 @@ def defined_privately(tree: ast.Module) -> set[str]:
             and isinstance(node.value, ast.Tuple | ast.List)
         ):
             names |= {str(item.value) for item in node.value.elts if isinstance(item, ast.Constant)}
-    return {name for name in names if name.startswith("_") and not name.endswith("__")}
+    return {
+        name
+        for name in names
+        if name.startswith("_") and not name.endswith("__") and name not in _NAMED_TUPLE
+    }
 
 
 def foreign_modules(tree: ast.Module) -> set[str]:

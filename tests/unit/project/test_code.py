@@ -15,15 +15,15 @@ import gpuscope
 
 ROOT = Path(__file__).resolve().parents[3]
 
-CODE_LINES = 30_700
+CODE_LINES = 31_100
 """May only go down, unless a feature is added: then by what the feature takes."""
-ANY_PER_1000 = 52
+ANY_PER_1000 = 50.5
 """May only go down."""
-PRIVATE_READS = 20
+PRIVATE_READS = 15
 """May only go down."""
 BY_STRING = 2
 """May only go down."""
-LONG_MODULES = 19
+LONG_MODULES = 18
 """May only go down."""
 TOP_NAMES = 20
 

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from gpuscope.device.api import Kernel as Kernel
     from gpuscope.device.api import KernelCost as KernelCost
     from gpuscope.device.api import KernelModel as KernelModel
-    from gpuscope.device.caller import CAPSULE_NAME as CAPSULE_NAME
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
-    from gpuscope.device.caller import caller_stream_capsule as caller_stream_capsule
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.carve import CarvePlan as CarvePlan
     from gpuscope.device.carve import PlannedPartition as PlannedPartition
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from gpuscope.device.device import Device as Device
     from gpuscope.device.event import Event as Event
     from gpuscope.device.graph import Graph as Graph
+    from gpuscope.device.native import CAPSULE_NAME as CAPSULE_NAME
+    from gpuscope.device.native import caller_stream_capsule as caller_stream_capsule
     from gpuscope.device.partition import Partition as Partition
     from gpuscope.device.partition import Partitions as Partitions
     from gpuscope.device.scratch import Scratch as Scratch
@@ -43,8 +43,8 @@ _HOMES = {
     "plan_carve": "gpuscope.device.carve",
     "CallerStreamGuard": "gpuscope.device.caller",
     "get_caller_stream": "gpuscope.device.caller",
-    "caller_stream_capsule": "gpuscope.device.caller",
-    "CAPSULE_NAME": "gpuscope.device.caller",
+    "caller_stream_capsule": "gpuscope.device.native",
+    "CAPSULE_NAME": "gpuscope.device.native",
     "WorkloadContext": "gpuscope.device.scratch",
     "CarvePlan": "gpuscope.device.carve",
     "PlannedPartition": "gpuscope.device.carve",

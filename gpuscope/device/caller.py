@@ -12,23 +12,26 @@ module, and a second copy of the package under another name reads and writes the
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import sys
 import threading
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextvars import ContextVar
-from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from gpuscope._checks import given
 from gpuscope._fork import free_in_children
+from gpuscope.device import binding
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.unique import Unique
 from gpuscope.errors import StreamError
 
 _get_running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
 
+if TYPE_CHECKING:
+    from gpuscope.device.device import Device
+
+Task: TypeAlias = "asyncio.Task[object]"
 _SLOT = "_gpuscope_caller_stream_slot"
 
 
@@ -42,14 +45,14 @@ class _OfThread(threading.local):
         ended inside a guard is forgotten when somebody asks.
     """
 
-    guard: Any = None
-    every: dict[int, dict[str, Any]] = {}  # noqa: RUF012 - one for all threads is meant
+    guard: CallerStreamGuard | None = None
+    every: dict[int, dict[str, CallerStreamGuard | None]] = {}  # noqa: RUF012 - one for all threads is meant
 
     def __init__(self) -> None:
         self.every[threading.get_native_id()] = self.__dict__
 
 
-def _slot() -> Any:
+def process_slot() -> types.ModuleType:
     """Return the process's slot; the first copy of the package to come makes it."""
     slot = sys.modules.get(_SLOT)
     if slot is None:
@@ -65,37 +68,46 @@ def _slot() -> Any:
 # Guards of another copy of the package are read by the names of their attributes, so these
 # names are part of the slot: stream, task, _before, _bound. What a guard holds when it was
 # never entered, or was left, is kept there too: guards made before a reload live on after it.
-_of_thread: Any = _slot().of_thread
-_current: Any = _slot().streams
-_of_task: ContextVar[Any] = _slot().of_task
-_NEVER, _LEFT = _slot().never, _slot().left
+_of_thread: _OfThread = process_slot().of_thread
+_current = process_slot().streams
+_of_task: ContextVar[CallerStreamGuard | None] = process_slot().of_task
+_NEVER, _LEFT = process_slot().never, process_slot().left
 
 
-watchers: tuple[Any, ...] = ()
-"""Who is told of guards: ``entered(guard)``, ``left(guard, stream selected again)``."""
+class Watcher(Protocol):
+    """Who is told of guards."""
+
+    def entered(self, guard: CallerStreamGuard) -> None:
+        """Take note that a guard was entered."""
+
+    def left(self, guard: CallerStreamGuard, selected: AnyStream) -> None:
+        """Take note that a guard was left, and of the stream that is selected again."""
+
+
+watchers: tuple[Watcher, ...] = ()
 _watching = free_in_children(threading.Lock())
 
 
-def watch(watcher: Any) -> None:
+def watch(watcher: Watcher) -> None:
     """Tell ``watcher`` of guards from now on."""
     global watchers  # noqa: PLW0603 - a tuple, so that guards read it without the lock
     with _watching:
         watchers = (*watchers, watcher)
 
 
-def unwatch(watcher: Any) -> None:
+def unwatch(watcher: Watcher) -> None:
     """Tell ``watcher`` no more."""
     global watchers  # noqa: PLW0603 - as above
     with _watching:
         watchers = tuple(other for other in watchers if other is not watcher)
 
 
-def _running_task() -> Any:
+def _running_task() -> Task | None:
     loop = _get_running_loop()
     return None if loop is None else _current_task(loop)
 
 
-def get_caller_stream() -> Any:
+def get_caller_stream() -> AnyStream:
     """Return the stream that the innermost guard of this thread and task selected.
 
     Returns
@@ -129,7 +141,7 @@ def get_caller_stream() -> Any:
     return guard.stream if guard is not None and guard.task is task else None
 
 
-def innermost_guard() -> Any:
+def innermost_guard() -> CallerStreamGuard | None:
     """Return the guard that :func:`get_caller_stream` reads, or ``None``."""
     task = _running_task()
     if task is None:
@@ -138,7 +150,7 @@ def innermost_guard() -> Any:
     return guard if guard is not None and guard.task is task else None
 
 
-def guards_of_threads() -> dict[int, Any]:
+def guards_of_threads() -> dict[int, CallerStreamGuard]:
     """Return the innermost guard entered outside any task of each thread that has one."""
     known = set(_of_thread.every)  # first: a thread that begins now is in neither, or alive
     for gone in known - {thread.native_id for thread in threading.enumerate()}:
@@ -156,7 +168,7 @@ _accepted: set[type] = {int}
 """Types whose instances can be selected, as far as they have been seen."""
 
 
-def _check_stream(stream: Any) -> None:
+def _check_stream(stream: object) -> None:
     kind = type(stream)
     if hasattr(kind, "__cuda_stream__"):
         _accepted.add(kind)
@@ -217,15 +229,15 @@ class CallerStreamGuard(Unique):
 
     __slots__ = ("_before", "_bound", "_token", "_unused", "stream", "task")
 
-    def __init__(self, stream: Any, *, bind: bool = False) -> None:
+    def __init__(self, stream: AnyStream, *, bind: bool = False) -> None:
         if type(stream) not in _accepted:
             _check_stream(stream)
         self.stream = stream
-        self._before: Any = _NEVER
-        self._bound: Any = bind
+        self._before: CallerStreamGuard | None = _NEVER
+        self._bound: Any = bind  # asked for, or what was bound
         self._unused = True
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> AnyStream:
         try:
             del self._unused  # of threads that enter at once, one succeeds
         except AttributeError:
@@ -234,7 +246,7 @@ class CallerStreamGuard(Unique):
             ) from None
         if self._bound:
             try:
-                self._bound = _bind_libraries(self.stream)
+                self._bound = binding.bind(self.stream)
             except BaseException:
                 self._unused = True
                 raise
@@ -247,22 +259,17 @@ class CallerStreamGuard(Unique):
             self._tell_entered()
         return self.stream
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if _of_thread.guard is not self or _get_running_loop() is not None:
             self._exit_with_care()
         elif self._bound:
             bound = self._bound
-            _check_bound(bound)
+            binding.check_bound(bound)
             _of_thread.guard = self._before
             self._before = _LEFT
             if watchers:
                 self._tell_left()
-            _unbind(bound)
+            binding.unbind(bound)
         else:
             _of_thread.guard = self._before
             self._before = _LEFT
@@ -277,8 +284,8 @@ class CallerStreamGuard(Unique):
         for watcher in watchers:
             watcher.left(self, get_caller_stream())
 
-    def _enter_in_task(self, task: Any) -> Any:
-        self.task = task
+    def _enter_in_task(self, task: Task) -> AnyStream:
+        self.task: Task | None = task
         self._before = _of_task.get()
         self._token = _of_task.set(self)
         if watchers:
@@ -303,7 +310,7 @@ class CallerStreamGuard(Unique):
                 "it: nothing was changed"
             )
         if self._bound and inside is None:
-            _check_bound(self._bound)
+            binding.check_bound(self._bound)
         if task is not None:
             self._restore_in_task(innermost)
         elif inside is None:
@@ -316,16 +323,16 @@ class CallerStreamGuard(Unique):
         if not self._bound:
             return
         if inside is None:
-            _unbind(self._bound)
+            binding.unbind(self._bound)
         else:
-            inside._bound = _handed_over(self._bound, inside._bound)
+            inside._bound = binding.hand_over(self._bound, inside._bound)
             raise StreamError(
                 "a bound CallerStreamGuard is left while one entered later is still active: it "
                 "selects no more, but CuPy and PyTorch get their streams back when that one is "
                 "left. Leave guards innermost first"
             )
 
-    def _restore_in_task(self, innermost: Any) -> None:
+    def _restore_in_task(self, innermost: CallerStreamGuard | None) -> None:
         """Select in this task what was there before; or keep ``innermost``, if that is another."""
         try:
             _of_task.reset(self._token)
@@ -340,218 +347,17 @@ class CallerStreamGuard(Unique):
         self.task = None  # contexts copied inside it hold on to it: it selects no more
 
 
-def checked_handle(stream: Any) -> int:
-    """Return the integer handle of what a call was given as its stream.
-
-    Raises
-    ------
-    StreamError
-        It is none of what a guard accepts, or its handle is none that CUDA has.
-    """
-    if isinstance(stream, bool) or not (
-        isinstance(stream, int) or hasattr(stream, "__cuda_stream__")
-    ):
-        raise StreamError(
-            f"stream is {given(stream)}: give a stream made with create_stream(), an object "
-            "with __cuda_stream__ or an integer handle"
-        )
-    try:
-        handle = raw_handle(stream)
-    except StreamError:
-        raise
-    except Exception as error:
-        raise StreamError(
-            f"{type(stream).__name__} has a __cuda_stream__ that gives no handle "
-            f"({type(error).__name__}: {error}): give a stream made with create_stream()"
-        ) from error
-    if not 0 <= handle < 1 << 64:
-        raise StreamError(
-            f"stream is {given(handle)}, which is no handle: those are addresses of 64 bits"
-        )
-    return handle
-
-
-# -- binding to libraries ------------------------------------------------------------------
-def raw_handle(stream: Any) -> int:
-    """Return the integer handle of anything that a guard accepts."""
-    return stream if isinstance(stream, int) else int(stream.__cuda_stream__()[1])
-
-
-class _Bound(NamedTuple):
-    """A library that was given a stream: how to ask it, what it was given, and its own back."""
-
-    library: str
-    current: Callable[[], Any]
-    given: Any
-    restore: Callable[[], Any]
-
-
-def _bind_libraries(stream: Any) -> list[_Bound]:
-    """Make ``stream`` current for CuPy and PyTorch where they are imported."""
-    modules = sys.modules
-    bound: list[_Bound] = []
-    if "cupy" in modules and (one := _bind_cupy(stream, modules["cupy"])) is not None:
-        bound.append(one)
-    if "torch" in modules:
-        try:
-            other = _bind_torch(stream, modules["torch"])
-        except BaseException:
-            _unbind(bound)
-            raise
-        if other is not None:
-            bound.append(other)
-    return bound
-
-
-def _check_bound(bound: list[_Bound]) -> None:
-    for one in bound:
-        now = one.current()
-        if now is not one.given and now != one.given:
-            raise StreamError(
-                "a bound CallerStreamGuard is left while CuPy or PyTorch have another current "
-                "stream than it gave them: leave guards innermost first, and do not await inside "
-                "a bound one. Nothing was changed"
-            )
-
-
-def _unbind(bound: list[_Bound]) -> None:
-    """Restore what the libraries had, the second also if the first refuses."""
-    if bound:
-        try:
-            bound[0].restore()
-        finally:
-            _unbind(bound[1:])
-
-
-def _handed_over(left: list[_Bound], inside: list[_Bound] | Literal[False]) -> list[_Bound]:
-    """Return what the guard inside one that was left restores from now on, in its place."""
-    bound = {one.library: one for one in left}
-    for one in inside or ():
-        had = bound.get(one.library, one)
-        bound[one.library] = one._replace(restore=had.restore)
-    return list(bound.values())
-
-
-def _cuda_index(stream: Any) -> int | None:
-    """Ordinal of one of our streams' device: -1 if that is no GPU, None for a foreign stream."""
-    info = getattr(getattr(stream, "device", None), "info", None)
-    if info is None:
-        return None
-    return int(info.index) if info.kind == "cuda" else -1
-
-
-def _bind_cupy(stream: Any, cupy: Any) -> _Bound | None:
-    try:
-        module = cupy.cuda.stream
-    except AttributeError:  # it is being imported right now
-        return None
-    current = module.get_current_stream
-    before = current()
-    ours = getattr(stream, "cupy_stream", None)
-    if ours is None:
-        index = _cuda_index(stream)
-        if index == -1:
-            return None
-        ours = module.Stream.from_external(_Handle(raw_handle(stream)))
-        if index is not None:  # a stream of ours: made once
-            ours.device_id = index
-            stream.cupy_stream = ours
-    try:
-        ours.use()
-    except RuntimeError as error:
-        raise StreamError(
-            f"CuPy cannot make the stream current ({error}): make the stream's device current "
-            "first, as in `with cupy.cuda.Device(…)`. Nothing was changed"
-        ) from error
-    return _Bound("CuPy", current, ours, before.use)
-
-
-def _bind_torch(stream: Any, torch: Any) -> _Bound | None:
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_available():
-        return None
-    index = _cuda_index(stream)
-    if index == -1:
-        return None
-    before = cuda.current_stream()
-    replaced = before if index is None else cuda.current_stream(index)
-    ours = cuda.ExternalStream(raw_handle(stream), device=index)
-    cuda.set_stream(ours)  # makes the stream's device current, too
-    handle = ours.cuda_stream
-
-    def restore() -> None:
-        if replaced is not before:
-            cuda.set_stream(replaced)
-        cuda.set_stream(before)
-
-    return _Bound("PyTorch", lambda: cuda.current_stream().cuda_stream, handle, restore)
-
-
-class _Handle:
-    """A raw handle as an object with ``__cuda_stream__``."""
-
-    __slots__ = ("_handle",)
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self._handle)
-
-
-# -- for native code -----------------------------------------------------------------------
-CAPSULE_NAME = b"gpuscope.caller_stream.v1"
-"""Name of the capsule that :func:`caller_stream_capsule` returns."""
-
-_GETTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
-
-
-def _native_getter(out: Any) -> int:
-    stream = get_caller_stream()
-    if stream is None:
-        return 0
-    try:
-        handle = raw_handle(stream)
-    except Exception:  # noqa: BLE001 - C has no exceptions: the caller is told by the value
-        return -1
-    out[0] = handle
-    return 1
-
-
-def caller_stream_capsule() -> Any:
-    """Return a capsule with a C function that reads this process's caller stream.
-
-    The function is ``int get(uint64_t *stream)``. It returns 1 and writes the
-    ``cudaStream_t`` that the calling thread's innermost guard selected; 0, and writes
-    nothing, where no guard is active; −1, and writes nothing, where the selected stream has
-    no handle to give, such as a closed one: then launch nothing. It takes the GIL: call it
-    from a thread that may wait for it, not while holding a lock that a Python thread may
-    want, and not when the interpreter is shutting down. `docs/native.md` has an example.
-
-    Returns
-    -------
-    capsule
-        Named ``gpuscope.caller_stream.v1``; unpack it with ``PyCapsule_GetPointer``. The
-        function lives as long as the process, also when this module is reloaded.
-    """
-    native = vars(_slot()).setdefault("native", _GETTER(_native_getter))  # never freed
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype = ctypes.py_object
-    new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return new(ctypes.cast(native, ctypes.c_void_p), CAPSULE_NAME, None)
-
-
 # -- the current stream of a thread --------------------------------------------------------
-def current_streams() -> dict[Hashable, Any]:
+def current_streams() -> dict[Hashable, AnyStream]:
     """Return this thread's current streams by their device's ``identity``: the registry itself."""
     try:
-        streams: dict[Hashable, Any] = _current.streams
+        streams: dict[Hashable, AnyStream] = _current.streams
     except AttributeError:
         streams = _current.streams = {}
     return streams
 
 
-def get_current_stream(device: Any) -> Any:
+def get_current_stream(device: Device) -> AnyStream:
     """Return this thread's current stream on a device; creates and registers one if absent.
 
     Parameters
@@ -575,7 +381,7 @@ def get_current_stream(device: Any) -> Any:
     return stream
 
 
-def peek_current_stream(device_key: Hashable) -> Any:
+def peek_current_stream(device_key: Hashable) -> AnyStream:
     """Return this thread's current stream on a device, or ``None``; never creates one.
 
     Parameters
@@ -586,7 +392,7 @@ def peek_current_stream(device_key: Hashable) -> Any:
     return current_streams().get(device_key)
 
 
-def set_current_stream(device_key: Hashable, stream: Any) -> None:
+def set_current_stream(device_key: Hashable, stream: AnyStream) -> None:
     """Make ``stream`` this thread's current stream on a device."""
     current_streams()[device_key] = stream
 

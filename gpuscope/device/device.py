@@ -16,6 +16,7 @@ from gpuscope.device.arrays import as_dtype, as_shape, require_array
 from gpuscope.device.calls import CallLog
 from gpuscope.device.carve import CarvePlan, Rounding, Sizes, SmLayout
 from gpuscope.device.event import Event
+from gpuscope.device.handles import checked_handle
 from gpuscope.device.partition import Partition, Partitions, make_partitions
 from gpuscope.device.registry import Registry
 from gpuscope.device.scratch import Scratch, take_scratch
@@ -217,7 +218,7 @@ class Device(Unique):
                     "create_stream(), or put the operands on the stream's device"
                 )
             return stream
-        handle = caller.checked_handle(stream)
+        handle = checked_handle(stream)
         known = self.registry.find_stream(handle)
         if known is not None:
             return known

@@ -18,7 +18,7 @@ from gpuscope.device.api import Memory
 from gpuscope.device.arena import Arena, allocate, checked_size, give_back
 from gpuscope.device.arrays import as_dtype, as_shape
 from gpuscope.device.borrowed import of_thread
-from gpuscope.device.caller import raw_handle
+from gpuscope.device.handles import raw_handle
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, Unique
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError

@@ -52,11 +52,11 @@ class SelectionLog:
         for thread, guard in caller.guards_of_threads().items():
             if thread not in self._changes:
                 self._note(thread, self._number(guard.stream))
-        guard = caller.innermost_guard()
-        if guard is not None and guard is not caller.guards_of_threads().get(
+        innermost = caller.innermost_guard()
+        if innermost is not None and innermost is not caller.guards_of_threads().get(
             threading.get_native_id()
         ):
-            self.entered(guard)  # one of a task
+            self.entered(innermost)  # one of a task
 
     def close(self) -> None:
         """Note no more."""

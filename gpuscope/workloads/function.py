@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from gpuscope._checks import MappingOf, given, require_kind
-from gpuscope.device import caller
+from gpuscope.device import binding, caller
 from gpuscope.device.arena import Arena
 from gpuscope.device.arrays import holding_arrays
 from gpuscope.device.borrowed import of_thread
@@ -212,7 +212,7 @@ class FunctionHandle(Handle, Generic[_R]):
     def _launch(self, stream: Stream, operands: Any) -> None:
         device = self.device
         with device.backend.current():
-            bound = caller._bind_libraries(stream)
+            bound = binding.bind(stream)
             contexts = of_thread.open
             currents = caller.current_streams()
             current = currents.get(device.identity)
@@ -236,7 +236,7 @@ class FunctionHandle(Handle, Generic[_R]):
                     currents.pop(device.identity, None)
                 else:
                     currents[device.identity] = current
-                caller._unbind(bound)
+                binding.unbind(bound)
                 stream.hold(*_inside((operands.arguments, operands.keywords)))
 
     @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope._checks import require_kind
-from gpuscope.device import caller
+from gpuscope.device import binding
 from gpuscope.device.api import Backend, Kernel, KernelModel, MatmulPlan
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -285,11 +285,11 @@ def _records(device: Device, stream: Stream, blocks: int) -> Any:
     with device.backend.current():
         # CuPy's pool takes memory from, and gives it back to, its current stream's share: as
         # this is the stream of the launch, nobody who lets go too early does any harm.
-        bound = caller._bind_libraries(stream)
+        bound = binding.bind(stream)
         try:
             return device.empty((blocks, 3), "uint64")
         finally:
-            caller._unbind(bound)
+            binding.unbind(bound)
 
 
 class TracedGemm(Gemm):

@@ -25,7 +25,8 @@ START = """
 import sys, threading
 import numpy as np
 import gpuscope as gs
-from gpuscope.device.caller import caller_stream_capsule, get_current_stream
+from gpuscope.device.caller import get_current_stream
+from gpuscope.device.native import caller_stream_capsule
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.spin import Spin
 

@@ -26,8 +26,9 @@ import pytest
 
 import gpuscope
 from gpuscope import CallerStreamGuard, get_caller_stream
-from gpuscope.device import caller
+from gpuscope.device import caller, native
 from gpuscope.device.api import KernelModel
+from gpuscope.device.handles import raw_handle
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError, StreamError
 
@@ -79,7 +80,7 @@ def pointer_in(capsule: Any) -> int:
     """Return the address that the capsule of the native getter holds."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return get(capsule, caller.CAPSULE_NAME)
+    return get(capsule, native.CAPSULE_NAME)
 
 
 def call_getter(pointer: int) -> tuple[int, int]:
@@ -829,7 +830,7 @@ def reload():
 def test_guard_08_survives_a_reload_in_the_middle_of_everything(reload):
     made_before = CallerStreamGuard(7)
     old = caller.get_caller_stream
-    capsule = pointer_in(caller.caller_stream_capsule())
+    capsule = pointer_in(native.caller_stream_capsule())
     with CallerStreamGuard(5):
         fresh = reload()
         assert fresh.get_caller_stream is not old
@@ -844,7 +845,7 @@ def test_guard_08_survives_a_reload_in_the_middle_of_everything(reload):
         assert old() == 5
         assert reload().get_caller_stream() == 5
         assert call_getter(capsule) == (1, 5), "native code keeps the pointer it was given"
-        assert pointer_in(caller.caller_stream_capsule()) == capsule
+        assert pointer_in(native.caller_stream_capsule()) == capsule
     assert old() is None
     with pytest.raises(RuntimeError, match="entered already"), made_before:
         pass
@@ -952,7 +953,7 @@ def test_guard_08_a_second_copy_shares_current_streams_and_the_getter(other):
         caller.clear_current_stream("test:0")
     assert other.peek_current_stream("test:0") is None
     with other.CallerStreamGuard(9):
-        assert call_getter(pointer_in(caller.caller_stream_capsule())) == (1, 9)
+        assert call_getter(pointer_in(native.caller_stream_capsule())) == (1, 9)
 
 
 # -- 10, with stand-ins for CuPy and PyTorch -----------------------------------------------
@@ -1063,7 +1064,7 @@ class OnCuda(Foreign):
     "stream", [0x50, 0, Foreign(0x60), OnCuda(0x70)], ids=["handle", "legacy", "foreign", "on CUDA"]
 )
 def test_guard_10_both_libraries_are_given_the_stream_and_restored(cupy, torch, stream):
-    handle = caller.raw_handle(stream)
+    handle = raw_handle(stream)
     theirs = cupy.Stream(0x99)
     theirs.use()
     before = torch.cuda.current_stream()

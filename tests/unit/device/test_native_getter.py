@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import gpuscope as gs
-from gpuscope.device import caller
+from gpuscope.device import caller, native
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "native.md"
 OWN = 0xABC
@@ -197,11 +197,11 @@ def test_guard_11_the_pointer_outlives_capsules_and_reloads(backend):
 def test_guard_11_the_capsule_is_named():
     check = ctypes.pythonapi.PyCapsule_IsValid
     check.restype, check.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
-    capsule = caller.caller_stream_capsule()
-    assert check(capsule, caller.CAPSULE_NAME) == 1
+    capsule = native.caller_stream_capsule()
+    assert check(capsule, native.CAPSULE_NAME) == 1
     assert check(capsule, b"gpuscope.caller_stream.v2") == 0
-    assert caller.CAPSULE_NAME.decode() in PAGE.read_text("utf-8")
+    assert native.CAPSULE_NAME.decode() in PAGE.read_text("utf-8")
 
 
 def test_guard_11_the_docstring_says_that_it_takes_the_lock():
-    assert "takes the GIL" in caller.caller_stream_capsule.__doc__
+    assert "takes the GIL" in native.caller_stream_capsule.__doc__

@@ -23,7 +23,7 @@ import shapes
 
 import gpuscope as gs
 from gpuscope.device.sim.profile import Profile
-from gpuscope.runs.session import run
+from gpuscope.runs.execution import run
 
 
 def import_time() -> dict[str, Any]:

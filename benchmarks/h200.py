@@ -32,7 +32,7 @@ import torch
 from facts import BESIDE, row, spread
 
 import gpuscope as gs
-from gpuscope.runs.session import run
+from gpuscope.runs.execution import run
 
 ROUNDS = 15
 PACKAGES = ("gpuscope", "numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuscope import _live
 from gpuscope._lazy import public
+from gpuscope._live import LiveView
 
 __version__ = "0.1.0"
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from gpuscope.formats.reading import load_trace as load_trace
     from gpuscope.formats.writing import export as export
     from gpuscope.record.annotate import annotate as annotate
-    from gpuscope.runs.session import profile as profile
-    from gpuscope.runs.session import run as run
+    from gpuscope.runs.execution import run as run
+    from gpuscope.runs.profiling import profile as profile
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.widgets.timeline import Timeline as Timeline
     from gpuscope.workloads.gemm import Gemm as Gemm
@@ -42,9 +44,9 @@ _HOMES = {
     "get_caller_stream": "gpuscope.device.caller",
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",
-    "profile": "gpuscope.runs.session",
+    "profile": "gpuscope.runs.profiling",
     "annotate": "gpuscope.record.annotate",
-    "run": "gpuscope.runs.session",
+    "run": "gpuscope.runs.execution",
     "load_trace": "gpuscope.formats.reading",
     "export": "gpuscope.formats.writing",
     "Dashboard": "gpuscope.widgets.dashboard",
@@ -64,6 +66,16 @@ __getattr__ = public(__name__, _HOMES)
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+def _shown_timeline() -> LiveView:
+    """Make the view of ``profile(live=True)``."""
+    from gpuscope.widgets.viewer import ShownTimeline  # noqa: PLC0415 - only where one is shown
+
+    return ShownTimeline()
+
+
+_live.usual[:] = [_shown_timeline]
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -24,7 +24,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.formats.writing import export
 from gpuscope.record.recorder import Recording
-from gpuscope.runs.session import profile
+from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 
 LAST = "_gpuscope"

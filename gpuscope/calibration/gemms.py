@@ -15,7 +15,7 @@ from gpuscope.calibration.host import Source, complete_trace
 from gpuscope.calibration.kernels import Row
 from gpuscope.device.device import Device
 from gpuscope.device.stream import Stream
-from gpuscope.runs.session import profile
+from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.gemm import Gemm, SmCountTarget
 

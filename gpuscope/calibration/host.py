@@ -15,7 +15,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.stream import Stream
 from gpuscope.errors import MissingEvidence
 from gpuscope.record.recorder import Recording
-from gpuscope.runs.session import profile
+from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace, TraceMetadata
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.gemm import Gemm, mm_out

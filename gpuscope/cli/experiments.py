@@ -23,9 +23,9 @@ from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
 from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.runs import nsight
+from gpuscope.runs.execution import run as run_experiment
 from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.session import Progress as RunProgress
-from gpuscope.runs.session import run as run_experiment
+from gpuscope.runs.runner import Progress as RunProgress
 from gpuscope.trace.model import Run, Trace, incomplete
 from gpuscope.trace.store import read_parquet, save_trace
 from gpuscope.workloads.registry import broken_kinds, kinds

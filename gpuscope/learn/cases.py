@@ -14,7 +14,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import NotFound
 from gpuscope.learn.parts import spin_kernel
-from gpuscope.runs.session import profile
+from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.spin import Spin
 

@@ -13,7 +13,7 @@ from gpuscope._text import clean
 from gpuscope.device.device import Device
 from gpuscope.errors import NotFound
 from gpuscope.formats.reading import load_trace
-from gpuscope.runs.session import profile
+from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 
 RECORDINGS = Path(__file__).parent / "recordings"

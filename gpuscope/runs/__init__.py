@@ -8,20 +8,20 @@ from gpuscope._lazy import public
 
 if TYPE_CHECKING:
     from gpuscope.runs import nsight as nsight
+    from gpuscope.runs.execution import predict as predict
+    from gpuscope.runs.execution import run as run
     from gpuscope.runs.experiment import Experiment as Experiment
     from gpuscope.runs.interference import measure_interference as measure_interference
-    from gpuscope.runs.session import predict as predict
-    from gpuscope.runs.session import profile as profile
-    from gpuscope.runs.session import run as run
+    from gpuscope.runs.profiling import profile as profile
     from gpuscope.runs.sweeps import load_sweep as load_sweep
     from gpuscope.runs.sweeps import sweep as sweep
     from gpuscope.trace.model import Run as Run
 
 _HOMES = {
     "Experiment": "gpuscope.runs.experiment",
-    "profile": "gpuscope.runs.session",
-    "run": "gpuscope.runs.session",
-    "predict": "gpuscope.runs.session",
+    "profile": "gpuscope.runs.profiling",
+    "run": "gpuscope.runs.execution",
+    "predict": "gpuscope.runs.execution",
     "sweep": "gpuscope.runs.sweeps",
     "load_sweep": "gpuscope.runs.sweeps",
     "measure_interference": "gpuscope.runs.interference",

@@ -192,7 +192,7 @@ class Experiment(ExtendedModel):
                 _refuse(("colors", name), f"no setting carves a partition {name!r}")
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
+    def from_dict(cls, data: Mapping[str, object]) -> Experiment:
         """Validate a description.
 
         Raises
@@ -298,6 +298,27 @@ class Experiment(ExtendedModel):
                 )
             )
         return resolved
+
+
+Description = Experiment | Mapping[str, object] | str | Path
+"""An experiment, its fields, or a TOML or JSON file."""
+
+
+def as_experiment(description: Description) -> Experiment:
+    """Return a description as an experiment, validated.
+
+    Raises
+    ------
+    InvalidExperiment
+        It does not validate.
+    GpuscopeError
+        The file cannot be read.
+    """
+    if isinstance(description, Experiment):
+        return description
+    if isinstance(description, str | Path):
+        return Experiment.from_file(description)
+    return Experiment.from_dict(description)
 
 
 def _refuse(place: tuple[str, ...], words: str) -> NoReturn:

@@ -16,9 +16,10 @@ from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, InvalidExperiment, NothingRecorded
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
+from gpuscope.runs.execution import opened
 from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.runner import Viewer
 from gpuscope.runs.series import Series, as_far_as_measured
-from gpuscope.runs.session import Viewer, opened
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.spec import WorkloadSpec
 

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gpuscope import _nsys
 from gpuscope._checks import count, door, given
@@ -29,13 +29,13 @@ from gpuscope.errors import (
     MissingDependency,
 )
 from gpuscope.formats.reading import load_trace
-from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.trace.model import Trace
 
 _PROGRAM = """
 import sys
 from gpuscope.errors import GpuscopeError
-from gpuscope.runs.session import perform
+from gpuscope.runs.execution import perform
 try:
     perform(sys.argv[1], sys.argv[2])
 except GpuscopeError as error:
@@ -93,7 +93,7 @@ class Profile:
     cancel=(threading.Event, None),
 )
 def profile(
-    experiment: Experiment | Mapping[str, Any] | str | Path,
+    experiment: Description,
     report: str | Path | None = None,
     *,
     tool: Literal["nsys", "ncu"] = "nsys",
@@ -166,7 +166,7 @@ def profile(
     if tool not in _SUFFIXES:
         raise InvalidArgument(f"tool is {given(tool)}; 'nsys' or 'ncu' is needed")
     launches = count("launches", launches, least=1)
-    described = _described(experiment)
+    described = as_experiment(experiment)
     found = _nsys.find(tool, program)
     target = _target(report, described, tool)
     with replacing(target) as temporary:
@@ -188,14 +188,6 @@ def profile(
         trace = _imported(made, folder, found) if tool == "nsys" else None
         made.replace(temporary)
     return Profile(target, trace, command)
-
-
-def _described(experiment: Experiment | Mapping[str, Any] | str | Path) -> Experiment:
-    if isinstance(experiment, Experiment):
-        return experiment
-    if isinstance(experiment, str | Path):
-        return Experiment.from_file(experiment)
-    return Experiment.from_dict(experiment)
 
 
 def _target(report: str | Path | None, experiment: Experiment, tool: str) -> Path:

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from gpuscope.device.device import Device
 from gpuscope.errors import NothingRecorded
+from gpuscope.runs.execution import run
 from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.session import Progress, Viewer, run
+from gpuscope.runs.runner import Progress, Viewer
 from gpuscope.trace.model import Run
 
 _Result = TypeVar("_Result")

@@ -22,9 +22,10 @@ from gpuscope.analysis.compare import COLUMNS
 from gpuscope.analysis.sweep import SweepResult
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
-from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.execution import opened
+from gpuscope.runs.experiment import Description, Experiment, as_experiment
+from gpuscope.runs.runner import Viewer
 from gpuscope.runs.series import Series, as_far_as_measured
-from gpuscope.runs.session import Viewer, opened
 from gpuscope.trace.model import Run
 
 _KEY = b"gpuscope.sweep"
@@ -38,7 +39,7 @@ _STOPPED = "stopped early: fewer calls than planned"
     stop=(threading.Event, None),
 )
 def sweep(
-    experiment: Experiment | Mapping[str, Any] | str | Path,
+    experiment: Description,
     parameters: Mapping[str, Sequence[Any]],
     device: Device | str | None = None,
     *,
@@ -94,10 +95,7 @@ def sweep(
     >>> gs.runs.sweep(one, {"partitions.a": [8, 16]}, gpu).table.column("kernels").to_pylist()
     [2, 2]
     """
-    if isinstance(experiment, str | Path):
-        experiment = Experiment.from_file(experiment)
-    elif not isinstance(experiment, Experiment):
-        experiment = Experiment.from_dict(experiment)
+    experiment = as_experiment(experiment)
     values = _checked(parameters)
     points = [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
     plans = [_at(experiment, point) for point in points]

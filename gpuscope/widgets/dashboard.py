@@ -17,9 +17,9 @@ from gpuscope._checks import door
 from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, GpuscopeError
 from gpuscope.record.recorder import Recording
-from gpuscope.runs import nsight, session
+from gpuscope.runs import execution, nsight
 from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.session import Progress
+from gpuscope.runs.runner import Progress
 from gpuscope.trace.model import Run, Trace
 from gpuscope.widgets import html, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
@@ -281,7 +281,9 @@ class Dashboard:
                 self._tell_live, failed=self._live_failed, period_s=PERIOD_S, clock=self._clock
             )
             with live:
-                done = session.run(experiment, self.devices.opened(), viewer=live.offer, stop=stop)
+                done = execution.run(
+                    experiment, self.devices.opened(), viewer=live.offer, stop=stop
+                )
         except GpuscopeError as error:
             said = str(error)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to

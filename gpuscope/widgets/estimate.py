@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.session import Progress
+from gpuscope.runs.runner import Progress
 
 
 class Estimate:

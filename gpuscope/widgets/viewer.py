@@ -1,11 +1,10 @@
-"""What ``profile(live=True)`` shows: importing this subscribes to the session's recordings."""
+"""What ``profile(live=True)`` shows."""
 
 from __future__ import annotations
 
 from IPython.display import display
 
 from gpuscope.record.recorder import Recording
-from gpuscope.runs import session
 from gpuscope.widgets.timeline import Timeline
 
 
@@ -25,6 +24,3 @@ class ShownTimeline:
         self.timeline.finish()
         if self._place is not None and not self.timeline.is_seen:
             self._place.update(self.timeline)  # what is kept shows the end, not the beginning
-
-
-session.live_viewers.append(ShownTimeline)

@@ -42,7 +42,7 @@ from gpuscope.errors import (
     MissingDependency,
     MissingEvidence,
 )
-from gpuscope.runs.session import profile
+from gpuscope.runs.profiling import profile
 
 H200 = Profile.load("h200")
 TEXT = (resources.files("gpuscope.device.sim") / "profiles" / "h200.json").read_text("utf-8")

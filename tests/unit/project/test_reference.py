@@ -48,7 +48,7 @@ WITHOUT_EXAMPLE = {
     "learn.Result": "part of an Outcome",
     "runs.nsight.Profile": "what nsight.profile() returns",
     "runs.nsight.profile": "its example needs nsys and a GPU, so it is skipped",
-    "runs.session.Progress": "what viewers are given",
+    "runs.runner.Progress": "what viewers are given",
     "trace.explain.Reason": "part of an Explanation",
     "workloads.Completion": "what Handle.completion returns, in the example there",
     "workloads.FunctionHandle": "what a workload returns when it is called",

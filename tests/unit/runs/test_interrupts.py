@@ -23,7 +23,7 @@ from gpuscope.device import borrowed, caller
 from gpuscope.device.device import Device
 from gpuscope.device.sim import backend, capture, engine, memory
 from gpuscope.record import activity, annotate, order, recorder, rows
-from gpuscope.runs import series, session, sweeps
+from gpuscope.runs import execution, profiling, runner, series, sweeps, workers
 from gpuscope.trace import Trace
 
 ENGINE = (engine, backend, capture, memory)
@@ -250,7 +250,7 @@ def test_interrupts_of_a_run_keep_what_was_recorded():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, (session,), after)
+        try_everywhere(program, (execution, profiling, runner, workers), after)
 
 
 class Told:

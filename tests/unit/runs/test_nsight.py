@@ -15,7 +15,7 @@ import pytest
 import gpuscope as gs
 from gpuscope import _nsys
 from gpuscope.runs import nsight
-from gpuscope.runs.session import perform
+from gpuscope.runs.execution import perform
 from gpuscope.trace import Trace
 
 EXPERIMENT = {

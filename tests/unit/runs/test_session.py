@@ -404,7 +404,7 @@ def test_a_bad_description_is_refused_without_a_device(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("a device was opened")
 
-    monkeypatch.setattr("gpuscope.runs.session.open_device", fail)
+    monkeypatch.setattr("gpuscope.runs.execution.open_device", fail)
     with pytest.raises(gs.errors.InvalidExperiment, match="unknown key"):
         gs.run({**one_gemm(), "bogus": 1})
 

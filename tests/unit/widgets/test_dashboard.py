@@ -24,10 +24,10 @@ from gpuscope.errors import (
     MissingDependency,
 )
 from gpuscope.figures.style import OKABE_ITO
-from gpuscope.runs import session
+from gpuscope.runs import execution
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.nsight import Profile
-from gpuscope.runs.session import Progress
+from gpuscope.runs.runner import Progress
 from gpuscope.widgets import dashboard as module
 from gpuscope.widgets.dashboard import CLOSE_UP_NS, Dashboard
 from gpuscope.widgets.devices import DevicePicker
@@ -90,7 +90,7 @@ def fake_run(monkeypatch, act) -> None:
     def run(experiment, device, *, viewer, stop):
         return act(viewer, stop)
 
-    monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(execution, "run", run)
 
 
 # -- what it offers ---------------------------------------------------------------------

@@ -28,7 +28,6 @@ import gpuscope as gs
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.tracks import MAX_TRACKS
 from gpuscope.learn.question import Question
-from gpuscope.runs import session
 from gpuscope.trace import Trace
 from gpuscope.trace.model import TraceMetadata
 from gpuscope.widgets.bar import Bar
@@ -825,7 +824,7 @@ def test_a_recording_that_ended_is_shown_whole_without_being_told(gpu):
     timeline.close()
 
 
-def test_profile_live_tells_every_viewer(gpu, monkeypatch):
+def test_profile_live_shows_a_view_of_ones_own(gpu):
     told: list[tuple[str, object]] = []
 
     class View:
@@ -835,16 +834,13 @@ def test_profile_live_tells_every_viewer(gpu, monkeypatch):
         def finish(self):
             told.append(("finish", told[0][1].trace))  # it has ended by now
 
-    monkeypatch.setattr(session, "live_viewers", [View])
-    with pytest.raises(ZeroDivisionError), gs.profile(gpu, live=True) as recording:
+    with pytest.raises(ZeroDivisionError), gs.profile(gpu, live=View) as recording:
         assert told == [("watch", recording)]
         1 / 0  # noqa: B018
     assert told == [("watch", recording), ("finish", recording.trace)]
 
 
 def test_profile_live_shows_a_timeline_that_stays(gpu, monkeypatch, capsys):
-    monkeypatch.setattr(session, "live_viewers", [])
-    sys.modules.pop("gpuscope.widgets.viewer", None)
     made: list[gs.Timeline] = []
     start = gs.Timeline.watch
     monkeypatch.setattr(

@@ -1,0 +1,139 @@
+"""``profile``: record any code."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from gpuscope import _live
+from gpuscope._checks import require_kind
+from gpuscope._live import LiveView, ViewMaker
+from gpuscope._optional import needed_for
+from gpuscope.device.device import Device
+from gpuscope.device.select import open_devices
+from gpuscope.record.recorder import MEMORY_LIMIT, Recording
+
+
+@contextlib.contextmanager
+def profile(
+    device: Device | None = None,
+    *,
+    source: Literal["auto", "cupti", "events"] = "auto",
+    detail: Literal["launches", "full"] = "launches",
+    launch_ids: bool | Literal["runtime"] = True,
+    memory_limit: int = MEMORY_LIMIT,
+    wait: bool = True,
+    live: bool | ViewMaker = False,
+) -> Iterator[Recording]:
+    """Record everything that happens on a device inside the ``with`` block.
+
+    On a GPU, CUPTI records what every library of the process does; where it is not
+    installed, bracketing events time what gpuscope launches.
+
+    Parameters
+    ----------
+    device
+        Which one; without it, every open device, which must share one clock.
+    source
+        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI where it is installed.
+    detail
+        ``"launches"``: of API calls those that launch, copy or set. ``"full"``: all API
+        calls, and synchronisations.
+    launch_ids
+        Whether API calls are recorded. Without them a launch costs less, but work cannot be
+        traced to the call and the partition it was given to. ``"runtime"``: those of the CUDA
+        runtime alone, as PyTorch and cuBLAS make them; CuPy, Triton, cuda.core and gpuscope's
+        own kernels launch by the driver's calls.
+    memory_limit
+        Bytes of buffers that CUPTI may fill between two readings; what does not fit is
+        dropped and counted.
+    wait
+        Wait at the end for what was launched; else what still runs stays open.
+    live
+        True shows a :class:`~gpuscope.Timeline` that grows while the block runs and stays when
+        it ended; a function that returns another view shows that. Reading the records
+        meanwhile takes turns with the host code that is recorded.
+
+    Yields
+    ------
+    Recording
+        ``batches(since)`` while it runs, ``trace`` afterwards, also after an exception.
+
+    Raises
+    ------
+    GpuscopeError
+        Devices with different clocks are open and none was named.
+    RecorderBusy
+        Another client of CUPTI, such as PyTorch's profiler or Nsight Systems, records in
+        this process.
+    MissingDependency, CapabilityError
+        CUPTI was asked for and is not there, or what a live view needs.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     _ = gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)
+    >>> recording.trace.kind_counts()["kernel"]
+    1
+    """
+    require_kind("device", device, Device, None)
+    for name, value in (("source", source), ("detail", detail)):
+        require_kind(name, value, str)
+    require_kind("launch_ids", launch_ids, bool, str)
+    require_kind("wait", wait, bool)
+    require_kind("live", live, bool, Callable)
+    recording = Recording(
+        (device,) if device is not None else _one_clock(),
+        source=source,
+        detail=detail,
+        launch_ids=launch_ids,
+        memory_limit=memory_limit,
+    )
+    view = _open_view(live)
+    watching = started = False
+    try:
+        recording.start()
+        started = True
+        if view is not None:
+            watching = True
+            view.watch(recording)
+        yield recording
+    finally:
+        try:
+            _stop(recording, wait=wait and started)
+        finally:
+            try:
+                _stop(recording, wait=False)  # what is left where that was interrupted
+            finally:
+                if view is not None and watching:
+                    view.finish()
+
+
+def _stop(recording: Recording, *, wait: bool) -> None:
+    """Stop what has begun; at the interpreter's end it goes with the process."""
+    if recording.has_begun and not sys.is_finalizing():
+        recording.stop(wait=wait)
+
+
+def _open_view(live: bool | ViewMaker) -> LiveView | None:  # noqa: FBT001 - as profile takes it
+    if live is False:
+        return None
+    with needed_for("profile(live=True)"):
+        return _live.usual[0]() if live is True else live()
+
+
+def _one_clock() -> tuple[Device, ...]:
+    devices = open_devices()
+    if (
+        len({device.info.kind for device in devices}) > 1
+        or sum(device.is_simulated for device in devices) > 1
+    ):
+        del devices  # a device that nobody holds any more must not count
+        gc.collect()
+        devices = open_devices()
+    return tuple(devices)

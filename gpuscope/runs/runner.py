@@ -1,0 +1,419 @@
+"""One run of an experiment: its rounds, its recordings, and its way to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuscope.analysis.compare import compare
+from gpuscope.analysis.solo import solo_statistics
+from gpuscope.device.caller import innermost_guard
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition, Partitions
+from gpuscope.device.stream import Stream, close_all
+from gpuscope.errors import InvalidPartition, NothingRecorded
+from gpuscope.record.annotate import annotate
+from gpuscope.record.recorder import Recording
+from gpuscope.runs.experiment import Experiment, ResolvedSetting
+from gpuscope.runs.workers import QUEUED_NS, Worker
+from gpuscope.trace.model import Run, Trace, incomplete
+from gpuscope.workloads.handle import Handle
+from gpuscope.workloads.spec import WorkloadSpec
+
+LOOK_NS = 50_000_000
+"""How long the host waits at most without looking whether to stop, or telling how far it is."""
+
+NAP_NS = 20_000
+"""How long the host looks away when nothing is due but a background is to be kept busy."""
+
+_LEGACY_STREAM = 1  # cudaStreamLegacy
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; given to viewers.
+
+    Attributes
+    ----------
+    done, total
+        Foreground calls completed and planned, over all settings and rounds.
+    recording
+        The recording that is on now, for its batches; ``None`` between recordings.
+    phase
+        ``"together"``, or which workload is measured alone.
+    """
+
+    setting: str
+    round: int
+    done: int
+    total: int
+    recording: Recording | None
+    phase: str = "together"
+
+
+Viewer = Callable[[Progress], None]
+
+
+class Runner:
+    """One run: its handles, its traces so far, its way to stop."""
+
+    def __init__(
+        self, experiment: Experiment, device: Device, viewer: Viewer | None, stop: threading.Event
+    ) -> None:
+        self.experiment = experiment
+        self.device = device
+        self.viewer = viewer
+        self.stop = stop
+        self.settings = experiment.resolve()
+        foreground = [w for w in experiment.workloads.values() if not w.background]
+        self.total = sum(w.repeats for w in foreground) * len(self.settings)
+        self.done = 0
+        self.recordings: dict[str, list[Recording]] = {one.name: [] for one in self.settings}
+        self.alone: dict[tuple[str, str], list[Recording]] = {}
+        self.handles: dict[tuple[str, object], Handle] = {}
+        self.stream_ids: dict[tuple[str, str], int] = {}
+        self.recording: Recording | None = None
+        self.round = 0
+        self._legacy: Stream | None = None
+        self._open: list[Stream] = []  # of this round, to be closed
+        self._carved: list[Partitions] = []
+        self._guard = innermost_guard()
+        self._collects = gc.isenabled()
+
+    def run(self) -> Run:
+        """Perform, and return what was recorded; after an interrupt, wherever that struck, too."""
+        try:
+            self.perform()
+            return self._result(stopped=self.stop.is_set())
+        except KeyboardInterrupt:
+            pass  # what it left is looked after when nothing holds on to it any more
+        self.settle()
+        run = self._result(stopped=True)
+        warnings.warn(
+            "the run was interrupted: it returns what was recorded until then", stacklevel=3
+        )
+        return run
+
+    def _result(self, *, stopped: bool) -> Run:
+        kept = {name: _traces(recordings) for name, recordings in self.recordings.items()}
+        traces = {
+            name: self._whole(name, Trace.concat(parts)) for name, parts in kept.items() if parts
+        }
+        if not traces:
+            raise NothingRecorded("the run was stopped before anything was recorded: run it again")
+        return Run(traces, compare(traces), self.experiment.to_dict(), stopped)
+
+    def _whole(self, setting: str, trace: Trace) -> Trace:
+        """Return a setting's trace with what was seen of each workload alone."""
+        solo = {
+            name: measured
+            for name, spec in self.experiment.workloads.items()
+            if (
+                measured := solo_statistics(
+                    _traces(self.alone.get((setting, name), [])),
+                    _traces(self.alone.get(("", name), [])),
+                    paced=spec.rate_hz is not None,
+                )
+            )
+        }
+        trace = trace.with_metadata(
+            solo=solo, experiment=self.experiment.to_dict(), setting=setting
+        )
+        alone = {
+            f"{workload} alone{'' if where else ' on the whole GPU'}, round {number}": part
+            for (where, workload), recordings in self.alone.items()
+            for number, part in enumerate(_traces(recordings), 1)
+            if where in (setting, "")
+        }
+        missing = incomplete(alone)
+        if not missing:
+            return trace
+        notes = (*trace.metadata.notes, f"what ran alone is {missing}")
+        return trace.with_metadata(complete=False, notes=notes)
+
+    def perform(self) -> None:
+        """Do every round of every setting; closes all that was made, also on an error."""
+        for setting in self.settings:
+            if setting.partitions:
+                try:
+                    self.device.plan_carve(setting.partitions, rounding=self.experiment.rounding)
+                except InvalidPartition as error:
+                    raise InvalidPartition(
+                        f"setting {setting.name!r}: {error} (in an experiment: rounding, at the "
+                        "top)"
+                    ) from error
+        try:
+            for number in range(self.experiment.rounds):
+                for setting in self.settings:
+                    if self.stop.is_set():
+                        break
+                    self._round(setting, number)
+        except Exception:
+            self._end()
+            raise
+        self._close()
+
+    def settle(self) -> None:
+        """Put in order what an interrupt left undone, wherever it struck.
+
+        What it kept from being closed or left is noted here, or garbage. So nobody may hold the
+        interrupt any more, whose traceback holds that.
+        """
+        while (guard := innermost_guard()) is not None and guard is not self._guard:
+            guard.__exit__(None, None, None)
+        self.device.calls.enter_handle(None)
+        if self._collects:
+            gc.enable()
+        gc.collect()
+        self._end()
+
+    def _end(self) -> None:
+        """Stop what records, and close all that was made."""
+        try:
+            for recording in itertools.chain(*self.recordings.values(), *self.alone.values()):
+                if recording.has_begun:
+                    recording.stop()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self._close_made()
+        finally:
+            close_all(list(self.handles.values()))
+
+    def _close_made(self) -> None:
+        """Close what a round made; again closes what an interrupt left."""
+        parts = [part for carving in self._carved for part in carving.values()]
+        close_all([*self._open, *parts, *self._carved])
+        self._open.clear()
+        self._carved.clear()
+
+    # -- one round of one setting -----------------------------------------------------
+    def _round(self, setting: ResolvedSetting, number: int) -> None:
+        repeats = {
+            name: _share(spec.repeats, self.experiment.rounds, number)
+            for name, spec in setting.workloads.items()
+        }
+        self.round = number
+        with self._streams(setting) as streams:
+            workers = self._workers(setting, streams, repeats, number)
+            for worker in workers:
+                worker.warm_up(self.device.now_ns, self.stop)
+            if self.stop.is_set():
+                return
+            began_ns = self.device.now_ns()
+            recorded = self._recorded(self.recordings[setting.name])
+            with recorded, annotate(f"round {number}"), _no_collection():
+                self._drive(setting.name, number, workers)
+            if self.experiment.alone_repeats and not self.stop.is_set():
+                took_ns = self.device.now_ns() - began_ns
+                self._measure_alone(setting, workers, number, took_ns)
+
+    @contextlib.contextmanager
+    def _streams(self, setting: ResolvedSetting) -> Iterator[dict[str, Stream]]:
+        yield self._make_streams(setting)
+        self._close_made()
+
+    def _make_streams(self, setting: ResolvedSetting) -> dict[str, Stream]:
+        partitions: Mapping[str, Partition] = {}
+        if setting.partitions:
+            self._carved.append(
+                self.device.carve(setting.partitions, rounding=self.experiment.rounding)
+            )
+            partitions = self._carved[-1]
+        for name, color in self.experiment.colors.items():
+            if name in partitions:
+                partitions[name].color = color
+        streams: dict[str, Stream] = {}
+        for name, spec in setting.streams.items():
+            if spec.partition is not None and partitions:
+                home = partitions[spec.partition]
+                self._open.append(home.create_stream(name=name, priority=spec.priority))
+            else:
+                self._open.append(
+                    self.device.create_stream(
+                        name=name, priority=spec.priority, blocking=spec.blocking
+                    )
+                )
+            stream = streams[name] = self._open[-1]
+            # The same stream in every round, as far as the trace is concerned.
+            stream.take_number(self.stream_ids.setdefault((setting.name, name), stream.id))
+        return streams
+
+    def _workers(
+        self,
+        setting: ResolvedSetting,
+        streams: Mapping[str, Stream],
+        repeats: Mapping[str, int],
+        number: int,
+    ) -> list[Worker]:
+        handles = {name: self._handle(name, spec) for name, spec in setting.workloads.items()}
+        return [
+            Worker(
+                handles[name],
+                streams[spec.stream],
+                spec,
+                repeats[name],
+                random.Random(f"{self.experiment.seed} {name} {number}"),  # noqa: S311 - arrivals
+                queued_ns=QUEUED_NS // len(handles),
+                waits_on=[handles[other] for other in spec.waits_on],
+                unguarded=None if spec.guard else self._legacy_stream(),
+            )
+            for name, spec in setting.workloads.items()
+        ]
+
+    def _legacy_stream(self) -> Stream:
+        """Return CUDA's legacy default stream, where work goes that nobody guards."""
+        if self._legacy is None:
+            self._legacy = self.device.wrap_stream(_LEGACY_STREAM, name="legacy default")
+        return self._legacy
+
+    def _handle(self, name: str, spec: WorkloadSpec) -> Handle:
+        key = (name, getattr(spec, "sm_count_target", None))  # what a setting may change of it
+        if key not in self.handles:
+            self.handles[key] = spec.make(self.device, name=name, seed=self.experiment.seed)
+        return self.handles[key]
+
+    @contextlib.contextmanager
+    def _recorded(self, kept: list[Recording]) -> Iterator[None]:
+        """Record; what is kept before it begins is there whatever happens."""
+        self.recording = Recording((self.device,))
+        kept.append(self.recording)
+        self.recording.start()
+        yield
+        kept[-1].stop()
+        self.recording = None
+
+    def _drive(self, setting: str, number: int, workers: list[Worker]) -> None:
+        """Issue and poll until the foreground is done: one host thread, nothing blocks."""
+        clock = self.device.now_ns
+        foreground = [worker for worker in workers if not worker.background]
+        background = [worker for worker in workers if worker.background]
+        for worker in workers:
+            worker.begin(clock())
+        finished = 0
+        while not self.stop.is_set():
+            for worker in foreground:
+                worker.poll(clock)
+            waiting = any(worker.queued for worker in foreground)
+            for worker in background:
+                # While a latency is being measured, look away as long as enough is queued.
+                if not waiting or worker.runs_low(clock()):
+                    worker.poll(clock)
+                    worker.top_up()
+            for worker in foreground:
+                if worker.due(clock()):
+                    for load in background:
+                        load.poll(clock)
+                        load.top_up()
+                    worker.issue()
+                    worker.left -= 1
+                    waiting = True
+            now_finished = sum(worker.finished for worker in foreground)
+            if now_finished != finished:
+                self.done += now_finished - finished
+                finished = now_finished
+                self._tell(setting, number)
+            if all(worker.over for worker in foreground):
+                break
+            if not waiting:
+                due_ns = min(worker.due_ns for worker in foreground if worker.left)
+                nap_ns = clock() + (NAP_NS if background else LOOK_NS)
+                self.device.backend.wait_until_ns(min(due_ns, nap_ns))
+        for worker in workers:
+            worker.finish()
+
+    def _tell(self, setting: str, number: int, phase: str = "together") -> None:
+        if self.viewer is not None:
+            self.viewer(Progress(setting, number, self.done, self.total, self.recording, phase))
+
+    # -- alone ------------------------------------------------------------------------
+    def _measure_alone(
+        self, setting: ResolvedSetting, workers: list[Worker], number: int, took_ns: int
+    ) -> None:
+        """Record each workload alone: in its place, and once a round on the whole GPU."""
+        for worker in workers:
+            self._alone(setting.name, worker, took_ns)
+        if setting is not self.settings[0]:
+            return
+        self._open.append(self.device.create_stream(name="alone"))
+        with self._open[-1] as stream:
+            for name, spec in self.experiment.workloads.items():
+                rng = random.Random(number)  # noqa: S311 - arrivals, not secrets
+                worker = Worker(self._handle(name, spec), stream, spec, 0, rng)
+                worker.warm_up(self.device.now_ns, self.stop)
+                self._alone("", worker, took_ns)
+
+    def _alone(self, setting: str, worker: Worker, took_ns: int) -> None:
+        """Record one workload alone; a background for as long as it ran with the others.
+
+        A GPU under a power cap slows down when it is busy for long: a burst would be a
+        flattering reference.
+        """
+        if self.stop.is_set():
+            return
+        told_ns = self.device.now_ns()
+        until_ns = told_ns + (took_ns if worker.background else 0)
+        phase = f"{worker.handle.name} alone"
+        self._tell(setting, self.round, phase)
+        done = 0
+        with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):
+            while done < self.experiment.alone_repeats or self.device.now_ns() < until_ns:
+                if self.stop.is_set():
+                    break
+                worker.top_up()
+                worker.wait_one()
+                done += 1
+                now_ns = self.device.now_ns()
+                if now_ns - told_ns > LOOK_NS:
+                    told_ns = now_ns
+                    self._tell(setting, self.round, phase)
+            worker.finish()
+
+
+class Performance(Runner):
+    """A run that a tool outside records: nothing is recorded here, and nothing is run alone."""
+
+    def _round(self, setting: ResolvedSetting, number: int) -> None:
+        with annotate(setting.name):
+            super()._round(setting, number)
+
+    @contextlib.contextmanager
+    def _recorded(self, kept: list[Recording]) -> Iterator[None]:
+        del kept
+        yield
+
+    def _measure_alone(
+        self, setting: ResolvedSetting, workers: list[Worker], number: int, took_ns: int
+    ) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is being timed."""
+    was_on = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _share(total: int, rounds: int, number: int) -> int:
+    """Split ``total`` over rounds as evenly as whole numbers allow."""
+    return total * (number + 1) // rounds - total * number // rounds
+
+
+def _traces(recordings: Iterable[Recording]) -> list[Trace]:
+    """Return the traces of those that recorded anything; they have ended."""
+    traces = [recording.trace for recording in recordings if recording.has_begun]
+    return [trace for trace in traces if len(trace)]

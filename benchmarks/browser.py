@@ -241,7 +241,7 @@ def timed_draw(self):
     frame = draw(self)
     if frame is not None and self.follow:
         begun[frame] = start
-        seen[frame] = len(self._drawn.view.found.rows), self._drawn.view.found.total
+        seen[frame] = len(self.drawn.view.found.rows), self.drawn.view.found.total
     return frame
 def timed_painted(self, frame):
     ended.setdefault(frame, time.perf_counter())

@@ -61,22 +61,22 @@ def child() -> dict[str, Any]:
     loop, _ = recording.launches()
     gpu = gs.open_device("cuda:0", quiet=True)
     timeline = gs.Timeline()
-    opened = counted.nbytes, timeline._bar.frame
+    opened = counted.nbytes, timeline.bar.frame
     alone, live, frames, reads = [], [], [], []
     for turn in range(2 * CHUNKS + 2):
         view = timeline if turn % 2 else None
         with gs.profile(gpu) as one, watched(view, one):
-            before = timeline._bar.frame, counted.nbytes
+            before = timeline.bar.frame, counted.nbytes
             start = time.perf_counter()
             us = loop(CHUNK if turn > 1 else 20_000)
             took_s = time.perf_counter() - start
         if view is not None:
             timeline.wait()
-            frames.append((timeline._bar.frame - before[0]) / took_s)
-            reads.append(len(timeline._state.tracks))
+            frames.append((timeline.bar.frame - before[0]) / took_s)
+            reads.append(len(timeline.state.tracks))
         if turn > 1:
             (live if view is not None else alone).append(us)
-    sent = (counted.nbytes - opened[0]) / max(1, timeline._bar.frame - opened[1])
+    sent = (counted.nbytes - opened[0]) / max(1, timeline.bar.frame - opened[1])
     timeline.close()
     return {
         "alone": alone, "live": live, "frames_per_s": frames[1:], "rows": reads[1:],

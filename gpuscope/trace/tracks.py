@@ -61,7 +61,9 @@ class TrackKey(NamedTuple):
         )
 
 
-KEY_COLUMNS = TrackKey._fields[1:]
+KEY_COLUMNS = (
+    "process", "thread", "device", "partition", "stream", "category", "name", "sm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ Message = Mapping[str, Any]
 class Bar(anywidget.AnyWidget):
     """Buttons, search and status line; in the browser it attends to the plot beside it, too.
 
-    It tells of keys, clicks, the plot's width, the page's theme, and of frames that were
-    painted, each as a message ``{"do": what, …}`` for :func:`act`.
+    It sends keys, clicks, the plot's width, the page's theme and the numbers of painted frames,
+    each as a message ``{"do": what, …}``.
 
     Parameters
     ----------
@@ -41,39 +41,3 @@ class Bar(anywidget.AnyWidget):
     def __init__(self, told: Callable[[Message], None], **options: Any) -> None:
         super().__init__(**options)
         self.on_msg(lambda _widget, content, _buffers: told(content))
-
-
-def act(timeline: Any, message: Message) -> None:
-    """Do what a browser told a timeline.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        The message is none of ours.
-    """
-    if message.get("released"):
-        timeline._hold(on=False)
-    _ACTS[message["do"]](timeline, message)
-
-
-_ACTS: dict[str, Callable[[Any, Message], object]] = {
-    "zoom": lambda it, told: it.zoom(float(told["by"]), told.get("at")),
-    "pan": lambda it, told: it.pan(float(told["by"])),
-    "fit": lambda it, _: it.fit(),
-    "find": lambda it, told: it.find(str(told["text"])),
-    "next": lambda it, _: it.next(),
-    "previous": lambda it, _: it.previous(),
-    "select": lambda it, told: it.select(int(told["span"])),
-    "step": lambda it, told: it.step(int(told["along"]), int(told["across"])),
-    "click": lambda it, told: it._clicked(float(told["x"]), float(told["y"])),
-    "measure": lambda it, _: it.measure(),
-    "clear": lambda it, _: it.clear(),
-    "hide": lambda it, told: it._hide(str(told["track"]), hidden=bool(told["hidden"])),
-    "follow": lambda it, told: it.set_trait("follow", bool(told["on"])),
-    "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
-    "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
-    "size": lambda it, told: it._sized(int(told["pixels"])),
-    "theme": lambda it, told: it._themed(dark=bool(told["dark"])),
-    "hold": lambda it, told: it._hold(on=bool(told["on"])),
-    "painted": lambda it, told: it._scheduler.painted(int(told["frame"])),
-}

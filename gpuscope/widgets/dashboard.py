@@ -421,7 +421,7 @@ class Dashboard:
     # -- what stays in the notebook ------------------------------------------------------
     def _static(self) -> str:
         try:
-            experiment = Experiment.from_dict(self.form._data()).to_toml()
+            experiment = Experiment.from_dict(self.form.described()).to_toml()
         except GpuscopeError as error:
             experiment = f"# {error}"
         shown = self.verdicts.value + self._picture + self.results.value

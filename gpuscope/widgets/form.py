@@ -160,14 +160,15 @@ class Form:
             said = [self.problem, self.streams.said, self.workloads.said]
             if any(said):
                 raise InvalidExperiment("\n".join(filter(None, said)))
-            return Experiment.from_dict(self._data())
+            return Experiment.from_dict(self.described())
 
     def plan(self) -> CarvePlan | None:
         """Return the plan of what was applied; ``None`` where nothing is carved."""
         sizes = self.carver.sizes
         return self._target().plan_carve(sizes) if sizes else None
 
-    def _data(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
+        """Return the experiment as a dict, whether or not it validates."""
         sizes = dict(self.carver.sizes)
         label = " | ".join(f"{name} {size}" for name, size in sizes.items())
         return {
@@ -206,7 +207,7 @@ class Form:
             problems: Mapping[tuple[str, ...], str] = {}
             self.problem = ""
             try:
-                Experiment.from_dict(self._data())
+                Experiment.from_dict(self.described())
             except InvalidExperiment as error:
                 problems = error.problems
                 shown = ("streams", "workloads")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpuscope._checks import count, door
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
+from gpuscope.widgets.bar import Message
 from gpuscope.widgets.details import links
 from gpuscope.widgets.live import Pump
 from gpuscope.widgets.search import Search
 from gpuscope.widgets.snapshot import MARGIN
 from gpuscope.widgets.view import TimelineView
-from gpuscope.widgets.window import around, panned, widened, zoomed
+from gpuscope.widgets.window import around, clamped, panned, widened, zoomed
 
 LIVE_HEIGHT = 420
 """Of the plotting area in px, where no trace says how much it needs."""
@@ -89,7 +91,7 @@ class Timeline(TimelineView):
 
     def __repr__(self) -> str:
         """Say what it shows; not, as widgets do, all that its plot holds."""
-        return f"<Timeline, {len(self._state.tracks):,} rows>"
+        return f"<Timeline, {len(self.state.tracks):,} rows>"
 
     # -- what is shown ----------------------------------------------------------------
     @door(trace=Trace)
@@ -97,7 +99,7 @@ class Timeline(TimelineView):
         """Show another trace, all of it."""
         self._stop_reading()
         with self._lock:
-            self._state.show(trace)
+            self.state.show(trace)
         self._begin(trace)
 
     def _begin(self, trace: Trace) -> None:
@@ -107,9 +109,9 @@ class Timeline(TimelineView):
             self._is_live = False
             self._forget()
             self.follow = False
-            self.window_ns = self._state.first_view(trace)
-        self._scheduler.ask()
-        self._scheduler.wait()
+            self.window_ns = self.state.first_view(trace)
+        self.scheduler.ask()
+        self.scheduler.wait()
 
     @door(recording=Recording)
     def watch(self, recording: Recording) -> None:
@@ -121,12 +123,12 @@ class Timeline(TimelineView):
         with self._lock:
             self._recording = recording
             self._is_live = True
-            self._state.show(Trace.from_columns({}, metadata=recording.known()))
+            self.state.show(Trace.from_columns({}, metadata=recording.known()))
             self._forget()
-            low, _ = self._state.extent_ns
+            low, _ = self.state.extent_ns
             self.window_ns = (low, low + self._followed_ns)
             self.follow = True
-        self._scheduler.ask()
+        self.scheduler.ask()
         self._pump = Pump(
             recording, grew=self._grew, ended=self._ended, failed=self._failed
         )  # fmt: skip
@@ -142,7 +144,7 @@ class Timeline(TimelineView):
         else:
             with self._lock:
                 self.follow = False
-            self._scheduler.ask()
+            self.scheduler.ask()
 
     def close(self) -> None:
         """End its threads and take it away."""
@@ -153,7 +155,7 @@ class Timeline(TimelineView):
         """Take back what was searched, selected and measured in what was shown before."""
         self.find("")
         self.figure.forget()
-        self._drawn = None
+        self.drawn = None
         self.clear()
 
     # -- the view ---------------------------------------------------------------------
@@ -169,7 +171,7 @@ class Timeline(TimelineView):
         """
         with self._lock:
             point = 1.0 if self.follow else 0.5 if at is None else at
-            self.window_ns = zoomed(self.window_ns, by, point, self._state.extent_ns)
+            self.window_ns = zoomed(self.window_ns, by, point, self.state.extent_ns)
 
     @door(by=float)
     def pan(self, by: float) -> None:
@@ -177,13 +179,13 @@ class Timeline(TimelineView):
         with self._lock:
             if by < 0:
                 self.follow = False
-            self.window_ns = panned(self.window_ns, by, self._state.extent_ns)
+            self.window_ns = panned(self.window_ns, by, self.state.extent_ns)
 
     def fit(self) -> None:
         """Show everything."""
         with self._lock:
             self.follow = False
-            self.window_ns = self._state.extent_ns
+            self.window_ns = self.state.extent_ns
 
     # -- search -----------------------------------------------------------------------
     @door(text=str)
@@ -199,7 +201,7 @@ class Timeline(TimelineView):
             self._search = Search(text)
             self.set_trait("search", text)
             self._look()
-        self._scheduler.ask()
+        self.scheduler.ask()
         return int(self.matches)
 
     def next(self) -> int | None:
@@ -211,14 +213,14 @@ class Timeline(TimelineView):
         return self._go(-1)
 
     def _look(self) -> None:
-        self._search.look(self._state)
+        self._search.look(self.state)
         self.set_trait("matches", len(self._search.rows))
 
     def _go(self, step: int) -> int | None:
         with self._lock:
             if self._recording is not None:
                 self._look()
-            row = self._search.go(step, self._state, self.window_ns)
+            row = self._search.go(step, self.state, self.window_ns)
             return None if row is None else self._choose(row)
 
     # -- one span ---------------------------------------------------------------------
@@ -235,7 +237,7 @@ class Timeline(TimelineView):
             if span is None:
                 self._unselect()
             else:
-                self._choose(self._state.row(span))
+                self._choose(self.state.row(span))
 
     @door(along=int, across=int)
     def step(self, along: int = 0, across: int = 0) -> int | None:
@@ -244,26 +246,26 @@ class Timeline(TimelineView):
         Where none is selected, the first in view.
         """
         with self._lock:
-            row = self._state.neighbour(self.window_ns, along, across)
+            row = self.state.neighbour(self.window_ns, along, across)
             return None if row is None else self._choose(row)
 
     def _choose(self, row: int, *, move: bool = True) -> int:
-        state, trace = self._state, self._whole()
+        state, trace = self.state, self._whole()
         span = int(state.tracks.ids[row])
         state.select(row, links(trace, span))
-        self._details.show(trace, row)
+        self.details.show(trace, row)
         self.set_trait("selected", span)
         if move:
             self.follow = False
             self.window_ns = around(self.window_ns, state.span_ns(row), state.extent_ns)
-        self._scheduler.ask()
+        self.scheduler.ask()
         return span
 
     def _unselect(self) -> None:
-        self._state.select(None)
-        self._details.clear()
+        self.state.select(None)
+        self.details.clear()
         self.set_trait("selected", None)
-        self._scheduler.ask()
+        self.scheduler.ask()
 
     def _whole(self) -> Trace:
         """Return all that is shown as a trace."""
@@ -287,8 +289,8 @@ class Timeline(TimelineView):
         done = len(marks) == 2
         self._is_measuring = self._is_measuring and not done
         self.set_trait("measured_ns", abs(marks[1] - marks[0]) if done else None)
-        self._state.marks = tuple(marks)
-        self._scheduler.ask()
+        self.state.marks = tuple(marks)
+        self.scheduler.ask()
 
     def clear(self) -> None:
         """Take back selection and measurement."""
@@ -297,16 +299,45 @@ class Timeline(TimelineView):
             self._mark([])
             self._unselect()
 
-    # -- what the browser tells; more is in TimelineView --------------------------------------
+    # -- what the browser tells -------------------------------------------------------
+    def _act(self, message: Message) -> None:
+        if message.get("released"):
+            self._hold(on=False)
+        _ACTS[message["do"]](self, message)
+
+    def _hold(self, *, on: bool) -> None:
+        """Stand still while the plot is being dragged: a frame would take it out of the hand."""
+        self._is_held = on
+
+    def _sized(self, pixels: int) -> None:
+        if self.state.resize(pixels):
+            self.scheduler.ask()
+
+    def _themed(self, *, dark: bool) -> None:
+        if self.state.repaint(dark=dark):
+            self.scheduler.ask()
+
+    def _ranged(self, low_us: float, high_us: float) -> None:
+        """Take a range of the plot's own, to which it was dragged or zoomed."""
+        with self._lock:
+            window = self.state.window_at(low_us, high_us)
+            inside = clamped(window, self.state.extent_ns)
+            if inside[1] < self.window_ns[1]:
+                self.follow = False
+            self._is_stale |= inside != window  # the plot shows what is not to be seen
+            self.window_ns = inside
+        if inside != window:
+            self.scheduler.ask()
+
     def _clicked(self, x: float, y: float) -> None:
         """Take a click in the plot; 0 and 1 are its left and right, its top and bottom edge."""
         with self._lock:
-            if self._drawn is None:
+            if self.drawn is None:
                 return
             if self._is_measuring:
-                self._mark([*self._state.marks[:1], self._drawn.snapped(x)])
+                self._mark([*self.state.marks[:1], self.drawn.snapped(x)])
                 return
-            row = self._drawn.at(x, y)
+            row = self.drawn.at(x, y)
             if row is None:
                 self._unselect()
             else:
@@ -320,7 +351,7 @@ class Timeline(TimelineView):
     # -- while a recording goes on ----------------------------------------------------
     def _grew(self, more: Trace) -> None:
         with self._lock:
-            low, high = self._state.extend(more)
+            low, high = self.state.extend(more)
             if self._is_held:
                 return
             view = widened(self.window_ns, MARGIN)
@@ -329,23 +360,47 @@ class Timeline(TimelineView):
             elif high < view[0] or low > view[1]:
                 self._show_state()
                 return
-        self._scheduler.ask()
+        self.scheduler.ask()
 
     def _ended(self) -> None:
         recording = self._recording
         assert recording is not None  # noqa: S101 - one is watched
         with self._lock:
-            marks = self._state.marks
+            marks = self.state.marks
             self._trace, self._recording = recording.trace, None
             self._is_live = self.follow = False
-            self._state.show(recording.trace)
-            self._state.marks = marks
+            self.state.show(recording.trace)
+            self.state.marks = marks
             self._look()
             if self.selected is not None:
-                self._choose(self._state.row(self.selected), move=False)
-        self._scheduler.ask()
+                self._choose(self.state.row(self.selected), move=False)
+        self.scheduler.ask()
 
     def _stop_reading(self) -> None:
         pump, self._pump = self._pump, None
         if pump is not None:
             pump.close()
+
+
+_ACTS: dict[str, Callable[[Timeline, Message], object]] = {
+    "zoom": lambda it, told: it.zoom(float(told["by"]), told.get("at")),
+    "pan": lambda it, told: it.pan(float(told["by"])),
+    "fit": lambda it, _: it.fit(),
+    "find": lambda it, told: it.find(str(told["text"])),
+    "next": lambda it, _: it.next(),
+    "previous": lambda it, _: it.previous(),
+    "select": lambda it, told: it.select(int(told["span"])),
+    "step": lambda it, told: it.step(int(told["along"]), int(told["across"])),
+    "click": lambda it, told: it._clicked(float(told["x"]), float(told["y"])),
+    "measure": lambda it, _: it.measure(),
+    "clear": lambda it, _: it.clear(),
+    "hide": lambda it, told: it._hide(str(told["track"]), hidden=bool(told["hidden"])),
+    "follow": lambda it, told: it.set_trait("follow", bool(told["on"])),
+    "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
+    "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
+    "size": lambda it, told: it._sized(int(told["pixels"])),
+    "theme": lambda it, told: it._themed(dark=bool(told["dark"])),
+    "hold": lambda it, told: it._hold(on=bool(told["on"])),
+    "painted": lambda it, told: it.scheduler.painted(int(told["frame"])),
+}
+"""What a message does, by its ``do``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import ipywidgets as ipw
@@ -15,7 +14,7 @@ from gpuscope.figures.text import clean, duration
 from gpuscope.figures.timeline_figure import of_view
 from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.bar import Bar, act
+from gpuscope.widgets.bar import Bar, Message
 from gpuscope.widgets.comms import hear_beside_cells
 from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
@@ -24,11 +23,10 @@ from gpuscope.widgets.scheduler import RedrawScheduler
 from gpuscope.widgets.search import Search
 from gpuscope.widgets.snapshot import SPANS, Drawn
 from gpuscope.widgets.state import TimelineState
-from gpuscope.widgets.window import clamped
 
 
 class TimelineView(ipw.VBox):  # type: ignore[misc]
-    """What of a timeline is drawn, and when. Threads share its state: it is locked.
+    """Holds a timeline's view state and redraws it. Thread-safe.
 
     Parameters
     ----------
@@ -36,6 +34,17 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         What to show.
     height
         Of the plotting area in px; ``None``: what the tracks of ``trace`` need.
+
+    Attributes
+    ----------
+    figure, bar, details
+        The widgets: plot, toolbar, and panel of the selected span.
+    state
+        What frames are made of; guarded by a lock.
+    scheduler
+        The thread that draws.
+    drawn
+        The last frame; ``None`` before the first.
     """
 
     window_ns = traitlets.Tuple(traitlets.Int(), traitlets.Int(), default_value=(0, 1))
@@ -58,21 +67,23 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
 
     def __init__(self, trace: Trace, height: int | None, **options: Any) -> None:
         self._lock = threading.RLock()
-        self._scheduler = RedrawScheduler(self._draw, failed=self._failed)
+        self.scheduler = RedrawScheduler(self._draw, failed=self._failed)
         self._search = Search()
-        self._drawn: Drawn | None = None
+        self.drawn: Drawn | None = None
         self._is_live = self._is_measuring = self._is_held = self._is_stale = False
         # First, so that the browser reads Plotly while the trace is being indexed.
-        self.figure = Plot(self._ranged)
-        self._state = TimelineState(trace, height)
-        layout = first_layout(self._state.snapshot((0, 1), following=False), self._state.height)
+        self.figure = Plot(
+            lambda low_us, high_us: self._told({"do": "range", "low": low_us, "high": high_us})
+        )
+        self.state = TimelineState(trace, height)
+        layout = first_layout(self.state.snapshot((0, 1), following=False), self.state.height)
         self.figure.update_layout(layout)
-        self._bar = Bar(self._told, height=layout["height"])
-        self._details = Details()
-        self._details.on_msg(lambda _widget, content, _buffers: self._told(content))
-        for heard in (self._bar, self.figure, self._details):
+        self.bar = Bar(self._told, height=layout["height"])
+        self.details = Details()
+        self.details.on_msg(lambda _widget, content, _buffers: self._told(content))
+        for heard in (self.bar, self.figure, self.details):
             hear_beside_cells(heard)
-        super().__init__([self._bar, self.figure, self._details], **options)
+        super().__init__([self.bar, self.figure, self.details], **options)
         self.add_class("gpuscope-timeline")
         self.observe(self._changed, ["window_ns", "hidden", "sms"])
         self.observe(self._followed, "follow")
@@ -89,7 +100,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
     def _still(self) -> bytes:
         """Return what is in view as a PNG."""
         with self._lock:
-            tracks, window, trace = self._state.tracks, self.window_ns, self._whole()
+            tracks, window, trace = self.state.tracks, self.window_ns, self._whole()
         return png(of_view(View.of(tracks, window, max_spans=SPANS), trace))
 
     def _whole(self) -> Trace:
@@ -98,7 +109,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
 
     def close(self) -> None:
         """End its threads and take it away."""
-        scheduler = getattr(self, "_scheduler", None)
+        scheduler = getattr(self, "scheduler", None)
         if scheduler is not None:  # else it could not be made
             scheduler.close()
         for child in self.children:
@@ -107,43 +118,29 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until what was asked for is drawn; returns whether it is."""
-        return self._scheduler.wait(timeout_s)
+        return self.scheduler.wait(timeout_s)
 
     @property
     def is_seen(self) -> bool:
         """Whether a browser shows it."""
-        return self._scheduler.is_seen
+        return self.scheduler.is_seen
 
     # -- what the browser tells -------------------------------------------------------
-    def _told(self, message: Mapping[str, Any]) -> None:
+    def _told(self, message: Message) -> None:
         try:
-            act(self, message)
+            self._act(message)
         except Exception as error:  # noqa: BLE001 - nobody stands behind a message
             self._failed(error)
 
-    def _hold(self, *, on: bool) -> None:
-        """Stand still while the plot is being dragged: a frame would take it out of the hand."""
-        self._is_held = on
+    def _act(self, message: Message) -> None:
+        """Do what the browser told.
 
-    def _sized(self, pixels: int) -> None:
-        if self._state.resize(pixels):
-            self._scheduler.ask()
-
-    def _themed(self, *, dark: bool) -> None:
-        if self._state.repaint(dark=dark):
-            self._scheduler.ask()
-
-    def _ranged(self, low_us: float, high_us: float) -> None:
-        """Take a range of the plot's own, to which it was dragged or zoomed."""
-        with self._lock:
-            window = self._state.window_at(low_us, high_us)
-            inside = clamped(window, self._state.extent_ns)
-            if inside[1] < self.window_ns[1]:
-                self.follow = False
-            self._is_stale |= inside != window  # the plot shows what is not to be seen
-            self.window_ns = inside
-        if inside != window:
-            self._scheduler.ask()
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            The message is none of ours.
+        """
+        raise NotImplementedError
 
     # -- drawing ----------------------------------------------------------------------
     @traitlets.validate("window_ns")
@@ -158,21 +155,21 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
     def _changed(self, change: Any) -> None:
         with self._lock:
             if change["name"] == "hidden":
-                self._state.hide(change["new"])
+                self.state.hide(change["new"])
             elif change["name"] == "sms":
-                self._state.show_sms(shown=change["new"])
-        self._scheduler.ask()
+                self.state.show_sms(shown=change["new"])
+        self.scheduler.ask()
 
     def _followed(self, change: Any) -> None:
         if change["new"]:
             with self._lock:
                 self._to_head()
-        self._scheduler.ask()
+        self.scheduler.ask()
 
     def _to_head(self) -> None:
         """Move the view to the newest spans."""
         low, high = self.window_ns
-        head = self._state.extent_ns[1]
+        head = self.state.extent_ns[1]
         self.window_ns = (head - (high - low), head)
 
     def _failed(self, error: Exception) -> None:
@@ -180,8 +177,8 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
 
     def _draw(self) -> int | None:
         with self._lock:
-            snapshot = self._state.snapshot(self.window_ns, following=self.follow)
-            before, is_stale = self._drawn, self._is_stale
+            snapshot = self.state.snapshot(self.window_ns, following=self.follow)
+            before, is_stale = self.drawn, self._is_stale
             self._is_stale = False
         if before is not None and not is_stale and snapshot.is_like(before.snapshot):
             self._show_state()
@@ -189,41 +186,41 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         drawn = compose_frame(snapshot, before)
         self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
         with self._lock:
-            self._drawn = drawn
+            self.drawn = drawn
         self._show_state()
-        self._bar.frame += 1
-        return self._bar.frame
+        self.bar.frame += 1
+        return self.bar.frame
 
     def _show_state(self, problem: str = "") -> None:
         with self._lock:
-            shown = self._drawn.snapshot if self._drawn is not None else None
-            self._bar.state = {
+            shown = self.drawn.snapshot if self.drawn is not None else None
+            self.bar.state = {
                 "live": self._is_live,
                 # What is seen, not what was asked for: a frame may still be on its way.
                 "follow": self.follow if shown is None else shown.following,
                 "measuring": self._is_measuring,
-                "sms": self.sms if self._state.has_blocks else None,
-                "tracks": self._state.labels,
+                "sms": self.sms if self.state.has_blocks else None,
+                "tracks": self.state.labels,
                 "search": self.search,
                 "matches": self.matches,
                 "match": self._search.at + 1,
                 "status": problem or self._status(),
                 "problem": bool(problem),
-                "dark": self._state.is_dark,
+                "dark": self.state.is_dark,
             }
 
     def _status(self) -> str:
         """Say what is in view, for eyes and for screen readers."""
         said = []
         if self._is_measuring:
-            said.append(f"click the {'second' if self._state.marks else 'first'} point to measure")
+            said.append(f"click the {'second' if self.state.marks else 'first'} point to measure")
         if self.measured_ns is not None:
             said.append(f"{duration(self.measured_ns)} between the two points")
-        facts = self._details.facts
+        facts = self.details.facts
         if facts is not None:
             said.append(f"selected: {clean(facts['title'], 60)}, {facts['subtitle']}")
-        if self._drawn is not None:
-            said.append(self._drawn.words())
-        if self._state.left_out:
-            said.append(f"{self._state.left_out:,} less busy tracks not shown")
+        if self.drawn is not None:
+            said.append(self.drawn.words())
+        if self.state.left_out:
+            said.append(f"{self.state.left_out:,} less busy tracks not shown")
         return "; ".join(said)

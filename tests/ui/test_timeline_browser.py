@@ -174,7 +174,7 @@ def bar_of(page, area, label: str) -> tuple[float, float]:
         ask(
             page,
             f"""
-drawn = timeline._drawn
+drawn = timeline.drawn
 rows = [int(row) for row in drawn.view.found.rows if {label!r} in
         next(one.label for one in drawn.snapshot.places.tracks
              if one.number == drawn.snapshot.tracks.track[row])]

@@ -275,13 +275,13 @@ def settle(timeline: gs.Timeline) -> None:
 
 def status(timeline: gs.Timeline) -> str:
     settle(timeline)
-    assert not timeline._bar.state["problem"], timeline._bar.state["status"]
-    return timeline._bar.state["status"]
+    assert not timeline.bar.state["problem"], timeline.bar.state["status"]
+    return timeline.bar.state["status"]
 
 
 def tell(timeline: gs.Timeline, do: str, **more) -> None:
     """As the toolbar's script does."""
-    timeline._bar._handle_custom_msg({"do": do, **more}, [])
+    timeline.bar._handle_custom_msg({"do": do, **more}, [])
 
 
 def drag_to(timeline: gs.Timeline, low_us: float, high_us: float) -> None:
@@ -384,13 +384,13 @@ def test_a_drag_to_where_nothing_is_comes_back(shown, sent):
 
 def test_what_changes_nothing_sends_nothing(shown, sent):
     settle(shown)
-    frame = shown._bar.frame
+    frame = shown.bar.frame
     shown.window_ns = WHOLE
     tell(shown, "theme", dark=False)
     tell(shown, "size", pixels=880)
     settle(shown)
     assert not sent
-    assert shown._bar.frame == frame
+    assert shown.bar.frame == frame
 
 
 def test_a_frame_is_no_larger_for_a_larger_trace(sent):
@@ -418,7 +418,7 @@ def test_names_are_searched_without_regard_to_case_and_workloads_too(shown):
     assert [shown.next(), shown.next(), shown.next(), shown.next()] == [15, 60, 65, 15]
     assert shown.previous() == 65
     settle(shown)
-    assert shown._bar.state["match"] == 3
+    assert shown.bar.state["match"] == 3
     assert shown.find("nothing of the kind") == 0
     assert shown.next() is None
     assert shown.find("") == 0
@@ -444,8 +444,8 @@ def test_a_match_is_brought_into_view(shown):
 def test_a_selected_span_shows_all_that_is_known_of_it(shown):
     shown.select(KERNELS[5])
     assert shown.selected == KERNELS[5]
-    until(lambda: shown._details.facts["why"], "no explanation")
-    facts = shown._details.facts
+    until(lambda: shown.details.facts["why"], "no explanation")
+    facts = shown.details.facts
     assert facts["title"] == "gemm"
     assert facts["subtitle"] == (
         "kernel · 60 µs · starts at 510 µs · partition decode (2 SMs), stream s2"
@@ -458,7 +458,7 @@ def test_a_selected_span_shows_all_that_is_known_of_it(shown):
     assert not any(name == "graph" for name, _ in facts["columns"])
     assert "selected: gemm, kernel" in status(shown)
     shown.select(None)
-    assert shown._details.facts is None
+    assert shown.details.facts is None
 
 
 def test_what_a_selected_span_depends_on_is_highlighted(shown):
@@ -474,8 +474,8 @@ def test_a_span_that_is_not_there_is_an_error_that_names_it(shown):
     with pytest.raises(MissingEvidence, match="no row 999 is shown"):
         shown.select(999)
     tell(shown, "select", span="999")
-    assert "no row 999" in shown._bar.state["status"]
-    assert shown._bar.state["problem"]
+    assert "no row 999" in shown.bar.state["status"]
+    assert shown.bar.state["problem"]
 
 
 def track_centre(timeline: gs.Timeline, label: str) -> float:
@@ -497,15 +497,15 @@ def test_a_click_selects_the_span_under_it(shown):
 def test_a_click_on_shading_selects_what_is_merged_there():
     timeline = gs.Timeline(step_trace(3_000))
     y = track_centre(timeline, "decode (2 SMs) · s2")
-    drawn = set(timeline._drawn.view.found.rows.tolist())
-    row = next(row for row in range(len(timeline._state.tracks)) if row not in drawn
-               and timeline._state.tracks.track[row] >= 0
-               and int(timeline._state.tracks.ids[row]) % 10 == 7)  # fmt: skip
-    start = int(timeline._state.tracks.start_ns[row])
+    drawn = set(timeline.drawn.view.found.rows.tolist())
+    row = next(row for row in range(len(timeline.state.tracks)) if row not in drawn
+               and timeline.state.tracks.track[row] >= 0
+               and int(timeline.state.tracks.ids[row]) % 10 == 7)  # fmt: skip
+    start = int(timeline.state.tracks.start_ns[row])
     tell(timeline, "click", x=(start + 30_000 - 1_000_000) / 3e8, y=y)
     assert timeline.selected is not None
-    chosen = timeline._state.row(timeline.selected)
-    assert abs(int(timeline._state.tracks.start_ns[chosen]) - start) <= 1_000_000
+    chosen = timeline.state.row(timeline.selected)
+    assert abs(int(timeline.state.tracks.start_ns[chosen]) - start) <= 1_000_000
     timeline.close()
 
 
@@ -522,7 +522,7 @@ def test_the_arrow_keys_go_from_span_to_span(shown):
 
 def test_two_clicks_measure_and_hold_on_to_edges(shown):
     tell(shown, "measure")
-    assert shown._bar.state["measuring"] or shown.wait(PATIENCE_S)
+    assert shown.bar.state["measuring"] or shown.wait(PATIENCE_S)
     assert "click the first point" in status(shown)
     y = track_centre(shown, "decode (2 SMs) · s2")
     tell(shown, "click", x=0.0915, y=y)  # next to the edge at 1,110 µs
@@ -531,14 +531,14 @@ def test_two_clicks_measure_and_hold_on_to_edges(shown):
     assert shown.selected is None
     assert shown.measured_ns == 1_960_000 - 1_110_000
     assert "850 µs between the two points" in status(shown)
-    assert not shown._bar.state["measuring"]
+    assert not shown.bar.state["measuring"]
     tell(shown, "clear")
     assert shown.measured_ns is None
     assert shown.measure(1_000_000, 1_250_000) == 250_000
 
 
 def test_tracks_can_be_hidden(shown):
-    labels = [label for label, _ in shown._bar.state["tracks"]]
+    labels = [label for label, _ in shown.bar.state["tracks"]]
     assert labels == ["ranges", "API calls", "decode (2 SMs) · s2", "prefill (4 SMs) · s1"]
     tell(shown, "hide", track="API calls", hidden=True)
     assert shown.hidden == ("API calls",)
@@ -559,20 +559,20 @@ def test_of_many_tracks_the_busiest_are_shown_and_listed_and_the_rest_is_counted
     shown = gs.Timeline(Trace.from_columns(columns))
     try:
         settle(shown)
-        tracks = shown._bar.state["tracks"]
+        tracks = shown.bar.state["tracks"]
         assert [label for label, _ in tracks] == [
             f"whole GPU · stream {n}" for n in range(50, count)
         ]
         assert f"{count - MAX_TRACKS} less busy tracks not shown" in status(shown)
         shown.hidden = ("whole GPU · stream 3",)
         settle(shown)
-        assert shown._bar.state["tracks"][-1] == ("whole GPU · stream 3", False)
+        assert shown.bar.state["tracks"][-1] == ("whole GPU · stream 3", False)
     finally:
         shown.close()
 
 
 def test_the_sms_can_be_shown_on_the_same_time_axis(shown):
-    assert shown._bar.state["sms"] is False
+    assert shown.bar.state["sms"] is False
     height = shown.figure.layout.height
     shown.sms = True
     settle(shown)
@@ -590,7 +590,7 @@ def test_the_sms_can_be_shown_on_the_same_time_axis(shown):
 
 def test_without_thread_blocks_no_sms_are_offered():
     timeline = gs.Timeline(step_trace().where(kind=("kernel", "range")))
-    assert timeline._bar.state["sms"] is None
+    assert timeline.bar.state["sms"] is None
     timeline.sms = True
     assert "spans in view" in status(timeline)
     timeline.close()
@@ -599,7 +599,7 @@ def test_without_thread_blocks_no_sms_are_offered():
 def test_it_follows_the_theme_of_the_page(shown, sent):
     tell(shown, "theme", dark=True)
     settle(shown)
-    assert shown._bar.state["dark"]
+    assert shown.bar.state["dark"]
     assert sent[-1][1]["font.color"] == DARK.ink
     assert shown.figure.layout.paper_bgcolor == "rgba(0,0,0,0)"  # the page's own
 
@@ -610,16 +610,16 @@ def test_foreign_names_are_text(shown):
     assert any("&lt;script&gt;" in text for text in texts)
     assert not any("<script" in text or "\u202e" in text for text in texts)
     shown.select(KERNELS[3])
-    assert shown._details.facts["title"].startswith("<script>alert(1)</script>")  # shown as text
-    assert "\u202e" not in shown._details.facts["title"]
+    assert shown.details.facts["title"].startswith("<script>alert(1)</script>")  # shown as text
+    assert "\u202e" not in shown.details.facts["title"]
 
 
 @pytest.mark.parametrize(
     "message", [{}, {"do": "fly"}, {"do": "zoom"}, {"do": "zoom", "by": "x"}, {"do": "click"}]
 )
 def test_a_message_that_is_none_of_ours_does_no_harm(shown, message):
-    shown._bar._handle_custom_msg(message, [])
-    assert shown._bar.state["problem"]
+    shown.bar._handle_custom_msg(message, [])
+    assert shown.bar.state["problem"]
     shown.zoom(0.5)
     assert "spans in view" in status(shown)
 
@@ -634,7 +634,7 @@ def test_what_cannot_be_drawn_is_said_in_the_status_line(shown, monkeypatch):
         patch.setattr("gpuscope.widgets.view.compose_frame", fail)
         shown.zoom(0.5)
         settle(shown)
-    assert shown._bar.state["status"] == "ValueError: no ink"
+    assert shown.bar.state["status"] == "ValueError: no ink"
     shown.zoom(0.5)
     assert "spans in view" in status(shown)
 
@@ -677,7 +677,7 @@ def launch(gpu, stream, count: int = 1) -> None:
 
 
 def rows(timeline: gs.Timeline) -> int:
-    return len(timeline._state.tracks)
+    return len(timeline.state.tracks)
 
 
 def live_threads() -> list[str]:
@@ -688,14 +688,14 @@ def test_rows_and_ranges_of_a_recording_arrive_while_it_goes_on(gpu):
     timeline = gs.Timeline()
     with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
         timeline.watch(recording)
-        assert timeline._bar.state["live"] or timeline.wait(PATIENCE_S)
+        assert timeline.bar.state["live"] or timeline.wait(PATIENCE_S)
         launch(gpu, stream, 5)
         until(lambda: timeline.find("step") == 5, "ranges do not arrive")
         until(lambda: bars(timeline).get("whole GPU: kernel") == 5, "kernels are not drawn")
         assert "live (SIMULATED)" in timeline.figure.layout.title.text
         assert timeline.follow
         high = timeline.window_ns[1]
-        assert high == timeline._state.extent_ns[1]
+        assert high == timeline.state.extent_ns[1]
         launch(gpu, stream, 5)
         until(lambda: timeline.find("step") == 10, "later ranges do not arrive")
         assert timeline.window_ns[1] > high
@@ -704,7 +704,7 @@ def test_rows_and_ranges_of_a_recording_arrive_while_it_goes_on(gpu):
     assert rows(timeline) == len(recording.trace)
     assert not timeline.follow
     assert "all" not in status(timeline)
-    assert not timeline._bar.state["live"]
+    assert not timeline.bar.state["live"]
     assert timeline.figure.layout.title.text == "<b>Timeline (SIMULATED)</b>"
     timeline.close()
 
@@ -722,13 +722,13 @@ def test_panning_back_stands_still_and_follow_goes_on(gpu):
         until(lambda: rows(timeline) > before, "no more rows arrive")
         assert timeline.window_ns == here
         tell(timeline, "follow", on=True)
-        assert timeline.window_ns[1] == timeline._state.extent_ns[1]
+        assert timeline.window_ns[1] == timeline.state.extent_ns[1]
         drag_to(timeline, 0, 100)
         assert not timeline.follow
         timeline.follow = True
         timeline.zoom(0.5)  # keeps the newest in view
         assert timeline.follow
-        assert timeline.window_ns[1] == timeline._state.extent_ns[1]
+        assert timeline.window_ns[1] == timeline.state.extent_ns[1]
     timeline.close()
 
 
@@ -748,7 +748,7 @@ def test_a_frame_on_its_way_does_not_say_that_following_has_ended(gpu, monkeypat
         until(lambda: timeline.find("step") == 5, "ranges do not arrive")
         settle(timeline)
         monkeypatch.setattr(timeline.figure, "draw", slowly)
-        timeline._bar.observe(
+        timeline.bar.observe(
             lambda change: said.append(
                 (change["new"]["follow"], tuple(timeline.figure.layout.xaxis.range))
             ),
@@ -759,7 +759,7 @@ def test_a_frame_on_its_way_does_not_say_that_following_has_ended(gpu, monkeypat
         timeline.pan(-0.5)
         go_on.set()
         settle(timeline)
-        until(lambda: not timeline._bar.state["follow"], "the button stays pressed")
+        until(lambda: not timeline.bar.state["follow"], "the button stays pressed")
         ended = tuple(timeline.figure.layout.xaxis.range)
     assert {where for follows, where in said if not follows} == {ended}
     timeline.close()
@@ -771,14 +771,14 @@ def test_while_the_plot_is_held_no_frame_takes_it_out_of_the_hand(gpu):
         timeline.watch(recording)
         tell(timeline, "hold", on=True)
         settle(timeline)
-        frame = timeline._bar.frame
+        frame = timeline.bar.frame
         launch(gpu, stream, 5)
         until(lambda: timeline.find("step") == 5, "ranges do not arrive")
         settle(timeline)
-        assert timeline._bar.frame <= frame + 1  # the search's own
+        assert timeline.bar.frame <= frame + 1  # the search's own
         tell(timeline, "click", x=0.5, y=2, released=True)
         launch(gpu, stream, 1)
-        until(lambda: timeline._bar.frame > frame + 1, "it stands still for ever")
+        until(lambda: timeline.bar.frame > frame + 1, "it stands still for ever")
     timeline.close()
 
 
@@ -789,12 +789,12 @@ def test_a_span_can_be_selected_while_the_recording_goes_on_and_stays_so(gpu):
         launch(gpu, stream, 3)
         until(lambda: timeline.find("step 1") == 1, "ranges do not arrive")
         span = timeline.next()
-        assert timeline._details.facts["title"] == "step 1"
+        assert timeline.details.facts["title"] == "step 1"
         timeline.measure(*timeline.window_ns)
         launch(gpu, stream, 3)
     timeline.finish()
     assert timeline.selected == span
-    assert timeline._details.facts["title"] == "step 1"
+    assert timeline.details.facts["title"] == "step 1"
     assert timeline.measured_ns is not None
     assert timeline.matches == 2
     timeline.close()
@@ -866,7 +866,7 @@ def test_a_closed_timeline_is_forgotten_with_its_trace(gpu, live):
     timeline.find("gemm")
     timeline.next()
     settle(timeline)
-    kept = [weakref.ref(one) for one in (timeline, timeline.figure, timeline._state, trace)]
+    kept = [weakref.ref(one) for one in (timeline, timeline.figure, timeline.state, trace)]
     timeline.close()
     del timeline, recording, trace, stream
     assert_collected(kept)

@@ -38,7 +38,12 @@ from gpuscope.trace import (  # noqa: E402
     arrow,
     schema,
 )
-from gpuscope.trace.model import TraceMetadata  # noqa: E402
+from gpuscope.trace.metadata import (  # noqa: E402
+    DeviceFacts,
+    PartitionFacts,
+    StreamFacts,
+    TraceMetadata,
+)
 
 SPANS, STREAMS = 1_000_000, 64
 PANS, ZOOMS = 15, 15
@@ -91,10 +96,10 @@ def make_trace(count: int = SPANS) -> Trace:
     }
     metadata = TraceMetadata(
         time_base="virtual", simulated=True,
-        devices={"sim:h200": {"name": "NVIDIA H200", "index": 0, "sm_count": 132}},
-        partitions={name: {"sm_count": 32} for name in partitions},
-        streams={str(n): {"name": f"s{n}"} for n in range(1, STREAMS + 1)},
-        windows_ns=[[0, int((starts + lasts.ravel()).max())]],
+        devices={"sim:h200": DeviceFacts(0, name="NVIDIA H200", sm_count=132)},
+        partitions={name: PartitionFacts(sm_count=32) for name in partitions},
+        streams={str(n): StreamFacts(f"s{n}") for n in range(1, STREAMS + 1)},
+        windows_ns=((0, int((starts + lasts.ravel()).max())),),
     )  # fmt: skip
     spans = arrow.table({name: pa.array(column) for name, column in columns.items()}, total)
     return Trace(spans, schema.table({}, schema.EDGE_TYPES), metadata)

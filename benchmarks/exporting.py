@@ -24,7 +24,7 @@ import pyarrow as pa
 
 import gpuscope as gs
 from gpuscope.trace import Trace, arrow, schema
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts, TraceMetadata
 
 FORMATS = {"json": "run.json", "sqlite": "run.sqlite", "parquet": "run.parquet"}
 GOALS_S = {"json": 5.0, "sqlite": 6.0, "parquet": 0.5}
@@ -94,18 +94,13 @@ def a_trace(spans: int) -> Trace:
         }
     )
     metadata = TraceMetadata(
-        devices={"cuda:0": {"index": 0, "name": "NVIDIA H200", "sm_count": 132}},
+        devices={"cuda:0": DeviceFacts(0, name="NVIDIA H200", sm_count=132)},
         partitions={
-            "decode": {"asked": 16, "sm_count": 16, "context": 2},
-            "prefill": {"asked": "rest", "sm_count": 116, "context": 3},
+            "decode": PartitionFacts(asked=16, sm_count=16, context=2),
+            "prefill": PartitionFacts(asked="rest", sm_count=116, context=3),
         },
         streams={
-            str(13 + one): {
-                "name": f"s{one}",
-                "partition": ("decode", "prefill")[one // 2],
-                "priority": 0,
-                "device": "cuda:0",
-            }
+            str(13 + one): StreamFacts(f"s{one}", ("decode", "prefill")[one // 2], 0, "cuda:0")
             for one in range(4)
         },
         process_names={"4711": "python3"},

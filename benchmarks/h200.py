@@ -30,6 +30,7 @@ import recording
 import shapes
 import torch
 from facts import BESIDE, row, spread
+from msgspec import to_builtins as plain
 
 import gpuscope as gs
 from gpuscope.runs.execution import run
@@ -228,8 +229,8 @@ def quickstart(gpu: Any) -> list[dict]:
     detail = {
         "comparison": result.comparison.to_pylist(), "least_queued": depths, "seconds": seconds,
         "source": next(iter(result.values())).provenance.rpartition(": ")[2],
-        "clocks": {name: dict(trace.metadata.clocks) for name, trace in result.items()},
-        "devices": {name: dict(trace.metadata.devices) for name, trace in result.items()},
+        "clocks": plain({name: trace.metadata.clocks for name, trace in result.items()}),
+        "devices": plain({name: trace.metadata.devices for name, trace in result.items()}),
     }  # fmt: skip
     return [
         row("quickstart: p99 of the small GEMM, no partition / partition", "≥ 3 ×", ratio, "×",

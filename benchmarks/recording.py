@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from facts import BESIDE, spread
 
@@ -368,7 +369,7 @@ def clocks(gpu: Any, row: Row) -> list[dict]:
             copy.wait()
             time.sleep(0.1)
     trace = recording.trace
-    facts = trace.metadata.clocks
+    facts = msgspec.to_builtins(trace.metadata.clocks)
     blocks, kernels = trace.where(kind="block"), trace.where(kind="kernel")
     starts = dict(zip(kernels.array("id").tolist(), kernels.array("start_ns"), strict=True))
     ends = dict(zip(kernels.array("id").tolist(), kernels.array("end_ns"), strict=True))

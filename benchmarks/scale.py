@@ -28,7 +28,7 @@ import gpuscope as gs
 from gpuscope import analysis, figures
 from gpuscope.report import trace_report
 from gpuscope.trace import Trace, schema
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import StreamFacts, TraceMetadata
 
 Array = np.ndarray[Any, Any]
 
@@ -73,7 +73,7 @@ def many(spans: int, streams: int, names: int, *, calls: float = 0.2) -> Trace:
         "to": pa.array(np.arange(called)),
         "kind": pa.array(["launch"] * called, pa.string()).dictionary_encode(),
     })  # fmt: skip
-    named = {str(number): {"name": f"stream {number}"} for number in range(streams)}
+    named = {str(number): StreamFacts(f"stream {number}") for number in range(streams)}
     return Trace(table, edges, TraceMetadata(streams=named))
 
 

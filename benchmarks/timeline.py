@@ -32,7 +32,8 @@ from gpuscope.figures.raster import png
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 from gpuscope.trace import schema
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, TraceMetadata
+from gpuscope.trace.model import Trace
 from gpuscope.trace.query import Index
 
 Array = np.ndarray[Any, Any]
@@ -85,8 +86,8 @@ def trace_of(count: int) -> Trace:
         "kind": _coded(np.zeros(len(cause)), ["event wait"]),
     }
     metadata = TraceMetadata(
-        devices={"cuda:0": {"name": "NVIDIA H200", "index": 0}},
-        partitions={f"part {one}": {"sm_count": 16} for one in range(PARTITIONS)},
+        devices={"cuda:0": DeviceFacts(0, name="NVIDIA H200")},
+        partitions={f"part {one}": PartitionFacts(sm_count=16) for one in range(PARTITIONS)},
     )
     return Trace(pa.table(columns), pa.table(edges), metadata)
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 import gpuscope as gs
 from gpuscope.trace import Trace, schema
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 FORMATS = ("parquet", "json", "gzip", "sqlite")
 INTERESTING = (b"\x00", b"\xff", b"\x7f\xff\xff\xff", b"\xff" * 8, b"{", b"[" * 50, b'"', b"-1",

@@ -13,6 +13,7 @@ from gpuscope.analysis.intervals import grouped, kernels, makespans_ns
 from gpuscope.analysis.latency import latency
 from gpuscope.analysis.overlap import overlap
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.metadata import SoloFacts
 from gpuscope.trace.model import Trace
 
 COLUMNS = {
@@ -87,7 +88,7 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
             index = number[workload]
             known = not unknown[index] and spans_ns[index] > 0
             rate = float(total[index]) / spans_ns[index] / 1e3 if known else None
-            alone = trace.metadata.solo.get(workload, {}).get("whole_gpu_tflop_per_s")
+            alone = trace.metadata.solo.get(workload, SoloFacts()).whole_gpu_tflop_per_s
             plan = planned.get(workload, {})
             # A background's latency is its queue's length, and arrivals at given times set
             # their own rate: neither says anything about the GPU.

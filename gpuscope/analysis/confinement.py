@@ -295,9 +295,9 @@ class _Work:
         self.target = intended[rows] - 1
         self.place = {name: index for index, name in enumerate(self.names)}
         self.contexts: dict[str, int] = {
-            name: facts["context"]
+            name: facts.context
             for name, facts in trace.metadata.partitions.items()
-            if facts.get("context") is not None
+            if facts.context is not None
         }
         self._by_context = {context: name for name, context in self.contexts.items()}
 
@@ -467,7 +467,7 @@ def _blocks(trace: Trace, work: _Work, notes: list[str]) -> tuple[Array, Array, 
     place[work.rows] = np.arange(len(work.rows))
     kernel = place[parent]
     target = np.where(kernel >= 0, work.target[kernel], -1)
-    sms = [trace.metadata.partitions.get(name, {}).get("sm_ids") or () for name in work.names]
+    sms = [trace.metadata.partition(name).sm_ids for name in work.names]
     usable = (sm >= 0) & ~is_open(trace)[rows] & np.array([*map(bool, sms), False])[target]
     rows, sm, kernel, target = rows[usable], sm[usable], kernel[usable], target[usable]
     device, devices = codes(trace.spans.column("device"))
@@ -488,14 +488,12 @@ def _blocks(trace: Trace, work: _Work, notes: list[str]) -> tuple[Array, Array, 
 
 def _devices(trace: Trace) -> dict[str, set[int]]:
     """Return partition → the indices of the devices on which one of this name has streams."""
-    index: dict[Any, Any] = {
-        key: facts.get("index") for key, facts in trace.metadata.devices.items()
-    }
+    devices = trace.metadata.devices
     found: dict[str, set[int]] = {}
     for facts in trace.metadata.streams.values():
-        partition, number = facts.get("partition"), index.get(facts.get("device"))
-        if partition is not None and number is not None:
-            found.setdefault(partition, set()).add(number)
+        device = devices.get(facts.device or "")
+        if facts.partition is not None and device is not None and device.index is not None:
+            found.setdefault(facts.partition, set()).add(device.index)
     return found
 
 
@@ -505,7 +503,7 @@ def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[str]]:
     context, contexts = codes(trace.spans.column("green_context"))
     stream, streams = codes(trace.spans.column("stream"))
     first, code = combined(partition[rows], context[rows], stream[rows])
-    owners = {facts.get("context"): name for name, facts in trace.metadata.partitions.items()}
+    owners = {facts.context: name for name, facts in trace.metadata.partitions.items()}
     places = []
     for row in rows[first]:
         name, number = partitions[partition[row]], contexts[context[row]]
@@ -531,7 +529,7 @@ def _by_sm(trace: Trace) -> dict[int, list[str]]:
     """Return SM → the partitions that have it."""
     found: dict[int, list[str]] = {}
     for name, facts in trace.metadata.partitions.items():
-        for one in dict.fromkeys(facts.get("sm_ids") or ()):
+        for one in dict.fromkeys(facts.sm_ids):
             found.setdefault(one, []).append(name)
     return found
 
@@ -586,8 +584,8 @@ def _partition(
     owners, place
         SM → its partitions, and partition → its place among those that the trace describes.
     """
-    facts = trace.metadata.partitions.get(name, {})
-    sms = set(facts.get("sm_ids") or ())
+    facts = trace.metadata.partition(name)
+    sms = set(facts.sm_ids)
     index = work.place.get(name, -1)
     given = groups.mine(index + 1) if index >= 0 else np.zeros(0, np.int64)
     evidence = []
@@ -605,7 +603,7 @@ def _partition(
                     escaped_ns=float(found.escaped_ns[mine].sum()),
                 )
             )
-    shares = dict.fromkeys(facts.get("shares_with") or ())
+    shares = dict.fromkeys(facts.shares_with)
     others = {other for one in sms for other in owners[one]} - {name}
     shares.update(dict.fromkeys(sorted(others, key=place.__getitem__)))
     notes = []
@@ -630,7 +628,7 @@ def _partition(
         evidence=tuple(evidence),
         escapes=tuple(sorted(found.escapes.get(index, ()), key=lambda one: -one.time_ns)),
         escaping_sm_ids=tuple(sorted(found.sm_ids.get(index, ()))),
-        sm_count=facts.get("sm_count") or len(sms) or None,
+        sm_count=facts.sm_count or len(sms) or None,
         sm_ids_known=bool(sms),
         shares_with=tuple(shares),
         notes=tuple(notes),

@@ -61,7 +61,7 @@ def _sortable(value: Any) -> tuple[bool, Any]:
 
 def _device_name(trace: Trace, number: int | None) -> str:
     for key, facts in trace.metadata.devices.items():
-        if facts.get("index") == number:
+        if facts.index == number:
             return key
     return "unknown device" if number is None else f"device {number}"
 

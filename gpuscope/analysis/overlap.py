@@ -200,9 +200,9 @@ def _gain(found: Trace, makespan: int) -> float | None:
     solo_ns = 0.0
     for label, count in zip(groups.labels, groups.counts.tolist(), strict=True):
         alone = found.metadata.solo.get(label)
-        if alone is None or alone.get("kernel_ns") is None:
+        if alone is None or alone.kernel_ns is None:
             return None
-        solo_ns += float(alone["kernel_ns"]) * count
+        solo_ns += float(alone.kernel_ns) * count
     return solo_ns / makespan if makespan else None
 
 

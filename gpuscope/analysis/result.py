@@ -29,7 +29,7 @@ class Result:
     ----------
     incomplete
         How many rows of the trace are missing and why
-        (:attr:`gpuscope.trace.model.TraceMetadata.incomplete`); empty if none is.
+        (:attr:`gpuscope.trace.metadata.TraceMetadata.incomplete`); empty if none is.
     """
 
     incomplete: str = ""

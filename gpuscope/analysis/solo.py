@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope._types import Ints
+from gpuscope.trace.metadata import SoloFacts
 from gpuscope.trace.model import Trace
 
 
 def solo_statistics(
     in_place: Sequence[Trace], whole_gpu: Sequence[Trace], *, paced: bool
-) -> dict[str, float | None]:
-    """Return what one workload reached alone; empty if no kernel of it ended.
+) -> SoloFacts | None:
+    """Return what one workload reached alone; ``None`` if no kernel of it ended.
 
     Parameters
     ----------
@@ -23,25 +24,20 @@ def solo_statistics(
         Recordings of it on the unpartitioned GPU.
     paced
         Whether its calls arrive at given times: their rate says nothing about the GPU.
-
-    Returns
-    -------
-    dict
-        As in :attr:`gpuscope.trace.model.TraceMetadata.solo`.
     """
     kernels, whole_kernels = _ended_kernels(in_place), _ended_kernels(whole_gpu)
     durations, whole_durations = _durations(kernels), _durations(whole_kernels)
     if not len(durations):
-        return {}
+        return None
     names = {name for trace in kernels for name in trace.texts("name")}
     # A workload that launches different kernels has no typical one.
     typical = np.median(durations) if len(names) == 1 else np.mean(durations)
-    return {
-        "kernel_ns": float(typical),
-        "n": len(durations),
-        "whole_gpu_kernel_ns": float(np.median(whole_durations)) if len(whole_durations) else None,
-        "whole_gpu_tflop_per_s": None if paced else _tflop_per_s(whole_kernels),
-    }
+    return SoloFacts(
+        kernel_ns=float(typical),
+        n=len(durations),
+        whole_gpu_kernel_ns=float(np.median(whole_durations)) if len(whole_durations) else None,
+        whole_gpu_tflop_per_s=None if paced else _tflop_per_s(whole_kernels),
+    )
 
 
 def _ended_kernels(traces: Sequence[Trace]) -> list[Trace]:

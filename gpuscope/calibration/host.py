@@ -16,7 +16,8 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import MissingEvidence
 from gpuscope.record.recorder import Recording
 from gpuscope.runs.profiling import profile
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.gemm import Gemm, mm_out
 from gpuscope.workloads.spin import Spin

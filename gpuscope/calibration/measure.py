@@ -12,7 +12,7 @@ from gpuscope.calibration.kernels import Row
 from gpuscope.device.device import Device
 from gpuscope.device.sim.gemm_model import ITEM_BYTES
 from gpuscope.device.sim.profile import Profile
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 _BFLOAT16_SINCE = (8, 0)
 

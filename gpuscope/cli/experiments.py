@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -266,7 +267,7 @@ def _facts_of(result: Run) -> dict[str, Any]:
     first = next(iter(result.values())).metadata
     return {
         "experiment": result.experiment["name"],
-        "devices": {key: dict(facts) for key, facts in first.devices.items()},
+        "devices": msgspec.to_builtins(first.devices),
         "simulated": first.simulated,
         "stopped": result.stopped,
         "versions": dict(first.versions),

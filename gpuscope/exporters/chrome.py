@@ -216,8 +216,8 @@ class _Events:
         """Return the beginning of the file, with the names of processes and threads."""
         facts = json.loads(self.trace.metadata.to_json())
         devices = [
-            {"id": one.get("index", 0), "name": one.get("name"), "numSms": one.get("sm_count")}
-            for one in facts["devices"].values()
+            {"id": device.index or 0, "name": device.name, "numSms": device.sm_count}
+            for device in self.trace.metadata.devices.values()
         ]
         other = {
             "writer": f"gpuscope {version()}",

@@ -34,19 +34,19 @@ def facts(
     if known.incomplete:
         ours["incomplete"] = capture["CAPTURE_INCOMPLETE"] = known.incomplete
     processes = ids.processes()
-    devices = [one for one in known.devices.values() if "index" in one]
+    devices = [one for one in known.devices.values() if one.index is not None]
     threads = [
         {"nameId": strings.setdefault(name, len(strings)), "globalTid": thread}
         for thread, name in ids.thread_names()
     ]
     return {
         "TARGET_INFO_GPU": [
-            {"vmId": _VM, "id": one["index"], "name": one.get("name"),
-             "smCount": one.get("sm_count"), "uuid": one.get("uuid"), "cuDevice": one["index"]}
+            {"vmId": _VM, "id": one.index, "name": one.name, "smCount": one.sm_count,
+             "uuid": one.uuid, "cuDevice": one.index}
             for one in devices
         ],
         "TARGET_INFO_CUDA_DEVICE": [
-            {"gpuId": one["index"], "cudaId": one["index"], "pid": pid}
+            {"gpuId": one.index, "cudaId": one.index, "pid": pid}
             for one in devices for pid in processes
         ],
         "TARGET_INFO_CUDA_CONTEXT_INFO": contexts.contexts(ids.pid),

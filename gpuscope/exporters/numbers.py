@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope.analysis.columns import codes, combined
+from gpuscope.trace.metadata import StreamFacts
 from gpuscope.trace.model import Trace
 
 Array = np.ndarray[Any, Any]
@@ -160,15 +161,14 @@ class Contexts:
         rows = rows[stream[rows] != NOTHING]
         if not len(rows):
             return []
-        facts = self._trace.metadata.streams
         lines = []
         for row in self._first(rows, pid, self.context, stream).tolist():
-            one = facts.get(str(stream[row]), {})
-            kind = _NULL if one.get("legacy_default") else _DEFAULT if one.get("blocking") else None
+            facts = self._trace.metadata.stream(stream[row]) or StreamFacts("")
+            kind = _NULL if facts.legacy_default else _DEFAULT if facts.blocking else _NON_BLOCKING
             lines.append(
                 {"streamId": int(stream[row]), "hwId": 0, "vmId": 1, "processId": int(pid[row]),
-                 "contextId": int(self.context[row]), "priority": int(one.get("priority") or 0),
-                 "flag": kind or _NON_BLOCKING}
+                 "contextId": int(self.context[row]), "priority": facts.priority or 0,
+                 "flag": kind}
             )  # fmt: skip
         return lines
 

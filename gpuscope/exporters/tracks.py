@@ -33,13 +33,13 @@ def names(track: TrackKey, trace: Trace) -> tuple[str, str]:
             row = f"handle {track.category or 'without a name'} · {row}"
         return owner, row
     number = 0 if track.device is None else track.device
-    known = [device for device in facts.devices.values() if device.get("index") == number]
-    owner = f"GPU {number}" + (f" {known[0]['name']}" if known and "name" in known[0] else "")
+    name = facts.device(number).name
+    owner = f"GPU {number}" + (f" {name}" if name is not None else "")
     if track.group == Group.COUNTER:
         return owner, "counters"
     if track.group == Group.SM:
         return f"{owner} · SMs", f"SM {track.sm}"
     if track.partition is not None:
-        count = facts.partitions.get(track.partition, {}).get("sm_count")
+        count = facts.partition(track.partition).sm_count
         owner += f" · {track.partition}" + (f" ({count} SMs)" if count is not None else "")
     return owner, trace.stream_name(track.stream)

@@ -141,7 +141,6 @@ def partition_label(trace: Trace, partition: str | None) -> str:
     """Return a partition's name and its SM count, where known, in plain text."""
     if partition is None:
         return "whole GPU"
-    facts = trace.metadata.partitions.get(partition, {})
-    count = facts.get("granted", facts.get("sm_count"))
+    count = trace.metadata.partition(partition).sm_count
     name = clean(partition, 18)
     return name if count is None else f"{name} ({clean(count, 8)} SMs)"

@@ -56,9 +56,9 @@ class Blocks:
         used, self.partition = np.unique(partition[rows], return_inverse=True)
         self.partitions: list[str | None] = [names[one] for one in used]
         known = [
-            int(facts["sm_count"])
+            facts.sm_count
             for facts in trace.metadata.devices.values()
-            if facts.get("index") == device and facts.get("sm_count")
+            if facts.index == device and facts.sm_count
         ]
         self.height = max(int(self.sm.max()) + 1, *known, 1)
 

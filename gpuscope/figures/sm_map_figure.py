@@ -197,7 +197,7 @@ def _strip(trace: Trace, height: int, colours: dict[str, str]) -> list[go.Heatma
     """Return the strip that says who owns each SM; nothing where no SM ids are known."""
     owners: list[list[str]] = [[] for _ in range(height)]
     for name, facts in trace.metadata.partitions.items():
-        for one in facts.get("sm_ids") or ():
+        for one in facts.sm_ids:
             if 0 <= one < height:
                 owners[one].append(name)
     if not any(owners):

@@ -52,7 +52,7 @@ def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dic
     """
     known = {name: facts for trace in traces for name, facts in trace.metadata.partitions.items()}
     names = list(dict.fromkeys([*known, *sorted(partitions)]))
-    chosen = {name: str(facts.get("color", "")) for name, facts in known.items()}
+    chosen = {name: facts.color or "" for name, facts in known.items()}
     return {
         name: colour
         if re.fullmatch("#[0-9A-Fa-f]{6}", colour := chosen.get(name, ""))

@@ -56,9 +56,9 @@ def uncertainty(trace: Trace) -> str:
             median = what.format(duration(float(np.median(known))))
             found.append(f"{median} (median; at worst {duration(int(known.max()))})")
     residuals = [
-        abs(float(facts["residual_ns"]))
+        abs(float(facts.residual_ns))
         for facts in trace.metadata.clocks.values()
-        if facts.get("residual_ns")
+        if facts.residual_ns
     ]
     if residuals:
         found.append(f"clock alignment within {duration(max(residuals))}")

@@ -15,7 +15,8 @@ from gpuscope.figures.rows import Coded, Grown
 from gpuscope.figures.style import KIND_STYLES
 from gpuscope.figures.waits import Waits
 from gpuscope.trace.columns import combined
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 from gpuscope.trace.query import OPEN_NS, Index
 from gpuscope.trace.tracks import Group, TrackKey
 

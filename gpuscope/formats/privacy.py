@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import PurePath
 
+import msgspec
 import pyarrow as pa
 
 from gpuscope.importers.private import public_text, scrub
@@ -23,7 +23,7 @@ def public(trace: Trace) -> Trace:
         place = spans.schema.get_field_index("host")
         spans = spans.set_column(place, "host", pa.nulls(len(spans)))
     facts = trace.metadata
-    metadata = dataclasses.replace(
+    metadata = msgspec.structs.replace(
         facts,
         process_names=_without_folders(facts.process_names),
         thread_names={key: public_text(name) for key, name in facts.thread_names.items()},

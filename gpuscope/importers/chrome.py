@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers import chrome_flows, chrome_gpu, chrome_own
@@ -18,7 +18,8 @@ from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.private import LEFT_OUT, public_text, scrub
 from gpuscope.trace import arrow, joins, schema, valid
 from gpuscope.trace.arrow import NONE, Array
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import DeviceFacts, TraceMetadata
+from gpuscope.trace.model import Trace
 
 _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
 _WORK = ("kernel", "memcpy", "memset")
@@ -187,16 +188,13 @@ def _metadata(
     spans: Spans, top: dict[str, msgspec.Raw], table: Any, devices: list[int], *, keep_private: bool
 ) -> TraceMetadata:
     plain = (lambda name: name) if keep_private else public_text
-    known: dict[str, dict[str, Any]] = {
-        f"cuda:{index}": {"index": index, "name": f"GPU {index}"} for index in devices
-    }
+    known = {f"cuda:{index}": DeviceFacts(index, name=f"GPU {index}") for index in devices}
     for facts in chrome_gpu.listed(fact(top, "deviceProperties"), dict):
         index, name, count = (facts.get(key) for key in ("id", "name", "numSms"))
         if valid.is_short(index) and isinstance(name, str):
-            known[f"cuda:{index}"] = {
-                "index": index, "name": name[:LONGEST_FACT],
-                **({"sm_count": count} if valid.is_short(count) else {}),
-            }  # fmt: skip
+            known[f"cuda:{index}"] = DeviceFacts(
+                index, name=name[:LONGEST_FACT], sm_count=count if valid.is_short(count) else None
+            )
     taken = ("baseTimeNanoseconds", "deviceProperties", "displayTimeUnit", "schemaVersion")
     for key in top:
         if key not in taken:

@@ -16,6 +16,7 @@ from gpuscope.importers.chrome_spans import Spans
 from gpuscope.importers.limits import Limits
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.metadata import StreamFacts
 
 _ARGUMENTS = {
     "device": "device", "context": "context", "stream": "stream", "correlation": "correlation",
@@ -37,7 +38,7 @@ _AT_ONCE = 4096
 
 def places(
     spans: Spans, called: Array, on_gpu: Array, told: dict[str, list[Any]], limits: Limits
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, Any], dict[str, StreamFacts]]:
     """Return the columns that arguments tell, of all spans, and what is known of streams.
 
     ``told`` is emptied on the way.
@@ -65,13 +66,11 @@ def places(
     return columns, facts
 
 
-def _streams(
-    device: Array, stream: Array, limits: Limits
-) -> tuple[Array, dict[str, dict[str, Any]]]:
+def _streams(device: Array, stream: Array, limits: Limits) -> tuple[Array, dict[str, StreamFacts]]:
     """Return a number for each stream of each device; Kineto's repeat."""
     codes, distinct = arrow.coded_array(device, stream)
     limits.check_places(len(distinct))
-    facts: dict[str, dict[str, Any]] = {}
+    facts: dict[str, StreamFacts] = {}
     numbers = []
     for place, (index, number) in enumerate(distinct.tolist()):
         if number == NONE:
@@ -80,9 +79,7 @@ def _streams(
         free = str(number) not in facts
         own = number if free else _FOREIGN + place
         name = f"stream {number}" if free else f"stream {number} of GPU {index}"
-        facts[str(own)] = {
-            "name": name, "partition": None, "priority": None, "device": f"cuda:{index}",
-        }  # fmt: skip
+        facts[str(own)] = StreamFacts(name, device=f"cuda:{index}")
         numbers.append(own)
     return np.array(numbers or [NONE], np.int64)[codes], facts
 

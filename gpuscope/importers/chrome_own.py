@@ -14,7 +14,8 @@ from gpuscope.importers.chrome_events import Event
 from gpuscope.importers.private import scrub
 from gpuscope.trace import arrow, schema
 from gpuscope.trace.arrow import NONE, Array
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 
 _KINDS = {"gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "api",
           "user_annotation": "range"}  # fmt: skip
@@ -161,7 +162,7 @@ def _filled(sources: Any) -> Any:
 
 def uuids(device: Array, facts: TraceMetadata) -> Any:
     """Return the devices' UUIDs, which the metadata has by index."""
-    known = {one.get("index"): one.get("uuid") for one in facts.devices.values()}
+    known = {one.index: one.uuid for one in facts.devices.values()}
     codes, indices = arrow.coded(device)
     return arrow.text_column(codes, [known.get(index) for index in indices])
 

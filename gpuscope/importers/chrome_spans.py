@@ -13,6 +13,7 @@ from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_events import Event
 from gpuscope.trace import arrow, schema
 from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.metadata import TimeBase
 
 _KINDS = {
     "kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "api",
@@ -52,7 +53,8 @@ class Spans:
     def __init__(self, events: list[Event], top: dict[str, msgspec.Raw]) -> None:
         self.events = events
         self.left = raw.Tally()
-        self.base_ns, self.time_base = 0, "relative"
+        self.base_ns = 0
+        self.time_base: TimeBase = "relative"
         self.starts, timed = raw.nanoseconds([one.ts for one in events])
         lasts, lasting = raw.nanoseconds([one.dur for one in events])
         for event in events:  # they are read, and take more than all else of an event

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers import nsys_own, nsys_ranges, nsys_work
@@ -17,7 +17,8 @@ from gpuscope.importers.nsys_capture import API, KERNEL, NVTX, Capture
 from gpuscope.importers.private import LEFT_OUT, scrub
 from gpuscope.trace import arrow, schema, valid
 from gpuscope.trace.arrow import Array
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 
 _DESCRIPTIONS = ("ENUM_", "sqlite_", "StringIds")
 """Tables whose rows say what numbers mean: no records of their own."""

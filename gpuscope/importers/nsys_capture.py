@@ -8,13 +8,20 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.database import Database
 from gpuscope.importers.private import public_text
 from gpuscope.trace import arrow, schema, valid
 from gpuscope.trace.arrow import NONE, Array
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import (
+    DeviceFacts,
+    PartitionFacts,
+    StreamFacts,
+    TimeBase,
+    TraceMetadata,
+)
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 API = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -75,14 +82,14 @@ class Capture:
         self.not_taken: dict[str, int] = {}
         self.notes: list[str] = []
         self.complete = True
-        self.partitions: dict[str, dict[str, Any]] = {}
-        self.streams: dict[str, dict[str, Any]] = {}
+        self.partitions: dict[str, PartitionFacts] = {}
+        self.streams: dict[str, StreamFacts] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._next_row = 1
         self.base_ns, self.time_base = self._clock()
 
     # -- time and rows ---------------------------------------------------------------------
-    def _clock(self) -> tuple[int, str]:
+    def _clock(self) -> tuple[int, TimeBase]:
         """Return what to add to times, and what they then count from."""
         starts = self.database.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))
         epoch = starts["utcEpochNs"]
@@ -196,34 +203,31 @@ class Capture:
 
     # -- devices, contexts, streams --------------------------------------------------------
     @cached_property
-    def _gpus(self) -> dict[int, dict[str, Any]]:
+    def _gpus(self) -> dict[int, DeviceFacts]:
         """CUDA's index → what the file says of the GPU."""
         columns = ("id", "name", "uuid", "smCount")
         gpus = {
-            number: {"name": name, "uuid": uuid, "sm_count": count}
+            number: DeviceFacts(
+                name=_short_text(name),
+                uuid=_short_text(uuid),
+                sm_count=count if valid.is_short(count) else None,
+            )
             for number, name, uuid, count in self.database.rows("TARGET_INFO_GPU", columns)
         }
         if self.own is not None:
-            gpus = {one.get("index"): dict(one) for one in self.own.devices.values()}
+            gpus = {facts.index: facts for facts in self.own.devices.values()}
         known = self.database.rows("TARGET_INFO_CUDA_DEVICE", ("cudaId", "gpuId"))
         if known:
-            gpus = {cuda: gpus.get(gpu, {}) for cuda, gpu in known}
+            gpus = {cuda: gpus.get(gpu, DeviceFacts()) for cuda, gpu in known}
         return {
-            index: {
-                key: value if isinstance(value, int) else str(value)[:_LONGEST_FACT]
-                for key, value in facts.items()
-                if (valid.is_short(value) if key == "sm_count" else isinstance(value, str))
-            }
+            index: replace(facts, index=index, name=facts.name or f"GPU {index}")
             for index, facts in gpus.items()
             if valid.is_short(index)
         }
 
-    def devices(self) -> dict[str, dict[str, Any]]:
+    def devices(self) -> dict[str, DeviceFacts]:
         """Return the devices as a trace's metadata has them."""
-        return {
-            f"cuda:{index}": {"index": index, "name": f"GPU {index}", **facts}
-            for index, facts in sorted(self._gpus.items())
-        }
+        return {f"cuda:{index}": facts for index, facts in sorted(self._gpus.items())}
 
     def stream_numbers(self, table: dict[str, Array]) -> Array:
         """Return the trace's number of each row's stream, or NONE."""
@@ -242,7 +246,7 @@ class Capture:
         """Return device, context, green context, partition and stream of each row."""
         device, context, green = table["deviceId"], table["contextId"], table["greenContextId"]
         codes, indices = arrow.coded(device)
-        uuids = [self._gpus.get(int(one), {}).get("uuid") for one in indices]
+        uuids = [self._gpus.get(int(one), DeviceFacts()).uuid for one in indices]
         homes, where = arrow.coded_array(table["globalPid"], green)
         self._check_places(len(where))
         names = [self._partition(*row.tolist()) for row in where]
@@ -250,7 +254,8 @@ class Capture:
         self._check_places(0)
         for number, home in map(np.ndarray.tolist, arrow.coded_array(numbers, homes)[1]):
             if names[home] is not None and str(number) in self.streams:
-                self.streams[str(number)]["partition"] = names[home]
+                facts = self.streams[str(number)]
+                self.streams[str(number)] = replace(facts, partition=names[home])
         return {
             "device": arrow.nullable(device, device == NONE),
             "device_uuid": arrow.text_column(codes, uuids),
@@ -273,13 +278,14 @@ class Capture:
         pid = global_pid >> 24 & _PID
         name = f"green context {green}"
         owner = self.partitions.get(name)
-        if owner is not None and owner["process"] != pid:
+        if owner is not None and owner.process != pid:
             name = f"{name} of process {pid}"
-        facts: dict[str, Any] = {"context": green, "process": pid}
         parent = self._contexts.get((pid, green))
-        if isinstance(parent, int):
-            facts["parent_context"] = parent
-        self.partitions.setdefault(name, facts)
+        if name not in self.partitions:
+            self.partitions[name] = PartitionFacts(
+                context=green, process=pid,
+                parent_context=parent if isinstance(parent, int) else None,
+            )  # fmt: skip
         return name
 
     @cached_property
@@ -306,19 +312,14 @@ class Capture:
         self._numbers[key] = number
         pid = global_pid >> 24 & _PID
         priority, flag = self._stream_facts.get((pid, stream), (None, None))
-        facts: dict[str, Any] = {
-            "name": f"stream {stream}",
-            "partition": None,
-            "priority": _signed(priority),
-            "device": f"cuda:{device}",
-        }
-        if number != stream:
-            facts["name"] = f"stream {stream} of context {context} of process {pid}"
-        if flag == _NULL_STREAM:
-            facts["legacy_default"] = True
-        elif flag == _BLOCKING:
-            facts["blocking"] = True
-        self.streams[str(number)] = facts
+        home = "" if number == stream else f" of context {context} of process {pid}"
+        self.streams[str(number)] = StreamFacts(
+            name=f"stream {stream}{home}",
+            priority=_signed(priority),
+            device=f"cuda:{device}",
+            legacy_default=flag == _NULL_STREAM,
+            blocking=flag == _BLOCKING,
+        )
         return number
 
     # -- enumerations ----------------------------------------------------------------------
@@ -341,6 +342,10 @@ def _signed(number: object) -> int | None:
     if not isinstance(number, int) or not -1 << 31 <= number < 1 << 32:
         return None
     return number - (1 << 32) if number >= 1 << 31 else number
+
+
+def _short_text(value: object) -> str | None:
+    return value[:_LONGEST_FACT] if isinstance(value, str) else None
 
 
 def _distinct(column: Any) -> set[int]:

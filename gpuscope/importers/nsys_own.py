@@ -14,7 +14,7 @@ from gpuscope.importers.database import Database
 from gpuscope.importers.nsys_capture import NVTX, Capture, Part
 from gpuscope.trace import arrow, schema
 from gpuscope.trace.arrow import NONE
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 _METADATA = "GPUSCOPE_METADATA"
 _SPANS = "GPUSCOPE_SPANS"

@@ -111,6 +111,6 @@ def _origin(trace: Trace) -> str:
 
 def note_of(trace: Trace, day: str, source: str) -> str:
     """Return the note that marks a trace as a shipped recording of this source code."""
-    names = ", ".join(str(facts.get("name")) for facts in trace.metadata.devices.values())
+    names = ", ".join(str(facts.name) for facts in trace.metadata.devices.values())
     digest = hashlib.sha256(source.strip().encode()).hexdigest()[:12]
     return f"{_RECORDED}{names}, {day}, code {digest}"

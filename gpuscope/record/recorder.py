@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import importlib.util
 import itertools
@@ -19,12 +18,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
-from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
 from gpuscope.record import nvtx
@@ -33,6 +32,7 @@ from gpuscope.record.blocks import BlockSource, globaltimer_fit
 from gpuscope.record.clock import ClockFit, step_notes
 from gpuscope.record.cupti.source import CuptiSource
 from gpuscope.record.events import EventSource
+from gpuscope.record.facts import partition_facts, stream_facts
 from gpuscope.record.order import Order
 from gpuscope.record.rows import (
     Batch,
@@ -46,7 +46,14 @@ from gpuscope.record.rows import (
     work_row,
 )
 from gpuscope.trace import schema, valid
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import (
+    ClockFacts,
+    DeviceFacts,
+    PartitionFacts,
+    StreamFacts,
+    TraceMetadata,
+)
+from gpuscope.trace.model import Trace
 
 _PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
              "cuda-bindings", "nvmath-python", "nvtx", "cupti-python")  # fmt: skip
@@ -160,8 +167,8 @@ class Recording:
         self._told: list[Call] = []  # what is rows, and may still be among the open
         self._told_ranges: list[int] = []
         self._order = Order()
-        self._streams: dict[int, dict[str, Any]] = {}
-        self._partitions: dict[str, dict[str, Any]] = {}
+        self._streams: dict[int, StreamFacts] = {}
+        self._partitions: dict[str, PartitionFacts] = {}
         self._thread_names: dict[int, str] = {}
         self._window: list[int] = []
         self._began_at = (0, 0)
@@ -203,7 +210,7 @@ class Recording:
         for device in self.devices:
             device.calls.observe(self)
             for partition in device.partitions:
-                self._partitions[partition.name] = _partition_facts(partition)
+                self._partitions[partition.name] = partition_facts(partition)
         self._began_at = self._both_clocks()
         self._window = [self._began_at[0]]
         if self._cupti is None or not self._cupti.sees_ranges:
@@ -355,7 +362,7 @@ class Recording:
         spans, edges, left = valid.sifted(spans, edges)  # a clock that was set loses no recording
         if left:
             counts = {**metadata.counts, **{f"{what} left out": n for what, n in left.items()}}
-            metadata = dataclasses.replace(metadata, complete=False, counts=counts)
+            metadata = replace(metadata, complete=False, counts=counts)
         return Trace(spans, edges, metadata)
 
     def known(self) -> TraceMetadata:
@@ -620,16 +627,8 @@ class Recording:
     def _note_stream(self, stream: Stream) -> None:
         partition = stream.partition
         if partition is not None:
-            self._partitions[partition.name] = _partition_facts(partition)
-        self._streams[stream.id] = {
-            "name": stream.name,
-            "priority": stream.priority,
-            "partition": partition.name if partition is not None else None,
-            "device": stream.device.info.key,
-            **({"legacy_default": True} if stream.kind == "legacy default" else {}),
-            **({"blocking": True} if stream.blocking else {}),
-            **({"per_thread": True} if stream.kind == "per-thread default" else {}),
-        }
+            self._partitions[partition.name] = partition_facts(partition)
+        self._streams[stream.id] = stream_facts(stream)
 
     # -- ranges -----------------------------------------------------------------------
     def _stack(self) -> list[int]:
@@ -696,10 +695,10 @@ class Recording:
             seen = cupti.streams.copy()
             streams = {**{str(key): facts for key, facts in seen.items()}, **streams}
             for partition in cupti.partitions:
-                partitions.setdefault(partition.name, _partition_facts(partition))
+                partitions.setdefault(partition.name, partition_facts(partition))
             for name, context in cupti.partition_contexts.copy().items():
                 if name in partitions:
-                    partitions[name] = {**partitions[name], "context": context}
+                    partitions[name] = replace(partitions[name], context=context)
             for name, count in cupti.counts.copy().items():
                 counts[name] = counts.get(name, 0) + count
             notes += cupti.notes
@@ -707,15 +706,16 @@ class Recording:
             time_base="virtual" if simulated else "unix",
             simulated=simulated,
             devices={
-                device.info.key: {
-                    "index": device.info.index,
-                    "uuid": device.info.uuid,
-                    "name": device.info.name,
-                    "sm_count": device.info.sm_count,
-                    "driver": device.info.driver,
-                    **_constants(device),
+                device.info.key: DeviceFacts(
+                    index=device.info.index,
+                    uuid=device.info.uuid,
+                    name=device.info.name,
+                    sm_count=device.info.sm_count,
+                    driver=device.info.driver,
+                    launch_latency_ns=device.info.launch_latency_ns,
+                    kernel_gap_ns=device.info.kernel_gap_ns,
                     **(device.backend.health() if health else {}),
-                }
+                )
                 for device in self.devices
             },
             driver=self.devices[0].info.driver if self.devices else None,
@@ -723,8 +723,8 @@ class Recording:
             thread_names=self._threads(simulated=simulated),
             partitions=partitions,
             streams=streams,
-            windows_ns=[[*self._window, self._window_end()][:2]],
-            clocks=clocks,
+            windows_ns=((self._window[0], [*self._window, self._window_end()][1]),),
+            clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(_versions()),
             counts=counts,
@@ -751,24 +751,6 @@ class Recording:
         """Return the names of threads: those that called us, and Python's that are alive."""
         alive = {} if simulated else {str(t.native_id): t.name for t in threading.enumerate()}
         return {**alive, **{str(key): name for key, name in self._thread_names.copy().items()}}
-
-
-def _constants(device: Device) -> dict[str, int]:
-    """Return what a simulated device tells of its launches."""
-    facts = {name: getattr(device.info, name) for name in ("launch_latency_ns", "kernel_gap_ns")}
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _partition_facts(partition: Partition) -> dict[str, Any]:
-    return {
-        "asked": partition.asked,
-        "sm_count": partition.sm_count,
-        "sm_ids": list(partition.sm_ids),
-        "sm_count_target": partition.sm_count_target,
-        "context": partition.context,
-        "shares_with": list(partition.shares_with),
-        **({"color": partition.color} if partition.color else {}),
-    }
 
 
 @cache

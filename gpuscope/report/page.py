@@ -15,6 +15,7 @@ from gpuscope._text import safe
 from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import uncertainty
+from gpuscope.trace.metadata import DeviceFacts
 from gpuscope.trace.model import Trace, incomplete
 
 _POLICY = (
@@ -201,17 +202,16 @@ def provenance(traces: Mapping[str, Trace]) -> str:
     return table(rows)
 
 
-def _state(device: Mapping[str, Any]) -> str:
+def _state(device: DeviceFacts) -> str:
     """Say how a device stood when the recording ended."""
-    reasons = device.get("throttle_reasons") or ()
     known = {
-        "SM clock {:g} MHz": device.get("sm_clock_mhz"),
-        "memory clock {:g} MHz": device.get("memory_clock_mhz"),
-        "{:g} W": device.get("power_w"),
-        "throttled: {}": reasons if isinstance(reasons, str) else ", ".join(map(str, reasons)),
+        "SM clock {:g} MHz": device.sm_clock_mhz,
+        "memory clock {:g} MHz": device.memory_clock_mhz,
+        "{:g} W": device.power_w,
+        "throttled: {}": ", ".join(device.throttle_reasons),
     }
     said = [text.format(value) for text, value in known.items() if value]
-    return f"{device.get('name', 'device')}: {', '.join(said)}" if said else ""
+    return f"{device.name or 'device'}: {', '.join(said)}" if said else ""
 
 
 def terms(definitions: Mapping[str, str]) -> str:

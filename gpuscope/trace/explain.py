@@ -176,8 +176,8 @@ class _Rows:
         self._edges: dict[int, list[tuple[int, int, str]]] = {}
         self.is_work = self.having("kind", _WORK)
         facts = trace.metadata.streams
-        self.legacy_streams = [int(key) for key, one in facts.items() if one.get("legacy_default")]
-        self.blocking_streams = [int(key) for key, one in facts.items() if one.get("blocking")]
+        self.legacy_streams = [int(key) for key, one in facts.items() if one.legacy_default]
+        self.blocking_streams = [int(key) for key, one in facts.items() if one.blocking]
         # However often it was wrapped, it is one stream.
         if len(self.legacy_streams) > 1:
             several = np.isin(self.streams, self.legacy_streams)
@@ -277,15 +277,15 @@ class _Rows:
         functions take no time; a graph takes it as a whole.
         """
         devices = self.trace.metadata.devices.values()
-        facts = [one for one in devices if one.get("index") == self.value("device", row)]
+        facts = [one for one in devices if one.index == self.value("device", row)]
         if len(facts) != 1 or self.value("source", row) != "simulated":
             return None
-        latency, gap = (facts[0].get(name) for name in ("launch_latency_ns", "kernel_gap_ns"))
+        latency, gap = facts[0].launch_latency_ns, facts[0].kernel_gap_ns
         if latency is None or gap is None:
             return None
         of_graph = self.graphs[row] >= 0
         if of_graph and not self.inside(row):
-            return int(latency), int(gap)
+            return latency, gap
         if self.text("kind", row) != "kernel":
             return 0, 0
         return 0 if of_graph else int(latency), int(gap)
@@ -303,8 +303,8 @@ class _Rows:
         mine = self.is_work & (self.streams == stream) & (self.devices == self.devices[row])
         start = self.starts[row]
         before = (self.starts < start) | ((self.starts == start) & (self.ids < self.ids[row]))
-        facts = self.trace.metadata.streams.get(str(stream), {})
-        if facts.get("per_thread"):  # one number, but another stream on each thread
+        facts = self.trace.metadata.stream(stream)
+        if facts is not None and facts.per_thread:  # one number, but another stream on each thread
             mine &= self.trace.array("thread", fill=-1) == self.value("thread", row)
         found = np.flatnonzero(mine & before & ~self._launch_of(row))
         return [int(found[np.argmax(self.ends[found])])] if len(found) else []
@@ -344,13 +344,13 @@ class _Rows:
     def _sharing(self, row: int) -> Array:
         """Row → whether it ran on SMs that this row's partition has too."""
         partition = self.value("partition", row)
-        facts = self.trace.metadata.partitions
         if partition is None:
             return np.ones(len(self.ids), bool)
-        own = set(facts.get(partition, {}).get("sm_ids") or ())
+        metadata = self.trace.metadata
+        own = set(metadata.partition(partition).sm_ids)
         sharing: list[str | None] = [partition, None]
-        for name, one in facts.items():
-            if own & set(one.get("sm_ids") or ()):
+        for name, facts in metadata.partitions.items():
+            if own & set(facts.sm_ids):
                 sharing.append(name)
         return self.having("partition", sharing)
 

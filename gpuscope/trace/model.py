@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,137 +17,10 @@ from gpuscope._text import clean, shown
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
 from gpuscope.trace.explain import Explanation, explain
-from gpuscope.trace.facts import checked
+from gpuscope.trace.metadata import TraceMetadata
 
-_NO_LOSS = ("received", "in_shared_tasks")
-"""Counts that are of nothing missing."""
-_REASONS = 300
-"""Characters of what is said to be missing, and why."""
 _TRACES = 3
 """Incomplete traces that are told one by one."""
-
-
-@dataclass(frozen=True)
-class TraceMetadata:
-    """Everything about a trace that is not a row.
-
-    Attributes
-    ----------
-    time_base
-        ``"unix"`` (ns since 1970), ``"virtual"`` (a simulated clock) or ``"relative"``.
-    simulated
-        Whether any row was simulated.
-    devices
-        Key (``"cuda:0"``) → index, uuid, name, sm_count, driver, and, as they stood when the
-        recording ended and where the driver tells, sm_clock_mhz, memory_clock_mhz, power_w
-        and throttle_reasons; of a simulated device launch_latency_ns and kernel_gap_ns, its
-        constants.
-    partitions
-        Name → asked, sm_count (granted), sm_ids (seen by the probe), sm_count_target,
-        context, shares_with.
-    streams
-        Stream id as text → name, partition, priority, device; legacy_default and blocking
-        where these are known to hold: such streams wait for each other; per_thread of CUDA's
-        per-thread default stream, another one on each thread.
-    windows_ns
-        ``[start, end]`` pairs in which recording was on.
-    solo
-        Workload → ``kernel_ns`` (median duration alone, same setting; the mean where a
-        workload launches different kernels), ``n``, and alone on
-        the whole GPU ``whole_gpu_kernel_ns`` and ``whole_gpu_tflop_per_s``.
-    clocks
-        Clock → how its times were put on the time base: offset_ns, residual_ns (how far that
-        can be off), drift_ns (disagreement at the end) over over_ns. ``"cupti"``: against Unix
-        time; ``"globaltimer cuda:0"``: the GPU's timer that thread blocks read, against CUPTI's
-        time where there is CUPTI; a device key: its events, with the cost of the brackets,
-        empty_bracket_ns and empty_kernel_bracket_ns.
-    counts
-        What sources delivered: received, dropped, unmatched (launches of ours without a
-        record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard
-        of an asyncio task during which other tasks may have run: given to no partition).
-    complete
-        Whether everything that was launched is known to be here; else the notes say why not.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> with gs.profile(gpu) as recording:
-    ...     pass
-    >>> facts = recording.trace.metadata
-    >>> facts.time_base, facts.simulated, facts.devices["sim:h200"]["sm_count"]
-    ('virtual', True, 132)
-    """
-
-    time_base: str = "unix"
-    simulated: bool = False
-    devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    driver: str | None = None
-    process_names: Mapping[str, str] = field(default_factory=dict)
-    thread_names: Mapping[str, str] = field(default_factory=dict)
-    partitions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    windows_ns: Sequence[Sequence[int]] = ()
-    solo: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    clocks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    device_max_connections: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    experiment: Mapping[str, Any] | None = None
-    setting: str | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    complete: bool = True
-    notes: Sequence[str] = ()
-
-    @property
-    def incomplete(self) -> str:
-        """How many rows are missing and why, from ``"incomplete: "`` on; empty if none is."""
-        if self.complete:
-            return ""
-        missing = [
-            f"{count:,} {name.replace('_', ' ')}"
-            for name, count in self.counts.items()
-            if count > 0 and name not in _NO_LOSS
-        ]
-        reasons = "; ".join([", ".join(missing), *self.notes] if missing else self.notes)
-        return f"incomplete: {clean(reasons or 'nothing says how much is missing', _REASONS)}"
-
-    def to_json(self) -> str:
-        """Write as JSON, everything in its order.
-
-        What UTF-8 cannot hold is replaced; infinity and what is no number are null.
-        """
-        return schema.readable(self._json()).decode()
-
-    def _json(self) -> bytes:
-        text = json.dumps(vars(self))
-        if "Infinity" in text or "NaN" in text:
-            text = json.dumps(json.loads(text, parse_constant=lambda _: None))
-        return text.encode()
-
-    def encodable(self) -> TraceMetadata:
-        """Return it with what UTF-8 cannot hold replaced: itself where all can be written."""
-        text = self._json()
-        kept = schema.readable(text)
-        return self if kept == text else TraceMetadata(**json.loads(kept))
-
-    @classmethod
-    def from_json(cls, text: str) -> TraceMetadata:
-        """Read what :meth:`to_json` wrote.
-
-        Raises
-        ------
-        ValueError
-            It is no JSON.
-        TraceFormatError
-            A key is unknown, or a value has another type than is read; nothing else is.
-        """
-        return cls.from_facts(json.loads(schema.readable(text.encode("utf-8", "replace"))))
-
-    @classmethod
-    def from_facts(cls, facts: Any) -> TraceMetadata:
-        """Return the metadata from what JSON gave, as :meth:`from_json`."""
-        known = checked(facts)
-        return cls(**{**known, "notes": tuple(known.get("notes", ()))})
 
 
 class Trace:
@@ -190,8 +62,6 @@ class Trace:
         require_kind("edges", edges, pa.Table)
         require_kind("metadata", metadata, TraceMetadata)
         valid.check(spans, edges)
-        metadata = metadata.encodable()
-        checked(vars(metadata))
         self._hold(spans, edges, metadata)
 
     def _hold(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> None:
@@ -426,7 +296,7 @@ class Trace:
             A field is unknown, or holds what no JSON can.
         """
         try:
-            return Trace(self.spans, self.edges, dataclasses.replace(self.metadata, **changes))
+            return Trace(self.spans, self.edges, msgspec.structs.replace(self.metadata, **changes))
         except GpuscopeError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
@@ -461,17 +331,17 @@ class Trace:
             if len(trace):
                 offset += int(pc.max(trace.spans.column("id")).as_py()) + 1
         merged: dict[str, Any] = {
-            name: _merge(trace.metadata.__dict__[name] for trace in traces)
+            name: _merge(getattr(trace.metadata, name) for trace in traces)
             for name in ("devices", "partitions", "streams", "process_names", "thread_names")
         }
         counts: dict[str, int] = {}
         for trace in traces:
             for name, count in trace.metadata.counts.items():
                 counts[name] = counts.get(name, 0) + count
-        metadata = dataclasses.replace(
+        metadata = msgspec.structs.replace(
             first,
             **merged,
-            windows_ns=[list(pair) for trace in traces for pair in trace.metadata.windows_ns],
+            windows_ns=tuple(pair for trace in traces for pair in trace.metadata.windows_ns),
             counts=counts,
             simulated=any(trace.metadata.simulated for trace in traces),
             complete=all(trace.metadata.complete for trace in traces),
@@ -488,8 +358,8 @@ class Trace:
         require_kind("stream", stream, int, None)
         if stream is None:
             return "no stream"
-        facts = self.metadata.streams.get(str(stream))
-        return str(facts["name"]) if facts else f"stream {stream}"
+        facts = self.metadata.stream(stream)
+        return facts.name if facts is not None else f"stream {stream}"
 
     def kind_counts(self) -> dict[str, int]:
         """Kind → number of rows."""
@@ -530,7 +400,7 @@ class Trace:
     @property
     def origin(self) -> str:
         """Device, source, simulated or measured, in one line."""
-        named = (str(facts.get("name", key)) for key, facts in self.metadata.devices.items())
+        named = (facts.name or key for key, facts in self.metadata.devices.items())
         devices = ", ".join(named) or "host only"
         sources = [] if not len(self) else pc.unique(
             self.spans.column("source").cast(pa.string())

@@ -20,7 +20,8 @@ from gpuscope._checks import door
 from gpuscope._files import replacing
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.trace import schema
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 from gpuscope.trace.pages import survey
 
 _VERSION = b"gpuscope.schema_version"

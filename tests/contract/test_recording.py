@@ -56,8 +56,8 @@ def test_every_launch_is_a_kernel_row_on_its_stream(gpu):
     for row in kernels:
         assert api[launches[row["id"]]]["correlation"] == row["correlation"]
         assert api[launches[row["id"]]]["start_ns"] <= row["end_ns"]
-    assert trace.metadata.partitions["a"]["sm_count"] == 16
-    assert len(trace.metadata.partitions["a"]["sm_ids"]) == 16
+    assert trace.metadata.partitions["a"].sm_count == 16
+    assert len(trace.metadata.partitions["a"].sm_ids) == 16
     assert trace.metadata.simulated == gpu.is_simulated
     assert trace.metadata.counts["dropped"] == 0
 

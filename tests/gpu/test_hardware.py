@@ -170,13 +170,13 @@ def test_event_brackets_state_one_sided_bounds(gpu):
     assert (starts + late <= ends).all()
     assert (np.diff(np.sort(starts)) > 0).all()
     clock = recording.trace.metadata.clocks["cuda:0"]
-    assert 0 < clock["empty_bracket_ns"] <= clock["empty_kernel_bracket_ns"]
-    assert clock["residual_ns"] < 100_000
+    assert 0 < clock.empty_bracket_ns <= clock.empty_kernel_bracket_ns
+    assert clock.residual_ns < 100_000
     low, high = recording.trace.metadata.windows_ns[0]
-    slack = clock["residual_ns"]
+    slack = clock.residual_ns
     assert starts.min() >= low - slack
     assert ends.max() <= high + slack
-    assert recording.trace.metadata.devices["cuda:0"]["sm_clock_mhz"] > 0
+    assert recording.trace.metadata.devices["cuda:0"].sm_clock_mhz > 0
 
 
 def test_a_quickstart_like_experiment_keeps_the_gpu_busy(gpu):

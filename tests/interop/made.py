@@ -10,7 +10,7 @@ import numpy as np
 
 import gpuscope as gs
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 NASTY = (
     "plain", "<script>alert(1)</script>", "a \"quoted\" \\ name", "tab\tand\nbreak", "übung ° µs",

@@ -111,7 +111,7 @@ def test_ranges(exported, nsys):
 def test_gpu_trace(exported, nsys):
     trace, path = exported
     base = int(trace.array("start_ns").min())
-    devices = {one["index"]: one["name"] for one in trace.metadata.devices.values()}
+    devices = {one.index: one.name for one in trace.metadata.devices.values()}
     by_call = {edge["to"]: edge["from"] for edge in trace.edges.to_pylist()
                if edge["kind"] == "launch"}  # fmt: skip
     expected = Counter()
@@ -217,7 +217,7 @@ def test_writer_and_green_contexts(tmp_path):
     contexts = database.execute(
         "SELECT contextId, parentContextId FROM TARGET_INFO_CUDA_CONTEXT_INFO WHERE isGreenContext"
     ).fetchall()
-    named = {one["context"] for one in trace.metadata.partitions.values()}
+    named = {one.context for one in trace.metadata.partitions.values()}
     assert {context for context, _ in contexts} == named
     assert all(parent not in named for _, parent in contexts)
     counted = dict(database.execute(

@@ -19,7 +19,7 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.report.run import html_report
 from gpuscope.report.trace import trace_report
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets import html as dashboard
 from gpuscope.widgets import results
 

@@ -30,6 +30,7 @@ from gpuscope.record.cupti.library import (
 )
 from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
+from gpuscope.record.facts import stream_facts
 from gpuscope.record.guards import UNSURE, SelectionLog
 from gpuscope.record.rows import (
     Batch,
@@ -43,6 +44,7 @@ from gpuscope.record.rows import (
 )
 from gpuscope.trace import arrow, joins, schema
 from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.metadata import StreamFacts
 
 FOREIGN_STREAM = 1_000_000_000
 """Streams that are none of ours are numbered from here, by context and CUPTI's number."""
@@ -120,9 +122,9 @@ class CuptiSource:
         self._seen_partitions: dict[int, Partition] = {}
         self.partition_contexts: dict[str, int] = {}
         """Partition → CUPTI's number of its context."""
-        self.streams: dict[int, dict[str, Any]] = {}
+        self.streams: dict[int, StreamFacts] = {}
         """Stream of the trace → facts, for every stream that work ran on."""
-        self._stream_facts: dict[int, dict[str, Any]] = {}
+        self._stream_facts: dict[int, StreamFacts] = {}
         self._next = 1
         self._names: dict[int, str] = {}
         self._first = 0
@@ -349,13 +351,7 @@ class CuptiSource:
             return
         name = partition.name if partition is not None else None
         self._handles[stream.handle] = name
-        self._stream_facts[stream.id] = {
-            "name": stream.name, "priority": stream.priority, "partition": name,
-            "device": stream.device.info.key,
-            **({"legacy_default": True} if stream.kind == "legacy default" else {}),
-            **({"blocking": True} if stream.blocking else {}),
-            **({"per_thread": True} if stream.kind == "per-thread default" else {}),
-        }  # fmt: skip
+        self._stream_facts[stream.id] = stream_facts(stream)
         if partition is not None:
             self._learn_partition(partition)
 
@@ -828,10 +824,10 @@ class CuptiSource:
             number = self._streams.get((context, stream))
             if number is None:
                 number = FOREIGN_STREAM + context * _STREAMS + stream
-                self.streams[number] = {
-                    "name": f"stream {stream} of context {context}", "priority": None,
-                    "partition": self._partition_at(context, _OPEN), "device": None,
-                }  # fmt: skip
+                self.streams[number] = StreamFacts(
+                    name=f"stream {stream} of context {context}",
+                    partition=self._partition_at(context, _OPEN),
+                )
             else:
                 self.streams[number] = self._stream_facts[number]
             numbers.append(number)

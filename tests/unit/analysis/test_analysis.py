@@ -11,7 +11,7 @@ from gpuscope import analysis
 from gpuscope.analysis.intervals import union
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 Row = tuple[str, int, int | None]
 """Workload, start, end."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuscope import analysis, figures
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace, schema
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 PARTITIONS = {
     "p": {"sm_count": 4, "sm_ids": [0, 1, 8, 9], "context": 2, "shares_with": []},

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpuscope as gs
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 from gpuscope.workloads.spin import Spin
 
 BIG = 4096
@@ -60,7 +61,7 @@ def check(trace, row):
         if reason.kind in ("SMs held", "priority"):
             facts = trace.metadata.partitions
             names = (row["partition"], blocker["partition"])
-            sets = [set(facts[name]["sm_ids"]) for name in names if name is not None]
+            sets = [set(facts[name].sm_ids) for name in names if name is not None]
             assert not sets or set.intersection(*sets), "it has SMs that the other needs"
     assert str(found).count("until") == len(rest)
     return found

@@ -12,7 +12,7 @@ from gpuscope import analysis
 from gpuscope.analysis.columns import codes
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 
 def build(rows, launches=(), **metadata):

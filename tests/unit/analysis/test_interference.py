@@ -458,7 +458,7 @@ def test_the_examples_run(gpu, name):
     assert None not in given.texts("partition")
     assert set(plain.where(kind="kernel").texts("partition")) == {None}
     if name == "confinement":
-        counts = sorted(facts["sm_count"] for facts in carved.metadata.partitions.values())
+        counts = sorted(facts.sm_count for facts in carved.metadata.partitions.values())
         assert counts == [8, 12, 16, 32, 64]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.analysis.prediction import MAKESPAN
-from gpuscope.trace.model import Run, Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Run, Trace
 
 EXPERIMENT = {
     "name": "two",

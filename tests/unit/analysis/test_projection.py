@@ -14,7 +14,7 @@ from gpuscope import analysis
 from gpuscope.analysis import projection
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace, schema
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 
 def build(rows, launches=()):

@@ -15,6 +15,7 @@ from collections import defaultdict
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -28,7 +29,7 @@ from gpuscope.exporters import chrome, nsys_sqlite, nsys_values, parquet
 from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.formats.privacy import public
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 SECRETS = ("secret-host-17", "/home/somebody/bin")
 H200 = Path(gs.__file__).parent / "device" / "sim" / "profiles" / "h200.json"
@@ -215,7 +216,7 @@ def test_no_export_holds_a_path(tmp_path, suffix):
         written = contents(path)
         for secret in ("somebody/", str(tmp_path), "hunter2"):
             assert secret not in written, (path.name, secret)
-    key = trace.metadata.streams[next(iter(trace.metadata.streams))]["device"]
+    key = trace.metadata.streams[next(iter(trace.metadata.streams))].device
     assert re.fullmatch(r"sim:h200-[0-9a-f]{12}", key)
     assert gs.open_device(key, quiet=True).info == gpu.info
 
@@ -511,7 +512,9 @@ def test_pandas():
     assert frame["device"].dtype == "Int16"
     assert frame["kind"].dtype == "category"
     assert "sm" not in frame  # no row has one
-    assert json.loads(frame.attrs["gpuscope"])["devices"] == dict(trace.metadata.devices)
+    assert json.loads(frame.attrs["gpuscope"])["devices"] == msgspec.to_builtins(
+        trace.metadata.devices
+    )
     kernels = frame[frame["kind"] == "kernel"]
     assert (kernels["end_ns"] - kernels["start_ns"]).tolist() == [3001]
 

@@ -17,7 +17,8 @@ from gpuscope.figures import style
 from gpuscope.figures.text import clean, duration, escape
 from gpuscope.figures.tracks import MAX_TRACKS
 from gpuscope.figures.view import LANES
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 
 EVIL = "<script>alert(1)</script><a href='javascript:f()'>x</a> \u202eg\x00np\u2066 $\\href{y}{z}$"
 LONE = EVIL + "\ud800"

@@ -17,7 +17,8 @@ from gpuscope import figures
 from gpuscope.figures import raster
 from gpuscope.figures.raster import png
 from gpuscope.figures.style import OKABE_ITO, WHOLE_GPU_COLOUR
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 
 
 def trace(count=3, **metadata):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuscope.figures.sm_blocks import Blocks, HeldIndex, union_by
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 PARTITIONS = ("decode", "prefill", None)
 TIMES = st.integers(0, 5_000)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpuscope import figures
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 EVIL = "<script>alert(1)</script> \u202e$x$"
 OWNED = {"decode": {"sm_ids": [0, 2]}, "prefill": {"sm_ids": [1, 3]}}

@@ -15,7 +15,8 @@ from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 from gpuscope.figures.waits import Waits
 from gpuscope.trace import schema
-from gpuscope.trace.model import Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
 
 KINDS = (
     "kernel", "memcpy", "api", "handle", "range", "mark", "event", "sync", "block", "counter"

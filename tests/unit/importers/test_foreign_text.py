@@ -26,7 +26,7 @@ from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import GpuscopeError
 from gpuscope.runs.sweeps import load_sweep
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 
 EVIL = "x\x1b]52;c;aGk=\x07\x1b[31m\u202eevil\x9b2J\x00\x7f\u2066\r\u2028y\nforged"
 """Writes the clipboard, colours, turns around, clears, ends C strings, forges a line."""

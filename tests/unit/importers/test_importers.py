@@ -17,6 +17,7 @@ from gpuscope.errors import GpuscopeError, MissingDependency, MissingEvidence, T
 from gpuscope.importers import Limits
 from gpuscope.importers.private import public_text
 from gpuscope.report.trace import trace_report
+from gpuscope.trace.metadata import DeviceFacts
 
 KERNEL, API, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 CAPTURES = ("two_partitions", "graph_nodes")
@@ -153,15 +154,15 @@ def test_every_column_of_nsys_gpu_trace(captures):
 def test_contexts_streams_devices_and_versions(captures):
     facts = captures["two_partitions"][0].metadata
     assert facts.time_base == "unix"
-    assert facts.devices["cuda:0"]["name"] == "NVIDIA H200"
-    assert facts.devices["cuda:0"]["sm_count"] == 132
-    assert {name: (one["context"], one["parent_context"]) for name, one in
+    assert facts.devices["cuda:0"].name == "NVIDIA H200"
+    assert facts.devices["cuda:0"].sm_count == 132
+    assert {name: (one.context, one.parent_context) for name, one in
             facts.partitions.items()} == {
         "green context 2": (2, 1), "green context 3": (3, 1),
     }  # fmt: skip
-    assert facts.streams["15"]["partition"] == "green context 2"
-    assert facts.streams["7"]["legacy_default"] is True
-    assert facts.streams["19"]["partition"] is None
+    assert facts.streams["15"].partition == "green context 2"
+    assert facts.streams["7"].legacy_default is True
+    assert facts.streams["19"].partition is None
     assert facts.versions == {"nsys": "2025.3.2.0", "nsys schema": "3.20.3"}
     assert facts.driver == "580.159.04"
     # Of 39 processes of the machine only the one that was traced.
@@ -424,9 +425,7 @@ def test_two_processes_with_the_same_numbers_are_told_apart(tmp_path):
     one, two = rows(trace, kind="kernel")
     assert (one["process"], two["process"]) == (1, 2)
     assert one["stream"] == 7 != two["stream"]
-    assert trace.metadata.streams[str(two["stream"])]["name"] == (
-        "stream 7 of context 1 of process 2"
-    )
+    assert trace.metadata.streams[str(two["stream"])].name == ("stream 7 of context 1 of process 2")
     assert (one["partition"], two["partition"]) == (
         "green context 2", "green context 2 of process 2",
     )  # fmt: skip
@@ -619,7 +618,7 @@ def test_kineto_work_calls_and_ranges(tmp_path):
     assert {"from": call["id"], "to": kernel["id"], "kind": "launch"} in edges
     assert len(edges) == 4  # three kernels and the copy, each once, arrows or not
     facts = trace.metadata
-    assert facts.devices == {"cuda:0": {"index": 0, "name": "NVIDIA H200", "sm_count": 132}}
+    assert facts.devices == {"cuda:0": DeviceFacts(0, name="NVIDIA H200", sm_count=132)}
     assert facts.process_names == {"458": "python"}
     assert facts.thread_names == {"460": "thread 460 (python)"}
     assert facts.time_base == "unix"
@@ -650,8 +649,8 @@ def test_streams_of_two_gpus_are_two(tmp_path):
     one, two = rows(trace, kind="kernel")
     assert (one["device"], two["device"]) == (0, 1)
     assert one["stream"] == 7 != two["stream"]
-    assert trace.metadata.streams[str(two["stream"])]["name"] == "stream 7 of GPU 1"
-    assert trace.metadata.devices["cuda:1"] == {"index": 1, "name": "GPU 1"}
+    assert trace.metadata.streams[str(two["stream"])].name == "stream 7 of GPU 1"
+    assert trace.metadata.devices["cuda:1"] == DeviceFacts(1, name="GPU 1")
 
 
 def test_times_are_exact_to_the_ns(tmp_path):

@@ -161,7 +161,7 @@ def test_blocks_lie_inside_their_kernel_on_cupti_s_clock(world, ahead_ns):
     (kernel,) = rows(trace, "kernel")
     found = rows(trace, "block")
     assert len(found) == 4
-    residual = trace.metadata.clocks["globaltimer cuda:0"]["residual_ns"]
+    residual = trace.metadata.clocks["globaltimer cuda:0"].residual_ns
     for number, row in enumerate(found):
         assert row["parent"] == kernel["id"]
         assert abs(row["start_ns"] - (now - 900 + number)) <= residual + 1000

@@ -513,7 +513,7 @@ def test_carving_before_the_recording_leaves_no_name_behind(world):
     ):
         world.gpu.foreign("k", on=stream)
     assert named(recording.trace)["k"]["partition"] == "new"
-    assert recording.trace.metadata.partitions["new"]["context"] == parts["new"].raw.number
+    assert recording.trace.metadata.partitions["new"].context == parts["new"].raw.number
 
 
 def test_work_in_somebody_else_s_green_context_has_it_and_no_partition(world):
@@ -558,7 +558,7 @@ def test_a_foreign_stream_in_a_partition_names_it(world, parts):
     row = named(recording.trace)["k"]
     assert row["partition"] == "a"
     facts = recording.trace.metadata.streams[str(row["stream"])]
-    assert (facts["partition"], facts["name"]) == ("a", f"stream 99 of context {context}")
+    assert (facts.partition, facts.name) == ("a", f"stream 99 of context {context}")
 
 
 def test_a_stream_of_ours_that_others_use_first_has_our_number_from_its_first_row(world, parts):
@@ -749,8 +749,8 @@ def test_canaries_tell_how_the_gpu_s_own_timer_stands(world, ahead_ns):
     found = int(fit.to_unix(np.array([now + ahead_ns]))[0])
     assert abs(found - now) <= fit.residual_ns
     facts = recording.trace.metadata.clocks["globaltimer cuda:0"]
-    assert facts["offset_ns"] == pytest.approx(ahead_ns, abs=5)
-    assert recording.trace.metadata.clocks["cupti"]["residual_ns"] < 10**6
+    assert facts.offset_ns == pytest.approx(ahead_ns, abs=5)
+    assert recording.trace.metadata.clocks["cupti"].residual_ns < 10**6
 
 
 # -- NVTX ranges -----------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pytest
 from gpuscope.analysis import compare
 from gpuscope.errors import GpuscopeError
 from gpuscope.report import html_report, trace_report
-from gpuscope.trace.model import Run, Trace, TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Run, Trace
 
 EVIL = "<script>alert(1)</script><a href='javascript:alert(2)'>x</a>\u202e\u2066\x07"
 

@@ -665,7 +665,7 @@ def test_a_function_is_imported_and_run(module, reference):
     assert {row["end_ns"] - row["start_ns"] for row in rows} == {2000}
     assert len(trace.where(kind="handle").spans) == 5
     assert run.experiment["workloads"]["w"]["args"] == {"block_ns": 2000, "blocks": 3}
-    assert trace.metadata.solo["w"]["n"] == 4
+    assert trace.metadata.solo["w"].n == 4
     assert set(sys.modules[name].seen) == {"s", "alone"}
 
 

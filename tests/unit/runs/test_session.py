@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -133,9 +134,9 @@ def test_work_runs_where_its_stream_is(gpu):
     for workload, partition in (("small", "a"), ("load", "b")):
         for row in rows(trace, "kernel", category=workload):
             assert row["partition"] == row["intended_partition"] == partition
-    granted = {name: facts["sm_count"] for name, facts in trace.metadata.partitions.items()}
+    granted = {name: facts.sm_count for name, facts in trace.metadata.partitions.items()}
     assert granted == {"a": 16, "b": 116}
-    names = sorted(facts["name"] for facts in trace.metadata.streams.values())
+    names = sorted(facts.name for facts in trace.metadata.streams.values())
     assert names == ["l", "s"], "the same two streams in every round"
 
 
@@ -165,10 +166,10 @@ def test_alone_is_recorded_apart(gpu):
     run = gs.run(loaded(), gpu)
     solo = run["16 | rest"].metadata.solo
     assert set(solo) == {"small", "load"}
-    assert solo["small"]["n"] >= 6
-    assert solo["load"]["kernel_ns"] > solo["load"]["whole_gpu_kernel_ns"], "116 SMs against 132"
-    assert solo["load"]["whole_gpu_tflop_per_s"] > 0
-    assert solo["small"]["whole_gpu_tflop_per_s"] is None, "it came at a rate of its own"
+    assert solo["small"].n >= 6
+    assert solo["load"].kernel_ns > solo["load"].whole_gpu_kernel_ns, "116 SMs against 132"
+    assert solo["load"].whole_gpu_tflop_per_s > 0
+    assert solo["small"].whole_gpu_tflop_per_s is None, "it came at a rate of its own"
     without = gs.run(loaded(alone_repeats=0), gpu)
     assert without["shared"].metadata.solo == {}
     assert {row["gain"] for row in without.comparison.to_pylist()} == {None}
@@ -320,7 +321,7 @@ def test_priorities_reach_the_streams(gpu):
     experiment = loaded(settings={"plain": {}, "urgent": {"streams": {"s": {"priority": -3}}}})
     run = gs.run(experiment, gpu)
     found = {
-        setting: {facts["name"]: facts["priority"] for facts in trace.metadata.streams.values()}
+        setting: {facts.name: facts.priority for facts in trace.metadata.streams.values()}
         for setting, trace in run.items()
     }
     assert found == {"plain": {"s": 0, "l": 0}, "urgent": {"s": -3, "l": 0}}
@@ -345,7 +346,7 @@ def test_rounding_is_the_experiments(gpu):
     experiment = one_gemm(repeats=1) | {"partitions": {"p": 15}, "rounding": "up"}
     experiment["streams"] = {"s": {"partition": "p"}}
     (facts,) = gs.run(experiment, gpu)["default"].metadata.partitions.values()
-    assert (facts["asked"], facts["sm_count"]) == (15, 16)
+    assert (facts.asked, facts.sm_count) == (15, 16)
 
 
 def test_spin_and_copy_run(gpu):
@@ -682,9 +683,7 @@ def test_without_its_guard_a_workload_escapes_and_confinement_shows_it(gpu):
     for row in rows(run["default"], "kernel", category="small"):
         assert (row["intended_partition"], row["partition"]) == ("a", None)
     facts = run["default"].metadata.streams
-    assert [one["name"] for one in facts.values() if one.get("legacy_default")] == [
-        "legacy default"
-    ]
+    assert [one.name for one in facts.values() if one.legacy_default] == ["legacy default"]
     assert run.experiment["workloads"]["small"]["guard"] is False
 
 
@@ -718,9 +717,9 @@ def test_a_stream_may_block_and_the_trace_says_so(gpu):
     )
     experiment["workloads"]["small"]["guard"] = False  # in the legacy default stream
     trace = gs.run(experiment, gpu)["default"]
-    names = {one["name"]: one for one in trace.metadata.streams.values()}
-    assert names["l"]["blocking"] is True
-    assert "blocking" not in names.get("s", {})
+    names = {one.name: one for one in trace.metadata.streams.values()}
+    assert names["l"].blocking is True
+    assert "s" not in names or not names["s"].blocking
     legacy = rows(trace, "kernel", category="small")
     others = rows(trace, "kernel", category="load")
     assert legacy
@@ -736,9 +735,10 @@ def test_a_stream_may_block_and_the_trace_says_so(gpu):
 def test_partitions_have_the_colours_of_the_experiment(gpu):
     trace = gs.run(carved(colors={"b": "#12AB34"}), gpu)["default"]
     facts = trace.metadata.partitions
-    assert (facts["b"]["color"], "color" in facts["a"]) == ("#12AB34", False)
+    assert (facts["b"].color, facts["a"].color) == ("#12AB34", None)
     assert partition_colours([trace], []) == {"a": OKABE_ITO[0], "b": "#12AB34"}
-    foreign = trace.with_metadata(partitions={**facts, "a": {**facts["a"], "color": "red;x:y"}})
+    wrong = msgspec.structs.replace(facts["a"], color="red;x:y")
+    foreign = trace.with_metadata(partitions={**facts, "a": wrong})
     assert partition_colours([foreign], [])["a"] == OKABE_ITO[0]
 
 

@@ -19,7 +19,7 @@ from gpuscope.analysis.result import SHOWN
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import trace_report
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.store import save_trace
 
 Row = tuple[str | None, str, int | None, str | None, int, int, int, int | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from gpuscope import load_trace
 from gpuscope.errors import GpuscopeError, MissingEvidence, TraceFormatError
+from gpuscope.exporters.tracks import LAYOUT, names
+from gpuscope.figures.labels import partition_label
 from gpuscope.trace import Trace, save_trace, schema
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import DeviceFacts, TraceMetadata
 
 
 def spans(count: int = 3, **columns: list[Any]) -> dict[str, list[Any]]:
@@ -259,7 +262,7 @@ def test_concat_merges_metadata():
     assert set(merged.devices) == {"sim:h200", "cuda:0"}
     assert set(merged.partitions) == {"a", "b"}
     assert set(merged.streams) == {"1", "2"}
-    assert merged.windows_ns == [[0, 5], [7, 9]]
+    assert merged.windows_ns == ((0, 5), (7, 9))
     assert merged.counts == {"received": 7, "dropped": 1, "unmatched": 2}
     assert merged.notes == ("same", "one", "two")
     assert merged.simulated
@@ -703,3 +706,41 @@ def test_a_count_of_spans_that_cannot_be_is_refused(said, refusal, tmp_path, mix
     path = of_the_layout_before(tmp_path / "old.parquet", mixed, said)
     with pytest.raises(TraceFormatError, match=refusal):
         load_trace(path)
+
+
+# -- typed facts --------------------------------------------------------------------------
+def test_every_reader_gives_a_partition_the_same_number_of_sms():
+    facts = {"sm_count": 16, "granted": 8}
+    metadata = TraceMetadata.from_facts({"partitions": {"p": facts}})
+    trace = Trace.from_columns(
+        spans(kind=["kernel"] * 3, stream=[1, 1, 1], partition=["p"] * 3), None, metadata
+    )
+    assert partition_label(trace, "p") == "p (16 SMs)"
+    (track,) = LAYOUT.of(trace)[0]
+    assert names(track, trace)[0] == "GPU 0 · p (16 SMs)"
+
+
+def test_the_former_name_of_the_number_of_sms_is_read():
+    metadata = TraceMetadata(partitions={"p": {"granted": 8}})
+    assert metadata.partition("p").sm_count == 8
+
+
+def test_facts_are_checked_where_metadata_is_made():
+    with pytest.raises(TraceFormatError, match="sm_count"):
+        TraceMetadata(devices={"cuda:0": DeviceFacts(sm_count=-1)})
+    with pytest.raises(TraceFormatError, match="unknown field 'sundial'"):
+        TraceMetadata.from_facts({"sundial": 1})
+
+
+def test_facts_are_written_as_they_are_read():
+    plain = {"index": 0, "name": "H200", "sm_clock_mhz": 1980, "throttle_reasons": ["idle"]}
+    metadata = TraceMetadata(devices={"cuda:0": {**plain, "uuid": None, "more": 1}})
+    assert json.loads(metadata.to_json())["devices"] == {"cuda:0": plain}
+    assert TraceMetadata.from_json(metadata.to_json()) == metadata
+    assert metadata.device(0).sm_clock_mhz == 1980
+    assert metadata.device(1) == DeviceFacts()
+
+
+def test_the_description_of_an_experiment_is_kept_whole():
+    described = {"name": "x", "workloads": {"w": {"kind": "spin"}}}
+    assert TraceMetadata(experiment=described).experiment == described

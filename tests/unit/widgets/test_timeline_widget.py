@@ -29,7 +29,7 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.figures.tracks import MAX_TRACKS
 from gpuscope.learn.question import Question
 from gpuscope.trace import Trace
-from gpuscope.trace.model import TraceMetadata
+from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets.bar import Bar
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.plot import Plot

@@ -1,0 +1,338 @@
+"""Everything about a trace that is not a row: typed, checked once, where it is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, get_type_hints
+
+import msgspec
+
+from gpuscope._text import clean
+from gpuscope.errors import TraceFormatError
+from gpuscope.trace import schema
+
+TimeBase = Literal["unix", "virtual", "relative"]
+Number: TypeAlias = float | int | None
+"""A measured number, whole or not as JSON had it; ``None`` where it is unknown."""
+Description: TypeAlias = Mapping[str, Any]
+"""An experiment's description as JSON holds it."""
+_Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Time = Annotated[int, msgspec.Meta(ge=0, lt=schema.LATEST_NS)]
+_Short = Annotated[int, msgspec.Meta(ge=0, lt=1 << 15)]
+"""An index of a device or an SM, or a count of SMs: as wide as the columns of these."""
+_Priority = Annotated[int, msgspec.Meta(ge=-1 << 31, lt=1 << 31)]
+_NO_LOSS = ("received", "in_shared_tasks")
+"""Counts that are of nothing missing."""
+_REASONS = 300
+"""Characters of what is said to be missing, and why."""
+
+
+class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of the typed facts: JSON leaves out what is unknown, and unknown keys are not kept."""
+
+
+class DeviceFacts(Facts, frozen=True):
+    """A device as it was recorded.
+
+    Attributes
+    ----------
+    index
+        CUDA's index, by which rows name it.
+    sm_count
+        How many SMs it has.
+    launch_latency_ns, kernel_gap_ns
+        Constants of a simulated device.
+    sm_clock_mhz, memory_clock_mhz, power_w, throttle_reasons
+        As they stood when the recording ended, where the driver tells.
+    """
+
+    index: _Short | None = None
+    uuid: str | None = None
+    name: str | None = None
+    sm_count: _Short | None = None
+    driver: str | None = None
+    launch_latency_ns: _Time | None = None
+    kernel_gap_ns: _Time | None = None
+    sm_clock_mhz: Number = None
+    memory_clock_mhz: Number = None
+    power_w: Number = None
+    throttle_reasons: tuple[str, ...] = ()
+
+
+class PartitionFacts(Facts, frozen=True):
+    """A partition of a device's SMs.
+
+    Attributes
+    ----------
+    asked
+        The size that was asked for: a count, ``"rest"``…
+    sm_count
+        How many SMs were granted.
+    sm_ids
+        Those that the probe kernel saw.
+    sm_count_target
+        What cuBLAS was told.
+    context
+        The driver's handle of its green context, or the number that an importer read.
+    shares_with
+        Partitions on the same SMs.
+    color
+        ``#RRGGBB`` that pictures use; foreign text.
+    process, parent_context
+        Of a green context that another recorder named.
+    """
+
+    asked: _Short | str | None = None
+    sm_count: _Short | None = None
+    sm_ids: tuple[_Short, ...] = ()
+    sm_count_target: _Short | str | None = None
+    context: _Whole | None = None
+    shares_with: tuple[str, ...] = ()
+    color: str | None = None
+    process: int | None = None
+    parent_context: int | None = None
+
+
+class StreamFacts(Facts, frozen=True):
+    """A stream.
+
+    Attributes
+    ----------
+    device
+        Key of its device.
+    legacy_default, blocking
+        Known to hold: such streams wait for each other.
+    per_thread
+        CUDA's per-thread default stream: another one on each thread.
+    """
+
+    name: str
+    partition: str | None = None
+    priority: _Priority | None = None
+    device: str | None = None
+    legacy_default: bool = False
+    blocking: bool = False
+    per_thread: bool = False
+
+
+class SoloFacts(Facts, frozen=True):
+    """What was measured of a workload that ran alone.
+
+    Attributes
+    ----------
+    kernel_ns
+        Median duration in the same setting; the mean where it launches different kernels.
+    n
+        Number of kernels.
+    whole_gpu_kernel_ns, whole_gpu_tflop_per_s
+        Alone on the unpartitioned GPU.
+    """
+
+    kernel_ns: Number = None
+    n: Number = None
+    whole_gpu_kernel_ns: Number = None
+    whole_gpu_tflop_per_s: Number = None
+
+
+class ClockFacts(Facts, frozen=True):
+    """How the times of a clock were put on the trace's time base.
+
+    Attributes
+    ----------
+    residual_ns
+        How far that can be off.
+    drift_ns
+        Disagreement at the end, over ``over_ns``.
+    empty_bracket_ns, empty_kernel_bracket_ns
+        The cost of a pair of events around nothing, and around an empty kernel.
+    """
+
+    offset_ns: Number = None
+    residual_ns: Number = None
+    drift_ns: Number = None
+    over_ns: Number = None
+    empty_bracket_ns: Number = None
+    empty_kernel_bracket_ns: Number = None
+
+
+_UNKNOWN_DEVICE, _UNKNOWN_PARTITION = DeviceFacts(), PartitionFacts()
+
+
+class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a trace that is not a row. Immutable, and checked when it is made.
+
+    Facts may be given as their classes or as what JSON holds.
+
+    Attributes
+    ----------
+    time_base
+        ``"unix"`` (ns since 1970), ``"virtual"`` (a simulated clock) or ``"relative"``.
+    simulated
+        Whether any row was simulated.
+    devices
+        Key (``"cuda:0"``) → :class:`DeviceFacts`.
+    partitions
+        Name → :class:`PartitionFacts`.
+    streams
+        Stream id as text → :class:`StreamFacts`.
+    windows_ns
+        ``(start, end)`` pairs in which recording was on.
+    solo
+        Workload → :class:`SoloFacts`.
+    clocks
+        Clock → :class:`ClockFacts`. ``"cupti"``: against Unix time; ``"globaltimer cuda:0"``:
+        the GPU's timer that thread blocks read, against CUPTI's time where there is CUPTI; a
+        device key: its events.
+    experiment
+        The description of the run, if it was one.
+    counts
+        What sources delivered: received, dropped, unmatched (launches of ours without a
+        record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard
+        of an asyncio task during which other tasks may have run: given to no partition).
+    complete
+        Whether everything that was launched is known to be here; else the notes say why not.
+
+    Raises
+    ------
+    TraceFormatError
+        A value has another type than is read, or is none that a trace can have.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gs.profile(gpu) as recording:
+    ...     pass
+    >>> metadata = recording.trace.metadata
+    >>> metadata.time_base, metadata.simulated, metadata.devices["sim:h200"].sm_count
+    ('virtual', True, 132)
+    """
+
+    time_base: TimeBase = "unix"
+    simulated: bool = False
+    devices: Mapping[str, DeviceFacts] = {}
+    driver: str | None = None
+    process_names: Mapping[str, str] = {}
+    thread_names: Mapping[str, str] = {}
+    partitions: Mapping[str, PartitionFacts] = {}
+    streams: Mapping[str, StreamFacts] = {}
+    windows_ns: tuple[tuple[_Time, _Time], ...] = ()
+    solo: Mapping[str, SoloFacts] = {}
+    clocks: Mapping[str, ClockFacts] = {}
+    device_max_connections: str | None = None
+    versions: Mapping[str, str] = {}
+    experiment: Description | None = None
+    setting: str | None = None
+    counts: Mapping[str, int] = {}
+    complete: bool = True
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        plain = _encodable(msgspec.to_builtins(self, str_keys=True))
+        for name, kind in _TYPES.items():
+            value = _converted(name, plain[name], kind)
+            # What describes an experiment is kept whole: more is written than is read.
+            msgspec.structs.force_setattr(
+                self, name, plain[name] if name == "experiment" else value
+            )
+        wrong = next((key for key in self.streams if not key.isdecimal()), None)
+        if wrong is not None:
+            raise TraceFormatError(f"metadata: no stream has the number {wrong[:40]!r}")
+
+    def device(self, index: int | None) -> DeviceFacts:
+        """Return the facts of a device by its index; of one that is not here, all unknown."""
+        return next((facts for facts in self.devices.values() if facts.index == index),
+                    _UNKNOWN_DEVICE)  # fmt: skip
+
+    def partition(self, name: str | None) -> PartitionFacts:
+        """Return the facts of a partition; of one that is not here, all unknown."""
+        return self.partitions.get(name or "", _UNKNOWN_PARTITION)
+
+    def stream(self, number: int | None) -> StreamFacts | None:
+        """Return the facts of a stream, if it is here."""
+        return self.streams.get(str(number))
+
+    @property
+    def incomplete(self) -> str:
+        """How many rows are missing and why, from ``"incomplete: "`` on; empty if none is."""
+        if self.complete:
+            return ""
+        missing = [
+            f"{count:,} {name.replace('_', ' ')}"
+            for name, count in self.counts.items()
+            if count > 0 and name not in _NO_LOSS
+        ]
+        reasons = "; ".join([", ".join(missing), *self.notes] if missing else self.notes)
+        return f"incomplete: {clean(reasons or 'nothing says how much is missing', _REASONS)}"
+
+    def to_json(self) -> str:
+        """Write as JSON, everything in its order; what is unknown is left out of the facts."""
+        return json.dumps(msgspec.to_builtins(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> TraceMetadata:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            It is no JSON.
+        TraceFormatError
+            A key is unknown, or a value has another type than is read.
+        """
+        return cls.from_facts(json.loads(schema.readable(text.encode("utf-8", "replace"))))
+
+    @classmethod
+    def from_facts(cls, facts: object) -> TraceMetadata:
+        """Return the metadata from what JSON gave, as :meth:`from_json`."""
+        if not isinstance(facts, dict):
+            raise TraceFormatError(f"metadata: expected an object, got {type(facts).__name__}")
+        unknown = next((name for name in facts if name not in cls.__struct_fields__), None)
+        if unknown is not None:
+            raise TraceFormatError(clean(f"metadata: unknown field {unknown!r}", 200))
+        return cls(**facts)
+
+
+class _Experiment(TypedDict, total=False):
+    """What is read of an experiment's description."""
+
+    workloads: dict[str, dict[str, Any]]
+
+
+_FACTS = ("devices", "partitions", "streams", "solo", "clocks")
+"""Fields of which each value is a :class:`Facts`."""
+_TYPES: dict[str, Any] = {
+    **get_type_hints(TraceMetadata, include_extras=True), "experiment": _Experiment | None,
+}  # fmt: skip
+
+
+def _encodable(plain: Any) -> Any:
+    """Return what JSON can write and UTF-8 can hold: lone surrogates are replaced.
+
+    Infinity and what is no number are unknown.
+    """
+    text = json.dumps(plain).encode()
+    kept = schema.readable(text)
+    if kept == text and b"Infinity" not in text and b"NaN" not in text:
+        return plain
+    return json.loads(kept, parse_constant=lambda _: None)
+
+
+def _converted(name: str, value: Any, kind: Any) -> object:
+    if name in _FACTS and isinstance(value, dict):
+        value = {key: _known(facts) for key, facts in value.items()}
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:  # it quotes the file
+        raise TraceFormatError(clean(f"metadata: {name}: {error}")) from None
+
+
+def _known(facts: Any) -> Any:
+    """Return what is known of one thing: null is unknown, as what is absent."""
+    if not isinstance(facts, dict):
+        return facts
+    known = {name: value for name, value in facts.items() if value is not None}
+    if "granted" in known:  # a former name
+        known.setdefault("sm_count", known["granted"])
+    return known

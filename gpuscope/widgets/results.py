@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,12 +97,10 @@ def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
     if not now.rows:
         missing = f" {now.incomplete}." if now.incomplete else ""
         return html.note(f"No kernel was recorded.{missing}")
-    return html.side_by_side(
-        [_confined(now, colors), _together(now), _latency(now), _throughput(now)]
-    )
+    return html.side_by_side([verdict(now, colors) for verdict in VERDICTS])
 
 
-def _card(now: Summary, title: str, lines: list[str], *, good: bool | None = None) -> str:
+def card(now: Summary, title: str, lines: list[str], *, good: bool | None = None) -> str:
     """Return a card that says first what its lines lack."""
     if now.incomplete:
         lines = [f"<b>{html.text(now.incomplete)}.</b>", *lines]
@@ -125,7 +123,7 @@ def numbers(now: Summary, before: Summary | None) -> str:
 def _confined(now: Summary, colors: Mapping[str, str]) -> str:
     result = now.confinement
     if result is None:
-        return _card(now, "Confinement", [html.text(now.unconfined)])
+        return card(now, "Confinement", [html.text(now.unconfined)])
     lines = [
         _of_partition(one, colors.get(one.partition, ""), whole=not now.incomplete)
         for one in result.partitions
@@ -139,9 +137,9 @@ def _confined(now: Summary, colors: Mapping[str, str]) -> str:
             "GPU.</small>"
         )
     if now.incomplete and not escaped:
-        return _card(now, "Confinement: no escape was recorded", lines)
+        return card(now, "Confinement: no escape was recorded", lines)
     verdict = "ESCAPED" if escaped else "confined"
-    return _card(now, f"Confinement: {verdict}", lines, good=not escaped)
+    return card(now, f"Confinement: {verdict}", lines, good=not escaped)
 
 
 def _of_partition(one: PartitionConfinement, color: str, *, whole: bool) -> str:
@@ -169,7 +167,7 @@ def _of_partition(one: PartitionConfinement, color: str, *, whole: bool) -> str:
     return said + "".join(f" <small>{html.text(note)}.</small>" for note in one.notes)
 
 
-def _together(now: Summary) -> str:
+def _together(now: Summary, _colors: Mapping[str, str]) -> str:
     facts = now.rows[0]
     overlap, tight, gain = facts["overlap"], facts["overlap_tight"], facts["gain"]
     lines = []
@@ -188,10 +186,10 @@ def _together(now: Summary) -> str:
             "running together won no throughput; a partition can still win latency"
         )  # fmt: skip
         lines.append(f"Gain <b>{format_value(gain)}</b>: time alone over time together; {won}.")
-    return _card(now, "Together", lines)
+    return card(now, "Together", lines)
 
 
-def _latency(now: Summary) -> str:
+def _latency(now: Summary, _colors: Mapping[str, str]) -> str:
     lines, few = [], False
     for row in now.rows:
         if row["workload"] in now.background or not row["latency_n"]:
@@ -209,10 +207,10 @@ def _latency(now: Summary) -> str:
     lines.append("<small>From execute() until its completion was seen.</small>")
     if few:
         lines.append("<small>No p99: it needs 1,000 calls, so raise Repeats.</small>")
-    return _card(now, "Latency", lines)
+    return card(now, "Latency", lines)
 
 
-def _throughput(now: Summary) -> str:
+def _throughput(now: Summary, _colors: Mapping[str, str]) -> str:
     lines = []
     for row in now.rows:
         if row["workload"] not in now.background:
@@ -224,7 +222,13 @@ def _throughput(now: Summary) -> str:
         if share is not None:
             said += f", {share:.1%} of its rate alone on the whole GPU"
         lines.append(f"{said}.")
-    return _card(now, "Load", lines or ["Nothing ran in the background."])
+    return card(now, "Load", lines or ["Nothing ran in the background."])
+
+
+Verdict = Callable[[Summary, Mapping[str, str]], str]
+"""Judges a run: its summary and the partitions' colours → a card."""
+VERDICTS: list[Verdict] = [_confined, _together, _latency, _throughput]
+"""What the dashboard shows of a run, in this order."""
 
 
 # -- since the last run -------------------------------------------------------------------

@@ -91,6 +91,7 @@ PROGRAMS = [
     page for page in PAGES
     if "```python" in page.read_text("utf-8")
     and page.name not in ("native.md", "recording.md")  # excerpts, which need C or PyTorch
+    and page.name != "develop.md"  # test_recipes runs it
 ]  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, TypeAlias
 
+from gpuscope._types import Array
+from gpuscope.device.api import NativeArray
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
@@ -12,7 +14,17 @@ from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Unique
 
-NOTHING: Any = object()
+Passed: TypeAlias = Any
+"""What a handle's ``execute()`` passes on to its own ``_prepare()`` and ``_launch()``."""
+Upload: TypeAlias = tuple[NativeArray, Array]
+"""An array of the device, and the NumPy array that is copied to it."""
+Download: TypeAlias = tuple[Array, Array, NativeArray]
+"""The NumPy array that was given, a C-contiguous one, and the device's array copied to that."""
+
+AnyStream: TypeAlias = Any
+"""A stream of ours, or another library's: what ``execute()`` takes."""
+
+NOTHING: Final = object()
 """Is no stream and no operand, not even ``None``."""
 
 
@@ -94,12 +106,12 @@ class Work:
 
     def __init__(
         self,
-        operands: Any,
-        result: Any = None,
-        keep: tuple[Any, ...] = (),
-        uploads: Sequence[tuple[Any, Any]] = (),
-        downloads: Sequence[tuple[Any, Any, Any]] = (),
-        follows: Sequence[Any] = (),
+        operands: Passed,
+        result: object = None,
+        keep: tuple[NativeArray, ...] = (),
+        uploads: Sequence[Upload] = (),
+        downloads: Sequence[Download] = (),
+        follows: Sequence[NativeArray] = (),
     ) -> None:
         self.operands = operands
         self.result = result
@@ -140,17 +152,17 @@ class Context:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.next: Any = self
+        self.next: Context = self
         self.event: Event | None = None
         self.completion: Completion | None = None
         self.stream: Stream | None = None
         self.thread: object = None
         self.in_flight = False
-        self.ready: Any = NOTHING
+        self.ready: object = NOTHING
         self.graph: Graph | None = None
-        self.kept: tuple[Any, ...] = ()
-        self.own: Any = None
-        self.staging: dict[str, Any] = {}
+        self.kept: tuple[NativeArray, ...] = ()
+        self.own: NativeArray = None
+        self.staging: dict[str, NativeArray] = {}
 
     def follows_in_order(self, stream: Stream, thread: object) -> bool:
         """Whether ``stream`` orders a new call behind the latest one by itself.

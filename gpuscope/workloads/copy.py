@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpuscope._checks import count, require_kind
 from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
-from gpuscope.workloads.context import Context, Work
+from gpuscope.workloads.context import Context, Passed, Work
 from gpuscope.workloads.handle import Handle
 
 _SOURCE = r"""
@@ -26,6 +24,8 @@ _BLOCKS_PER_SM = 4
 
 class Copy(Handle):
     """Copy ``nbytes`` from one device array of its own to another, with a kernel.
+
+    ``execute()`` returns the array written.
 
     Parameters
     ----------
@@ -84,11 +84,7 @@ class Copy(Handle):
             ),
         )
 
-    def execute(self, *, stream: Any = None) -> Any:
-        """Queue one copy; returns the array written."""
-        return self._execute(stream)
-
-    def _prepare(self, context: Context, operands: Any) -> Work:
+    def _prepare(self, context: Context, operands: Passed) -> Work:
         del operands
         return Work(context.own, context.own, (context.own,))
 
@@ -97,7 +93,7 @@ class Copy(Handle):
         sm_count = partition.sm_count if partition is not None else self.device.sm_count
         return max(1, sm_count) * _BLOCKS_PER_SM  # a CPU has no SMs
 
-    def _launch(self, stream: Stream, operands: Any) -> None:
+    def _launch(self, stream: Stream, operands: Passed) -> None:
         stream.launch(
             self._kernel, operands, self._source, self._vectors,
             grid=self._grid(stream), block=_BLOCK, nbytes=2 * self.nbytes,

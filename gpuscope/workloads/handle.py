@@ -7,21 +7,20 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope._fork import free_in_children
+from gpuscope.device.api import NativeArray
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event, take_event
-from gpuscope.device.graph import after_capture
+from gpuscope.device.graph import Graph, after_capture
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream, close_all
-from gpuscope.device.unique import Unique
+from gpuscope.device.unique import Closing
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
-from gpuscope.workloads.context import NOTHING, Completion, Context, Work
+from gpuscope.workloads.context import NOTHING, AnyStream, Completion, Context, Passed, Work
 
 __all__ = ["Completion", "Handle"]
 
@@ -40,7 +39,7 @@ class _OfThread(threading.local):
 _of_thread = _OfThread()
 
 
-class Handle(Unique):
+class Handle(Closing):
     """Base of reusable workloads.
 
     Parameters
@@ -112,7 +111,7 @@ class Handle(Unique):
         self._contexts = tuple(self._context_type() for _ in range(max_in_flight))
         for index, context in enumerate(self._contexts):
             context.next = self._contexts[(index + 1) % max_in_flight]
-        self._latest: Any = self._contexts[-1]
+        self._latest = self._contexts[-1]
         self._replays = False
         self._closed = False
         self._partition = owner if isinstance(owner, Partition) else None
@@ -183,24 +182,24 @@ class Handle(Unique):
                     context.in_flight = False
 
     # -- one call ---------------------------------------------------------------------
-    def execute(self, *, stream: Any = None) -> Any:
+    def execute(self, *, stream: AnyStream = None) -> NativeArray:
         """Queue one call; subclasses may take operands."""
         return self._execute(stream)
 
-    def _prepare(self, context: Context, operands: Any) -> Work:
+    def _prepare(self, context: Context, operands: Passed) -> Work:
         """Check operands and say what the call does; queues nothing. Subclasses refine it."""
         del context
         return Work(operands, keep=() if operands is None else (operands,))
 
-    def _launch(self, stream: Stream, operands: Any) -> None:
+    def _launch(self, stream: Stream, operands: Passed) -> None:
         """Queue the work on ``stream``; subclasses say how."""
         raise NotImplementedError
 
-    def _check_capture(self, context: Context, operands: Any) -> None:
+    def _check_capture(self, context: Context, operands: Passed) -> None:
         """Refuse what a stream that is being captured cannot take, before it is asked to."""
 
-    def _remember(self, context: Context, given: Any, work: Work, stream: Stream) -> None:
-        """Take note of what the next call need not look at again, if it is the same."""
+    def _remember(self, context: Context, given: Passed, work: Work, stream: Stream) -> None:
+        """Cache what a call has checked, so that an identical call skips the checks."""
 
     def _refuse_inside(self, what: str) -> None:
         """Refuse what would wait for the lock that this thread holds."""
@@ -220,7 +219,7 @@ class Handle(Unique):
             finally:
                 self._inside = None
 
-    def _execute(self, stream: Any, operands: Any = None) -> Any:
+    def _execute(self, stream: AnyStream, operands: Passed = None) -> NativeArray:
         device = self.device
         completion = None
         self._refuse_inside("calls its own handle")
@@ -373,7 +372,7 @@ class Handle(Unique):
                 graphs = self._take_graphs()
             close_all(graphs)
 
-    def _take_graphs(self) -> list[Any]:
+    def _take_graphs(self) -> list[Graph]:
         graphs = [context.graph for context in self._contexts if context.graph is not None]
         for context in self._contexts:
             context.graph, context.kept = None, ()
@@ -434,17 +433,6 @@ class Handle(Unique):
         with self._lock:  # whoever asks for a completion meanwhile gets no event that went back
             for context in self._contexts:
                 context.forget(self.device)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_closed", True) or _is_finalizing():

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 
 from gpuscope._checks import count, require_kind
 from gpuscope._types import Array
-from gpuscope.device.api import KernelModel
+from gpuscope.device.api import KernelModel, NativeArray
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
-from gpuscope.workloads.context import Context, Work
+from gpuscope.workloads.context import Context, Passed, Work
 from gpuscope.workloads.handle import Handle
 
 _SOURCE = r"""
@@ -51,12 +49,11 @@ extern "C" __global__ void softmax_kernel(float* out, const float* in, long long
 _BLOCK = 256
 _LIMIT = 2**31 - 1
 
-DeviceArray: TypeAlias = Any
-"""An array of a device: CuPy's, the simulator's or NumPy's."""
-
 
 class Softmax(Handle):
     """``out[i, j] = exp(x[i, j]) / Σⱼ exp(x[i, j])`` in float32, one thread block for each row.
+
+    ``execute()`` returns the array written.
 
     Parameters
     ----------
@@ -126,15 +123,15 @@ class Softmax(Handle):
         )
 
     @property
-    def x(self) -> DeviceArray:
+    def x(self) -> NativeArray:
         """The array that it reads, on the device."""
         return self._x
 
-    def _prepare(self, context: Context, operands: object) -> Work:
+    def _prepare(self, context: Context, operands: Passed) -> Work:
         del operands
         return Work(context.own, context.own, (context.own,))
 
-    def _launch(self, stream: Stream, operands: DeviceArray) -> None:
+    def _launch(self, stream: Stream, operands: Passed) -> None:
         stream.launch(
             self._kernel, operands, self._x, self.columns,
             grid=self.rows, block=_BLOCK, nbytes=self._moved,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpuscope._checks import count, require_kind
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
+from gpuscope.workloads.context import Passed
 from gpuscope.workloads.handle import Handle
 
 SOURCE = r"""
@@ -77,10 +76,6 @@ class Spin(Handle):
         self.blocks = blocks
         self._kernel = self.device.compile(SOURCE, "spin_kernel", model=MODEL)
 
-    def execute(self, *, stream: Any = None) -> None:
-        """Queue one spin."""
-        self._execute(stream)
-
-    def _launch(self, stream: Stream, operands: Any) -> None:
+    def _launch(self, stream: Stream, operands: Passed) -> None:
         del operands
         stream.launch(self._kernel, self.duration_ns, grid=self.blocks, block=32)

@@ -1,0 +1,286 @@
+"""Matrix products of arrays: their operands checked, planned and queued."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, TypeAlias
+
+from gpuscope.device.api import MatmulPlan, Memory, NativeArray
+from gpuscope.device.arena import allocate, give_back
+from gpuscope.device.device import Device
+from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.stream import Stream
+from gpuscope.errors import InvalidOperand
+
+LARGEST = 2**31 - 1
+"""The largest dimension that cuBLAS takes."""
+_PLANS_KEPT = 4096
+
+Operands: TypeAlias = tuple[NativeArray, NativeArray, NativeArray]
+"""``out``, ``a`` and ``b``."""
+PlacedOperands: TypeAlias = Any
+"""What a backend's ``place()`` returns of them for its ``matmul()``."""
+
+PLANS: dict[Hashable, MatmulPlan] = {}
+"""By :func:`key_of` their operands."""
+
+
+def key_of(out: NativeArray, a: NativeArray, b: NativeArray) -> Hashable:
+    """Return what the checks look at, without addresses; ``None`` if that cannot be read."""
+    try:
+        return (
+            type(out), type(a), type(b), out.shape, a.shape, b.shape, out.strides, a.strides,
+            b.strides, out.dtype, a.dtype, b.dtype,
+        )  # fmt: skip
+    except AttributeError:
+        return None
+
+
+def check(  # noqa: PLR0912 - one branch for each check, in the contract's order
+    device: Device, out: NativeArray, a: NativeArray, b: NativeArray, key: Hashable
+) -> tuple[Operands, MatmulPlan]:
+    """Check operands in the contract's order; keep the plan if they were ours already."""
+    given = (out, a, b)
+    arrays = []
+    for name, value in zip(("out", "a", "b"), given, strict=True):
+        try:
+            array = device.backend.adopt(value, write=name == "out")
+        except InvalidOperand as error:
+            raise InvalidOperand(f"{name}: {error}") from error
+        if array is None:
+            raise InvalidOperand(
+                f"{name} is {type(value).__name__}, not an array on {device.info.key}: make one "
+                "with the device's asarray() or empty()"
+            )
+        arrays.append(array)
+    out, a, b = arrays
+    for name, array in zip(("out", "a", "b"), arrays, strict=True):
+        if array.ndim != 2:
+            raise InvalidOperand(
+                f"{name} has {array.ndim} dimensions (shape {array.shape}); a matrix is needed"
+            )
+    (m, k), (k_b, n) = a.shape, b.shape
+    if k != k_b:
+        raise InvalidOperand(
+            f"a is {a.shape} and b is {b.shape}: a's columns ({k}) and b's rows ({k_b}) must agree"
+        )
+    if out.shape != (m, n):
+        raise InvalidOperand(f"out is {out.shape}, but a @ b is ({m}, {n})")
+    if not out.dtype == a.dtype == b.dtype:
+        raise InvalidOperand(
+            f"dtypes differ: out {out.dtype}, a {a.dtype}, b {b.dtype}; one for all is needed"
+        )
+    if out.dtype.name not in DTYPES or not out.dtype.isnative:
+        raise InvalidOperand(
+            f"dtype {out.dtype} of out, a and b is not supported; use one of {', '.join(DTYPES)}"
+        )
+    homes = device.backend.place(out, a, b)[0]
+    for name, home in zip(("a", "b"), homes[1:], strict=True):
+        if home != homes[0]:
+            raise InvalidOperand(
+                f"{name} is on another device than out: copy it to {device.info.key} first"
+            )
+    if max(m, n, k) > LARGEST:
+        raise InvalidOperand(f"a dimension of {max(m, n, k)} is more than cuBLAS takes ({LARGEST})")
+    item = out.dtype.itemsize
+    if m and n and ((n > 1 and out.strides[1] != item) or (m > 1 and out.strides[0] != n * item)):
+        raise InvalidOperand(
+            f"out is not C-contiguous (strides {out.strides} for shape {out.shape}): give a whole "
+            "array, or mm_out into one and copy"
+        )
+    transpose_a, row_a, copy_a, span_a = _layout(a.shape, a.strides, item)
+    transpose_b, row_b, copy_b, span_b = _layout(b.shape, b.strides, item)
+    below_a, below_b = _below(a.shape, a.strides), _below(b.shape, b.strides)
+    plan = MatmulPlan(
+        m=m, n=n, k=k, dtype=out.dtype.name,
+        transpose_a=transpose_a, row_a=row_a, copy_a=copy_a,
+        transpose_b=transpose_b, row_b=row_b, copy_b=copy_b,
+        bytes_out=m * n * item, bytes_a=span_a, bytes_b=span_b, below_a=below_a, below_b=below_b,
+        copies=copy_a or copy_b,
+    )  # fmt: skip
+    if key is not None and out is given[0] and a is given[1] and b is given[2]:
+        if len(PLANS) >= _PLANS_KEPT:
+            PLANS.clear()
+        PLANS[key] = plan
+    return (out, a, b), plan
+
+
+def _layout(
+    shape: tuple[int, int], strides: tuple[int, int], item: int
+) -> tuple[bool, int, bool, int]:
+    """Transposed or not, leading dimension, whether a copy is needed, bytes from first to last."""
+    (rows, columns), (down, across) = shape, strides
+    if rows == 0 or columns == 0:
+        return False, max(columns, 1), False, 0
+    span = (rows - 1) * abs(down) + (columns - 1) * abs(across) + item
+    if (columns == 1 or across == item) and (
+        rows == 1 or (down >= columns * item and down % item == 0)
+    ):
+        return False, columns if rows == 1 else down // item, False, span
+    if (rows == 1 or down == item) and (
+        columns == 1 or (across >= rows * item and across % item == 0)
+    ):
+        return True, rows if columns == 1 else across // item, False, span
+    return False, columns, True, span
+
+
+def _below(shape: tuple[int, int], strides: tuple[int, int]) -> int:
+    """Bytes of an array below its first element."""
+    if 0 in shape:
+        return 0
+    return sum((size - 1) * -step for size, step in zip(shape, strides, strict=True) if step < 0)
+
+
+def place(
+    device: Device, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray
+) -> PlacedOperands:
+    """Check what a plan cannot remember, devices and overlap; returns what matmul takes."""
+    backend = device.backend
+    (home, home_a, home_b), (first, at_a, at_b), operands = backend.place(out, a, b)
+    if home_a != home or home_b != home:
+        name = "a" if home_a != home else "b"
+        raise InvalidOperand(f"{name} is on another device than out: copy it there first")
+    if home != backend.home:
+        raise InvalidOperand(
+            f"out, a and b are on another device than {device.info.key}, which was to multiply "
+            "them: make a handle there, or copy them first"
+        )
+    last = first + plan.bytes_out
+    low_a, low_b = at_a - plan.below_a, at_b - plan.below_b
+    if (low_a < last and first < low_a + plan.bytes_a) or (
+        low_b < last and first < low_b + plan.bytes_b
+    ):  # their outer bounds do
+        for name, array, at in (("a", a, at_a), ("b", b, at_b)):
+            if _touches(first - at, last - at, array.shape, array.strides, array.dtype.itemsize):
+                raise InvalidOperand(
+                    f"out overlaps an input, {name}, in memory: the product would read what it "
+                    "overwrites. Give out memory of its own"
+                )
+    return operands
+
+
+def _touches(
+    first: int, last: int, shape: tuple[int, int], strides: tuple[int, int], item: int
+) -> bool:
+    """Whether an element lies in bytes [first, last), counted from a matrix's first one.
+
+    Exact: asks in how many rows a multiple of the columns' stride is in the row's window.
+    """
+    (rows, down), (columns, across) = sorted(zip(shape, strides, strict=True))
+    if 0 in shape or first >= last:
+        return False
+    first, last = first - item + 1, last - 1  # where an element may begin, both included
+    if down < 0:
+        first, last, down = first - (rows - 1) * down, last - (rows - 1) * down, -down
+    if across < 0:
+        first, last, across = first - (columns - 1) * across, last - (columns - 1) * across, -across
+    # Rows from which some column could be reached: a window that holds no column may still
+    # lie between two, but none beyond either end of its row.
+    width = (columns - 1) * across
+    if down == 0:
+        begin, end = (0, 1) if first <= width and last >= 0 else (0, 0)
+    else:
+        begin, end = max(0, -(-(first - width) // down)), min(rows, last // down + 1)
+    if begin >= end:
+        return False
+    if across == 0:
+        return True
+    # Multiples of across in [first - row·down, last - row·down], over these rows reversed.
+    top = end - 1
+    count = end - begin
+    return _floor_sum(count, across, down, last - top * down) > _floor_sum(
+        count, across, down, first - 1 - top * down
+    )
+
+
+def _floor_sum(count: int, divisor: int, step: int, start: int) -> int:
+    """Return Σ (start + i·step) // divisor for i in range(count), in logarithmic time."""
+    total = 0
+    while True:
+        total += count * (count - 1) // 2 * (step // divisor) + count * (start // divisor)
+        step, start = step % divisor, start % divisor
+        end = step * count + start
+        if end < divisor:
+            return total
+        # The same lattice points below the line, counted along the other axis.
+        count, start = divmod(end, divisor)
+        divisor, step = step, divisor
+
+
+# -- queueing ------------------------------------------------------------------------------
+def _matmul(
+    device: Device, stream: Stream, plan: MatmulPlan, operands: PlacedOperands, sm_count: int
+) -> None:
+    if not device.calls.observers:
+        device.backend.matmul(stream, plan, operands, sm_count, device.calls.next_correlation())
+        return
+    call = device.calls.begin(
+        "launch", plan.name, stream, stream, flop_count=plan.flop_count,
+        nbytes=plan.bytes_out + plan.bytes_a + plan.bytes_b,
+    )  # fmt: skip
+    try:
+        device.backend.matmul(stream, plan, operands, sm_count, call.correlation)
+    finally:
+        device.calls.end(call)
+
+
+def queue_product(
+    device: Device,
+    stream: Stream,
+    plan: MatmulPlan,
+    placed: PlacedOperands,
+    arrays: Operands,
+    sm_count: int,
+) -> None:
+    """Queue a product, behind copies of inputs with other strides; holds ``arrays`` for it."""
+    if not (plan.m and plan.n):
+        return  # no launch: nothing would run
+    try:
+        if plan.copies:
+            _product_of_copies(device, stream, plan, arrays, sm_count)
+        else:
+            _matmul(device, stream, plan, placed, sm_count)
+    finally:
+        stream.hold(*arrays)
+
+
+def _product_of_copies(
+    device: Device, stream: Stream, plan: MatmulPlan, arrays: Operands, sm_count: int
+) -> None:
+    """Copy into scratch of the stream, which is free again behind the product.
+
+    What the stream cannot order, a graph or a stream that is not ours, gets arrays instead.
+    """
+    out, a, b = arrays
+    ordered = (
+        device.capabilities.stream_ordered_memory and stream.tag is not None and not stream.graph
+    )
+    taken: list[Memory] = []
+    try:
+        if plan.copy_a:
+            a = _copied(device, stream, a, taken if ordered else None)
+        if plan.copy_b:
+            b = _copied(device, stream, b, taken if ordered else None)
+        _matmul(device, stream, plan, device.backend.place(out, a, b)[2], sm_count)
+    finally:
+        stream.hold(a, b)
+        for memory in taken:
+            give_back(device, memory, stream)
+
+
+def _copied(
+    device: Device, stream: Stream, array: NativeArray, taken: list[Memory] | None
+) -> NativeArray:
+    """Queue a copy in C order; its memory is added to ``taken``, or else it is an array's."""
+    if taken is None:
+        copy = device.backend.empty(array.shape, array.dtype)
+    else:
+        memory = allocate(device, array.nbytes, stream)
+        taken.append(memory)
+        copy = memory.array.view(array.dtype).reshape(array.shape)
+    call = device.calls.begin("launch", "rearrange", stream, stream, nbytes=2 * array.nbytes)
+    try:
+        device.backend.rearrange(stream, copy, array, call.correlation)
+    finally:
+        device.calls.end(call)
+    return copy

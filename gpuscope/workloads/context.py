@@ -164,6 +164,13 @@ class Context:
         self.own: NativeArray = None
         self.staging: dict[str, NativeArray] = {}
 
+    def runs(self) -> bool:
+        """Whether its latest call is still running, as far as the host can see now."""
+        event, completion = self.event, self.completion
+        if not self.in_flight or event is None:
+            return False
+        return not (event.is_done if completion is None else completion.is_done)
+
     def follows_in_order(self, stream: Stream, thread: object) -> bool:
         """Whether ``stream`` orders a new call behind the latest one by itself.
 

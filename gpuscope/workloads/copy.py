@@ -18,7 +18,8 @@ extern "C" __global__ void copy_kernel(float4* out, const float4* in, long long 
     out[i] = in[i];
 }
 """
-_BLOCK = 512
+BLOCK = 512
+"""Threads of a block."""
 _BLOCKS_PER_SM = 4
 
 
@@ -96,5 +97,5 @@ class Copy(Handle):
     def _launch(self, stream: Stream, operands: Passed) -> None:
         stream.launch(
             self._kernel, operands, self._source, self._vectors,
-            grid=self._grid(stream), block=_BLOCK, nbytes=2 * self.nbytes,
+            grid=self._grid(stream), block=BLOCK, nbytes=2 * self.nbytes,
         )  # fmt: skip

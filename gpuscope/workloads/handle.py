@@ -140,13 +140,7 @@ class Handle(Closing):
     @property
     def in_flight(self) -> bool:
         """Whether any call is still running, as far as the host can see now."""
-        return any(self._runs(context) for context in self._contexts)
-
-    def _runs(self, context: Context) -> bool:
-        event, completion = context.event, context.completion
-        if not context.in_flight or event is None:
-            return False
-        return not (event.is_done if completion is None else completion.is_done)
+        return any(context.runs() for context in self._contexts)
 
     def wait(self) -> None:
         """Wait on the host for every call in flight; the first error is raised after all.

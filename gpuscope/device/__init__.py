@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpuscope.device.scratch import Scratch as Scratch
     from gpuscope.device.scratch import WorkloadContext as WorkloadContext
     from gpuscope.device.select import open_device as open_device
+    from gpuscope.device.sizes import Size as Size
     from gpuscope.device.stream import Stream as Stream
 
 _HOMES = {
@@ -52,6 +53,7 @@ _HOMES = {
     "DeviceInfo": "gpuscope.device.api",
     "KernelModel": "gpuscope.device.api",
     "KernelCost": "gpuscope.device.api",
+    "Size": "gpuscope.device.sizes",
     "Scratch": "gpuscope.device.scratch",
 }
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string

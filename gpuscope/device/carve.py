@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Literal, get_args
+from fractions import Fraction
+from typing import TypeAlias, get_args
 
 from gpuscope._checks import given
+from gpuscope.device.sizes import Rounding, Size, Sizes, named_sizes, shown
 from gpuscope.errors import InvalidPartition
 
-Rounding = Literal["exact", "up", "down", "nearest"]
+_Counts: TypeAlias = Mapping[str, Fraction]
+"""Name → SMs asked for; a percentage may ask for no whole number."""
 REMAINDER = -1
 """Index that stands for the remainder in lists of quanta."""
 
@@ -69,7 +71,7 @@ class PlannedPartition:
     """One partition of a :class:`CarvePlan`: what was asked, what would be granted."""
 
     name: str
-    asked: int | Literal["rest"]
+    asked: int | str
     sm_count: int
     parts: tuple[int, ...]
     shares_with: tuple[str, ...] = ()
@@ -107,9 +109,6 @@ class CarvePlan:
         return {part.name: part.sm_count for part in self.partitions}
 
 
-Sizes = Mapping[str, int | str] | Sequence[int | str]
-
-
 def sm_count_to_tell(sm_count: int, holding: int) -> int:
     """Return the SM count that a GEMM library should tune for; 0 to tell it none.
 
@@ -132,53 +131,6 @@ def sm_count_to_tell(sm_count: int, holding: int) -> int:
     return holding if holding >= _TELL_FROM * sm_count else 0
 
 
-def named_sizes(sizes: Sizes) -> dict[str, int | str]:
-    """Check the shape of a request for partitions and name a list's entries p0, p1 and so on.
-
-    Raises
-    ------
-    InvalidPartition
-        It is empty, or neither a mapping nor a list, or an entry is neither a positive
-        whole number nor ``"rest"``, or more than one is ``"rest"``.
-    """
-    if isinstance(sizes, Mapping):
-        named = dict(sizes)
-    elif isinstance(sizes, Sequence) and not isinstance(sizes, str | bytes):
-        named = {f"p{position}": size for position, size in enumerate(sizes)}
-    else:
-        raise InvalidPartition(
-            f"partitions are a dict of name → SM count or a list of counts, not "
-            f"{type(sizes).__name__} ({given(sizes)}): write carve({{'a': 16, 'b': 'rest'}})"
-        )
-    if not named:
-        raise InvalidPartition(
-            "no partition was asked for (an empty collection): name at least one, such as "
-            "{'small': 16, 'load': 'rest'}"
-        )
-    for name, size in named.items():
-        if not isinstance(name, str) or not name:
-            raise InvalidPartition(f"a partition's name is a non-empty text, not {given(name)}")
-        if isinstance(size, str) and size == "rest":
-            continue
-        if isinstance(size, bool) or not isinstance(size, Integral):  # NumPy's too
-            raise InvalidPartition(
-                f"partition {name!r}: an SM count is a whole number or 'rest', not {given(size)}"
-            )
-        if size <= 0:
-            raise InvalidPartition(
-                f"partition {name!r}: {given(size)} SMs asked for; a partition needs at least one. "
-                "Leave it out, or ask for a positive count"
-            )
-        named[name] = int(size)
-    rest = [name for name, size in named.items() if size == "rest"]
-    if len(rest) > 1:
-        raise InvalidPartition(
-            f"only one partition can have 'rest', but {', '.join(map(repr, rest))} all ask for it: "
-            "give the others counts"
-        )
-    return named
-
-
 def plan_carve(
     layout: SmLayout,
     sizes: Sizes,
@@ -195,12 +147,13 @@ def plan_carve(
     layout
         The GPU's parts.
     sizes
-        Name → SM count or ``"rest"`` (at most one), or a list of these.
+        Name → SM count, a percentage of the GPU's SMs as ``"25%"``, or ``"rest"`` (at most one);
+        or a list of these.
     rounding
-        ``"exact"`` refuses a count that the GPU cannot give; ``"up"`` and ``"down"``
-        take the nearest one in that direction. ``"nearest"`` takes the counts that can be had
-        together and differ least from those asked for, in sum; too many SMs become as many
-        as there are.
+        ``"exact"`` refuses a count or percentage that the GPU cannot give; ``"up"`` and
+        ``"down"`` take the nearest count in that direction. ``"nearest"`` takes the counts that
+        can be had together and differ least from those asked for, in sum; too many SMs become
+        as many as there are.
     held
         Name → parts of the partitions that are live already.
     allow_shared
@@ -225,16 +178,21 @@ def plan_carve(
     # Parts that nobody holds come first, also where sharing is allowed.
     pool = sorted(free) + (sorted(taken & every) if allow_shared else [])
     quanta = [part for part in pool if part != REMAINDER]
-    counts = {name: size for name, size in named.items() if isinstance(size, int)}
+    wanted = {name: size for name, size in named.items() if not size.is_rest}
+    counts = {name: size.sm_count(layout.sm_count) for name, size in wanted.items()}
     available = layout.sm_count_of(pool)
-    need = sum(counts.values())
-    takes_rest = len(counts) < len(named)
+    need = sum(counts.values(), Fraction(0))
+    takes_rest = len(wanted) < len(named)
+    if rounding == "exact":
+        for name, count in counts.items():
+            if count not in layout.grantable():
+                raise InvalidPartition(_nearest(layout, name, wanted[name]))
     split = _split(layout, counts, pool, rounding, takes_rest=takes_rest, keep=keep)
     if split is None and need > available:
-        raise InvalidPartition(_too_many(layout, counts, need, available, held))
+        raise InvalidPartition(_too_many(layout, wanted, need, available, held))
     if split is None:
         together = _assign_nearest(layout, counts, pool, takes_rest=takes_rest)
-        raise InvalidPartition(_no_set(layout, counts, pool, held, rounding, together))
+        raise InvalidPartition(_no_set(layout, wanted, pool, held, rounding, together))
     parts: dict[str, tuple[int, ...]] = {}
     for name, (with_remainder, quanta_count) in split.items():
         mine = [quanta.pop(0) for _ in range(quanta_count)]
@@ -242,7 +200,7 @@ def plan_carve(
     used = {part for mine in parts.values() for part in mine}
     left = tuple(part for part in pool if part not in used)
     for name, size in named.items():
-        if size == "rest":
+        if size.is_rest:
             if not left:
                 raise InvalidPartition(
                     f"partition {name!r} asks for the rest, but nothing is left: the others take "
@@ -253,7 +211,7 @@ def plan_carve(
     partitions = tuple(
         PlannedPartition(
             name=name,
-            asked="rest" if size == "rest" else int(size),
+            asked=size.plain,
             sm_count=layout.sm_count_of(parts[name]),
             parts=parts[name],
             shares_with=tuple(
@@ -267,29 +225,25 @@ def plan_carve(
 
 def _split(
     layout: SmLayout,
-    counts: Mapping[str, int],
+    counts: _Counts,
     pool: Sequence[int],
     rounding: Rounding,
     *,
     takes_rest: bool,
     keep: Collection[str],
 ) -> dict[str, tuple[bool, int]] | None:
-    """As :func:`_assign`, for every rounding; refuses a count that is not exact singly."""
+    """As :func:`_assign`, for every rounding."""
     if rounding == "nearest":
         return _assign_nearest(layout, counts, pool, takes_rest=takes_rest, keep=keep)
-    if rounding == "exact":
-        for name, count in counts.items():
-            if count not in layout.grantable():
-                raise InvalidPartition(_nearest(layout, name, count))
     if rounding == "down":  # below more than there is comes the whole GPU
-        counts = {name: min(count, layout.sm_count) for name, count in counts.items()}
+        counts = {name: min(count, Fraction(layout.sm_count)) for name, count in counts.items()}
     remainder = REMAINDER in pool
     return _assign(layout, counts, len(pool) - remainder, remainder, rounding)
 
 
 def _assign(
     layout: SmLayout,
-    counts: Mapping[str, int],
+    counts: _Counts,
     quanta: int,
     remainder: bool,  # noqa: FBT001 - private, and all arguments are facts of one request
     rounding: Rounding,
@@ -299,10 +253,10 @@ def _assign(
     At most one partition can hold the remainder, so each is tried as its holder; among
     the sets that fit, the one nearest to what was asked wins.
     """
-    best: tuple[int, dict[str, tuple[bool, int]]] | None = None
+    best: tuple[Fraction, dict[str, tuple[bool, int]]] | None = None
     for holder in [None, *(counts if remainder else ())]:
         chosen: dict[str, tuple[bool, int]] = {}
-        distance = 0
+        distance = Fraction(0)
         for name, count in counts.items():
             rest = layout.remainder_sm_count if name == holder else 0
             wanted = count - rest
@@ -328,7 +282,7 @@ def _assign(
 
 def _assign_nearest(
     layout: SmLayout,
-    counts: Mapping[str, int],
+    counts: _Counts,
     pool: Sequence[int],
     *,
     takes_rest: bool,
@@ -341,7 +295,7 @@ def _assign_nearest(
     """
     remainder = REMAINDER in pool
     quanta = len(pool) - remainder
-    best: tuple[int, int, dict[str, tuple[bool, int]]] | None = None
+    best: tuple[Fraction, int, dict[str, tuple[bool, int]]] | None = None
     for holder in [*(reversed(list(counts)) if remainder else ()), None]:
         owed = takes_rest and (holder is not None or not remainder)
         chosen = _quanta_for(layout, counts, holder, quanta - owed, keep)
@@ -352,7 +306,7 @@ def _assign_nearest(
             + (layout.remainder_sm_count if name == holder else 0)
             for name, number in chosen.items()
         }
-        distance = sum(abs(granted[name] - count) for name, count in counts.items())
+        distance = sum((abs(granted[n] - count) for n, count in counts.items()), Fraction(0))
         found = (distance, -sum(granted.values()))
         if best is None or found < best[:2]:
             best = (*found, {name: (name == holder, n) for name, n in chosen.items()})
@@ -365,7 +319,7 @@ def _assign_nearest(
 
 def _quanta_for(
     layout: SmLayout,
-    counts: Mapping[str, int],
+    counts: _Counts,
     holder: str | None,
     most: int,
     keep: Collection[str],
@@ -378,15 +332,16 @@ def _quanta_for(
     size = layout.quantum_sm_count
     rests = {name: layout.remainder_sm_count if name == holder else 0 for name in counts}
     least = {name: 0 if name == holder else 1 for name in counts}
-    numbers = {
-        name: max(least[name], min(most, (2 * (count - rests[name]) + size) // (2 * size)))
+    nearest = {
+        name: int((2 * (count - rests[name]) + size) // (2 * size))
         for name, count in counts.items()
     }
+    numbers = {name: max(least[name], min(most, nearest[name])) for name in counts}
     for name in keep:
         if name in counts and rests[name] + size * numbers[name] != counts[name]:
             return None
 
-    def cost(name: str) -> int:
+    def cost(name: str) -> Fraction:
         excess = rests[name] + size * numbers[name] - counts[name]
         return abs(excess - size) - abs(excess)
 
@@ -398,14 +353,15 @@ def _quanta_for(
     return numbers
 
 
-def _around(layout: SmLayout, count: int) -> str:
+def _around(layout: SmLayout, count: Fraction) -> str:
     below = [n for n in layout.grantable() if n < count]
     above = [n for n in layout.grantable() if n > count]
     words = [f"{below[-1]} below" if below else "", f"{above[0]} above" if above else ""]
     return " and ".join(word for word in words if word)
 
 
-def _nearest(layout: SmLayout, name: str, count: int) -> str:
+def _nearest(layout: SmLayout, name: str, size: Size) -> str:
+    count = size.sm_count(layout.sm_count)
     makeup = f"quanta of {layout.quantum_sm_count} SMs" + (
         f" and one remainder of {layout.remainder_sm_count}" if layout.remainder_sm_count else ""
     )
@@ -416,7 +372,7 @@ def _nearest(layout: SmLayout, name: str, count: int) -> str:
     ]
     have = f"has only {layout.sm_count} SMs, not {count}"
     if count <= layout.sm_count:
-        have = f"cannot give {count} of its {layout.sm_count} SMs"
+        have = f"cannot give {size.describe(layout.sm_count)} of its {layout.sm_count} SMs"
     return (
         f"partition {name!r}: this GPU {have}; the "
         f"nearest counts are {_around(layout, count)} ({makeup}). Ask for one of these, or pass "
@@ -426,30 +382,34 @@ def _nearest(layout: SmLayout, name: str, count: int) -> str:
 
 def _too_many(
     layout: SmLayout,
-    counts: Mapping[str, int],
-    need: int,
+    wanted: Mapping[str, Size],
+    need: Fraction,
     available: int,
     held: Mapping[str, tuple[int, ...]],
 ) -> str:
-    asked = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    asked = f"{shown(need)} SMs asked for ({_listed(layout, wanted)})"
     if available == layout.sm_count:
-        return f"{need} SMs asked for ({asked}), but the GPU has {layout.sm_count}: ask for fewer"
+        return f"{asked}, but the GPU has {layout.sm_count}: ask for fewer"
     return (
-        f"{need} SMs asked for ({asked}), but {available} of {layout.sm_count} are free: live "
+        f"{asked}, but {available} of {layout.sm_count} are free: live "
         f"partitions {', '.join(map(repr, held))} hold the others. Close them first, or pass "
         "allow_shared=True to share SMs knowingly"
     )
 
 
+def _listed(layout: SmLayout, wanted: Mapping[str, Size]) -> str:
+    return ", ".join(f"{name}: {size.describe(layout.sm_count)}" for name, size in wanted.items())
+
+
 def _no_set(
     layout: SmLayout,
-    counts: Mapping[str, int],
+    wanted: Mapping[str, Size],
     pool: Sequence[int],
     held: Mapping[str, tuple[int, ...]],
     rounding: Rounding,
     together: Mapping[str, tuple[bool, int]] | None,
 ) -> str:
-    asked = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    asked = _listed(layout, wanted)
     quanta = sum(part != REMAINDER for part in pool)
     free = f"{quanta} quanta of {layout.quantum_sm_count} SMs"
     if REMAINDER in pool:

@@ -14,12 +14,13 @@ from gpuscope.device import caller, carve
 from gpuscope.device.api import Backend, Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
 from gpuscope.device.calls import CallLog
-from gpuscope.device.carve import CarvePlan, Rounding, Sizes, SmLayout
+from gpuscope.device.carve import CarvePlan, SmLayout
 from gpuscope.device.event import Event
 from gpuscope.device.handles import checked_handle
 from gpuscope.device.partition import Partition, Partitions, make_partitions
 from gpuscope.device.registry import Registry
 from gpuscope.device.scratch import Scratch, take_scratch
+from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.device.stream import Stream, close_all, make_stream
 from gpuscope.device.unique import Unique
 from gpuscope.errors import InvalidOperand, StreamError
@@ -164,7 +165,8 @@ class Device(Unique):
         Parameters
         ----------
         sizes
-            Name → SM count, or a list of counts; at most one may be ``"rest"``.
+            Name → SM count, a percentage of the GPU's SMs as ``"25%"``, or ``"rest"`` for one
+            of them; or a list of these.
         rounding
             ``"exact"``: a count that this GPU cannot give is an error with the nearest
             counts; ``"up"`` and ``"down"`` take the nearest in that direction; ``"nearest"``

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gpuscope._text import clean, shown
 from gpuscope.device.api import GrantedPartition
@@ -29,7 +29,7 @@ class Partition(Unique):
     name
         For people and timelines.
     asked
-        What was asked for: a count or ``"rest"``.
+        What was asked for: a count, a percentage or ``"rest"``.
     sm_count
         What was granted.
     sm_ids
@@ -64,7 +64,7 @@ class Partition(Unique):
     ) -> None:
         self.device = device
         self.name = planned.name
-        self.asked: int | Literal["rest"] = planned.asked
+        self.asked: int | str = planned.asked
         self.sm_count = granted.sm_count
         self.sm_ids = granted.sm_ids
         self.sm_count_target = granted.sm_count_target

@@ -6,14 +6,13 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Annotated, Any, NoReturn, Self
 
 from pydantic import (
     BaseModel,
     Field,
     NonNegativeInt,
     PlainValidator,
-    PositiveInt,
     SerializeAsAny,
     ValidationError,
     model_validator,
@@ -28,7 +27,8 @@ from pydantic_core import (
 from gpuscope._checks import given
 from gpuscope._optional import require
 from gpuscope._text import clean
-from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.device.sizes import EXPECTED, Rounding, Size
+from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
 from gpuscope.workloads.builtin import PYTHON, SmCountTarget
 from gpuscope.workloads.registry import find_kind, kinds
 from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec
@@ -101,11 +101,20 @@ def _of_its_kind(value: object) -> WorkloadSpec:
 AnyWorkload = Annotated[SerializeAsAny[WorkloadSpec], PlainValidator(_of_its_kind)]
 """A workload of whatever kind it names."""
 
-Size = PositiveInt | Literal["rest"]
+
+def _plain_size(value: object) -> int | str:
+    try:
+        return Size.parse(value).plain
+    except InvalidPartition:
+        raise PydanticCustomError("size", EXPECTED) from None
+
+
+PartitionSize = Annotated[int | str, PlainValidator(_plain_size)]
+"""A :class:`~gpuscope.device.Size` as descriptions write it."""
 Color = Annotated[str, Field(pattern=r"^#[0-9A-Fa-f]{6}$")]
 
 
-class Setting(Model):
+class Setting(ExtendedModel):
     """A named variant: what differs from the experiment itself.
 
     Attributes
@@ -116,20 +125,26 @@ class Setting(Model):
         Replaces the streams it names; the others stay.
     sm_count_target
         For every workload of the setting that has the field: every GEMM.
+    rounding
+        Replaces the experiment's.
     """
 
-    partitions: dict[str, Size] | None = None
+    _later = ("rounding",)
+
+    partitions: dict[str, PartitionSize] | None = None
     streams: dict[str, StreamSpec] = Field(default_factory=dict)
     sm_count_target: SmCountTarget | None = None
+    rounding: Rounding | None = None
 
 
 class ResolvedSetting(Model):
     """One setting, complete: what is carved, made and launched."""
 
     name: str
-    partitions: dict[str, Size]
+    partitions: dict[str, PartitionSize]
     streams: dict[str, StreamSpec]
     workloads: dict[str, AnyWorkload]
+    rounding: Rounding
 
 
 class Experiment(ExtendedModel):
@@ -138,7 +153,8 @@ class Experiment(ExtendedModel):
     Attributes
     ----------
     partitions
-        Name → SM count, or ``"rest"`` for one of them; empty leaves the GPU whole.
+        Name → SM count, a percentage of the GPU's SMs as ``"25%"``, or ``"rest"`` for one of
+        them; empty leaves the GPU whole.
     streams, workloads, settings
         By name. Without settings there is one, called ``"default"``.
     rounds
@@ -147,7 +163,7 @@ class Experiment(ExtendedModel):
         Calls a round of each workload alone, from which gain and shares follow; 0 for none.
         A background workload runs alone for at least as long as it ran with the others.
     rounding
-        What to do with a count that the GPU cannot give.
+        What to do with a count or percentage that the GPU cannot give.
     seed
         Of operands and arrivals.
     colors
@@ -169,8 +185,8 @@ class Experiment(ExtendedModel):
     seed: NonNegativeInt = 0
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     alone_repeats: NonNegativeInt = 20
-    rounding: Literal["exact", "up", "down", "nearest"] = "exact"
-    partitions: dict[str, Size] = Field(default_factory=dict)
+    rounding: Rounding = "exact"
+    partitions: dict[str, PartitionSize] = Field(default_factory=dict)
     streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
     workloads: Annotated[dict[str, AnyWorkload], Field(min_length=1)]
     settings: dict[str, Setting] = Field(default_factory=dict)
@@ -295,6 +311,7 @@ class Experiment(ExtendedModel):
                     partitions=partitions,
                     streams={**self.streams, **setting.streams},
                     workloads=workloads,
+                    rounding=setting.rounding or self.rounding,
                 )
             )
         return resolved

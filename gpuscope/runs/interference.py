@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from gpuscope._checks import door, given
 from gpuscope.analysis.interference import InterferenceResult, interference
-from gpuscope.device.carve import Sizes, named_sizes
 from gpuscope.device.device import Device
+from gpuscope.device.sizes import Rounding, Sizes, named_sizes
 from gpuscope.errors import InvalidArgument, InvalidExperiment, NothingRecorded
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
@@ -38,6 +38,7 @@ def measure_interference(
     repeats: int = 50,
     rounds: int = 5,
     seed: int = 0,
+    rounding: Rounding = "exact",
     inside: float = 1.0,
     viewer: Viewer | None = None,
     stop: threading.Event | None = None,
@@ -55,6 +56,8 @@ def measure_interference(
         An open device or a name for :func:`gpuscope.open_device`.
     partitions
         Sizes as ``device.carve`` takes them, the same throughout; ``None`` leaves the GPU whole.
+    rounding
+        As ``device.carve`` takes it.
     workloads
         Name → fields as in an experiment file, with ``partition`` = the name of one of the
         partitions. Each workload has a stream of its own there, also where two share a
@@ -103,8 +106,9 @@ def measure_interference(
     """
     if not 0 < inside <= 1:
         raise InvalidArgument(f"inside is {given(inside)}; a share in (0, 1] is needed")
-    sizes = {} if partitions is None else named_sizes(partitions)
-    plan = _plan(sizes, workloads, repeats, rounds, seed)
+    named = {} if partitions is None else named_sizes(partitions)
+    sizes = {name: size.plain for name, size in named.items()}
+    plan = _plan(sizes, workloads, repeats, rounds, seed, rounding)
     target = opened(device)
     turns = [
         (number, names)
@@ -162,6 +166,7 @@ def _plan(
     repeats: int,
     rounds: int,
     seed: int,
+    rounding: Rounding,
 ) -> Experiment:
     """Return an experiment of all the workloads, each in the foreground on its own stream."""
     if not isinstance(workloads, Mapping) or len(workloads) < 2:
@@ -190,6 +195,7 @@ def _plan(
             "rounds": rounds,
             "alone_repeats": 0,
             "partitions": dict(sizes),
+            "rounding": rounding,
             "streams": streams,
             "workloads": described,
         }

@@ -142,11 +142,11 @@ class Runner:
         for setting in self.settings:
             if setting.partitions:
                 try:
-                    self.device.plan_carve(setting.partitions, rounding=self.experiment.rounding)
+                    self.device.plan_carve(setting.partitions, rounding=setting.rounding)
                 except InvalidPartition as error:
                     raise InvalidPartition(
                         f"setting {setting.name!r}: {error} (in an experiment: rounding, at the "
-                        "top)"
+                        "top or in the setting)"
                     ) from error
         try:
             for number in range(self.experiment.rounds):
@@ -224,9 +224,7 @@ class Runner:
     def _make_streams(self, setting: ResolvedSetting) -> dict[str, Stream]:
         partitions: Mapping[str, Partition] = {}
         if setting.partitions:
-            self._carved.append(
-                self.device.carve(setting.partitions, rounding=self.experiment.rounding)
-            )
+            self._carved.append(self.device.carve(setting.partitions, rounding=setting.rounding))
             partitions = self._carved[-1]
         for name, color in self.experiment.colors.items():
             if name in partitions:

@@ -11,10 +11,10 @@ from typing import Any
 import traitlets
 
 from gpuscope._checks import require_kind
-from gpuscope.device.carve import Sizes, named_sizes
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partitions, sm_ranges
 from gpuscope.device.select import open_device
+from gpuscope.device.sizes import REST, Sizes, named_sizes
 from gpuscope.errors import GpuscopeError, InvalidPartition
 from gpuscope.figures.style import OKABE_ITO
 from gpuscope.figures.text import clean
@@ -38,8 +38,8 @@ class PartitionCarver(Control):
         An open device or a name for :func:`~gpuscope.open_device`; ``"auto"`` if not given. A
         simulated GPU that is named is another one each time: give the one that you use.
     sizes
-        Name → SM count, or ``"rest"`` for one of them, or a list of these, to start from; 16
-        SMs and the rest if not given, ``{}`` for a GPU that is whole.
+        Name → SM count, percentage (``"25%"``) or, for one of them, ``"rest"``; or a list of
+        these, to start from; 16 SMs and the rest if not given, ``{}`` for a GPU that is whole.
     lock
         Guards the state; several widgets may share one.
 
@@ -71,7 +71,7 @@ class PartitionCarver(Control):
     _esm = script("carver.js")
 
     sizes = traitlets.Dict(
-        help="What was applied last: name → SM count or 'rest'. Observe it to follow Apply."
+        help="What was applied last: name → size, as carve() takes it. Observe it to follow Apply."
     ).tag(sync=True)
     rows = traitlets.List(
         traitlets.Dict(),
@@ -93,7 +93,7 @@ class PartitionCarver(Control):
     )
     asking = traitlets.Dict(
         help="What the page asks for while a boundary moves or a count is typed: counts (row id → "
-        "SM count or 'rest'), settle (whether what is granted becomes what is asked), serial."
+        "size), settle (whether what is granted becomes what is asked), serial."
     ).tag(sync=True)
 
     def __init__(
@@ -189,7 +189,8 @@ class PartitionCarver(Control):
             They are no request for partitions.
         """
         is_whole = isinstance(sizes, Mapping | list | tuple) and not sizes
-        named = {} if is_whole else named_sizes(sizes)
+        checked = {} if is_whole else named_sizes(sizes)
+        named = {name: size.plain for name, size in checked.items()}
         with self.lock:
             rows = [self._row(name, size) for name, size in named.items()]
             for row, color in zip(rows, itertools.cycle(OKABE_ITO), strict=False):
@@ -215,10 +216,8 @@ class PartitionCarver(Control):
             added["color"] = next((one for one in OKABE_ITO if one not in used), OKABE_ITO[0])
             active = [added["id"]]
             free = sum(g["sm_count"] for g in self.strip["groups"] if g["owner"] == 0)
-            resting = any(
-                row["asked"] == "rest" and (row["granted"] or 0) > quantum for row in rows
-            )
-            counted = [row for row in rows if row["asked"] != "rest" and row["granted"]]
+            resting = any(row["asked"] == REST and (row["granted"] or 0) > quantum for row in rows)
+            counted = [row for row in rows if row["asked"] != REST and row["granted"]]
             if not free and not resting and counted:
                 largest = max(counted, key=lambda row: int(row["granted"]))
                 largest["asked"] = max(1, int(largest["granted"]) - quantum)
@@ -320,7 +319,7 @@ class PartitionCarver(Control):
         for row in rows:
             if row["id"] in counts:
                 row["asked"] = counts[row["id"]]
-            elif row["asked"] == "rest" and "rest" in counts.values():
+            elif row["asked"] == REST and REST in counts.values():
                 row["asked"] = row["granted"] or int(self.strip["quantum"])
                 active.append(row["id"])
         self._plan(rows, active=active, settle=settle)
@@ -370,7 +369,7 @@ class PartitionCarver(Control):
         if rows and not any(row["count_error"] for row in rows):
             wanted = {
                 labels[row["id"]]: row["asked"]
-                if row["asked"] == "rest" or row["id"] in active
+                if row["asked"] == REST or row["id"] in active
                 else row["granted"] or row["asked"]
                 for row in rows
             }
@@ -386,7 +385,7 @@ class PartitionCarver(Control):
         for row in rows:
             if plan is not None:
                 row["granted"] = plan.granted()[labels[row["id"]]]
-                if settle and row["asked"] != "rest":
+                if settle and row["asked"] != REST:
                     row["asked"] = row["granted"]
             row["sm_ids"] = self._sm_ids(row)
         with self.hold_sync():

@@ -10,7 +10,7 @@ from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.figures.style import OKABE_ITO
-from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.streams import StreamTable
 from gpuscope.widgets.workloads import WorkloadTable
@@ -115,7 +115,7 @@ class Form:
         with self._lock:
             self._loading = True
             self._base = base
-            sizes = self._granted(setting.partitions, experiment)
+            sizes = self._granted(setting)
             self.carver.set_sizes(sizes, colors=experiment.colors)
             self.streams.partitions = list(setting.partitions)
             self.streams.describe(setting.streams)
@@ -124,14 +124,13 @@ class Form:
             self._loading = False
             self._check()
 
-    def _granted(
-        self, sizes: Mapping[str, int | str], experiment: Experiment
-    ) -> Mapping[str, int | str]:
-        """Return counts rounded as the experiment says; those that cannot be had as they are."""
-        if not sizes or experiment.rounding == "exact":
+    def _granted(self, setting: ResolvedSetting) -> Mapping[str, int | str]:
+        """Return counts rounded as the setting says; those that cannot be had as they are."""
+        sizes = setting.partitions
+        if not sizes or setting.rounding == "exact":
             return sizes
         try:
-            plan = self._target().plan_carve(sizes, rounding=experiment.rounding)
+            plan = self._target().plan_carve(sizes, rounding=setting.rounding)
         except GpuscopeError:
             return sizes
         granted = plan.granted()

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuscope.device.carve import REMAINDER, CarvePlan, SmLayout
+from gpuscope.device.sizes import REST, Size
+from gpuscope.errors import InvalidPartition
 from gpuscope.figures.text import clean
 
 NAME_LIMIT = 60
@@ -46,7 +48,7 @@ def _group(layout: SmLayout, owner: int, part: int) -> dict[str, Any]:
 
 def size_of(row: Mapping[str, Any]) -> int | str:
     """Return what a row of the proposal amounts to."""
-    return "rest" if row["asked"] == "rest" else row["granted"]
+    return REST if row["asked"] == REST else row["granted"]
 
 
 def check(rows: list[dict[str, Any]]) -> dict[int, str]:
@@ -60,8 +62,8 @@ def check(rows: list[dict[str, Any]]) -> dict[int, str]:
         elif name in labels.values():
             row["name_error"] = f"two partitions are called {clean(name, NAME_LIMIT)!r}"
         labels[row["id"]] = f"partition {row['id']}" if row["name_error"] else name
-        if asked != "rest" and (isinstance(asked, bool) or not isinstance(asked, int)):
-            row["count_error"] = f"a whole number or the rest, not {clean(asked, 40)!r}"
-        elif asked != "rest" and asked < 1:
-            row["count_error"] = f"at least one SM, not {asked}"
+        try:
+            Size.parse(asked)
+        except InvalidPartition as error:
+            row["count_error"] = str(error)
     return labels

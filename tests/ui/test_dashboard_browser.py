@@ -147,7 +147,7 @@ def refuse_in_place(page, shot) -> None:
     count = page.get_by_label("SMs", exact=True).first
     count.fill("many")
     page.keyboard.press("Tab")
-    page.get_by_text("a whole number or the rest, not 'many'").wait_for()
+    page.get_by_text("or 'rest', but found 'many'").wait_for()
     shot("invalid")
     assert button(page, "Apply").is_disabled()
     assert button(page, "Run").is_disabled()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope.device.carve import REMAINDER, SmLayout, named_sizes, plan_carve
+import gpuscope as gs
+from gpuscope.device.carve import REMAINDER, SmLayout, plan_carve
+from gpuscope.device.sizes import Size, named_sizes
 from gpuscope.errors import InvalidPartition
 
 H200 = SmLayout(quantum_sm_count=8, quanta=15, remainder_sm_count=12)
@@ -213,8 +217,8 @@ LIVE = {"decode": (0, 1), "spare": (REMAINDER,)}
 @pytest.mark.parametrize(
     ("sizes", "held", "facts"),
     [
-        ({"a": 0}, {}, ["'a'", "0 SMs", "at least one"]),
-        ({"a": -8}, {}, ["'a'", "-8 SMs", "at least one"]),
+        ({"a": 0}, {}, ["'a'", "SMs from 1", "found 0"]),
+        ({"a": -8}, {}, ["'a'", "SMs from 1", "found -8"]),
         ({"a": 7}, {}, ["'a'", "7 of its 132", "8 above", "'up'"]),
         (
             {"a": 22},
@@ -244,6 +248,88 @@ def test_bad_input_names_the_facts(sizes, held, facts):
         plan_carve(H200, sizes, held=held)
     for fact in facts:
         assert fact in str(caught.value)
+
+
+@pytest.mark.parametrize(("rounding", "granted"), [("down", 32), ("up", 36), ("nearest", 32)])
+def test_a_quarter_of_an_h200(rounding, granted):
+    """33 of 132 SMs, which quanta of 8 and a remainder of 12 do not give."""
+    plan = plan_carve(H200, {"a": "25%", "b": "rest"}, rounding=rounding)
+    assert plan.granted() == {"a": granted, "b": 132 - granted}
+    assert plan.partitions[0].asked == "25%"
+    with pytest.raises(InvalidPartition, match=r"give 25% \(33\) of its 132 SMs.*32 below and 36"):
+        plan_carve(H200, {"a": "25%", "b": "rest"})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rounding", "granted"),
+    [
+        (["100%"], "exact", [132]),
+        (["50 %"], "down", [64]),
+        (["50%", "50%"], "nearest", [64, 68]),
+        (["50%", "50%"], "down", [60, 64]),
+        (["30%"], "down", [36]),  # 39.6
+        (["30%"], "up", [40]),
+        (["30%"], "nearest", [40]),
+        (["28.7%"], "nearest", [36]),  # 37.88: 38 would be as near to 40
+        (["28.8%"], "nearest", [40]),  # 38.016
+        (["1%"], "up", [8]),
+        (["25%", 16, "rest"], "up", [36, 16, 80]),
+    ],
+)
+def test_percentages(sizes, rounding, granted):
+    assert list(plan_carve(H200, sizes, rounding=rounding).granted().values()) == granted
+
+
+def test_percentages_that_do_not_fit():
+    with pytest.raises(InvalidPartition, match=r"158.4 SMs asked for \(p0: 60% \(79.2\), p1: 60%"):
+        plan_carve(H200, ["60%", "60%"], rounding="up")
+    with pytest.raises(InvalidPartition, match=r"p0: 1% \(1.32\)"):
+        plan_carve(H200, ["1%"], rounding="down")
+
+
+@given(st.integers(1, 10000).map(lambda n: Decimal(n) / 100), st.sampled_from(["up", "down"]))
+def test_a_percentage_is_rounded_from_its_exact_value(percent, rounding):
+    exact = Fraction(percent) * 132 / 100
+    side = [n for n in H200.grantable() if (n >= exact if rounding == "up" else n <= exact)]
+    if not side:
+        return
+    (granted,) = plan_carve(H200, [f"{percent}%"], rounding=rounding).granted().values()
+    assert granted == (min(side) if rounding == "up" else max(side))
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (16, 16), (np.int32(16), 16), ("rest", "rest"), ("25%", "25%"), ("25 %", "25%"),
+        ("12.50%", "12.5%"), ("100%", "100%"), ("007%", "7%"), (Size("25%"), "25%"),
+    ],
+)  # fmt: skip
+def test_sizes(value, plain):
+    assert Size.parse(value).plain == plain
+    assert type(Size.parse(value).plain) is type(plain)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, 1.0, True, None, "", "16", "all", "0%", "0.0%", "101%", "100.1%", "-5%", "1e1%", "%",
+     "25%%", " 25%", "٢٥%", "25\n%", "nan%", [16], b"rest", "9" * 5000 + "%", 1 << 10_000],
+)  # fmt: skip
+def test_what_is_no_size_is_refused_in_one_wording(value):
+    with pytest.raises(InvalidPartition, match="should be a whole number of SMs from 1, a perc"):
+        Size.parse(value)
+    with pytest.raises(InvalidPartition, match="partition 'a': its size should be a whole number"):
+        plan_carve(H200, {"a": value})
+
+
+def test_a_device_carves_percentages():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gpu.carve({"a": "25%", "b": "rest"}, rounding="down") as parts:
+        assert (parts["a"].sm_count, parts["b"].sm_count) == (32, 100)
+        assert parts["a"].asked == "25%"
+        with gs.profile(gpu) as recording, parts["a"].create_stream() as stream:
+            gs.Gemm(parts["a"], m=64, n=64, k=64).execute(stream=stream)
+    (facts,) = [one for name, one in recording.trace.metadata.partitions.items() if name == "a"]
+    assert "25%" in str(facts)
 
 
 def test_the_hint_names_only_a_rounding_that_helps():
@@ -371,7 +457,7 @@ def test_held_parts_are_not_given_out():
 
 
 def test_numpys_whole_numbers_are_counts():
-    assert named_sizes({"a": np.int64(16), "b": "rest"}) == {"a": 16, "b": "rest"}
-    assert named_sizes([np.uint8(8), 16]) == {"p0": 8, "p1": 16}
+    assert named_sizes({"a": np.int64(16), "b": "rest"}) == {"a": Size(16), "b": Size("rest")}
+    assert named_sizes([np.uint8(8), 16]) == {"p0": Size(8), "p1": Size(16)}
     with pytest.raises(InvalidPartition, match="whole number"):
         named_sizes({"a": np.bool_(1)})

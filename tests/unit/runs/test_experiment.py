@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuscope as gs
+from gpuscope.device.sizes import EXPECTED
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.runs.experiment import Experiment
 
@@ -283,7 +284,7 @@ def test_without_settings_there_is_a_default_one():
 # -- bad input: the message has the field's path, what is allowed and what was found ----------
 
 STREAM_KEYS = "allowed: 'partition', 'priority'"
-SETTING_KEYS = "allowed: 'partitions', 'streams', 'sm_count_target'"
+SETTING_KEYS = "allowed: 'partitions', 'streams', 'sm_count_target', 'rounding'"
 KINDS = "allowed: 'gemm', 'copy', 'spin'"
 
 BAD = [
@@ -302,7 +303,7 @@ BAD = [
     (("settings/gemm", {"bogus": 1}), f"settings.gemm.bogus: unknown key; {SETTING_KEYS}"),
     (
         ("settings/partitions", {"partitions": {"a": 0}}),
-        "settings.partitions.partitions.a: should be greater than 0 or 'rest', but found 0",
+        f"settings.partitions.partitions.a: {EXPECTED}, but found 0",
     ),
     (
         ("workloads/sm_count_target", {"kind": "spin", "stream": "load", "duration_us": 0}),
@@ -310,18 +311,12 @@ BAD = [
     ),
     # sizes
     *(
-        (("partitions/small", size), f"partitions.small: should be {need}, but found {size!r}")
-        for size, need in (
-            (0, "greater than 0 or 'rest'"),
-            (-8, "greater than 0 or 'rest'"),
-            ("most", "a whole number or 'rest'"),
-            (1.5, "a whole number or 'rest'"),
-            (None, "a whole number or 'rest'"),
-        )
+        (("partitions/small", size), f"partitions.small: {EXPECTED}, but found {size!r}")
+        for size in (0, -8, "most", "101%", 1.5, None)
     ),
     (
         ("settings/first/partitions", {"small": -1}),
-        "settings.first.partitions.small: should be greater than 0 or 'rest', but found -1",
+        f"settings.first.partitions.small: {EXPECTED}, but found -1",
     ),
     (("workloads/small/m", 0), "workloads.small.m: should be greater than 0, but found 0"),
     (("workloads/small/k", -1), "workloads.small.k: should be greater than 0, but found -1"),
@@ -711,3 +706,54 @@ def test_a_function_that_cannot_be_run_is_named_with_its_path(module, reference,
     assert (type(caught.value) is InvalidExperiment) is (error is InvalidExperiment)
     assert gpu.registry.held_parts() == {}
     assert gpu.backend.reserved_bytes() == 0
+
+
+# -- percentages ---------------------------------------------------------------------------
+SHARES = """
+name = "shares"
+alone_repeats = 0
+rounding = "down"
+partitions = { small = "25 %", load = "rest" }
+streams.s = { partition = "small" }
+workloads.w = { kind = "spin", duration_us = 10, stream = "s", repeats = 2 }
+[settings.down]
+[settings.up]
+rounding = "up"
+[settings.half]
+partitions = { small = "50%", load = 8 }
+rounding = "nearest"
+"""
+
+
+def test_a_partition_may_be_a_percentage():
+    experiment = Experiment.from_toml(SHARES)
+    assert experiment.partitions == {"small": "25%", "load": "rest"}
+    assert [one.rounding for one in experiment.resolve()] == ["down", "up", "nearest"]
+    assert Experiment.from_toml(experiment.to_toml()) == experiment
+    assert Experiment.from_dict(json.loads(json.dumps(experiment.to_dict()))) == experiment
+    run = gs.run(experiment, gs.open_device("sim:h200", quiet=True))
+    granted = {
+        name: {part: facts["sm_count"] for part, facts in json.loads(trace.metadata.to_json())["partitions"].items()}
+        for name, trace in run.items()
+    }  # fmt: skip
+    assert granted["down"] == {"small": 32, "load": 100}
+    assert granted["up"] == {"small": 36, "load": 96}
+    assert granted["half"] == {"small": 68, "load": 8}
+
+
+def test_a_percentage_that_is_not_exact_says_where_to_give_a_rounding():
+    text = SHARES.replace('rounding = "down"', "")
+    with pytest.raises(gs.errors.InvalidPartition, match=r"'down'.*25% \(33\).*or in the setting"):
+        gs.run(Experiment.from_toml(text), gs.open_device("sim:h200", quiet=True))
+
+
+def test_a_setting_that_names_no_rounding_is_described_as_before():
+    assert "rounding" not in Experiment.from_toml(SHARES).to_dict()["settings"]["down"]
+
+
+def test_percentages_are_swept(tmp_path):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    plan = {**Experiment.from_toml(SHARES).to_dict(), "settings": {}}
+    table = gs.runs.sweep(plan, {"partitions.small": ["25%", "50%"]}, gpu).table
+    assert table.column("partitions.small").to_pylist() == ["25%", "50%"]
+    assert table.column("error").null_count == 2

@@ -127,8 +127,9 @@ def test_settling_makes_what_is_granted_what_is_asked(page):
 
 @pytest.mark.parametrize(
     ("typed", "said"),
-    [("many", "not 'many'"), ("", "whole number"), (0, "not 0"), (-8, "not -8"), (1.5, "not '1.5'"),
-     ("<b>", "not '<b>'"), (True, "not 'True'"), (None, "not 'None'")],
+    [("many", "found 'many'"), ("", "whole number"), (0, "found 0"), (-8, "found -8"),
+     (1.5, "found 1.5"), ("101%", "found '101%'"),
+     ("<b>", "found '<b>'"), (True, "found True"), (None, "found None")],
 )  # fmt: skip
 def test_what_is_no_count_is_said_beside_it(page, typed, said):
     ask(page, {"small": typed})
@@ -304,3 +305,21 @@ def test_callbacks_of_several_threads_take_turns(page, gpu):
         thread.join()
     got = page.widget.proposal
     assert gpu.plan_carve({"small": got["small"], "load": "rest"}).granted() == got
+
+
+# -- percentages ---------------------------------------------------------------------------
+def test_a_percentage_becomes_the_nearest_count(page, gpu):
+    ask(page, {"small": "25%"})
+    assert asked(page)["small"] == "25%"
+    assert granted(page) == {"small": 32, "load": 100}
+    ask(page, {"small": "25%"}, settle=True)
+    assert asked(page)["small"] == 32
+
+
+def test_it_starts_from_percentages(gpu):
+    carver = PartitionCarver(gpu, {"a": "50%", "b": "rest"})
+    assert carver.proposal == {"a": 68, "b": 64}
+    carver.apply()
+    assert carver.sizes == {"a": 68, "b": "rest"}
+    assert carver.partitions["a"].sm_count == 68
+    carver.close()

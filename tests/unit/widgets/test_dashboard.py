@@ -220,7 +220,7 @@ def test_streams_follow_partitions_and_workloads_follow_streams(dashboard):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda form: form.carver.propose({"small": "many"}), "a whole number or the rest"),
+        (lambda form: form.carver.propose({"small": "many"}), "should be a whole number of SMs"),
         (
             lambda form: (form.carver.remove("small"), form.carver.apply()),
             "'small' is no partition",

@@ -277,7 +277,8 @@ def beside_nsys(row: Row) -> list[dict]:
 
 def decoding(gpu: Any, row: Row) -> list[dict]:
     import gpuscope as gs
-    from gpuscope.record.cupti import layout, source
+    from gpuscope.record.cupti import layout
+    from gpuscope.record.cupti.collector import get_collector
 
     loop, _ = launches()
     taken: list[Any] = []
@@ -287,7 +288,7 @@ def decoding(gpu: Any, row: Row) -> list[dict]:
         taken.append(raw)
         return find(raw, sizes)
 
-    source.layout.find_records = keep
+    layout.find_records = keep
     try:
         manager = gs.profile(gpu, launch_ids=False)
         recording = manager.__enter__()
@@ -296,10 +297,10 @@ def decoding(gpu: Any, row: Row) -> list[dict]:
         manager.__exit__(None, None, None)
         stopping = time.perf_counter() - start
     finally:
-        source.layout.find_records = find
+        layout.find_records = find
     trace = recording.trace
     kernels = trace.kind_counts()["kernel"]
-    sizes = recording._cupti._sizes
+    sizes = layout.record_sizes(get_collector().library.version)
     start = time.perf_counter()
     records = 0
     for raw in taken:

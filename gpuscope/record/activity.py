@@ -5,23 +5,25 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
-from gpuscope.record.rows import Rows, call_row, keep, move, node_row, work_columns
+from gpuscope.record.rows import Row, Rows, call_row, keep, move, node_row, work_columns
+from gpuscope.record.source import Calibration, DeviceSource
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
 _COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD",
                "host": "HtoH"}  # fmt: skip
 
 
-class ActivitySource:
+class ActivitySource(DeviceSource):
     """Joins what a device says it did with the calls that queued it."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        super().__init__(device)
         self.name = "simulated" if device.is_simulated else "host"
+        if device.is_simulated:  # which tells of host functions, too
+            self.timed_kinds |= {"host_call"}
         self._calls: dict[int, Call] = {}
         self._first: int | None = None  # number of the first call that was seen
         self._raised: set[int] = set()
@@ -87,9 +89,9 @@ class ActivitySource:
     def _add(self, call: Call, activity: Activity, rows: Rows) -> None:
         """Add the row of finished work, and what it tells of order."""
         columns = self._row(call, activity)
+        row = node_row(activity.correlation, activity.node or 0)
         if activity.node is not None:
-            columns.update(self._node_columns(activity))
-            row = columns["id"]
+            columns.update({"id": row, **self._node_columns(activity)})
             if activity.node:
                 rows.edges.append((call_row(activity.correlation), row, "launch"))
             for before in activity.after:
@@ -98,13 +100,12 @@ class ActivitySource:
             if self._first is not None and release.correlation >= self._first:
                 before = node_row(release.correlation, release.node or 0)
                 kind = "priority" if release.by_priority else "SMs"
-                rows.edges.append((before, columns["id"], kind))
+                rows.edges.append((before, row, kind))
         rows.spans.append(columns)
 
-    def _row(self, call: Call, activity: Activity) -> dict[str, Any]:
-        info = self._device.info
-        columns = {
-            **work_columns(call, info.index, info.uuid),
+    def _row(self, call: Call, activity: Activity) -> Row:
+        columns: Row = {
+            **work_columns(call, self._device.info),
             # A call that waits for its own work returns later than it queued it.
             "queued_ns": min(call.end_ns or activity.queued_ns, activity.queued_ns),
             "start_ns": activity.start_ns,
@@ -115,14 +116,13 @@ class ActivitySource:
             columns["copy_kind"] = _COPY_KINDS[activity.engine]
         return columns
 
-    def _node_columns(self, activity: Activity) -> dict[str, Any]:
+    def _node_columns(self, activity: Activity) -> Row:
         """Return what a graph's node has of its own: it ran where it was captured."""
         context = activity.context
         if context is not None and context not in self._partitions:
-            self._partitions.update({one.context: one.name for one in self._device.partitions})
+            self._partitions.update({part.context: part.name for part in self._device.partitions})
         moved = activity.nbytes
         return {
-            "id": node_row(activity.correlation, activity.node or 0),
             "kind": _KINDS[activity.kind],
             "name": activity.name,
             "context": context,
@@ -133,6 +133,6 @@ class ActivitySource:
             "nbytes": moved // 2 if moved is not None and activity.engine == "device" else moved,
         }
 
-    def close(self) -> dict[str, float]:
+    def close(self) -> dict[str, Calibration]:
         """Return the calibration of a clock that is its own reference."""
-        return {"offset_ns": 0.0, "residual_ns": 0.0, "drift_ns": 0.0}
+        return {self._device.info.key: {"offset_ns": 0.0, "residual_ns": 0.0, "drift_ns": 0.0}}

@@ -59,7 +59,7 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
             self._pushed += 1
         if recorder.running:
             name = self._range[0]
-            opened = [(one, one.range_begins(name)) for one in recorder.running]
+            opened = [(log, log.begin(name)) for log in recorder.running]
             self._open = [*(self._open or ()), opened]
         return self
 
@@ -70,8 +70,8 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
         traceback: TracebackType | None,
     ) -> None:
         if self._open:
-            for one, number in self._open.pop():
-                one.range_ends(number)
+            for log, number in self._open.pop():
+                log.end(number)
         if self._pushed:
             self._pushed -= 1
             self._range[3]()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
@@ -47,18 +48,18 @@ class BlockSource:
     """Keeps the records of traced launches until they can be read."""
 
     def __init__(self) -> None:
-        self._launches: list[tuple[Call, Any]] = []
+        self._launches: list[Call] = []
 
     def take(self, call: Call) -> None:
         """Keep the records of a launch."""
-        self._launches.append((call, call.blocks))
+        self._launches.append(call)
 
     @property
     def devices(self) -> set[str]:
         """Keys of the devices that traced kernels ran on."""
-        return {call.device_key for call, _ in self._launches}
+        return {call.device_key for call in self._launches}
 
-    def read(self, devices: dict[str, Device], clocks: dict[str, ClockFit]) -> list[Batch]:
+    def read(self, devices: Mapping[str, Device], clocks: Mapping[str, ClockFit]) -> list[Batch]:
         """Return one row for each thread block; everything must have run.
 
         Parameters
@@ -68,20 +69,19 @@ class BlockSource:
         """
         batches = []
         for key in sorted(self.devices):
-            mine = [(call, array) for call, array in self._launches if call.device_key == key]
-            records = [devices[key].backend.to_host(array) for _, array in mine]
-            calls = [call for call, _ in mine]
-            batches.append(_rows(calls, records, devices[key], clocks.get(key) or ClockFit()))
+            calls = [call for call in self._launches if call.device_key == key]
+            batches.append(_rows(calls, devices[key], clocks.get(key) or ClockFit()))
         return batches
 
 
-def _rows(calls: list[Call], records: list[Any], device: Device, clock: ClockFit) -> Batch:
-    counts = np.array([len(one) for one in records], np.int64)
+def _rows(calls: list[Call], device: Device, clock: ClockFit) -> Batch:
+    records = [device.backend.to_host(call.blocks) for call in calls]
+    counts = np.array([len(blocks) for blocks in records], np.int64)
     of_call = np.repeat(np.arange(len(calls)), counts)
     every = np.concatenate(records).astype(np.int64)
     count = len(every)
 
-    def text(values: list[str | None]) -> Any:
+    def text(values: Sequence[str | None]) -> pa.Array:
         distinct = list(dict.fromkeys(values))
         codes = np.array([distinct.index(value) for value in values], np.int64)
         return arrow.text_column(codes[of_call], distinct)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,8 @@ from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.record.clock import EventClock
-from gpuscope.record.rows import Rows, keep, move, work_columns
+from gpuscope.record.rows import Row, Rows, keep, move, work_columns
+from gpuscope.record.source import Calibration, DeviceSource
 
 _TRIES = 31
 _EMPTY_SOURCE = 'extern "C" __global__ void gpuscope_empty() {}'
@@ -169,14 +169,15 @@ def _contended(launches: Sequence[Bracketed]) -> list[bool]:
     return [bool(one) for one in found]
 
 
-class EventSource:
+class EventSource(DeviceSource):
     """Times launches and copies of one device by events around them."""
 
     name = "events"
 
     def __init__(self, device: Device) -> None:
-        self._device = device
-        self._clock = EventClock(device)
+        super().__init__(device)
+        self._clock: EventClock | None = None
+        self.cost = BracketCost(0, 0)
         self._spare: list[Event] = []
         self._open: dict[int, _Bracket] = {}
         self._closed: deque[_Bracket] = deque()
@@ -187,6 +188,10 @@ class EventSource:
         self._shortest_ns: dict[Hashable, int] = {}
         self._past: list[Bracketed] = []
         """What was read already and may have been on the GPU with what is not."""
+
+    def start(self) -> None:
+        """Open the clock, and measure what brackets cost."""
+        self._clock = EventClock(self._device)
         self.cost = self._measure()
 
     def _take(self) -> Event:
@@ -215,6 +220,11 @@ class EventSource:
         empty = round(statistics.median(readings[False]))
         return BracketCost(empty, max(empty, round(statistics.median(readings[True]))))
 
+    @property
+    def _running_clock(self) -> EventClock:
+        assert self._clock is not None  # noqa: S101 - it was started
+        return self._clock
+
     def before(self, call: Call) -> None:
         """Record the opening event on the call's stream."""
         assert call.stream is not None  # noqa: S101 - launches and copies have one
@@ -239,7 +249,7 @@ class EventSource:
         bracket.recorded_ns = self._device.backend.now_ns()
         self._closed.append(bracket)
         self._open.pop(call.correlation, None)  # what stays there was never closed
-        self._clock.keep_fresh(call.end_ns or 0)
+        self._running_clock.keep_fresh(call.end_ns or 0)
 
     @property
     def unfinished(self) -> list[Call]:
@@ -261,7 +271,6 @@ class EventSource:
 
     def drain(self, rows: Rows) -> None:
         """Turn the brackets that are done into rows."""
-        info = self._device.info
         done: list[tuple[Call, Bracketed]] = []
         still: list[_Bracket] = []
         for bracket in self._waiting:
@@ -285,13 +294,13 @@ class EventSource:
         self._past = [one for one in [*self._past, *read] if one.closed > since]
         for (call, _), times in zip(done, found, strict=True):
             rows.cut()
-            columns: Mapping[str, Any] = work_columns(call, info.index, info.uuid)
-            rows.spans.append({**columns, **times, "source": self.name})
+            row: Row = {**work_columns(call, self._device.info), **times, "source": self.name}
+            rows.spans.append(row)
 
     def _read(self, bracket: _Bracket) -> Bracketed:
         call = bracket.call
         assert bracket.after is not None  # noqa: S101 - as above
-        opened = self._clock.unix_ns(bracket.before, call.start_ns)
+        opened = self._running_clock.unix_ns(bracket.before, call.start_ns)
         length = self._device.backend.elapsed_ns(bracket.before.raw, bracket.after.raw)
         place = call.stream.sm_count_target if call.stream is not None else 0
         return Bracketed(
@@ -299,14 +308,16 @@ class EventSource:
             bracket.recorded_ns, _kind_of(call, place), _stream_of(call),
         )  # fmt: skip
 
-    def close(self) -> dict[str, float]:
+    def close(self) -> dict[str, Calibration]:
         """Destroy the events; returns the clock's calibration and the bracket's cost."""
+        if self._clock is None:
+            return {}
         facts = self._clock.close()
         for event in self._spare:
             event.close()
         self._spare.clear()
-        return {
-            **facts,
+        costs = {
             "empty_bracket_ns": float(self.cost.empty_ns),
             "empty_kernel_bracket_ns": float(self.cost.kernel_ns),
         }
+        return {self._device.info.key: {**facts, **costs}}

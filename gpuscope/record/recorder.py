@@ -2,77 +2,39 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import itertools
 import os
-import platform
-import sys
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from gpuscope._fork import free_in_children
-from gpuscope._libcupti import NVTX_INJECTION
-from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
-from gpuscope.device.stream import Stream
-from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
+from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
-from gpuscope.record.activity import ActivitySource
-from gpuscope.record.blocks import BlockSource, globaltimer_fit
+from gpuscope.record.blocks import BlockSource
+from gpuscope.record.calls import CallLog
 from gpuscope.record.clock import ClockFit, step_notes
-from gpuscope.record.cupti.source import CuptiSource
-from gpuscope.record.events import EventSource
-from gpuscope.record.facts import partition_facts, stream_facts
-from gpuscope.record.order import Order
-from gpuscope.record.rows import (
-    Batch,
-    Rows,
-    call_row,
-    keep,
-    move,
-    range_row,
-    together,
-    work_columns,
-    work_row,
-)
+from gpuscope.record.facts import device_facts, partition_facts, versions
+from gpuscope.record.ranges import RangeLog
+from gpuscope.record.rows import Batch, keep, together
+from gpuscope.record.source import Calibration
+from gpuscope.record.sources import MEMORY_LIMIT, Options, Sources
 from gpuscope.trace import schema, valid
-from gpuscope.trace.metadata import (
-    ClockFacts,
-    DeviceFacts,
-    PartitionFacts,
-    StreamFacts,
-    TraceMetadata,
-)
+from gpuscope.trace.metadata import ClockFacts, StreamFacts, TraceMetadata
 from gpuscope.trace.model import Trace
-
-_PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
-             "cuda-bindings", "nvmath-python", "nvtx", "cupti-python")  # fmt: skip
-
-MEMORY_LIMIT = 2 << 30
-"""Bytes of buffers that CUPTI may fill between two readings, unless asked otherwise."""
-
-_Source = ActivitySource | EventSource | CuptiSource
-
-_TIMED = ("launch", "copy", "setup")
-"""Calls whose work every source times; a simulated device tells of host functions, too."""
-_CALL_KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
-"""Kinds of calls whose rows are not of kind ``"api"``."""
 
 _DEFAULT_STREAMS = (0, 1, 2)
 """CUDA's handles of the default streams, for which a wait for the device waits."""
 
-running: tuple[Recording, ...] = ()
-"""Recordings that are on; :func:`~gpuscope.record.annotate.annotate` tells them of ranges."""
+running: tuple[RangeLog, ...] = ()
+"""Range logs of the recordings that are on, for
+:func:`~gpuscope.record.annotate.annotate`."""
 _running_lock = free_in_children(threading.Lock())
 
 
@@ -131,57 +93,29 @@ class Recording:
                 f"one recording cannot mix the clocks of {[d.info.key for d in devices]}: say "
                 "which with profile(device)"
             )
-        for name, value, allowed in (
-            ("source", source, ("auto", "cupti", "events")),
-            ("detail", detail, ("launches", "full")),
-            ("launch_ids", launch_ids, (True, False, "runtime")),
-        ):
-            if value not in allowed:
-                raise GpuscopeError(
-                    f"{name} is {value!r}; it can be {' or '.join(map(str, allowed))}"
-                )
         self.devices = devices
+        self._simulated = bool(simulated)
         self._device_by_key = {device.info.key: device for device in devices}
-        self._asked = source
-        self._options: dict[str, Any] = {
-            "detail": detail, "launch_ids": launch_ids, "memory_limit": memory_limit,
-        }  # fmt: skip
         self._clock = devices[0].now_ns if devices else time.time_ns
-        self._sources: dict[str, _Source] = {}
-        self._cupti: CuptiSource | None = None
-        self._blocks = BlockSource()
-        self._open: dict[int, tuple[Call, int | None]] = {}
-        self._open_handles: dict[int, tuple[Call, int | None]] = {}
-        """Apart from the others: whose completion nobody looks for stays."""
-        self._ended: deque[Call] = deque()
-        self._range_numbers = itertools.count(1)
-        self._ranges = threading.local()
-        self._open_ranges: dict[int, dict[str, Any]] = {}
-        self._ended_ranges: deque[dict[str, Any]] = deque()
-        self._freezing = free_in_children(threading.Lock())
+        self._made_in = os.getpid()
+        self._process = self._made_in
+        thread: Callable[[], int] = threading.get_native_id
+        if devices:  # a simulated device's numbers are not the system's
+            numbers = devices[0].backend.process_and_thread
+            self._process, thread = numbers()[0], lambda: numbers()[1]
+        self.sources = Sources(devices, Options(source, detail, launch_ids, memory_limit))
+        self._ranges = RangeLog(self._clock, thread, self._process)
+        infos = {key: device.info for key, device in self._device_by_key.items()}
+        self._calls = CallLog(infos, self.sources.of_device, self._ranges, self._process)
+        self._reading = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
         self._batches: list[Batch] = []
-        self._rows = Rows()
-        self._taken: list[Call] = []
-        self._taken_ranges: list[dict[str, Any]] = []
-        self._told: list[Call] = []  # what is rows, and may still be among the open
-        self._told_ranges: list[int] = []
-        self._order = Order()
-        self._streams: dict[int, StreamFacts] = {}
-        self._partitions: dict[str, PartitionFacts] = {}
-        self._thread_names: dict[int, str] = {}
         self._window: list[int] = []
         self._began_at = (0, 0)
         self._trace: Trace | None = None
-        self._received = 0
         self._drained = 0
         self._lost = {"dropped": 0, "unmatched": 0}
         self._notes: list[str] = []
-        self._clocks: dict[str, Mapping[str, float]] = {}
-        self._process_of = os.getpid()
-        self._process = (  # as rows say it: a simulated device's is no number of the system's
-            devices[0].backend.process_and_thread()[0] if devices else self._process_of
-        )
         self._globaltimers: dict[str, ClockFit] = {}
         self._waited = True
         self._all_read = False
@@ -200,46 +134,17 @@ class Recording:
         global running  # noqa: PLW0603 - the one place that knows what is on
         self._began_at = self._both_clocks()
         self._window = [self._began_at[0]]  # first: from now on there is something to stop
-        cuda = [device for device in self.devices if device.info.kind == "cuda"]
-        if cuda or (not self.devices and self._asked != "events"):
-            self._cupti = self._open_cupti()
+        self._notes += self.sources.start()
         for device in self.devices:
-            self._sources[device.info.key] = (
-                ActivitySource(device) if device not in cuda else self._cupti or EventSource(device)
-            )
-        for device in self.devices:
-            device.calls.observe(self)
-            for partition in device.partitions:
-                self._partitions[partition.name] = partition_facts(partition)
+            device.calls.observe(self._calls)
+            self._calls.note_partitions(device.partitions)
         self._began_at = self._both_clocks()
         self._window = [self._began_at[0]]
-        if self._cupti is None or not self._cupti.sees_ranges:
+        if not self.sources.see_ranges:
             with _running_lock:
-                running = (*running, self)
+                running = (*running, self._ranges)
         if without_nvtx := nvtx.missing():
             self._notes.append(without_nvtx)
-        elif self._cupti is not None and not self._cupti.sees_ranges:
-            self._notes.append(
-                f"NVTX ranges of other libraries are not recorded: {NVTX_INJECTION} has to name "
-                "libcupti before the first NVTX call. Call gpuscope.open_device() before "
-                "anything uses NVTX, or set it when starting Python"
-            )
-
-    def _open_cupti(self) -> CuptiSource | None:
-        """Return the started source, or, where nothing insists on it, ``None``."""
-        if self._asked == "events":
-            return None
-        if self._asked == "auto" and importlib.util.find_spec("cupti") is None:
-            return None
-        try:
-            cupti = CuptiSource(self.devices, **self._options)
-            cupti.start()
-        except (MissingDependency, CapabilityError) as error:
-            if self._asked == "cupti":
-                raise
-            self._notes.append(f"CUPTI is not used: {error}")
-            return None
-        return cupti
 
     def stop(self, *, wait: bool = True) -> Trace:
         """Stop watching, and return the trace.
@@ -252,12 +157,12 @@ class Recording:
         global running  # noqa: PLW0603 - the one place that knows what is on
         if self._trace is not None:
             return self._trace
-        if os.getpid() != self._process_of:
+        if os.getpid() != self._made_in:
             raise GpuscopeError(
                 "a recording ends in the process that began it: this one was forked from it"
             )
         with _running_lock:
-            running = tuple(other for other in running if other is not self)
+            running = tuple(log for log in running if log is not self._ranges)
         try:
             if wait:
                 self._wait()
@@ -269,32 +174,28 @@ class Recording:
 
     def _wait(self) -> None:
         """Wait for what anybody launched on streams of ours, or that guards selected."""
-        foreign = self._cupti.foreign_streams if self._cupti is not None else []
+        foreign = self.sources.foreign_streams
         for device in self.devices:
-            ours = [stream.handle for stream in device.streams if not stream.capturing]
-            device.backend.wait_for_all(
-                [handle for handle in {*ours, *foreign} if handle not in _DEFAULT_STREAMS]
-            )
+            ours = {stream.handle for stream in device.streams if not stream.capturing}
+            device.backend.wait_for_all([*(ours | foreign).difference(_DEFAULT_STREAMS)])
 
     def _end(self, *, waited: bool) -> None:
         """Record no more, and make the trace; where that failed, again does what is left."""
         for device in self.devices:
-            device.calls.unobserve(self)
-        if self._cupti is not None and not self._cupti.finished:
-            with self._freezing:  # nobody reads batches meanwhile
-                self._cupti.finish(wait=waited)
+            device.calls.unobserve(self._calls)
+        with self._reading:  # nobody reads batches meanwhile
+            self.sources.finish(wait=waited)
         if len(self._window) == 1:
             self._window.append(self._window_end())
-            if self._cupti is None:  # which compares them all the time
+            if not self.sources.compare_clocks:
                 self._notes += step_notes([self._began_at, self._both_clocks()])
         self._waited = waited
         self._compare_globaltimers()
         batches = self._collect(over=True)
         self._account(batches)
-        for key, source in self._sources.items():
-            if not isinstance(source, CuptiSource) and key not in self._clocks:
-                self._clocks[key] = source.close()
-        clocks = {**self._clocks, **(self._cupti.close() if self._cupti is not None else {})}
+        clocks = self.sources.close()
+        for key, fit in self._globaltimers.items():
+            clocks.setdefault(f"globaltimer {key}", fit.facts())
         self._trace = self._join(batches, clocks)
         facts = self._trace.metadata
         if not facts.complete:
@@ -303,7 +204,8 @@ class Recording:
     def _account(self, batches: list[Batch]) -> None:
         """Count what is missing: every row that was read is kept, every launch has one."""
         kept = sum(batch.spans.num_rows for batch in batches)
-        missing = [call for _, call in self._unfinished() if not self._stays_open(call)]
+        unfinished = [call for _, call in self.sources.unfinished()]
+        missing = [call for call in unfinished if self._waited or call.graph is not None]
         self._lost = {"dropped": abs(self._drained - kept), "unmatched": len(missing)}
         if self._drained != kept:
             self._notes.append(f"{self._drained} rows were read, but {kept} were kept")
@@ -313,51 +215,28 @@ class Recording:
                 f"{missing[0].name!r})"
             )
 
-    def _unfinished(self) -> list[tuple[_Source, Call]]:
-        """Return the launches whose work no source has seen the end of; CUPTI counts its own."""
-        return [
-            (source, call)
-            for source in self._sources.values()
-            if not isinstance(source, CuptiSource)
-            for call in source.unfinished
-        ]
-
-    def _stays_open(self, call: Call) -> bool:
-        """Whether a launch has an open row: who does not wait has asked for that."""
-        return not self._waited and call.graph is None
-
     def _compare_globaltimers(self) -> None:
         """Find how the clocks stand by which traced kernels told of their thread blocks."""
-        if not self._blocks.devices:
-            return
-        if not self._waited:
+        traced = self._calls.blocks.devices
+        if traced and not self._waited:
             self._notes.append("stopped without waiting: thread blocks were not read")
-            self._blocks = BlockSource()
+            self._calls.blocks = BlockSource()
             return
-        for device in self.devices:
-            key = device.info.key
-            if key in self._blocks.devices and key not in self._globaltimers:
-                if self._cupti is not None:
-                    self._globaltimers[key] = self._cupti.globaltimer(device.info.index)
-                else:
-                    self._globaltimers[key] = globaltimer_fit(device)
-                    self._clocks[f"globaltimer {key}"] = self._globaltimers[key].facts()
+        for key in sorted(traced - self._globaltimers.keys()):
+            source = self.sources.of_device[key]
+            self._globaltimers[key] = source.globaltimer(self._device_by_key[key])
 
     def snapshot(self) -> Trace:
         """Return what was recorded so far, as a trace; the recording goes on."""
         return self._trace if self._trace is not None else self._join(self.batches(), {})
 
-    def _join(self, batches: list[Batch], clocks: Mapping[str, Mapping[str, float]]) -> Trace:
+    def _join(self, batches: list[Batch], clocks: Mapping[str, Calibration]) -> Trace:
         spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
         edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
-        if self._cupti is not None and edges.num_rows:  # what was to come may have no record
+        if self.sources.may_lack_work and edges.num_rows:
             launches = pc.equal(edges.column("kind").cast(pa.string()), "launch")
-            waits = edges.filter(pc.invert(launches))
-            if waits.num_rows:
-                ids = spans.column("id")
-                there = (pc.is_in(waits.column(end), value_set=ids) for end in ("from", "to"))
-                waits = waits.filter(pc.and_(*there))
-                edges = schema.concat([edges.filter(launches), waits], schema.EDGE_TYPES)
+            waits = valid.between(edges.filter(pc.invert(launches)), spans.column("id"))
+            edges = schema.concat([edges.filter(launches), waits], schema.EDGE_TYPES)
         metadata = self._metadata(clocks)
         spans, edges, left = valid.sifted(spans, edges)  # a clock that was set loses no recording
         if left:
@@ -394,6 +273,7 @@ class Recording:
             )
         return self._trace
 
+    # -- reading ----------------------------------------------------------------------
     def batches(self, since: int = 0) -> list[Batch]:
         """Return the batches from number ``since`` on; what is new becomes one more.
 
@@ -408,7 +288,7 @@ class Recording:
         What is read is handed out at one moment, by one assignment. Before it everything that
         reading changed can be undone, so that the next reading finds what this one found.
         """
-        with self._freezing:  # keeps batches in order; launches do not wait for it
+        with self._reading:  # keeps batches in order; launches do not wait for it
             if self._all_read:
                 return self._batches
             before = self._batches
@@ -422,343 +302,91 @@ class Recording:
             self._settle()
             return self._batches
 
-    def _every_source(self) -> list[_Source]:
-        sources = list(self._sources.values())
-        if self._cupti is not None:
-            sources = [source for source in sources if source is not self._cupti]
-            sources.append(self._cupti)
-        return sources
-
     def _begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading changes next."""
         self._settle()
-        move(self._ended, self._taken)
-        move(self._ended_ranges, self._taken_ranges)
+        parts = (self._calls, self._ranges, self.sources)
         return together(
-            *(source.begin_reading() for source in self._every_source()),
-            keep(
-                self, "_taken", "_taken_ranges", "_told", "_told_ranges", "_received", "_drained",
-                "_blocks", "_all_read",
-            ),
-            self._order.keep(),
-        )  # fmt: skip
+            *(part.begin_reading() for part in parts), keep(self, "_drained", "_all_read")
+        )
 
     def _settle(self) -> None:
         """Forget what was handed out; done again where it was interrupted."""
-        for source in self._every_source():
-            source.settle()
-        while self._told:
-            self._calls_like(self._told[-1]).pop(self._told[-1].correlation, None)
-            self._told.pop()
-        while self._told_ranges:
-            self._open_ranges.pop(self._told_ranges[-1], None)
-            self._told_ranges.pop()
+        for part in (self.sources, self._calls, self._ranges):
+            part.settle()
 
     def _read(self, *, over: bool) -> list[Batch]:
         """Return batches of what was taken in, at the end also of what is open."""
-        now_ns = self._clock()
+        rows = self.sources.new_rows(over=over, now_ns=self._clock())
         self._all_read = over
-        self._rows = rows = Rows()
-        if self._cupti is not None:  # which gives rows without a parent the range around them
-            rows.at_once = sys.maxsize
-        for source in self._sources.values():
-            if not isinstance(source, CuptiSource):
-                source.drain(rows)
-        self._add_ended()
-        still_open = self._still_open(handles=over)
-        if over:
-            self._add_open(still_open)
-        more: list[Batch] = []
-        if self._cupti is not None:
-            open_since = [call.start_ns for call, _ in still_open if call.kind in _TIMED]
-            more = self._cupti.drain(
-                over=over, open_since_ns=min([now_ns, *open_since]), host_rows=rows
-            )
-        if over and self._blocks.devices:
-            more += self._blocks.read(self._device_by_key, self._globaltimers)
-            self._blocks = BlockSource()
-        self._drained += rows.count + sum(batch.spans.num_rows for batch in more)
-        return [*rows.all_batches(), *more]
-
-    # -- what devices say -------------------------------------------------------------
-    # What is launched waits for these two, so they only take note: rows are made when read.
-    def call_begins(self, call: Call) -> None:
-        """Note a call that is about to reach the device."""
-        if call.kind == "setup" and self._cupti is None:
-            return  # only CUPTI sees what it does
-        parent = call_row(call.parent) if call.parent is not None else self._current_range()
-        if call.thread not in self._thread_names:
-            self._thread_names[call.thread] = threading.current_thread().name
-        self._calls_like(call)[call.correlation] = (call, parent)
-        if self._is_timed(call):
-            self._sources[call.device_key].before(call)
-
-    def _calls_like(self, call: Call) -> dict[int, tuple[Call, int | None]]:
-        return self._open_handles if call.kind == "handle" else self._open
-
-    def call_ends(self, call: Call) -> None:
-        """Note a call that returned."""
-        if call.kind == "setup" and self._cupti is None:
-            return
-        if self._is_timed(call):
-            self._sources[call.device_key].after(call)
-            if call.blocks is not None:
-                self._blocks.take(call)
-        for stream in (call.stream, call.intended):
-            if stream is not None and stream.id not in self._streams:
-                self._note_stream(stream)
-        self._ended.append(call)
-
-    def _add_ended(self) -> None:
-        """Turn the ranges and calls that ended into rows, in the order in which they did."""
-        ranges, self._taken_ranges = self._taken_ranges, []
-        for columns in ranges:
-            self._rows.cut()
-            self._rows.spans.append(columns)
-            self._told_ranges.append(columns["id"])
-        calls, self._taken = self._taken, []
-        for call in calls:
-            entry = self._calls_like(call).get(call.correlation)
-            if entry is not None:  # else it began before this recording did
-                self._add_returned(*entry)
-
-    def _add_returned(self, call: Call, parent: int | None) -> None:
-        self._rows.cut()
-        self._received += 1
-        self._told.append(call)
-        if not call.superseded:  # else launches inside it tell better
-            self._add_call(call, parent)
-
-    def _still_open(self, *, handles: bool) -> list[tuple[Call, int | None]]:
-        """Return the calls that no row tells of, with their parents."""
-        told = {call.correlation for call in self._told}
-        every = {**self._open_handles.copy(), **self._open.copy()} if handles else self._open.copy()
-        return [entry for number, entry in every.items() if number not in told]
-
-    def _add_open(self, calls: list[tuple[Call, int | None]]) -> None:
-        """Keep what is still open as open rows: nothing that was seen vanishes."""
-        told = set(self._told_ranges)
-        for number, columns in self._open_ranges.copy().items():
-            if number not in told:
-                self._rows.spans.append(columns)
-                self._told_ranges.append(number)
-        for call, parent in calls:
-            if call.end_ns is not None:  # who made it was interrupted before telling us
-                self._add_returned(call, parent)
-                continue
-            self._received += 1
-            self._told.append(call)
-            self._rows.spans.append(
-                {**self._call_columns(call, parent, call_row(call.correlation)), "end_ns": None,
-                 "status": "completion not seen" if call.kind == "handle" else "not returned"}
-            )  # fmt: skip
-        for source, call in self._unfinished():
-            if self._stays_open(call):
-                device = self._device_by_key[call.device_key]
-                self._rows.spans.append({
-                    **work_columns(call, device.info.index, device.info.uuid),
-                    "start_ns": call.end_ns, "status": "not finished", "source": source.name,
-                })  # fmt: skip
-
-    def _is_timed(self, call: Call) -> bool:
-        if call.kind == "host_call":
-            return self._sources[call.device_key].name == "simulated"
-        return call.kind in _TIMED
-
-    def activity(self, activity: Activity) -> None:
-        """Pass on work that a device says it did."""
-        for source in self._sources.values():
-            if isinstance(source, ActivitySource):
-                source.activity(activity)
-
-    def _add_call(self, call: Call, parent: int | None) -> None:
-        row = call_row(call.correlation)
-        if self._is_timed(call):
-            work = work_row(call.correlation)
-            for before, rule in self._order.work(call, work):
-                self._rows.edges.append((before, work, rule))
-        elif call.kind == "record":
-            self._order.record(call)
-            if call.workload is not None:
-                return  # a handle's completion event is its own business
-        elif call.kind == "wait":
-            self._order.wait(call)
-        elif call.kind == "sync":
-            for before in self._order.behind(call):
-                self._rows.edges.append((before, row, "host wait"))
-        self._keep(call, self._call_columns(call, parent, row))
-
-    def _keep(self, call: Call, columns: dict[str, Any]) -> None:
-        """Keep a call's row; a launch's waits for CUPTI's record of the same call."""
-        if self._is_timed(call):
-            if self._cupti is not None and self._sources[call.device_key] is self._cupti:
-                self._cupti.hold(call, columns)
-                return
-            if call.stream is not None:
-                self._rows.edges.append((columns["id"], work_row(call.correlation), "launch"))
-        self._rows.spans.append(columns)
-
-    def _call_columns(self, call: Call, parent: int | None, row: int) -> dict[str, Any]:
-        stream, intended = call.stream, call.intended
-        partition = stream.partition if stream is not None else None
-        meant = intended.partition if intended is not None else None
-        device = self._device_by_key[call.device_key]
-        return {
-            "id": row,
-            "parent": parent,
-            "kind": _CALL_KINDS.get(call.kind, "api"),
-            "name": call.name,
-            "start_ns": call.start_ns,
-            "end_ns": call.end_ns,
-            "process": self._process,
-            "thread": call.thread,
-            "device": device.info.index,
-            "device_uuid": device.info.uuid,
-            "partition": partition.name if partition is not None else None,
-            "intended_partition": meant.name if meant is not None else None,
-            "stream": stream.id if stream is not None else None,
-            # In a trace from CUPTI, correlation is CUPTI's number, and ours is outside it.
-            "correlation": call.correlation if self._cupti is None else None,
-            "external_correlation": call.correlation if self._cupti is not None else None,
-            "category": call.name if call.kind == "handle" else call.workload,
-            "source": "simulated" if device.is_simulated else "host",
-        }
-
-    def _note_stream(self, stream: Stream) -> None:
-        partition = stream.partition
-        if partition is not None:
-            self._partitions[partition.name] = partition_facts(partition)
-        self._streams[stream.id] = stream_facts(stream)
-
-    # -- ranges -----------------------------------------------------------------------
-    def _stack(self) -> list[int]:
-        try:
-            stack: list[int] = self._ranges.stack
-        except AttributeError:
-            stack = self._ranges.stack = []
-        return stack
-
-    def _current_range(self) -> int | None:
-        stack = self._stack()
-        return stack[-1] if stack else None
-
-    def range_begins(self, name: str) -> int:
-        """Open a range on this thread; returns its row's id."""
-        stack = self._stack()
-        number = range_row(next(self._range_numbers))
-        thread = (
-            self.devices[0].backend.process_and_thread()[1]
-            if self.devices
-            else threading.get_native_id()
-        )
-        columns = {
-            "id": number,
-            "parent": stack[-1] if stack else None,
-            "kind": "range",
-            "name": name,
-            "start_ns": self._clock(),
-            "process": self._process,
-            "thread": thread,
-            "domain": "gpuscope",
-            "range_style": "push/pop",
-            "source": "nvtx",
-        }
-        self._thread_names.setdefault(thread, threading.current_thread().name)
-        self._open_ranges[number] = columns
-        stack.append(number)
-        return number
-
-    def range_ends(self, number: int) -> None:
-        """Close a range; one of a recording that has ended is ignored."""
-        end_ns = self._clock()
-        stack = self._stack()
-        if number in stack:
-            stack.remove(number)
-        columns = self._open_ranges.get(number)
-        if columns is not None:
-            columns["end_ns"] = end_ns
-            self._ended_ranges.append(columns)
+        self._ranges.drain(rows)
+        self._calls.drain(rows)
+        self.sources.drain(rows)
+        if over and not self._waited:
+            for source, call in self.sources.unfinished():
+                if call.graph is None:
+                    self._calls.add_unfinished(call, source.name, rows)
+        rows.freeze()
+        if over and self._calls.blocks.devices:
+            rows.batches += self._calls.blocks.read(self._device_by_key, self._globaltimers)
+            self._calls.blocks = BlockSource()
+        self._drained += rows.count
+        return rows.batches
 
     # -- metadata ---------------------------------------------------------------------
-    def _metadata(
-        self, clocks: Mapping[str, Mapping[str, float]], *, health: bool = True
-    ) -> TraceMetadata:
-        simulated = any(device.is_simulated for device in self.devices)
-        process = str(self._process)
-        cupti = self._cupti
+    def _metadata(self, clocks: Mapping[str, Calibration], *, health: bool = True) -> TraceMetadata:
         # Those who launch add to these meanwhile: a copy is made at once, a loop is not.
-        streams = {str(key): facts for key, facts in self._streams.copy().items()}
-        partitions = self._partitions.copy()
-        counts = {"received": self._received + self._open_count, **self._lost}
+        partitions = self._calls.partitions.copy()
+        streams: dict[int, StreamFacts] = {}
+        counts = {"received": self._calls.received + self._calls.open_count, **self._lost}
         notes = list(self._notes)
-        if cupti is not None:
-            seen = cupti.streams.copy()
-            streams = {**{str(key): facts for key, facts in seen.items()}, **streams}
-            for partition in cupti.partitions:
-                partitions.setdefault(partition.name, partition_facts(partition))
-            for name, context in cupti.partition_contexts.copy().items():
+        complete = not any(self._lost.values())
+        for facts in self.sources.facts():
+            streams.update(facts.streams)
+            for name, partition in facts.partitions.items():
+                partitions.setdefault(name, partition_facts(partition))
+            for name, context in facts.contexts.items():
                 if name in partitions:
                     partitions[name] = replace(partitions[name], context=context)
-            for name, count in cupti.counts.copy().items():
+            for name, count in facts.completeness.counts.copy().items():
                 counts[name] = counts.get(name, 0) + count
-            notes += cupti.notes
+            notes += facts.completeness.notes
+            complete &= facts.completeness.complete
+        streams.update(self._calls.streams.copy())
         return TraceMetadata(
-            time_base="virtual" if simulated else "unix",
-            simulated=simulated,
+            time_base="virtual" if self._simulated else "unix",
+            simulated=self._simulated,
             devices={
-                device.info.key: DeviceFacts(
-                    index=device.info.index,
-                    uuid=device.info.uuid,
-                    name=device.info.name,
-                    sm_count=device.info.sm_count,
-                    driver=device.info.driver,
-                    launch_latency_ns=device.info.launch_latency_ns,
-                    kernel_gap_ns=device.info.kernel_gap_ns,
-                    **(device.backend.health() if health else {}),
-                )
-                for device in self.devices
+                key: device_facts(device, health=health)
+                for key, device in self._device_by_key.items()
             },
             driver=self.devices[0].info.driver if self.devices else None,
-            process_names={process: "python"},
-            thread_names=self._threads(simulated=simulated),
+            process_names={str(self._process): "python"},
+            thread_names=self._threads(),
             partitions=partitions,
-            streams=streams,
+            streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((self._window[0], [*self._window, self._window_end()][1]),),
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
-            versions=dict(_versions()),
+            versions=dict(versions()),
             counts=counts,
-            complete=not any(self._lost.values()) and (cupti is None or cupti.complete),
+            complete=complete,
             notes=tuple(dict.fromkeys(notes)),
         )
 
     def _both_clocks(self) -> tuple[int, int]:
         """Return the recording's clock, and one that nobody sets."""
         now_ns = self._clock()
-        simulated = any(device.is_simulated for device in self.devices)
-        return now_ns, now_ns if simulated else time.monotonic_ns()
+        return now_ns, now_ns if self._simulated else time.monotonic_ns()
 
     def _window_end(self) -> int:
         """Return when the recording ends as of now: its beginning and the time that passed."""
         begun_ns, steady_ns = self._began_at
         return begun_ns + self._both_clocks()[1] - steady_ns
 
-    @property
-    def _open_count(self) -> int:
-        return max(0, len(self._open) + len(self._open_handles) - len(self._told))
-
-    def _threads(self, *, simulated: bool) -> dict[str, str]:
+    def _threads(self) -> dict[str, str]:
         """Return the names of threads: those that called us, and Python's that are alive."""
-        alive = {} if simulated else {str(t.native_id): t.name for t in threading.enumerate()}
-        return {**alive, **{str(key): name for key, name in self._thread_names.copy().items()}}
-
-
-@cache
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        alive = threading.enumerate() if not self._simulated else []
+        names = {str(thread.native_id): thread.name for thread in alive}
+        ours = self._ranges.thread_names.copy()
+        return {**names, **{str(number): name for number, name in ours.items()}}

@@ -7,19 +7,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Ints
+from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Call
 from gpuscope.trace import schema
+
+Row: TypeAlias = "dict[str, int | str | None]"
+"""A span on its way into a trace: column → value."""
 
 # A call's rows are numbered from its correlation, so that nothing has to be remembered.
 _KINDS_OF_ROW = 4
 
 
-_Number = TypeVar("_Number", int, np.ndarray[Any, Any])
+_Number = TypeVar("_Number", int, Ints)
 
 
 def call_row(correlation: _Number) -> _Number:
@@ -46,7 +50,7 @@ _BLOCKS = 1 << 48
 _NODES = 1 << 52
 
 
-def block_row(correlations: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> Any:
+def block_row(correlations: Ints, numbers: Ints) -> Ints:
     """Ids of the rows of the n-th thread blocks of launches: apart from all others."""
     return _BLOCKS + (correlations << 22) + numbers
 
@@ -80,8 +84,8 @@ def together(*undo: Callable[[], None]) -> Callable[[], None]:
     """Return what does all of these."""
 
     def undo_all() -> None:
-        for one in undo:
-            one()
+        for step in undo:
+            step()
 
     return undo_all
 
@@ -106,17 +110,32 @@ ROWS_AT_ONCE = 1 << 14
 
 @dataclass
 class Rows:
-    """Rows and edges being collected, and the batches that they became."""
+    """What one reading collects: rows and edges, and the batches that they became.
 
-    spans: list[dict[str, Any]] = field(default_factory=list)
+    Attributes
+    ----------
+    over
+        The recording has ended: also what is not complete becomes rows.
+    open_since_ns
+        Calls that began since then may not have returned.
+    """
+
+    spans: list[Row] = field(default_factory=list)
     edges: list[tuple[int, int, str]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     at_once: int = ROWS_AT_ONCE
+    over: bool = False
+    open_since_ns: int = 0
 
     def cut(self) -> None:
         """Make a batch of the rows if there are enough."""
         if len(self.spans) >= self.at_once:
-            self.batches.append(freeze(self))
+            self.freeze()
+
+    def freeze(self) -> None:
+        """Make a batch of what there is."""
+        if self.spans or self.edges:
+            self.batches.append(freeze(self.spans, self.edges))
             self.spans, self.edges = [], []
 
     @property
@@ -125,29 +144,23 @@ class Rows:
         frozen: int = sum(batch.spans.num_rows for batch in self.batches)
         return len(self.spans) + frozen
 
-    def all_batches(self) -> list[Batch]:
-        """Return all rows and edges as batches."""
-        rest = [freeze(self)] if self.spans or self.edges else []
-        return [*self.batches, *rest]
 
-
-def freeze(rows: Rows) -> Batch:
-    """Turn collected rows into a batch."""
-    names: set[str] = set().union(*rows.spans)
-    columns = {
-        name: [row.get(name) for row in rows.spans] for name in schema.SPAN_TYPES if name in names
-    }
-    edges = [[edge[place] for edge in rows.edges] for place in range(3)]
+def freeze(spans: list[Row], edges: list[tuple[int, int, str]]) -> Batch:
+    """Turn rows and edges into a batch."""
+    given: set[str] = set().union(*spans)
+    names = [name for name in schema.SPAN_TYPES if name in given]
+    columns = {name: [row.get(name) for row in spans] for name in names}
+    ends = [[edge[place] for edge in edges] for place in range(3)]
     return Batch(
         schema.table(columns, schema.SPAN_TYPES),
-        schema.table(dict(zip(schema.EDGE_TYPES, edges, strict=True)), schema.EDGE_TYPES),
+        schema.table(dict(zip(schema.EDGE_TYPES, ends, strict=True)), schema.EDGE_TYPES),
     )
 
 
 _WORK_KINDS = {"launch": "kernel", "host_call": "host function"}
 
 
-def work_columns(call: Call, device_index: int, device_uuid: str) -> dict[str, Any]:
+def work_columns(call: Call, device: DeviceInfo) -> Row:
     """Columns of a kernel, copy or host function that do not depend on who timed it."""
     stream, intended = call.stream, call.intended
     home = call.graph if call.graph is not None else stream
@@ -157,8 +170,8 @@ def work_columns(call: Call, device_index: int, device_uuid: str) -> dict[str, A
         "id": work_row(call.correlation),
         "kind": _WORK_KINDS.get(call.kind, "memcpy"),
         "name": call.name,
-        "device": device_index,
-        "device_uuid": device_uuid,
+        "device": device.index,
+        "device_uuid": device.uuid,
         "context": partition.context if partition is not None else None,
         "green_context": partition.context if partition is not None else None,
         "partition": partition.name if partition is not None else None,

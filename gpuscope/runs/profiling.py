@@ -14,7 +14,8 @@ from gpuscope._live import LiveView, ViewMaker
 from gpuscope._optional import needed_for
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_devices
-from gpuscope.record.recorder import MEMORY_LIMIT, Recording
+from gpuscope.record.recorder import Recording
+from gpuscope.record.sources import MEMORY_LIMIT
 
 
 @contextlib.contextmanager

@@ -622,7 +622,7 @@ def test_workload_on_the_cpu_without_launches_is_one_row():
     with gs.profile(cpu) as recording:
         plain.execute(a)
         launching.execute(a)
-    assert recording._sources["cpu"]._calls == {}
+    assert [source.unfinished for source in recording.sources] == [[]]
     assert cpu.calls.launch_around(None) is None
     rows = kernels(recording.trace)
     assert [row["name"] for row in rows] == ["doubles", "fill"]

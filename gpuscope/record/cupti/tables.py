@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array, Ints
 from gpuscope.record.cupti import layout
 from gpuscope.trace import arrow
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 
-Columns = dict[str, Array]
+Columns: TypeAlias = "dict[str, Array]"
+"""Fields of records → their values."""
+Column: TypeAlias = "Array | pa.Array | None"
+"""A column of a table."""
 
 KERNEL, COPY, SET = 0, 1, 2
 _WORK_KINDS = ("kernel", "memcpy", "memset")
@@ -88,7 +92,38 @@ def apis_of(records: Mapping[int, Columns]) -> Columns | None:
     return join_columns(parts) if parts else None
 
 
-def config_column(config: Array, work: Array) -> Any:
+def no_apis() -> Columns:
+    """Return no API calls."""
+    names = ("callback", "start", "end", "process", "thread", "correlation", "returned", "runtime")
+    return {name: np.zeros(0, np.int64) for name in names}
+
+
+def api_columns(apis: Columns, codes: Ints, names: list[str]) -> dict[str, Column]:
+    """Return the columns of API calls but their parents.
+
+    Parameters
+    ----------
+    codes, names
+        Number of each call's name, and the names.
+    """
+    count = len(apis["start"])
+    failed = apis["returned"] != 0
+    return {
+        "id": apis["row"],
+        "kind": arrow.constant("api", count),
+        "name": arrow.text_column(codes, names),
+        "start_ns": apis["start"].astype(np.int64),
+        "end_ns": apis["end"].astype(np.int64),
+        "process": apis["process"].astype(np.int64),
+        "thread": apis["thread"].astype(np.int64),
+        "correlation": apis["correlation"].astype(np.int64),
+        "status": arrow.text_column(
+            np.where(failed, 0, NONE), ["failed"]) if failed.any() else None,
+        "source": arrow.constant("cupti", count),
+    }  # fmt: skip
+
+
+def config_column(config: Array, work: Array) -> pa.Array:
     """Return the launch configurations as JSON, each distinct one once."""
     flat = np.ascontiguousarray(config)
     width = flat.shape[1] * flat.itemsize
@@ -99,7 +134,7 @@ def config_column(config: Array, work: Array) -> Any:
     texts = []
     for raw in distinct:
         facts = dict(zip(_CONFIG, np.frombuffer(raw, np.uint32).tolist(), strict=True))
-        shown: dict[str, Any] = {
+        shown: dict[str, int | list[int]] = {
             name: [facts[f"{name}_{axis}"] for axis in "xyz"] for name in ("grid", "block")
         }
         if facts["cluster_x"]:
@@ -116,7 +151,7 @@ def _known(numbers: Array, names: tuple[str, ...]) -> Array:
 
 
 # -- work ----------------------------------------------------------------------------------
-def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]:
+def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Column]:
     """Return the columns of work that its record alone tells.
 
     Parameters
@@ -129,7 +164,7 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]
     codes, addresses = arrow.coded(work["name"])
     kernels = {number: name_at(int(address)) for number, address in enumerate(addresses)}
     names = [kernels[number] for number in range(len(addresses))]
-    labels = [f"{one} copy" for one in _COPY_KINDS]
+    labels = [f"{kind} copy" for kind in _COPY_KINDS]
     name_codes = np.where(kind == KERNEL, codes, NONE)
     copies = kind == COPY
     if copies.any():
@@ -139,7 +174,7 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Any]
     name_codes = np.where(sets, len(names) + len(labels), name_codes)
     moved = copies | sets
     end = work["end"].astype(np.int64)
-    columns: dict[str, Any] = {
+    columns: dict[str, Column] = {
         "kind": arrow.text_column(kind, list(_WORK_KINDS)),
         "name": arrow.text_column(name_codes, [*names, *labels, "memset"]),
         "end_ns": arrow.nullable(end, end == 0),
@@ -183,9 +218,16 @@ def payload_text(kind: int, raw: int) -> str | None:
     return repr(np.array([raw], np.uint64).view(_PAYLOADS[kind])[0].item())
 
 
-def sync_names(types: Array) -> Any:
-    """Return the names of synchronisations."""
-    return arrow.text_column(_known(types, _SYNC_KINDS), list(_SYNC_KINDS))
+def sync_columns(syncs: Columns) -> dict[str, Column]:
+    """Return the columns of synchronisations that their records alone tell."""
+    return {
+        "kind": arrow.constant("sync", len(syncs["start"])),
+        "name": arrow.text_column(_known(syncs["type"], _SYNC_KINDS), list(_SYNC_KINDS)),
+        "start_ns": syncs["start"].astype(np.int64),
+        "end_ns": syncs["end"].astype(np.int64),
+        "correlation": syncs["correlation"].astype(np.int64),
+        "source": arrow.constant("cupti", len(syncs["start"])),
+    }
 
 
 def split_markers(markers: Columns) -> tuple[Array, Array, Array]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import gpuscope as gs
 from gpuscope import CallerStreamGuard
 from gpuscope.record.cupti import layout, source
-from gpuscope.record.cupti.source import FOREIGN_STREAM
+from gpuscope.record.cupti.places import FOREIGN_STREAM
 from gpuscope.record.rows import call_row, work_row
 
 
@@ -48,18 +48,23 @@ def launches(trace):
     }
 
 
-def ours(world, stream, name="ours", **facts):
-    """Launch a kernel of ours; returns the number of the call."""
+def calls_of(world, act):
+    """Return the calls that a device makes meanwhile."""
     calls = []
     watcher = SimpleNamespace(
         call_begins=calls.append, call_ends=lambda call: None, activity=lambda activity: None
     )
     world.device.calls.observe(watcher)
     try:
-        world.launch(stream, name, **facts)
+        act()
     finally:
         world.device.calls.unobserve(watcher)
-    return calls[0].correlation
+    return calls
+
+
+def ours(world, stream, name="ours", **facts):
+    """Launch a kernel of ours; returns the number of the call."""
+    return calls_of(world, lambda: world.launch(stream, name, **facts))[0].correlation
 
 
 def elsewhere(function):
@@ -743,7 +748,8 @@ def test_canaries_tell_how_the_gpu_s_own_timer_stands(world, ahead_ns):
     world.gpu.globaltimer_ahead_ns = ahead_ns
     with world.profile() as recording:
         pass
-    fit = recording._cupti.globaltimer(0)
+    (cupti,) = recording.sources
+    fit = cupti.globaltimer(world.device)
     assert len(fit.samples) == 12, "all of both flights but the last of each"
     now = time.time_ns()
     found = int(fit.to_unix(np.array([now + ahead_ns]))[0])
@@ -1048,12 +1054,12 @@ def test_a_call_whose_api_record_comes_after_it_was_read_is_told_when_it_comes(w
             world.gpu.hold()
             world.gpu.launch = no_record
             begun = world.gpu.now_ns()
-            world.launch(stream, "ours")
+            calls = calls_of(world, lambda: world.launch(stream, "ours"))
             world.gpu.launch = plain
             (kernel,) = [fields for _, fields in world.gpu._late]
             live.batches()
             assert rows(live.snapshot(), "api") == []
-            call = live._cupti._calls[0][0]
+            (call,) = calls
             assert begun < call.start_ns
             world.cupti.write(
                 layout.RUNTIME, callback=LAUNCH, start=call.start_ns, end=call.end_ns, process=1,

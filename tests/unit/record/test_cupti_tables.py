@@ -242,7 +242,7 @@ def test_kinds_that_are_newer_than_this_are_unknown():
     (row,) = work([(layout.MEMCPY, {"copy_kind": 200, "src_kind": 99, "dst_kind": 99})])
     assert (row["copy_kind"], row["name"]) == ("unknown", "unknown copy")
     assert (row["src_kind"], row["dst_kind"]) == ("unknown", "unknown")
-    assert tables.sync_names(np.array([99], np.uint32)).to_pylist() == ["unknown"]
+    assert sync_names(99) == ["unknown"]
 
 
 def test_work_that_has_not_finished_is_open_and_says_so():
@@ -336,8 +336,14 @@ def test_markers_are_split_into_marks_begins_and_ends():
     assert tables.markers_of(read([kernel()])) == (None, None)
 
 
+def sync_names(*types):
+    fields = layout.FIELDS[layout.SYNCHRONIZATION]
+    syncs = {name: np.array(types, np.uint32) for name in fields}
+    return tables.sync_columns(syncs)["name"].to_pylist()
+
+
 def test_synchronisations_have_names():
-    names = tables.sync_names(np.array([1, 3, 4], np.uint32)).to_pylist()
+    names = sync_names(1, 3, 4)
     assert names == ["event synchronize", "stream synchronize", "context synchronize"]
 
 

@@ -314,9 +314,15 @@ def gpu():
     return Gpu()
 
 
+def started(gpu):
+    source = EventSource(gpu)
+    source.start()
+    return source
+
+
 @pytest.fixture
 def source(gpu):
-    return EventSource(gpu)
+    return started(gpu)
 
 
 def drained(source):
@@ -359,7 +365,7 @@ def test_events_are_used_again_and_destroyed_at_the_end(gpu, source):
         gpu.work(source, stream, 1, opened=now + 10, closed=now + 20)
         drained(source)
     assert gpu.made < 20
-    facts = source.close()
+    facts = source.close()["cuda:0"]
     assert len(gpu.closed) >= 2
     assert facts["empty_bracket_ns"] <= facts["empty_kernel_bracket_ns"]
 
@@ -392,9 +398,9 @@ def test_a_kernel_that_waited_for_another_stream_may_have_begun_late(gpu, source
 
 def test_rows_read_live_have_the_bounds_of_rows_read_at_the_end(gpu):
     """Also where the other stream's work is still on the GPU when a row is read."""
-    at_end = contention(gpu, EventSource(gpu), live=False)
+    at_end = contention(gpu, started(gpu), live=False)
     other = Gpu()
-    live = contention(other, EventSource(other), live=True)
+    live = contention(other, started(other), live=True)
     keys = ("start_uncertainty_ns", "end_uncertainty_ns")
     assert [[row[key] for key in keys] for row in live] == [
         [row[key] for key in keys] for row in at_end

@@ -14,7 +14,7 @@ from fake_cupti import World
 from interrupts import RaiseAt
 
 import gpuscope as gs
-from gpuscope.record import events, recorder
+from gpuscope.record import events, sources
 from gpuscope.record.recorder import Recording
 
 # What is raised in a callback from C is printed and forgotten.
@@ -65,9 +65,6 @@ def read_with_an_exception_at_each_line(work, recording, *rooms):
 
 class TimedByEvents(events.EventSource):
     """Times a simulated device by events; what the device tells by itself is not needed."""
-
-    def activity(self, activity):
-        pass
 
 
 # -- readers that fail -----------------------------------------------------------------------
@@ -152,7 +149,7 @@ def test_an_exception_at_any_line_of_reading_events_loses_nothing(gpu, monkeypat
             stream, kernel, grid, block, args or (1_000,), number
         ),
     )  # fmt: skip
-    monkeypatch.setattr(recorder, "ActivitySource", TimedByEvents)
+    monkeypatch.setattr(sources, "ActivitySource", TimedByEvents)
     with gpu.create_stream() as stream, gs.profile(gpu) as recording:
 
         def work():
@@ -228,7 +225,7 @@ def test_an_exception_at_any_line_of_noting_a_launch_loses_no_other_and_is_count
         for number, error in zip(itertools.count(1), errors(), strict=False):
             with gs.profile(gpu) as recording:
                 stream.launch(kernel, 1_000, grid=1, block=32)
-                with RaiseAt(number, error, "record/recorder.py", "record/rows.py") as interrupt:
+                with RaiseAt(number, error, "record/calls.py", "record/activity.py") as interrupt:
                     stream.launch(kernel, 1_000, grid=1, block=32)
                 stream.launch(kernel, 1_000, grid=1, block=32)
             found = kernels(recording.trace)

@@ -1,0 +1,367 @@
+"""Links what CUPTI saw to our calls, and makes batches of rows of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope._types import Bools, Ints
+from gpuscope.device.calls import Call
+from gpuscope.record.cupti import tables
+from gpuscope.record.cupti.places import Places
+from gpuscope.record.cupti.records import Records
+from gpuscope.record.cupti.tables import Column, Columns
+from gpuscope.record.guards import UNSURE, SelectionLog
+from gpuscope.record.rows import (
+    Batch,
+    Row,
+    Rows,
+    call_row,
+    freeze,
+    keep,
+    outside_row,
+    together,
+    work_row,
+)
+from gpuscope.record.source import Completeness
+from gpuscope.trace import arrow, joins, schema
+from gpuscope.trace.arrow import NONE
+
+_RECENT = 10_000
+"""Calls that may yet have another API record."""
+_KNOWN = ("correlation", "row", "call", "thread", "process", "start", "end")
+"""Columns of API calls that later work may need."""
+_Held = tuple[Call, Row]
+
+
+class Links:
+    """Joins work to API calls by their number, and API calls to ours by thread and time.
+
+    Parameters
+    ----------
+    records
+        What was read.
+    places
+        Tell where work ran.
+    selections
+        Tell which stream a guard had selected.
+    found
+        Told of what has no partner.
+    all_calls
+        Whether every launch of ours has an API record.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        places: Places,
+        selections: SelectionLog,
+        found: Completeness,
+        *,
+        all_calls: bool,
+    ) -> None:
+        self._records = records
+        self._places = places
+        self._selections = selections
+        self._found = found
+        self._all_calls = all_calls
+        self._held: list[_Held] = []
+        self._known: list[Columns] = []
+        """API calls that are rows."""
+        self._linked: list[Call] = []
+        """Our calls that CUPTI's records were found for, in the order in which they were."""
+        self._recent: list[int] = []
+        self._begun: dict[int, None] = {}
+        """Calls, by number, the first piece of whose work is a row already; in order."""
+        self._next = 1
+        self.told = 0
+        """Records that are rows."""
+        self.unfinished = 0
+        """Pieces of work without an end."""
+
+    def keep(self) -> Callable[[], None]:
+        """Return what undoes all that reading changes next."""
+        linked, begun = len(self._linked), len(self._begun)
+
+        def shorten() -> None:
+            del self._linked[linked:]
+            while len(self._begun) > begun:
+                self._begun.popitem()
+
+        names = ("_held", "_known", "_recent", "_next", "told", "unfinished")
+        return together(keep(self, *names), shorten)
+
+    def hold(self, call: Call, row: Row) -> None:
+        """Keep a launch's row until CUPTI's record of the call is there."""
+        self._held.append((call, row))
+
+    # -- batches ----------------------------------------------------------------------
+    def drain_unlinked(self, rows: Rows) -> None:
+        """Add work that cannot be linked, as no API call is recorded, and the calls' rows."""
+        held, self._held = self._held, []
+        work, _ = self._records.take_out(over=rows.over)
+        rows.spans += [row for _, row in held]
+        rows.freeze()
+        if work is not None and len(work["start"]):
+            rows.batches.append(self._work_batch(work, None, None))
+
+    def drain(self, rows: Rows) -> None:
+        """Add what is complete; at the end everything, also what has no partner."""
+        held, self._held = self._held, []
+        work, apis = self._records.take_out(over=rows.over)
+        if apis is None:
+            apis = tables.no_apis()
+        if not rows.over:
+            late = apis["start"].astype(np.int64) >= rows.open_since_ns
+            if late.any():
+                self._records.apis.append(tables.select(apis, late))
+                apis = tables.select(apis, ~late)
+        self.told += len(apis["start"])
+        linked = self._link(apis, held)
+        apis["row"] = self._rows_of_apis(apis["call"])
+        ready = [row for number, (_, row) in enumerate(held) if rows.over or number in linked]
+        rest = [entry for number, entry in enumerate(held) if number not in linked]
+        self.name_parents(ready)
+        if ready:
+            rows.batches.append(freeze(ready, []))
+        outside = apis["call"] == NONE
+        if outside.any():
+            rows.batches.append(self._api_batch(tables.select(apis, outside)))
+        if work is not None and len(work["start"]):
+            rows.batches += self._with_launches(work, apis, over=rows.over)
+        if len(apis["row"]):
+            self._known.append({name: apis[name] for name in _KNOWN})
+        if rows.over:
+            self._count_unmatched([call for call, _ in rest])
+        else:
+            self._held = rest  # their records come later
+
+    def name_parents(self, rows: list[Row]) -> None:
+        """Give host rows without a parent the NVTX range around them."""
+        ranges = self._records.ranges
+        alone = [row for row in rows if row["parent"] is None and row["kind"] != "range"]
+        if not alone or not ranges.arrive:
+            return
+        around = ranges.around(
+            np.array([row["thread"] for row in alone], np.int64),
+            np.array([row["start_ns"] for row in alone], np.int64),
+        )
+        for row, parent in zip(alone, around.tolist(), strict=True):
+            row["parent"] = None if parent == NONE else parent
+
+    def drain_syncs(self, rows: Rows) -> None:
+        """Add synchronisations, at the end; only ``detail="full"`` records them."""
+        parts, self._records.syncs = self._records.syncs, []
+        if not parts:
+            return
+        syncs = tables.join_columns(parts)
+        count = len(syncs["start"])
+        self.told += count
+        columns = tables.sync_columns(syncs)
+        columns["id"] = self._fresh(count)
+        if self._known:
+            known = tables.join_columns(self._known)
+            at = joins.match(syncs["correlation"], known["correlation"])
+            for name in ("process", "thread"):
+                columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
+        rows.batches.append(_batch(columns, count))
+
+    def _count_unmatched(self, calls: list[Call]) -> None:
+        if not self._all_calls:
+            return  # launches through the driver's calls have no record
+        lost = [call for call in calls if call.kind == "launch"]
+        self._found.add("unmatched", len(lost))
+        if lost:
+            self._found.lost(
+                f"{len(lost)} of our launches have no record (the first: {lost[0].name!r})"
+            )
+
+    # -- API calls and ours -----------------------------------------------------------
+    def _link(self, apis: Columns, held: list[_Held]) -> set[int]:
+        """Find the call of ours that each API call was made in: a number of ``_linked``.
+
+        Calls of earlier batches count, too: the records of one call may come in two. Gives the
+        rows of ``held`` the times that CUPTI saw, and returns the numbers of those found.
+        """
+        recent = self._recent
+        candidates = [self._linked[number] for number in recent] + [call for call, _ in held]
+        apis["call"] = np.full(len(apis["start"]), NONE, np.int64)
+        if not candidates:
+            return set()
+        middle = (apis["start"].astype(np.int64) + apis["end"].astype(np.int64)) // 2
+        place = joins.innermost(
+            apis["thread"],
+            middle,
+            np.array([call.thread for call in candidates], np.int64),
+            np.array([call.start_ns for call in candidates], np.int64),
+            np.array([call.end_ns or call.start_ns for call in candidates], np.int64),
+        )
+        number_of = np.array([*recent, *[NONE] * len(held)], np.int64)
+        inside = np.flatnonzero(place >= len(recent))
+        inside = inside[np.argsort(apis["start"][inside], kind="stable")]
+        new, first = np.unique(place[inside], return_index=True)
+        times = (apis[name][inside[first]].tolist() for name in ("start", "end", "correlation"))
+        for at, start, end, correlation in zip(new.tolist(), *times, strict=True):
+            call, row = held[at - len(recent)]
+            row.update(start_ns=start, end_ns=end, correlation=correlation, source="cupti")
+            number_of[at] = len(self._linked)
+            self._linked.append(call)
+        apis["call"] = np.where(place >= 0, number_of[np.maximum(place, 0)], NONE)
+        self._recent = number_of[number_of >= 0].tolist()[-_RECENT:]
+        return {at - len(recent) for at in new.tolist()}
+
+    def _rows_of_apis(self, call_of: Ints) -> Ints:
+        """Return the row of each API call: our call's, where it was made in one."""
+        rows = self._fresh(len(call_of))
+        linked = call_of >= 0
+        if linked.any():
+            used, where = np.unique(call_of[linked], return_inverse=True)
+            numbers = [self._linked[number].correlation for number in used.tolist()]
+            rows[linked] = call_row(np.array(numbers, np.int64))[where]
+        return rows
+
+    def _fresh(self, count: int) -> Ints:
+        first, self._next = self._next, self._next + count
+        return outside_row(np.arange(first, first + count, dtype=np.int64))
+
+    def _api_batch(self, apis: Columns) -> Batch:
+        codes, names = self._records.names_of(apis)
+        columns = tables.api_columns(apis, codes, [name for _, name in names])
+        parents = self._records.ranges.around(apis["thread"], apis["start"].astype(np.int64))
+        columns["parent"] = arrow.nullable(parents, parents == NONE)
+        return _batch(columns, len(apis["start"]))
+
+    # -- work and API calls -----------------------------------------------------------
+    def _with_launches(self, work: Columns, apis: Columns, *, over: bool) -> list[Batch]:
+        """Return batches of work with the calls that launched it; what has none waits."""
+        batches = []
+        for calls in (apis, *([tables.join_columns(self._known)] if self._known else [])):
+            at = joins.match(work["correlation"], calls["correlation"])
+            found = at >= 0
+            if found.any():
+                mine = work if found.all() else tables.select(work, found)
+                batches.append(self._work_batch(mine, calls, at[found]))
+                work = tables.select(work, ~found)
+            if not len(work["start"]):
+                return batches
+        if over:
+            batches.append(self._work_batch(work, None, None))
+        else:
+            self._records.work.append(work)
+        return batches
+
+    def _work_batch(self, work: Columns, apis: Columns | None, places: Ints | None) -> Batch:
+        """Return rows of work.
+
+        Parameters
+        ----------
+        apis, places
+            API calls, and which of them launched each; ``None`` where that is not known.
+        """
+        count = len(work["start"])
+        self.told += count
+        self.unfinished += int((work["end"] == 0).sum())
+        start = work["start"].astype(np.int64)
+        launch_start = start
+        columns = tables.work_columns(work, self._records.kernel_name)
+        rows = self._fresh(count)
+        edges = None
+        if apis is not None and places is not None:
+            launch_start = apis["start"][places].astype(np.int64)
+            columns["process"] = apis["process"][places].astype(np.int64)
+            columns["thread"] = apis["thread"][places].astype(np.int64)
+            columns["queued_ns"] = apis["end"][places].astype(np.int64)
+            times = apis["start"].astype(np.int64)
+            selected = self._selections.selected(apis["thread"], times)[places]
+            columns.update(self._from_calls(work, rows, apis["call"][places], selected))
+            edges = pa.table({
+                "from": pa.array(apis["row"][places]), "to": pa.array(rows),
+                "kind": arrow.constant("launch", count),
+            }).cast(pa.schema(list(schema.EDGE_TYPES.items())))  # fmt: skip
+        unknown = start == 0  # CUPTI could not time it: it began at its launch or later
+        columns["id"] = rows
+        columns["start_ns"] = np.where(unknown, launch_start, start)
+        columns.update(self._places.columns(work, launch_start))
+        return _batch(columns, count, edges)
+
+    def _from_calls(
+        self, work: Columns, rows: Ints, call_of: Ints, selected: Ints
+    ) -> dict[str, Column]:
+        """Return what our calls know of their work, and who it was given to.
+
+        One piece of a call's work has the row that follows from the call's number, and its
+        amounts: the kernel that was launched first; where there is none, what was queued
+        first. (cuBLAS clears a few bytes before some GEMMs.) ``rows`` is changed.
+        """
+        linked = call_of >= 0
+        used, where = np.unique(call_of[linked], return_inverse=True)
+        calls = [self._linked[number] for number in used.tolist()]
+        which = np.full(len(call_of), NONE, np.int64)
+        which[linked] = where
+        firsts = _first_pieces(work, which)
+        new = np.array([number not in self._begun for number in used.tolist()], bool)
+        self._begun.update(dict.fromkeys(used.tolist()))
+        correlations = np.array([call.correlation for call in calls], np.int64)
+        firsts = firsts[new] if len(new) else firsts
+        rows[firsts] = work_row(correlations[which[firsts]])
+        columns: dict[str, Column] = {"intended_partition": self._intended(which, calls, selected)}
+        if not calls:
+            return columns
+        names: list[str | None] = list(dict.fromkeys(call.workload for call in calls))
+        codes = np.array([names.index(call.workload) for call in calls], np.int64)
+        columns["category"] = arrow.text_column(np.where(linked, codes[which], NONE), names)
+        columns["external_correlation"] = arrow.nullable(
+            np.where(linked, correlations[which], NONE), ~linked
+        )
+        is_first = np.zeros(len(call_of), bool)
+        is_first[firsts] = True
+        flop_count = _stated([call.flop_count for call in calls], which, is_first)
+        nbytes = _stated([call.nbytes for call in calls], which, is_first)
+        nbytes = np.where(work["work"] != tables.KERNEL, work["bytes"].astype(np.int64), nbytes)
+        for name, amounts in (("flop_count", flop_count), ("nbytes", nbytes)):
+            if (amounts >= 0).any():
+                columns[name] = arrow.nullable(amounts, amounts < 0)
+        return columns
+
+    def _intended(self, which: Ints, calls: list[Call], selected: Ints) -> pa.Array:
+        """Return the partition that each launch was given to: our call's, else the guard's."""
+        of_streams = [self._places.partition_of(stream) for stream in self._selections.streams]
+        meant = [call.intended.partition if call.intended is not None else None for call in calls]
+        texts = [*of_streams, *(home.name if home is not None else None for home in meant)]
+        codes = np.where(selected >= 0, selected, NONE)
+        codes = np.where(which >= 0, len(of_streams) + which, codes)
+        unsure = int(((selected == UNSURE) & (which == NONE)).sum())
+        if unsure:
+            self._found.add("in_shared_tasks", unsure)
+        return arrow.text_column(*_distinct(codes, texts))
+
+
+def _batch(columns: dict[str, Column], count: int, edges: pa.Table | None = None) -> Batch:
+    none = schema.table({}, schema.EDGE_TYPES) if edges is None else edges
+    return Batch(arrow.table(columns, count), none)
+
+
+def _first_pieces(work: Columns, which: Ints) -> Ints:
+    """Return the row of each call's first kernel, or else first piece of work, by call."""
+    inside = np.flatnonzero(which >= 0)
+    other = work["work"][inside] != tables.KERNEL
+    inside = inside[np.lexsort((work["correlation"][inside], other))]
+    _, first = np.unique(which[inside], return_index=True)
+    return inside[first]
+
+
+def _stated(amounts: list[int | None], which: Ints, is_first: Bools) -> Ints:
+    """Return the amounts that calls state, each at the first of its call's pieces of work."""
+    stated = np.array([NONE if amount is None else amount for amount in amounts], np.int64)
+    own = np.where(which >= 0, stated[which], NONE)
+    return np.where(is_first | (own == NONE), own, 0)
+
+
+def _distinct(codes: Ints, texts: list[str | None]) -> tuple[Ints, list[str | None]]:
+    """Return the same with each text once."""
+    unique = list(dict.fromkeys(texts))
+    place = {text: number for number, text in enumerate(unique)}
+    new = np.array([place[text] for text in texts] or [NONE], np.int64)
+    return np.where(codes >= 0, new[np.maximum(codes, 0)], NONE), unique

@@ -1,0 +1,196 @@
+"""Where work ran: CUPTI's numbers of contexts and streams as our streams and partitions."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope._types import Array, Ints
+from gpuscope.device.calls import Call
+from gpuscope.device.device import Device
+from gpuscope.device.handles import raw_handle
+from gpuscope.device.partition import Partition
+from gpuscope.device.stream import Stream
+from gpuscope.record.cupti.library import Library
+from gpuscope.record.cupti.tables import Column, Columns
+from gpuscope.record.facts import stream_facts
+from gpuscope.trace import arrow
+from gpuscope.trace.metadata import StreamFacts
+
+FOREIGN_STREAM = 1_000_000_000
+"""Streams that are none of ours are numbered from here, by context and CUPTI's number."""
+_STREAMS = 1_000_000
+PER_THREAD_DEFAULT = 2
+"""CUDA's handle of the per-thread default stream, another stream on each thread."""
+_LATEST = np.iinfo(np.int64).max
+
+
+class Places:
+    """Learns CUPTI's numbers while streams and partitions are alive; gives columns of work.
+
+    Parameters
+    ----------
+    devices
+        Open devices, whose partitions and streams have names; may be none.
+    library
+        Gives the numbers.
+
+    Attributes
+    ----------
+    streams
+        Stream of the trace → facts, for every stream that work ran on.
+    partitions
+        Name → the first partition of that name that was seen.
+    contexts
+        Name of a partition → CUPTI's number of its context.
+    green
+        Numbers of green contexts.
+    """
+
+    def __init__(self, devices: tuple[Device, ...], library: Library) -> None:
+        self._devices = devices
+        self._library = library
+        self.streams: dict[int, StreamFacts] = {}
+        self.partitions: dict[str, Partition] = {}
+        self.contexts: dict[str, int] = {}
+        self.green: set[int] = set()
+        self._numbers: dict[tuple[int, int], int] = {}
+        """CUPTI's numbers of context and stream → our stream."""
+        self._facts: dict[int, StreamFacts] = {}
+        self._partition_of_handle: dict[int, str | None] = {}
+        self._names: dict[int, list[tuple[int, str]]] = {}
+        """Context → since when it is which partition, in order."""
+        self._learned_streams: set[tuple[str, int, int]] = set()
+        self._learned_partitions: dict[int, Partition] = {}
+
+    # -- while it records -------------------------------------------------------------
+    def before(self, call: Call) -> None:
+        """Look at a call's streams while they are alive. On the launch path."""
+        for stream in (call.stream, call.intended):
+            if stream is not None and not stream.closed:
+                thread = call.thread if stream.handle == PER_THREAD_DEFAULT else 0
+                key = (call.device_key, stream.id, thread)
+                if key not in self._learned_streams:
+                    self.learn(stream)
+                    self._learned_streams.add(key)
+
+    def learn(self, stream: object) -> None:
+        """Find CUPTI's numbers for a stream of ours, and for its partition's context."""
+        if not isinstance(stream, Stream) or stream.closed or stream.device.info.kind != "cuda":
+            return
+        partition = stream.partition
+        raw = partition.raw if partition is not None else None
+        context = stream.device.backend.context_handle(raw)
+        per_thread = stream.handle == PER_THREAD_DEFAULT
+        handle = 0 if per_thread else stream.handle
+        try:
+            number = self._library.context_id(context)
+            there = number, self._library.stream_id(context, handle, per_thread=per_thread)
+            self._numbers[there] = stream.id
+        except Exception:  # noqa: BLE001 - closed meanwhile: its work has CUPTI's numbers only
+            return
+        self._partition_of_handle[stream.handle] = partition.name if partition is not None else None
+        self._facts[stream.id] = stream_facts(stream)
+        if partition is not None:
+            self._learn_partition(partition)
+
+    def _learn_partition(self, partition: Partition) -> None:
+        if id(partition) in self._learned_partitions or partition.closed:
+            return
+        handle = partition.device.backend.context_handle(partition.raw)
+        number = self._library.context_id(handle)
+        names = self._names.setdefault(number, [])
+        names.append((time.time_ns() if names else 0, partition.name))
+        self.green.add(number)
+        self.contexts[partition.name] = number
+        self.partitions.setdefault(partition.name, partition)
+        self._learned_partitions[id(partition)] = partition  # held, so that its id stays its own
+
+    def learn_all(self) -> None:
+        """Look at what is alive: other libraries launch there without telling us."""
+        for device in self._devices:
+            if device.info.kind != "cuda":
+                continue
+            for partition in device.partitions:
+                self._learn_partition(partition)
+            for stream in device.streams:
+                key = (device.info.key, stream.id, 0)
+                if key not in self._learned_streams and stream.handle != PER_THREAD_DEFAULT:
+                    self.learn(stream)
+                    self._learned_streams.add(key)
+
+    def partition_of(self, stream: object) -> str | None:
+        """Return the partition of a stream that a guard selected."""
+        if isinstance(stream, Stream):
+            return stream.partition.name if stream.partition is not None else None
+        try:
+            return self._partition_of_handle.get(raw_handle(stream))
+        except Exception:  # noqa: BLE001 - a foreign stream that is gone
+            return None
+
+    # -- columns ----------------------------------------------------------------------
+    def columns(self, work: Columns, launched: Ints) -> dict[str, Column]:
+        """Return device, stream, partition and green context of each piece of work.
+
+        Parameters
+        ----------
+        launched
+            When each was launched, Unix ns.
+        """
+        contexts = work["context"].astype(np.int64)
+        codes, distinct = arrow.coded(contexts)
+        columns: dict[str, Column] = {
+            "device_uuid": self._uuids(work["device"]),
+            "stream": self._streams_of(work),
+            "partition": self._partitions_at(codes, distinct, launched),
+        }
+        green = np.array([context in self.green for context in distinct], bool)[codes]
+        if green.any():
+            columns["green_context"] = arrow.nullable(contexts, ~green)
+        return columns
+
+    def _uuids(self, devices: Array) -> pa.Array:
+        known = {device.info.index: device.info.uuid for device in self._devices}
+        codes, numbers = arrow.coded(devices)
+        return arrow.text_column(codes, [known.get(int(number)) for number in numbers])
+
+    def _streams_of(self, work: Columns) -> Ints:
+        """Return our number of each stream; one that is none of ours has CUPTI's, moved up."""
+        both = work["context"].astype(np.int64) << 32 | work["stream"].astype(np.int64)
+        codes, distinct = arrow.coded(both)
+        numbers = []
+        for packed in distinct:
+            context, stream = packed >> 32, packed & 0xFFFFFFFF
+            number = self._numbers.get((context, stream))
+            if number is None:
+                number = FOREIGN_STREAM + context * _STREAMS + stream
+                self.streams[number] = StreamFacts(
+                    name=f"stream {stream} of context {context}",
+                    partition=self._partition_at(context, _LATEST),
+                )
+            else:
+                self.streams[number] = self._facts[number]
+            numbers.append(number)
+        return np.array(numbers, np.int64)[codes]
+
+    def _partition_at(self, context: int, time_ns: int) -> str | None:
+        name = None
+        for since, partition in self._names.get(context, ()):
+            if since <= time_ns:
+                name = partition
+        return name
+
+    def _partitions_at(self, codes: Array, contexts: list[int], launched: Ints) -> pa.Array:
+        texts = [self._partition_at(context, _LATEST) for context in contexts]
+        text_codes = codes.astype(np.int64)
+        for number, context in enumerate(contexts):  # a context that was carved again
+            names = self._names.get(context, [])
+            for position, (since, name) in enumerate(names[:-1]):
+                until = names[position + 1][0]
+                text_codes[(codes == number) & (launched >= since) & (launched < until)] = len(
+                    texts
+                )
+                texts.append(name)
+        return arrow.text_column(text_codes, texts)

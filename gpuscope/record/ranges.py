@@ -1,0 +1,112 @@
+"""Ranges that :func:`~gpuscope.record.annotate.annotate` names, as rows of a recording."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from gpuscope.record.rows import Row, Rows, keep, move, range_row
+
+
+class RangeLog:
+    """Notes the ranges of one recording, of all threads.
+
+    Parameters
+    ----------
+    clock
+        Reads the recording's clock, ns.
+    thread
+        Returns the number of the thread that calls it, as rows have it.
+    process
+        Number of the process, as rows have it.
+
+    Attributes
+    ----------
+    thread_names
+        Thread → its name, of every thread that was seen.
+    """
+
+    def __init__(self, clock: Callable[[], int], thread: Callable[[], int], process: int) -> None:
+        self._clock = clock
+        self._thread = thread
+        self._process = process
+        self.thread_names: dict[int, str] = {}
+        self._numbers = itertools.count(1)
+        self._of_thread = threading.local()
+        self._open: dict[int, Row] = {}
+        self._ended: deque[tuple[int, Row]] = deque()
+        self._taken: list[tuple[int, Row]] = []
+        self._read: list[int] = []
+        """Ranges that are rows, and may still be among the open."""
+
+    def _stack(self) -> list[int]:
+        try:
+            stack: list[int] = self._of_thread.stack
+        except AttributeError:
+            stack = self._of_thread.stack = []
+        return stack
+
+    def current(self) -> int | None:
+        """Return the row of this thread's innermost range."""
+        stack = self._stack()
+        return stack[-1] if stack else None
+
+    def begin(self, name: str) -> int:
+        """Open a range on this thread; returns its row's id."""
+        stack = self._stack()
+        number = range_row(next(self._numbers))
+        thread = self._thread()
+        row: Row = {
+            "id": number,
+            "parent": stack[-1] if stack else None,
+            "kind": "range",
+            "name": name,
+            "start_ns": self._clock(),
+            "process": self._process,
+            "thread": thread,
+            "domain": "gpuscope",
+            "range_style": "push/pop",
+            "source": "nvtx",
+        }
+        self.thread_names.setdefault(thread, threading.current_thread().name)
+        self._open[number] = row
+        stack.append(number)
+        return number
+
+    def end(self, number: int) -> None:
+        """Close a range; one of a recording that has ended is ignored."""
+        end_ns = self._clock()
+        stack = self._stack()
+        if number in stack:
+            stack.remove(number)
+        row = self._open.get(number)
+        if row is not None:
+            row["end_ns"] = end_ns
+            self._ended.append((number, row))
+
+    def begin_reading(self) -> Callable[[], None]:
+        """Take in what has come; returns what undoes all that reading does next."""
+        move(self._ended, self._taken)
+        return keep(self, "_taken", "_read")
+
+    def settle(self) -> None:
+        """Forget what was handed out; continues where it was interrupted."""
+        while self._read:
+            self._open.pop(self._read[-1], None)
+            self._read.pop()
+
+    def drain(self, rows: Rows) -> None:
+        """Add the ranges that ended, and at the end, as open rows, those that are still open."""
+        taken, self._taken = self._taken, []
+        for number, row in taken:
+            rows.cut()
+            rows.spans.append(row)
+            self._read.append(number)
+        if rows.over:
+            read = set(self._read)
+            still_open = self._open.copy().items()
+            rest = [(number, row) for number, row in still_open if number not in read]
+            rows.spans += [row for _, row in rest]
+            self._read += [number for number, _ in rest]

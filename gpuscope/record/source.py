@@ -1,0 +1,188 @@
+"""The protocol that every source implements; a recording knows no class of source."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuscope.device.calls import Activity, Call
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
+from gpuscope.record.blocks import globaltimer_fit
+from gpuscope.record.clock import ClockFit
+from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, work_row
+from gpuscope.trace.metadata import StreamFacts
+
+Calibration = Mapping[str, float]
+"""How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
+
+
+@dataclass
+class Completeness:
+    """What a source counted, its notes, and whether everything is there."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    complete: bool = True
+
+    def add(self, name: str, count: int) -> None:
+        """Add to a count."""
+        self.counts[name] = self.counts.get(name, 0) + count
+
+    def lost(self, note: str) -> None:
+        """Note that something is missing, or may be."""
+        self.complete = False
+        self.notes.append(note)
+
+    def keep(self) -> Callable[[], None]:
+        """Return what undoes all changes from now on."""
+        kept = copy.deepcopy(vars(self))
+        return lambda: vars(self).update(kept)
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What a source adds to a recording's metadata.
+
+    Attributes
+    ----------
+    streams
+        Stream of the trace → facts.
+    partitions
+        Name → the first partition of that name that was seen.
+    contexts
+        Name of a partition → the source's number of its context.
+    """
+
+    streams: Mapping[int, StreamFacts] = field(default_factory=dict)
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    completeness: Completeness = field(default_factory=Completeness)
+
+
+class Source(Protocol):
+    """Finds out when the work of some devices ran.
+
+    Attributes
+    ----------
+    name
+        Name in the column ``source``.
+    timed_kinds
+        Kinds of calls whose work it times: :meth:`before` and :meth:`after` get these calls.
+    rows_at_once
+        How many of the recording's rows may become a batch before :meth:`drain`.
+    sees_ranges
+        Whether it records NVTX ranges itself.
+    compares_clocks
+        Whether it notes by itself that the system's clock was set.
+    numbers_calls
+        Whether the column ``correlation`` holds its numbers instead of ours.
+    may_lack_work
+        Whether work of ours may leave no record, so that edges may lead nowhere.
+    """
+
+    name: str
+    timed_kinds: frozenset[str]
+    rows_at_once: int
+    compares_clocks: bool
+    numbers_calls: bool
+    may_lack_work: bool
+
+    @property
+    def sees_ranges(self) -> bool:
+        """Whether it records NVTX ranges itself."""
+
+    def start(self) -> None:
+        """Begin to record; what fails here is undone."""
+
+    def before(self, call: Call) -> None:
+        """Take note that a timed call is about to reach the device. On the launch path."""
+
+    def after(self, call: Call) -> None:
+        """Take note that a timed call returned. On the launch path."""
+
+    def activity(self, activity: Activity) -> None:
+        """Take work that a device says it did."""
+
+    def hold(self, call: Call, row: Row, rows: Rows, /) -> None:
+        """Add the row of a timed call to ``rows``, now or when more is known of the call."""
+
+    def begin_reading(self) -> Callable[[], None]:
+        """Take in what has come; returns what undoes all that reading does next."""
+
+    def drain(self, rows: Rows) -> None:
+        """Add what is complete to ``rows``, which hold the host's rows of this reading."""
+
+    def settle(self) -> None:
+        """Forget what was handed out. Idempotent."""
+
+    @property
+    def unfinished(self) -> Sequence[Call]:
+        """Calls that returned and whose work has no row; empty where it counts them itself."""
+
+    @property
+    def foreign_streams(self) -> Sequence[int]:
+        """Handles of other libraries' streams to wait for at the end."""
+
+    def finish(self, *, wait: bool) -> None:
+        """Record no more. Idempotent; what was recorded can still be read.
+
+        Parameters
+        ----------
+        wait
+            Whether everything that was launched has ended.
+        """
+
+    def globaltimer(self, device: Device) -> ClockFit:
+        """Return how a device's %globaltimer stands to the recording's clock."""
+
+    def close(self) -> Mapping[str, Calibration]:
+        """Release everything; returns clock → calibration."""
+
+    def facts(self) -> SourceFacts:
+        """Return what is known by now."""
+
+
+class DeviceSource:
+    """A source that times one device's calls, each by itself.
+
+    Parameters
+    ----------
+    device
+        The device whose calls it gets.
+    """
+
+    name: str
+    timed_kinds = frozenset({"launch", "copy"})
+    rows_at_once = ROWS_AT_ONCE
+    sees_ranges = compares_clocks = numbers_calls = may_lack_work = False
+    foreign_streams: Sequence[int] = ()
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def start(self) -> None:
+        """Do nothing: its device tells it of calls."""
+
+    def activity(self, activity: Activity) -> None:
+        """Ignore it."""
+
+    def hold(self, call: Call, row: Row, rows: Rows) -> None:
+        """Add the row, and the edge to the work that the call launched."""
+        number = call.correlation
+        if call.stream is not None:
+            rows.edges.append((call_row(number), work_row(number), "launch"))
+        rows.spans.append(row)
+
+    def finish(self, *, wait: bool) -> None:
+        """Do nothing: its device tells it of no more calls."""
+
+    def globaltimer(self, device: Device) -> ClockFit:
+        """Measure it."""
+        return globaltimer_fit(device)
+
+    def facts(self) -> SourceFacts:
+        """Return nothing: the calls tell it all."""
+        return SourceFacts()

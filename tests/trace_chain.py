@@ -59,7 +59,7 @@ def explained(trace, *, whole=True):
     """Ask of some spans why they started, and all that is known of them."""
     ids = [] if not len(trace) else trace.array("id")[: ROWS if whole else FEW].tolist()
     for row, span in enumerate(ids):
-        attempt(lambda span=span: str(trace.explain(span)))
+        attempt(lambda span=span: str(analysis.explain(trace, span)))
         describe(trace, row)
         why(trace, span)
         links(trace, span)

@@ -15,6 +15,8 @@ from gpuscope.analysis.confinement import Escape as Escape
 from gpuscope.analysis.confinement import Evidence as Evidence
 from gpuscope.analysis.confinement import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement import confinement as confinement
+from gpuscope.analysis.explanation import Explanation as Explanation
+from gpuscope.analysis.explanation import Reason as Reason
 from gpuscope.analysis.gaps import Gap as Gap
 from gpuscope.analysis.gaps import GapsResult as GapsResult
 from gpuscope.analysis.gaps import TrackGaps as TrackGaps
@@ -39,6 +41,7 @@ from gpuscope.analysis.prediction import prediction as prediction
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
 from gpuscope.analysis.projection import range_projection as range_projection
+from gpuscope.analysis.reasons import explain as explain
 from gpuscope.analysis.summary import SummaryResult as SummaryResult
 from gpuscope.analysis.summary import SummaryRow as SummaryRow
 from gpuscope.analysis.summary import summary as summary

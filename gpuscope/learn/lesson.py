@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import replacing
+from gpuscope.analysis.reasons import explain
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.learn.answers import Interval, Kind
@@ -155,7 +156,7 @@ class Lesson:
         if trace is not None:
             if isinstance(why, str):
                 why = find(trace, why, -1)
-            explanation = None if why is None else trace.explain(why)
+            explanation = None if why is None else explain(trace, why)
             guess = None
             if since_ns is not None and answer is not None and isinstance(kind, Interval):
                 low, high = (since_ns + round(end * _SCALES[kind.unit]) for end in answer)

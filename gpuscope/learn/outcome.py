@@ -14,11 +14,11 @@ import numpy as np
 
 from gpuscope import figures
 from gpuscope._checks import door
+from gpuscope.analysis.explanation import Explanation
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.style import INK, OKABE_ITO
 from gpuscope.figures.text import axis_unit, clean
 from gpuscope.learn.recorded import label
-from gpuscope.trace.explain import Explanation
 from gpuscope.trace.model import Trace
 
 _MARGIN = 0.03
@@ -139,7 +139,9 @@ class Feedback:
 
 @door(trace=Trace, name=(str, None), nth=int, kind=(str, None))
 def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = None) -> int:
-    """Return the id of the row that is the ``nth`` of its name, for :meth:`Trace.explain`.
+    """Return the id of the row that is the ``nth`` of its name.
+
+    :func:`gpuscope.analysis.explain` takes it.
 
     Parameters
     ----------

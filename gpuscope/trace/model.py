@@ -16,7 +16,6 @@ from gpuscope._optional import require
 from gpuscope._text import clean, shown
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
-from gpuscope.trace.explain import Explanation, explain
 from gpuscope.trace.metadata import TraceMetadata
 
 _TRACES = 3
@@ -368,29 +367,6 @@ class Trace:
             return {}
         counted = pc.value_counts(kinds.cast(pa.string()).combine_chunks())
         return {row["values"]: row["counts"] for row in counted.to_pylist()}
-
-    def explain(self, span: int) -> Explanation:
-        """Say why a span started when it did: what it waited for, and until when.
-
-        Of a host wait and of a handle's call it says why they ended then.
-
-        Parameters
-        ----------
-        span
-            The row's ``id``.
-
-        Returns
-        -------
-        Explanation
-            ``str()`` is a sentence; ``reasons`` has each with its end and the row waited for.
-
-        Raises
-        ------
-        MissingEvidence
-            There is no such row, or nothing in the trace tells.
-        """
-        require_kind("span", span, int)
-        return explain(self, span)
 
     @property
     def provenance(self) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import traitlets
 
+from gpuscope.analysis.reasons import explain
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import clean, duration
@@ -89,7 +90,7 @@ def describe(trace: Trace, row: int) -> dict[str, Any]:
 def why(trace: Trace, span: int) -> str:
     """Say why a span started when it did, or that nothing tells."""
     try:
-        return str(trace.explain(span))
+        return str(explain(trace, span))
     except MissingEvidence as error:
         return str(error)
 

@@ -91,7 +91,7 @@ def test_copies_of_strided_operands_are_rows(gpu):
     calls = [row["name"] for row in rows(recording.trace, "api") if row["name"] == "rearrange"]
     assert len(calls) == 1
     if gpu.is_simulated:
-        assert recording.trace.explain(product["id"]).unexplained_ns == 0
+        assert gs.analysis.explain(recording.trace, product["id"]).unexplained_ns == 0
 
 
 def test_a_product_without_elements_launches_nothing(gpu):
@@ -139,7 +139,9 @@ def test_a_wait_for_the_device_is_behind_the_last_work_of_every_stream(gpu):
     behind = [edge for edge in trace.edges.to_pylist() if edge["kind"] == "host wait"]
     assert {ids[edge["from"]] for edge in behind if edge["to"] == first} == {"300000", "200000"}
     assert not [edge for edge in behind if edge["to"] == second]
-    last = next(one for one in trace.explain(first).reasons[::-1] if one.kind == "running")
+    last = next(
+        one for one in gs.analysis.explain(trace, first).reasons[::-1] if one.kind == "running"
+    )
     assert ids[last.span] == "300000"
 
 

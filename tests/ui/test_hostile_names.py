@@ -240,7 +240,7 @@ def outputs(trace):
             trace, intended=dict.fromkeys(NAMES, NAMES[0])
         ),
         "own confinement": lambda: analysis.confinement(trace),
-        "explanation": lambda: trace.explain(
+        "explanation": lambda: analysis.explain(trace,
             trace.where(kind="kernel").spans.column("id")[3].as_py()
         ),
     }  # fmt: skip
@@ -349,7 +349,8 @@ CELLS = (
     ),
     (
         "display(gs.analysis.range_projection(traces[0]), gs.analysis.confinement(traces[2]),\n"
-        "        traces[0].explain(traces[0].where(kind='kernel').spans.column('id')[0].as_py()))"
+        "        gs.analysis.explain(\n"
+        "            traces[0], traces[0].where(kind='kernel').spans.column('id')[0].as_py()))"
     ),
     "display(*(gs.Timeline(trace) for trace in traces))",
     "gs.load_trace(Path({folder!r}) / 'chrome.json', limits=Limits(rows=1))",

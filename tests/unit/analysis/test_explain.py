@@ -35,7 +35,7 @@ def kinds(explanation):
 
 def check(trace, row):
     """Check what must hold of the explanation of any simulated work; returns it."""
-    found = trace.explain(row["id"])
+    found = gs.analysis.explain(trace, row["id"])
     first, *rest = found.reasons
     assert first.kind == "launch"
     assert first.until_ns == row["queued_ns"]
@@ -182,7 +182,7 @@ def test_an_event_recorded_on_a_stream_that_only_waited_orders_what_follows(gpu)
     assert kinds(found)[:2] == ["launch", "event wait"]
     assert found.reasons[1].span == first["id"]
     (sync,) = trace.where(kind="sync").spans.to_pylist()
-    assert trace.explain(sync["id"]).reasons[0].span == first["id"]
+    assert gs.analysis.explain(trace, sync["id"]).reasons[0].span == first["id"]
 
 
 # -- what the host waited for -------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_host_waits_and_handles_say_why_they_ended(gpu):
     trace = recording.trace
     first, last = work(trace)
     sync = next(row for row in trace.where(kind="sync").spans.to_pylist())
-    found = trace.explain(sync["id"])
+    found = gs.analysis.explain(trace, sync["id"])
     assert found.ended
     assert found.reasons[0].span == last["id"]
     assert found.reasons[0].until_ns == last["end_ns"]
@@ -206,7 +206,7 @@ def test_host_waits_and_handles_say_why_they_ended(gpu):
     assert "waited for big on s until" in str(found)
     calls = trace.where(kind="handle").spans.to_pylist()
     for call, kernel in zip(calls, (first, last), strict=True):
-        found = trace.explain(call["id"])
+        found = gs.analysis.explain(trace, call["id"])
         assert found.reasons[0].since_ns == call["start_ns"]
         assert found.reasons[-1].until_ns == call["end_ns"] == found.at_ns
         for one, then in itertools.pairwise(found.reasons):
@@ -224,7 +224,9 @@ def test_calls_and_ranges_say_what_the_host_did_before(gpu):
         with gs.annotate("step"):
             pass
     (row,) = recording.trace.where(kind="range").spans.to_pylist()
-    assert "stream.synchronize on its thread to return" in str(recording.trace.explain(row["id"]))
+    assert "stream.synchronize on its thread to return" in str(
+        gs.analysis.explain(recording.trace, row["id"])
+    )
 
 
 # -- any program --------------------------------------------------------------------------
@@ -333,7 +335,10 @@ def test_every_simulated_span_of_any_program_is_explained_in_full(steps):
                 if waited:
                     assert waited[0].since_ns == ready
         for one in trace.where(kind=("sync", "api", "event")).spans.to_pylist():
-            assert trace.explain(one["id"]).reasons[-1].until_ns == trace.explain(one["id"]).at_ns
+            assert (
+                gs.analysis.explain(trace, one["id"]).reasons[-1].until_ns
+                == gs.analysis.explain(trace, one["id"]).at_ns
+            )
         for stream in streams[:2]:
             stream.close()
 
@@ -362,11 +367,11 @@ def test_a_run_is_explained_in_full():
             check(trace, row)
     held = [
         row for row in work(run["shared"], category="small")
-        if "SMs held" in kinds(run["shared"].explain(row["id"]))
+        if "SMs held" in kinds(gs.analysis.explain(run["shared"], row["id"]))
     ]  # fmt: skip
     assert held, "the load fills the GPU"
     for row in work(run["16 | rest"], category="small"):
-        assert "SMs held" not in kinds(run["16 | rest"].explain(row["id"]))
+        assert "SMs held" not in kinds(gs.analysis.explain(run["16 | rest"], row["id"]))
 
 
 # -- traces from elsewhere ----------------------------------------------------------------
@@ -398,7 +403,7 @@ def test_on_a_real_trace_candidates_are_called_candidates():
             kernel("c", 199_000, 210_000, stream=2, queued_ns=112_000),
         ]
     )
-    found = trace.explain(2)
+    found = gs.analysis.explain(trace, 2)
     assert kinds(found) == ["launch", "launch latency", "SMs held"]
     assert found.reasons[1].until_ns == 116_000, "what a launch took on the idle GPU"
     assert found.reasons[2].span == 1
@@ -415,7 +420,7 @@ def test_what_nothing_accounts_for_is_unexplained():
         ],
         simulated=True,
     )
-    found = trace.explain(2)
+    found = gs.analysis.explain(trace, 2)
     assert kinds(found) == ["launch", "launch latency", "unexplained"]
     assert found.unexplained_ns == 36_000
     assert str(found).startswith("kernel late, stream 2: launched at")
@@ -434,9 +439,9 @@ def test_the_legacy_default_stream_stands_between_blocking_streams():
                  "1": {"name": "s1", "blocking": True}, "2": {"name": "s2"}},
         simulated=True,
     )  # fmt: skip
-    assert "legacy default stream" in kinds(trace.explain(1))
-    assert [reason.span for reason in trace.explain(2).reasons][1:3] == [0, 1]
-    assert "legacy default stream" not in kinds(trace.explain(3))
+    assert "legacy default stream" in kinds(gs.analysis.explain(trace, 1))
+    assert [reason.span for reason in gs.analysis.explain(trace, 2).reasons][1:3] == [0, 1]
+    assert "legacy default stream" not in kinds(gs.analysis.explain(trace, 3))
 
 
 def test_what_follows_a_graphs_launch_follows_its_last_node():
@@ -451,11 +456,13 @@ def test_what_follows_a_graphs_launch_follows_its_last_node():
         ],
         [(0, 2, "event wait"), (0, 3, "graph"), (5, 3, "event wait")],
     )
-    assert [reason.span for reason in trace.explain(2).reasons if reason.kind == "event wait"] == [
-        1
-    ]
+    assert [
+        reason.span
+        for reason in gs.analysis.explain(trace, 2).reasons
+        if reason.kind == "event wait"
+    ] == [1]
     for node in (3, 4):  # what the launch waited for, each of its nodes did
-        found = {reason.kind: reason.span for reason in trace.explain(node).reasons}
+        found = {reason.kind: reason.span for reason in gs.analysis.explain(trace, node).reasons}
         assert found["graph order"] == 1
         assert found["event wait"] == 5
 
@@ -469,7 +476,7 @@ def test_what_follows_a_call_of_several_kernels_follows_the_last():
         ],
         [(0, 2, "event wait")],
     )
-    assert trace.explain(2).reasons[1].span == 1
+    assert gs.analysis.explain(trace, 2).reasons[1].span == 1
 
 
 def test_the_legacy_default_stream_is_one_and_the_per_thread_one_is_several():
@@ -484,10 +491,10 @@ def test_the_legacy_default_stream_is_one_and_the_per_thread_one_is_several():
         streams={**{str(one): {"name": "default", "legacy_default": True} for one in (1, 2)},
                  "3": {"name": "mine", "blocking": True, "per_thread": True}},
     )  # fmt: skip
-    assert trace.explain(1).reasons[1].kind == "stream order"
-    assert trace.explain(1).reasons[1].span == 0
-    assert "stream order" not in kinds(trace.explain(3))
-    assert trace.explain(4).reasons[1].span == 2
+    assert gs.analysis.explain(trace, 1).reasons[1].kind == "stream order"
+    assert gs.analysis.explain(trace, 1).reasons[1].span == 0
+    assert "stream order" not in kinds(gs.analysis.explain(trace, 3))
+    assert gs.analysis.explain(trace, 4).reasons[1].span == 2
 
 
 def test_a_simulated_trace_without_its_constants_has_candidates_only():
@@ -499,7 +506,7 @@ def test_a_simulated_trace_without_its_constants_has_candidates_only():
         ],
         simulated=True,
     )
-    found = trace.explain(2)
+    found = gs.analysis.explain(trace, 2)
     assert found.reasons[-1].span == 1
     assert "candidate, not proof" in str(found)
 
@@ -507,8 +514,8 @@ def test_a_simulated_trace_without_its_constants_has_candidates_only():
 def test_without_launch_ids_it_says_what_is_missing():
     trace = build([kernel("a", 10, 20), kernel("b", 25, 30)])
     with pytest.raises(gs.errors.MissingEvidence, match="launch ids"):
-        trace.explain(0)
-    found = trace.explain(1)
+        gs.analysis.explain(trace, 0)
+    found = gs.analysis.explain(trace, 1)
     assert kinds(found)[0] == "stream order"
     assert any("When it was launched is not in the trace" in one for one in found.doubts)
 
@@ -521,7 +528,7 @@ def test_bracketing_events_and_clock_errors_are_doubts():
                    start_uncertainty_ns=4_000),
         ]
     )  # fmt: skip
-    found = trace.explain(1)
+    found = gs.analysis.explain(trace, 1)
     said = " ".join(found.doubts)
     assert "started before its launch call returned" in said
     assert "up to 4.0 µs later" in said
@@ -533,15 +540,15 @@ def test_rows_that_are_open_unlinked_or_gone_are_no_crash():
     handle = {"kind": "handle", "name": "g", "start_ns": 0, "end_ns": 9, "source": "host"}
     trace = build([handle, {**handle, "end_ns": None}, kernel("a", 5, None, queued_ns=2)])
     with pytest.raises(gs.errors.MissingEvidence, match="launch ids"):
-        trace.explain(0)
+        gs.analysis.explain(trace, 0)
     with pytest.raises(gs.errors.MissingEvidence, match="not seen"):
-        trace.explain(1)
-    assert trace.explain(2).at_ns == 5
+        gs.analysis.explain(trace, 1)
+    assert gs.analysis.explain(trace, 2).at_ns == 5
     dangling = build(
         [kernel("a", 5, 9, queued_ns=2), kernel("b", 20, 30, queued_ns=12)],
         edges=[(77, 1, "event wait"), (0, 88, "event wait")],
     )
-    assert "event wait" not in kinds(dangling.explain(1))
+    assert "event wait" not in kinds(gs.analysis.explain(dangling, 1))
 
 
 def test_rows_that_wait_for_nothing_and_rows_that_are_not_there():
@@ -549,14 +556,14 @@ def test_rows_that_wait_for_nothing_and_rows_that_are_not_there():
         [{"kind": "counter", "name": "power", "start_ns": 5, "source": "nsys", "value": 1.0}]
     )
     with pytest.raises(gs.errors.MissingEvidence, match="counter"):
-        trace.explain(0)
+        gs.analysis.explain(trace, 0)
     with pytest.raises(gs.errors.MissingEvidence, match="no row 7"):
-        trace.explain(7)
+        gs.analysis.explain(trace, 7)
 
 
 def test_foreign_names_are_escaped_in_notebooks():
     trace = build([kernel("<script>", 10, 20, queued_ns=5), kernel("b", 30, 40, queued_ns=6)])
-    html = trace.explain(1)._repr_html_()
+    html = gs.analysis.explain(trace, 1)._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
 

@@ -259,7 +259,7 @@ def checked(seed):
     assert sorted(map(row_of, work)) == sorted(rows)
     counts = {}
     for op in work:
-        found = trace.explain(row_of(op))
+        found = gs.analysis.explain(trace, row_of(op))
         right = {(kind, one and row_of(one)) for kind, one in engine.causes(op)}
         assert cause(found) in right, f"seed {seed}: {found}\n{found.reasons}\n{right}"
         at = rows[row_of(op)]["queued_ns"]

@@ -251,7 +251,7 @@ def test_errors_with_foreign_text_are_safe_with_all_that_caused_them(folder):
         lambda: gpu.carve({EVIL: 10**9}),
         lambda: gpu.carve({EVIL: EVIL}),
         lambda: stream.wait(EVIL),
-        lambda: trace.explain(77),
+        lambda: analysis.explain(trace, 77),
     ]
     for number, attempt in enumerate(attempts):
         with pytest.raises(Exception) as caught:  # noqa: PT011 - of whatever kind
@@ -292,7 +292,7 @@ def test_whatever_is_printed_is_safe(tmp_path):
             except (GpuscopeError, TypeError, AttributeError, ValueError) as error:
                 assert_safe(str(error))
     assert judged > 10
-    shown += [simulated.explain(one) for one in
+    shown += [analysis.explain(simulated, one) for one in
               simulated.where(kind="kernel").array("id").tolist()]  # fmt: skip
     shown += [getattr(one, "note", "") for one in shown]
     shown += [one.provenance for one in (trace, simulated)]

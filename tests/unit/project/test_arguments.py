@@ -192,7 +192,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "Trace.with_metadata": (trace.with_metadata, {"setting": "a", "simulated": True}),
         "Trace.concat": (Trace.concat, {"traces": [trace, trace]}),
         "Trace.stream_name": (trace.stream_name, {"stream": 1}),
-        "Trace.explain": (trace.explain, {"span": span}),
+        "analysis.explain": (analysis.explain, {"trace": trace, "span": span}),
         "save_trace": (gs.export, {"trace": trace, "path": "a.parquet"}),
         "load_trace": (gs.load_trace, {"path": "a.parquet", "limits": None}),
         "export": (gs.export, {"trace": trace, "path": "a.json.gz", "merge_into": None}),

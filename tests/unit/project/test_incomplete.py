@@ -224,7 +224,11 @@ def test_traces_and_explanations_say_it(trace, check):
     kernel = trace.where(kind="kernel").array("id")[0]
     check(repr(trace), trace._repr_html_(), trace.provenance, trace.to_pandas().attrs["gpuscope"]
           if trace.metadata.complete else repr(trace))  # fmt: skip
-    check(str(trace.explain(kernel)), trace.explain(kernel)._repr_html_(), why(trace, kernel))
+    check(
+        str(analysis.explain(trace, kernel)),
+        analysis.explain(trace, kernel)._repr_html_(),
+        why(trace, kernel),
+    )
     check(Trace.concat([trace, trace]).provenance)
     state = TimelineState(trace, None)
     check(" ".join(state.snapshot(state.extent_ns, following=False).heading))

@@ -20,6 +20,7 @@ from figures_page import figures_page
 from pydantic import BaseModel
 
 from gpuscope.device.sim import schema
+from gpuscope.workloads.builtin import BUILT_IN
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -549,7 +550,24 @@ def pages() -> dict[Path, str]:
     for name, inside in parts.items():
         text = between(text, name, inside)
     found[simulator] = text
+    experiment = ROOT / "docs" / "experiment.md"
+    found[experiment] = between(experiment.read_text("utf-8"), "kinds", kinds_table())
     return found
+
+
+def kinds_table() -> list[str]:
+    """Return what each workload kind of gpuscope declares."""
+    lines = ["| kind | its fields | what |", "| --- | --- | --- |"]
+    for spec in BUILT_IN.values():
+        fields = []
+        for field in spec.kind_fields():
+            choices = f" (or {', '.join(f'`{json.dumps(other)}`' for other in field.choices[1:])})"
+            hint = f" ({field.hint[0].lower()}{field.hint[1:]})" if field.hint else ""
+            fields.append(f"`{field.text}`{choices if field.choices else hint}")
+        summary = inspect.cleandoc(spec.__doc__ or "").partition("\n\n")[0]
+        summary = " ".join(summary.split()).replace("``", "`")
+        lines.append(f'| `"{spec.kind_spelling()}"` | {", ".join(fields)} | {summary} |')
+    return lines
 
 
 def main() -> int:

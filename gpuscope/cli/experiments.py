@@ -55,7 +55,7 @@ def run_command(
 
     gpuscope run examples/quickstart.toml --nsys --out out/nsys
 
-    gpuscope kinds lists the kinds of workloads.
+    gpuscope kinds lists the workload kinds: those of gpuscope and those of other packages.
     """
     experiment = Experiment.from_file(file)
     if under_nsys:

@@ -29,10 +29,17 @@ from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Progress as RunProgress
 from gpuscope.trace.model import Run, Trace, incomplete
 from gpuscope.trace.store import read_parquet, save_trace
+from gpuscope.workloads.builtin import BUILT_IN
 from gpuscope.workloads.registry import broken_kinds, kinds
 
 _COMPARISON, _COMPARED = "comparison.json", "compare.html"
 _TRACE = re.compile(r"trace-[A-Za-z0-9-]+\.parquet")
+_File = Annotated[
+    Path,
+    typer.Argument(
+        help=f"The experiment: a .toml or .json file. Workload kinds: {', '.join(BUILT_IN)}."
+    ),
+]
 _Nsys = Annotated[
     bool, typer.Option("--nsys", help="Record with Nsight Systems, in a process of its own.")
 ]
@@ -40,7 +47,7 @@ _Nsys = Annotated[
 
 @app.command("run")
 def run_command(
-    file: Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")],
+    file: _File,
     device: Annotated[str, typer.Option(help="auto, cuda:N or sim:h200.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the report and the traces.")] = Path("out"),
     under_nsys: _Nsys = False,  # noqa: FBT002 - typer's form of a flag
@@ -134,7 +141,7 @@ def kinds_command(
 
 @app.command("predict")
 def predict_command(
-    file: Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")],
+    file: _File,
     gpu_profile: Annotated[str, typer.Option(help="The simulated GPU's profile.")] = "h200",
     against: Annotated[
         Path | None, typer.Option(help="Folder of a run of it, to compare with.")

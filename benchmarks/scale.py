@@ -107,7 +107,7 @@ def main() -> None:
     timed("latency", lambda: analysis.latency(trace))
     timed("launch latency", lambda: analysis.launch_latency(trace))
     timed("gaps", lambda: analysis.gaps(trace))
-    timed("compare", lambda: analysis.compare({"": trace}))
+    timed("compare", lambda: analysis.settings_table({"": trace}))
     timed("timeline", lambda: figures.timeline(trace))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"

@@ -43,7 +43,7 @@ def judged(trace, *, whole=True):
         if found is not None:
             repr(found)
             found.rows()
-    attempt(analysis.compare, {"a": trace, "b": trace})
+    attempt(analysis.settings_table, {"a": trace, "b": trace})
     for of, at in itertools.product(names, repeat=2):
         attempt(analysis.queue_depth, trace, of=of, at=at)
         if of != at:
@@ -102,7 +102,7 @@ def exported(trace, folder, *, whole=True):
         return
     gs.export(trace, folder / "public.json")
     gs.export(trace, folder / "chain.html")
-    run = Run({"a": trace, "b": trace}, analysis.compare({}), {"name": "e"})
+    run = Run({"a": trace, "b": trace}, analysis.settings_table({}), {"name": "e"})
     gs.export(run, folder / "run.html")
 
 

@@ -7,7 +7,6 @@ have overlap 1 and gain 1. *Work given to P* is every kernel launched while a st
 partition P was selected, whatever ran it; *confinement(P)* = its time inside P / all its time.
 """
 
-from gpuscope.analysis.compare import compare as compare
 from gpuscope.analysis.concurrency import ConcurrencyResult as ConcurrencyResult
 from gpuscope.analysis.concurrency import concurrency as concurrency
 from gpuscope.analysis.confinement import ConfinementResult as ConfinementResult
@@ -42,6 +41,7 @@ from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
 from gpuscope.analysis.projection import range_projection as range_projection
 from gpuscope.analysis.reasons import explain as explain
+from gpuscope.analysis.settings import settings_table as settings_table
 from gpuscope.analysis.summary import SummaryResult as SummaryResult
 from gpuscope.analysis.summary import SummaryRow as SummaryRow
 from gpuscope.analysis.summary import summary as summary

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of
+from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.launch import launch_calls, positions
 from gpuscope.analysis.projection import launched_inside, pairs
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
 
 EVIDENCE = ("resident", "allocated", "simulated")

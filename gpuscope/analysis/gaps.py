@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
+from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, Intervals, latest, stretch_sums, union
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, us
 from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
 
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")

@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from gpuscope.analysis.columns import Array, codes, combined
+from gpuscope._types import Array
 from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
 
 Intervals = np.ndarray[Any, np.dtype[np.int64]]

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope.analysis.columns import Array, is_open
+from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, by_workload
 from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
 P99_NEEDS = 1000

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._checks import door
-from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
+from gpuscope._types import Array
 from gpuscope.analysis.gaps import track_labels
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.latency import P99_NEEDS
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, us
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope.analysis.columns import Array
+from gpuscope._types import Array
 from gpuscope.analysis.intervals import Busy, Groups, Intervals, grouped, kernels, makespan_ns
 from gpuscope.analysis.result import Result
 from gpuscope.trace.model import Trace

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from gpuscope._checks import MappingOf, door
-from gpuscope.analysis.columns import Array, combined, is_open, rows_of
+from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, by_workload, kernels, makespan_ns
 from gpuscope.analysis.launch import launch_calls, positions
 from gpuscope.analysis.result import Result
 from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.trace.columns import combined, is_open, rows_of
 from gpuscope.trace.joins import DEEPEST, match
 from gpuscope.trace.model import Trace, incomplete
 

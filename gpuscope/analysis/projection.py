@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._checks import door
-from gpuscope.analysis.columns import Array, codes, combined, is_open, rows_of, us
+from gpuscope._types import Array
 from gpuscope.analysis.gaps import GPU_WORK
 from gpuscope.analysis.launch import launched
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, us
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
 
 _PAIRS_AT_ONCE = 4_000_000

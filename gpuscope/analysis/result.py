@@ -21,6 +21,11 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def us(ns: float | None) -> float | None:
+    """Return µs of ns, nothing of nothing."""
+    return None if ns is None else ns / 1e3
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """Base of results: subclasses say their rows and a line about them.

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuscope._checks import door
-from gpuscope.analysis.columns import combined
 from gpuscope.analysis.intervals import Busy, Groups, by_stream, grouped, kernels, makespans_ns
 from gpuscope.analysis.latency import P99_NEEDS
 from gpuscope.analysis.result import Result
+from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
 
 

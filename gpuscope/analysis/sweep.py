@@ -20,7 +20,7 @@ class SweepResult(Result):
     ----------
     table
         One row per point, setting and workload: a column for each parameter, named by its
-        path, then the columns of :data:`gpuscope.analysis.compare.COLUMNS`, then ``error``. A
+        path, then the columns of :data:`gpuscope.analysis.settings.COLUMNS`, then ``error``. A
         point that could not be run, or only in part, says why there; of one that could not be
         run, only that row is left.
     experiment

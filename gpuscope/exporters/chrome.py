@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope.analysis.columns import codes, combined
 from gpuscope.analysis.launch import positions
 from gpuscope.exporters.about import version
 from gpuscope.exporters.chrome_names import Names
@@ -31,6 +30,7 @@ from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.exporters.progress import Step, check_count, silent
 from gpuscope.exporters.tracks import LAYOUT
 from gpuscope.trace import schema
+from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
 
 Array = np.ndarray[Any, Any]

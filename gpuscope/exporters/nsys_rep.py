@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope import _nsys
-from gpuscope.analysis.columns import codes, combined
 from gpuscope.errors import ExportError, MissingDependency
 from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.exporters.progress import Step, silent
 from gpuscope.exporters.tracks import LAYOUT, names
+from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import TrackKey
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.analysis.columns import codes
 from gpuscope.analysis.launch import launch_calls
 from gpuscope.errors import ExportError
 from gpuscope.exporters import nsys_schema as nsys
@@ -35,6 +34,7 @@ from gpuscope.exporters.nsys_values import (
 from gpuscope.exporters.numbers import NOTHING, Contexts, Ids, column
 from gpuscope.exporters.progress import Step, check_count, silent
 from gpuscope.trace import schema
+from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
 
 Array = np.ndarray[Any, Any]

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gpuscope.analysis.columns import codes, combined, rows_of
 from gpuscope.exporters import nsys_schema as nsys
 from gpuscope.exporters.numbers import NOTHING, Ids
+from gpuscope.trace.columns import codes, combined, rows_of
 from gpuscope.trace.model import Trace
 
 CONFIG = (

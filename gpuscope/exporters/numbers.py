@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.analysis.columns import codes, combined
+from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.metadata import StreamFacts
 from gpuscope.trace.model import Trace
 

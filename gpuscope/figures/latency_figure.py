@@ -10,12 +10,12 @@ import plotly.graph_objects as go
 
 from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
-from gpuscope.analysis.columns import is_open
 from gpuscope.analysis.intervals import by_workload
 from gpuscope.analysis.latency import P99_NEEDS, HandleLatency
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import clean, duration, escape, provenance_lines, title_suffix, wrapped
+from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
 _MAX_POINTS = 1000

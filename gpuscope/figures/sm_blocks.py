@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analysis.columns import codes, is_open, rows_of
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import codes, is_open, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import Index
 

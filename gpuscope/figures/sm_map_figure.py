@@ -8,7 +8,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
-from gpuscope.analysis.columns import codes
 from gpuscope.analysis.intervals import union
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
@@ -22,6 +21,7 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
+from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
 
 Array = np.ndarray[Any, Any]

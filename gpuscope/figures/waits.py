@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuscope.analysis.columns import codes
+from gpuscope.trace.columns import codes
 
 Array = np.ndarray[Any, Any]
 

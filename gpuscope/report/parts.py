@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuscope import figures
-from gpuscope.analysis.columns import codes
 from gpuscope.analysis.intervals import by_stream, kernels
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.tracks import default_window_ns
 from gpuscope.report import page
+from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
 
 _CLOSE_NS = 2_000_000

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuscope.analysis.compare import compare
+from gpuscope.analysis.settings import settings_table
 from gpuscope.analysis.solo import solo_statistics
 from gpuscope.device.caller import innermost_guard
 from gpuscope.device.device import Device
@@ -107,7 +107,7 @@ class Runner:
         }
         if not traces:
             raise NothingRecorded("the run was stopped before anything was recorded: run it again")
-        return Run(traces, compare(traces), self.experiment.to_dict(), stopped)
+        return Run(traces, settings_table(traces), self.experiment.to_dict(), stopped)
 
     def _whole(self, setting: str, trace: Trace) -> Trace:
         """Return a setting's trace with what was seen of each workload alone."""

@@ -8,13 +8,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._types import Ints
+from gpuscope._types import Bools, Ints
+from gpuscope.trace.model import Trace
 
 ArrowColumn = Any
 """A chunked array of pyarrow, which has no types."""
 
 _FEW = 1 << 20
 """Combinations that are counted one by one: to sort 10⁶ rows takes ten times as long."""
+
+
+def rows_of(trace: Trace, *kinds: str) -> Ints:
+    """Return the positions of the rows of these kinds."""
+    code, names = codes(trace.spans.column("kind"))
+    return np.flatnonzero(np.array([name in kinds for name in names])[code])
+
+
+def is_open(trace: Trace) -> Bools:
+    """Return row → whether its end is unknown."""
+    return np.asarray(trace.spans.column("end_ns").is_null(), dtype=bool)
 
 
 def codes(column: ArrowColumn) -> tuple[Ints, list[Any]]:

@@ -42,7 +42,7 @@ class Summary:
     experiment
         The description that was run.
     rows
-        One a workload: columns of :data:`gpuscope.analysis.compare.COLUMNS`.
+        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`.
     confinement
         Or ``None``, and ``unconfined`` says why.
     incomplete

@@ -426,7 +426,7 @@ def setting(slow: int, *, solo: dict[str, Any] | None = None) -> Trace:
 
 def test_compare():
     solo = {"a": {"kernel_ns": 50, "whole_gpu_tflop_per_s": 4.0}, "b": {"kernel_ns": 50}}
-    table = analysis.compare({"shared": setting(100, solo=solo), "carved": setting(50)})
+    table = analysis.settings_table({"shared": setting(100, solo=solo), "carved": setting(50)})
     assert table.column_names == [
         "setting", "workload", "partition", "kernels", "kernel_median_us", "latency_n",
         "latency_p50_us", "latency_p90_us", "latency_p99_us", "tflop_per_s",
@@ -454,15 +454,15 @@ def test_compare():
 
 
 def test_compare_states_no_rate_for_kernels_without_operations():
-    (_, b) = analysis.compare({"x": setting(100)}).to_pylist()
+    (_, b) = analysis.settings_table({"x": setting(100)}).to_pylist()
     assert b["workload"] == "b"
     assert b["tflop_per_s"] is None
 
 
 def test_compare_of_nothing():
-    assert analysis.compare({}).num_rows == 0
-    assert analysis.compare({"x": Trace.from_columns({})}).num_rows == 0
-    (row,) = analysis.compare({"x": trace([("a", 0, 10)])}).to_pylist()
+    assert analysis.settings_table({}).num_rows == 0
+    assert analysis.settings_table({"x": Trace.from_columns({})}).num_rows == 0
+    (row,) = analysis.settings_table({"x": trace([("a", 0, 10)])}).to_pylist()
     assert row["overlap"] is None
     assert row["latency_n"] is None
 

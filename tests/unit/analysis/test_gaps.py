@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscope import analysis
-from gpuscope.analysis.columns import codes
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace
+from gpuscope.trace.columns import codes
 from gpuscope.trace.metadata import TraceMetadata
 
 

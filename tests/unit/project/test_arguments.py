@@ -210,7 +210,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "analysis.interference": (analysis.interference, {
             "together": trace, "alone": trace, "of": "w", "given": "v", "inside": 1.0,
         }),
-        "analysis.compare": (analysis.compare, {"traces": run}),
+        "analysis.settings_table": (analysis.settings_table, {"traces": run}),
         "analysis.prediction": (analysis.prediction, {"predicted": predicted, "measured": run}),
         "figures.prediction": (figures.prediction, {"predicted": predicted, "measured": run}),
         "figures.confinement": (figures.confinement, {"judged": trace}),

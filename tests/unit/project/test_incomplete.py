@@ -23,7 +23,7 @@ from IPython.utils.capture import capture_output
 
 import gpuscope as gs
 from gpuscope import analysis, cli, figures
-from gpuscope.analysis.compare import compare
+from gpuscope.analysis.settings import settings_table
 from gpuscope.device import select
 from gpuscope.formats import known_formats
 from gpuscope.record.recorder import Recording
@@ -73,7 +73,7 @@ def whole():
 @pytest.fixture(scope="module")
 def broken(whole):
     traces = {name: cut(trace) for name, trace in whole.items()}
-    return Run(traces, compare(traces), whole.experiment)
+    return Run(traces, settings_table(traces), whole.experiment)
 
 
 @pytest.fixture(params=["incomplete", "complete"])
@@ -113,7 +113,7 @@ def losing(monkeypatch, *, if_: bool):
 
 # -- analyses -----------------------------------------------------------------------------
 ANALYSES = {
-    "compare": lambda run, trace: analysis.compare(run),
+    "settings_table": lambda run, trace: analysis.settings_table(run),
     "concurrency": lambda run, trace: analysis.concurrency(trace),
     "confinement": lambda run, trace: analysis.confinement(trace),
     "gaps": lambda run, trace: analysis.gaps(trace),
@@ -154,7 +154,7 @@ def test_every_analysis_and_result_is_walked():
 @pytest.mark.parametrize("name", ANALYSES)
 def test_analyses_say_it(name, run, trace, check):
     found = ANALYSES[name](run, trace)
-    if name == "compare":
+    if name == "settings_table":
         check(*map(str, found.to_pylist()))
         check(Run(run.traces, found, run.experiment)._repr_html_())
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuscope.analysis import compare
+from gpuscope.analysis import settings_table
 from gpuscope.errors import GpuscopeError
 from gpuscope.report import html_report, trace_report
 from gpuscope.trace.metadata import TraceMetadata
@@ -77,7 +77,7 @@ def make_run(traces, names=("small", "load"), *, stopped=False):
         names[1]: {"background": True, "stream": "l"},
     }
     experiment = {"name": "trial", "workloads": workloads}
-    return Run(traces, compare(traces), experiment, stopped)
+    return Run(traces, settings_table(traces), experiment, stopped)
 
 
 def without_plotly(page):
@@ -216,7 +216,7 @@ def test_missing_evidence_is_told_and_not_an_error(tmp_path):
 
 
 def test_a_run_of_nothing_known_still_gives_a_report(tmp_path):
-    assert html_report(Run({}, compare({}), {}), tmp_path / "r.html").exists()
+    assert html_report(Run({}, settings_table({}), {}), tmp_path / "r.html").exists()
 
 
 @pytest.mark.parametrize("step", ["write_text", "replace"])

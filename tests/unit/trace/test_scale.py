@@ -164,7 +164,7 @@ def test_a_comparison_is_of_each_workload(spans, low_high):
     flops, partitions = trace.array("flop_count", fill=-1), trace.texts("partition")
     groups = masks(labels_of(trace, "workload"))
     pairs = analysis.overlap(trace, by="workload").pairs
-    found = analysis.compare({"x": trace}).to_pylist()
+    found = analysis.settings_table({"x": trace}).to_pylist()
     assert [row["workload"] for row in found] == list(groups)
     for row in found:
         mine = groups[row["workload"]]

@@ -1,4 +1,4 @@
-"""Comparing the settings of one experiment."""
+"""The settings of one experiment side by side, as a table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from gpuscope._checks import MappingOf, door
-from gpuscope.analysis.columns import codes
 from gpuscope.analysis.intervals import grouped, kernels, makespans_ns
 from gpuscope.analysis.latency import latency
 from gpuscope.analysis.overlap import overlap
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import codes
 from gpuscope.trace.metadata import SoloFacts
 from gpuscope.trace.model import Trace
 
@@ -43,7 +43,7 @@ overlap with every span shrunk by its stated uncertainty, null where none is sta
 
 
 @door(traces=MappingOf(Trace))
-def compare(traces: Mapping[str, Trace]) -> pa.Table:
+def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     """Return one row per setting and workload; see :data:`COLUMNS`.
 
     Parameters
@@ -59,7 +59,7 @@ def compare(traces: Mapping[str, Trace]) -> pa.Table:
     ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
     ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
     ... }
-    >>> table = gs.analysis.compare(gs.run(one, gpu))
+    >>> table = gs.analysis.settings_table(gs.run(one, gpu))
     >>> table.select(["setting", "workload", "kernels"]).to_pylist()
     [{'setting': 'default', 'workload': 'w', 'kernels': 2}]
     """

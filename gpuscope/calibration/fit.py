@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from gpuscope.calibration.kernels import Array, Key, Row, Rows, Tile, kind, shares_constants
+from gpuscope._types import Floats
+from gpuscope.calibration.kernels import Key, Row, Rows, Tile, kind, shares_constants
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, choose, durations
 from gpuscope.device.sim.schema import Choice, KernelTimes
@@ -59,10 +59,12 @@ def _digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _descend(start: Array, errors: Callable[[Array], Array], wariness: float = _WARINESS) -> Array:
+def _descend(
+    start: Floats, errors: Callable[[Floats], Floats], wariness: float = _WARINESS
+) -> Floats:
     """Least absolute error, by Levenberg-Marquardt on reweighted squares."""
 
-    def loss(x: Array, found: Array) -> float:
+    def loss(x: Floats, found: Floats) -> float:
         away = wariness * float(np.sum((x - start) ** 2))
         return float(np.sum(np.sqrt(found**2 + NOISE**2))) + away
 
@@ -100,7 +102,7 @@ def _fit_times(
     idle = {"misaligned", "held_rounding"} if rows.persistent else {"late_rounds"}
     names = [name for name in start if name not in idle]
     flop = 2 * np.prod(rows.shape.astype(float), axis=0)
-    rates: dict[str, Any] = {
+    rates = {
         "tflop_per_s": _digits(np.max(flop / rows.us * (rows.sms == layout.sm_count)) / 1e6),
         "sm_tflop_per_s": _digits(np.max(flop / rows.us / rows.sms) / 1e6),
     }
@@ -108,31 +110,28 @@ def _fit_times(
     kernels, shape = rows.kernels.where(read), tuple(rows.shape[:, read])
     sms, us = rows.sms[read], rows.us[read]
 
-    def times(x: Array) -> KernelTimes:
-        values: dict[str, Any] = dict.fromkeys(idle, 1.0)
+    def times(x: Floats) -> KernelTimes:
+        values = dict.fromkeys(idle, 1.0)
         values |= {name: float(np.exp(value)) for name, value in zip(names, x, strict=True)}
         for name, (low, high) in _BOUNDS.items():
             values[name] = min(max(values[name], low), high)
         if final:
             values = {name: _digits(value) for name, value in values.items()}
         return KernelTimes.model_construct(
-            persistent=rows.persistent, vector=item > 2 or rows.vector, **rates, **values
+            None, persistent=rows.persistent, vector=item > 2 or rows.vector, **rates, **values
         )
 
-    def errors(x: Array) -> Array:
-        found = durations(times(x), kernels, shape, item, sms, **_on(layout))
-        return np.asarray(np.log(found / us))
+    def errors(x: Floats) -> Floats:
+        predicted_us = durations(
+            times(x), kernels, shape, item, sms, believed=layout.sm_count, layout=layout
+        )
+        return np.asarray(np.log(predicted_us / us))
 
     final = False
     wariness = _WARINESS if near is None else _NEAR
     best = _descend(np.log([max(start[name], 1e-9) for name in names]), errors, wariness)
     final = True
     return times(best)
-
-
-def _on(layout: SmLayout) -> dict[str, Any]:
-    """Return what the library believes in: the whole GPU, as it was told nothing."""
-    return {"believed": layout.sm_count, "layout": layout}
 
 
 def _tiles_of(rows: Rows) -> list[Tile]:
@@ -152,22 +151,26 @@ class Fitted:
     tiles: list[Tile]
 
 
-def predict(fitted: Fitted, item: int, rows: Rows, layout: SmLayout) -> Array:
+def predict(fitted: Fitted, item: int, rows: Rows, layout: SmLayout) -> Floats:
     """Return times of rows in µs, each by the kernel that the library is thought to choose."""
     return _predict(fitted.times, fitted.choice, Kernels.every(fitted.tiles), item, rows, layout)
 
 
 def _predict(
     times: KernelTimes, choice: Choice, every: Kernels, item: int, rows: Rows, layout: SmLayout
-) -> Array:
+) -> Floats:
     _, first, back = np.unique(rows.shape, axis=1, return_index=True, return_inverse=True)
     chosen = []
     for at in first:
         m, n, k = rows.shape[:, at].tolist()
-        chosen.append(choose(times, choice, every, (m, n, k), item, **_on(layout)))
+        chosen.append(
+            choose(times, choice, every, (m, n, k), item, believed=layout.sm_count, layout=layout)
+        )
     names = ("rows", "columns", "depth", "resident", "splits")
     ran = Kernels(*(np.array([getattr(one, name)[0] for one in chosen])[back] for name in names))
-    return durations(times, ran, tuple(rows.shape), item, rows.sms, **_on(layout))
+    return durations(
+        times, ran, tuple(rows.shape), item, rows.sms, believed=layout.sm_count, layout=layout
+    )
 
 
 def _fit_choice(
@@ -180,14 +183,14 @@ def _fit_choice(
         name: [round(sms * value) for value in values] if name in in_blocks else values
         for name, values in _HABITS.items()
     }
-    habits: dict[str, Any] = {
+    habits: dict[str, float] = {
         "split_k_at_least": 1024 if times.persistent else 64, "split_side_at_least": 8,
         "split_below_blocks": 0, "blocks_at_most": (1 if times.persistent else 3) * sms,
         "crowding": 0, "crowded_from": 0.8,
     }  # fmt: skip
 
-    def loss(values: dict[str, Any]) -> float:
-        choice = Choice.model_construct(**values)
+    def loss(values: dict[str, float]) -> float:
+        choice = Choice.model_construct(None, **values)
         errors = np.log(_predict(times, choice, every, item, rows, layout) / rows.us)
         return float(np.mean(np.sqrt(errors**2 + NOISE**2)))
 
@@ -260,7 +263,7 @@ def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     sms, us = (np.array([row[name] for row in rows]) for name in ("sms", "us"))
     names = ("launch_us", "sm_bytes_per_us", "bytes_per_us", "sharpness")
 
-    def errors(x: Array) -> Array:
+    def errors(x: Floats) -> Floats:
         launch, one, every, p = np.exp(x)
         rate = ((sms * one) ** -p + every**-p) ** (-1 / p)
         return np.asarray(np.log((launch + moved / rate) / us))

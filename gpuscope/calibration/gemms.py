@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from gpuscope.calibration.design import Shape, streams_by_count
 from gpuscope.calibration.host import Source, complete_trace
-from gpuscope.calibration.kernels import Row
+from gpuscope.calibration.kernels import Launched, Row
+from gpuscope.device.api import NativeArray
 from gpuscope.device.device import Device
 from gpuscope.device.stream import Stream
 from gpuscope.runs.profiling import profile
@@ -30,6 +30,9 @@ _LONG_NS = 20_000_000
 
 _REPEATS = 5
 _NAME_CHARS = 120
+
+
+Operands = tuple[NativeArray, NativeArray]
 
 
 @dataclass
@@ -71,7 +74,7 @@ def measure(
     found = Gemms()
     largest = max(max(m * n, m * k, k * n) for m, n, k in shapes)
     operands = {
-        dtype: tuple(device.random(largest, dtype, seed=seed) for seed in (0, 1))
+        dtype: (device.random(largest, dtype, seed=0), device.random(largest, dtype, seed=1))
         for dtype in dtypes
     }
     flop_per_ns: dict[str, float] = {}
@@ -85,8 +88,8 @@ def measure(
         ]
         _measure_some(device, cases, operands, flop_per_ns, source)
         for case in cases:
-            found.rows += case.row(case.us, case.kernels)
-            found.told += case.row(case.told_us, case.kernels, told=case.told)
+            found.rows += case.row(case.us)
+            found.told += [{**row, "told": case.told} for row in case.row(case.told_us)]
             found.skipped += case.skipped
         longest_ns = max(longest_ns, device.now_ns() - start_ns)
         step(min(first + AT_ONCE, len(shapes)))
@@ -103,25 +106,24 @@ class _Case:
     us: dict[str, float] = field(default_factory=dict)
     told_us: dict[str, float] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
-    kernels: list[list[Any]] = field(default_factory=list)
+    kernels: list[Launched] = field(default_factory=list)
     skipped: int = 0
 
     @property
     def flop_count(self) -> int:
         return 2 * math.prod(self.shape)
 
-    def row(self, us: dict[str, float], kernels: list[list[Any]], **more: Any) -> list[Row]:
-        if not us or not kernels:  # what ran is read on the whole GPU
+    def row(self, us: dict[str, float]) -> list[Row]:
+        if not us or not self.kernels:  # what ran is read on the whole GPU
             return []
-        return [
-            {"dtype": self.dtype, "shape": list(self.shape), "kernels": kernels, "us": us, **more}
-        ]
+        shape = list(self.shape)
+        return [{"dtype": self.dtype, "shape": shape, "kernels": self.kernels, "us": us}]
 
 
 def _measure_some(
     device: Device,
     cases: Sequence[_Case],
-    operands: dict[str, tuple[Any, Any]],
+    operands: dict[str, Operands],
     flop_per_ns: dict[str, float],
     source: Source,
 ) -> None:
@@ -153,16 +155,16 @@ def _measure_some(
         case, sms, told = ran[number]
         if len(calls) < 2:  # of some kernels it is not known which call launched them
             continue
-        us = float(np.median([sum(one[0] for one in call) for call in calls[1:]])) / 1e3
+        us = float(np.median([sum(ns for ns, _ in call) for call in calls[1:]])) / 1e3
         (case.told_us if told else case.us)[str(sms)] = round(us, 3)
         if sms == device.sm_count:
-            case.kernels = [one[1] for one in calls[-1]]
+            case.kernels = [kernel for _, kernel in calls[-1]]
 
 
 def _run(
     device: Device,
     case: _Case,
-    operands: tuple[Any, Any],
+    operands: Operands,
     stream: Stream,
     name: str,
     expected_ns: float,
@@ -188,7 +190,7 @@ def _run(
     return max(1, took_ns)
 
 
-def _calls(trace: Trace) -> dict[int, list[list[tuple[int, list[Any]]]]]:
+def _calls(trace: Trace) -> dict[int, list[list[tuple[int, Launched]]]]:
     """Return a recording's calls by the number that their handle was named by.
 
     Each call is its kernels, in order: ns, and name, blocks and threads a block.
@@ -197,7 +199,7 @@ def _calls(trace: Trace) -> dict[int, list[list[tuple[int, list[Any]]]]]:
     ours, theirs = (
         kernels.array(name, fill=-1) for name in ("external_correlation", "correlation")
     )
-    calls: dict[str | None, dict[int, list[tuple[int, int, list[Any]]]]] = {}
+    calls: dict[str | None, dict[int, list[tuple[int, int, Launched]]]] = {}
     for row in zip(
         kernels.texts("category"), np.where(ours >= 0, ours, theirs).tolist(),
         kernels.array("start_ns").tolist(), kernels.array("end_ns").tolist(),
@@ -205,9 +207,9 @@ def _calls(trace: Trace) -> dict[int, list[list[tuple[int, list[Any]]]]]:
     ):  # fmt: skip
         category, call, start_ns, end_ns, name, config = row
         facts = json.loads(config or '{"grid": [0], "block": [0]}')
-        ran = [str(name)[:_NAME_CHARS], math.prod(facts["grid"]), math.prod(facts["block"])]
-        one = calls.setdefault(category, {}).setdefault(call, [])
-        one.append((start_ns, end_ns - start_ns, ran))
+        ran = str(name)[:_NAME_CHARS], math.prod(facts["grid"]), math.prod(facts["block"])
+        kernels_of_call = calls.setdefault(category, {}).setdefault(call, [])
+        kernels_of_call.append((start_ns, end_ns - start_ns, ran))
     return {
         int(category): [
             [(took_ns, ran) for _, took_ns, ran in sorted(found[call])] for call in sorted(found)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from gpuscope._types import Array, Floats
 from gpuscope.calibration.design import sm_counts, streams_by_count
-from gpuscope.calibration.kernels import Array
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import MissingEvidence
 from gpuscope.record.recorder import Recording
@@ -44,7 +45,7 @@ def call_costs(device: Device) -> dict[str, int]:
     out = device.empty((64, 64), "float16")
     event = device.create_event()
     with device.create_stream(name="calls") as stream:
-        calls: dict[str, Callable[[], Any]] = {
+        calls: dict[str, Callable[[], object]] = {
             "launch_call_ns": lambda: stream.launch(kernel, grid=1, block=32),
             "gemm_call_ns": lambda: mm_out(out, a, b, stream=stream),
             "event_record_call_ns": lambda: stream.record(event),
@@ -54,7 +55,7 @@ def call_costs(device: Device) -> dict[str, int]:
         return {name: _cost_ns(device, stream, call) for name, call in calls.items()}
 
 
-def _cost_ns(device: Device, stream: Stream, call: Callable[[], Any]) -> int:
+def _cost_ns(device: Device, stream: Stream, call: Callable[[], object]) -> int:
     """Median cost of a call: batches are short enough for the launch queue."""
     costs = []
     for _ in range(1 + _BATCHES):  # the first loads and compiles what is needed
@@ -83,7 +84,7 @@ def partition_costs(device: Device) -> dict[str, int]:
     return costs | {"create_stream_call_ns": max(1, round(statistics.median(streams)))}
 
 
-def _stream_ns(device: Device, owner: Any) -> int:
+def _stream_ns(device: Device, owner: Device | Partition) -> int:
     start_ns = device.now_ns()
     stream = owner.create_stream()
     took_ns = device.now_ns() - start_ns
@@ -193,7 +194,7 @@ def transfers(device: Device, source: Source) -> dict[str, list[tuple[int, float
     return times
 
 
-def _durations_us(trace: Trace) -> Array:
+def _durations_us(trace: Trace) -> Floats:
     ordered = _in_order(trace)
     return np.asarray((ordered.array("end_ns") - ordered.array("start_ns")) / 1e3)
 

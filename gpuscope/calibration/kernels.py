@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
+from gpuscope._types import Bools, Floats, Ints
 from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, alignment
 
-Array = np.ndarray[Any, Any]
-Row = dict[str, Any]
-"""One shape and dtype: ``shape`` [m, n, k], ``dtype``, ``kernels`` [name, blocks, threads] in the
-order in which they ran on all SMs, ``us`` SM count (as text) → µs."""
+Launched = tuple[str, int, int]
+"""A kernel's name, thread blocks, and threads a block."""
+
+
+class Row(TypedDict):
+    """One measured shape and dtype.
+
+    Attributes
+    ----------
+    shape
+        m, n and k.
+    kernels
+        In the order in which they ran on all SMs.
+    us
+        SM count, as text → µs.
+    told
+        SM count, as text → the one that the library was told.
+    """
+
+    dtype: str
+    shape: list[int]
+    kernels: list[Launched]
+    us: dict[str, float]
+    told: NotRequired[dict[str, int]]
+
 
 Tile = tuple[int, int, int, int]
 """Rows, columns, step along k, and blocks that one SM holds."""
@@ -76,19 +99,19 @@ def kernel_of(row: Row, by_grid: dict[str, tuple[int, int]] | None = None) -> Ke
     item = ITEM_BYTES[row["dtype"]]
     m, n, _ = row["shape"]
     stages, persistent = 2, False
-    if found := _PERSISTENT.search(name):
-        columns, rows, depth = map(int, found.groups())
+    if match := _PERSISTENT.search(name):
+        columns, rows, depth = map(int, match.groups())
         persistent = True
-    elif found := _LATER_PERSISTENT.search(name):
-        columns, rows, depth, stages = map(int, found.groups())
-    elif found := _XMMA.search(name):
-        rows, columns, depth = map(int, found.groups()[:3])
-        stages = int(found[4] or 2)
+    elif match := _LATER_PERSISTENT.search(name):
+        columns, rows, depth, stages = map(int, match.groups())
+    elif match := _XMMA.search(name):
+        rows, columns, depth = map(int, match.groups()[:3])
+        stages = int(match[4] or 2)
     elif _WMMA.search(name):
         rows, columns, depth = 32, 32, 32
-    elif found := _PLAIN.search(name):
-        columns, rows = int(found[1]), int(found[2])
-        steps = _DEPTH.search(name, found.end() - 1)
+    elif match := _PLAIN.search(name):
+        columns, rows = int(match[1]), int(match[2])
+        steps = _DEPTH.search(name, match.end() - 1)
         depth, stages = map(int, steps.groups()) if steps else (32, 2)
     elif by_grid and name in by_grid:
         rows, columns = by_grid[name]
@@ -122,8 +145,9 @@ def tiles_by_grid(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
     for row in rows:
         if not kernel_of(row).known and not is_vector(row):
             name, blocks, _ = row["kernels"][0]
-            grids.setdefault(name, set()).add((*row["shape"][:2], blocks))
-    found = {}
+            m, n, _ = row["shape"]
+            grids.setdefault(name, set()).add((m, n, blocks))
+    tiles = {}
     for name, seen in grids.items():
         if len({blocks for _, _, blocks in seen}) < 2:
             continue
@@ -134,8 +158,8 @@ def tiles_by_grid(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
             if all(-(-m // rows) * -(-n // columns) == blocks for m, n, blocks in seen)
         ]
         if fitting:
-            found[name] = min(fitting, key=lambda one: (max(one) / min(one), -one[0] * one[1]))
-    return found
+            tiles[name] = min(fitting, key=lambda tile: (max(tile) / min(tile), -math.prod(tile)))
+    return tiles
 
 
 def is_vector(row: Row) -> bool:
@@ -164,11 +188,11 @@ class Rows:
         Whether a kernel of the library's for matrix × vector ran.
     """
 
-    shape: Array
-    sms: Array
-    us: Array
+    shape: Ints
+    sms: Ints
+    us: Floats
     kernels: Kernels
-    readable: Array
+    readable: Bools
     tiles: Counter[Tile]
     persistent: bool
     vector: bool
@@ -180,7 +204,9 @@ class Rows:
         kernels = [kernel_of(row, by_grid) for row in rows]
         counts = [len(row["us"]) for row in rows]
         ran = np.array([(*kernel.tile, kernel.splits) for kernel in kernels])
-        readable = [one.known or is_vector(row) for one, row in zip(kernels, rows, strict=True)]
+        readable = [
+            kernel.known or is_vector(row) for kernel, row in zip(kernels, rows, strict=True)
+        ]
         looping = sum(kernel.persistent for kernel in kernels)
         return cls(
             shape=np.repeat(np.array([row["shape"] for row in rows]), counts, axis=0).T,
@@ -211,7 +237,7 @@ def kind(row: Row) -> Key:
     m, n, k = row["shape"]
     dtype = row["dtype"]
     width = alignment(m, n, k, dtype)
-    return dtype, next(one for one in _ALIGNMENTS[ITEM_BYTES[dtype]] if one <= width)
+    return dtype, next(least for least in _ALIGNMENTS[ITEM_BYTES[dtype]] if least <= width)
 
 
 def shares_constants(key: Key) -> Key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from gpuscope.calibration import gemms, host
 from gpuscope.calibration.design import MOST, shapes
@@ -18,6 +18,17 @@ _BFLOAT16_SINCE = (8, 0)
 
 Progress = Callable[[float, str], None]
 """Takes the share that is done, from 0 to 1, and what is being done."""
+
+
+class DeviceTable(TypedDict):
+    """The profile's table ``device``."""
+
+    name: str
+    quantum_sm_count: int
+    quanta: int
+    remainder_sm_count: int
+    compute_capability: list[int]
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class Measurements:
         What was not measured, and what stands in.
     """
 
-    device: Mapping[str, Any]
+    device: DeviceTable
     constants: Mapping[str, int]
     gemm: Sequence[Row]
     told: Sequence[Row]

@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gpuscope._files import replacing
 from gpuscope.calibration.fit import Fitted, fit_copy
 from gpuscope.calibration.kernels import Key, Row
+from gpuscope.calibration.measure import DeviceTable
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.sim.gemm_model import ITEM_BYTES
 from gpuscope.device.sim.schema import ProfileFile
 
 
-def layout_of(device: Mapping[str, Any]) -> SmLayout:
+def layout_of(device: DeviceTable) -> SmLayout:
     """Return the SM layout that a profile's ``device`` table states."""
     return SmLayout(device["quantum_sm_count"], device["quanta"], device["remainder_sm_count"])
 
@@ -27,11 +27,11 @@ def profile_of(
     copies: Sequence[Mapping[str, float]],
     *,
     name: str,
-    device: Mapping[str, Any],
-    measured: Mapping[str, Any],
+    device: DeviceTable,
+    measured: Mapping[str, str],
     constants: Mapping[str, int],
     transfers: Mapping[str, Sequence[tuple[int, float]]],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a whole profile, as its file holds it.
 
     Parameters
@@ -71,7 +71,7 @@ def profile_of(
     }
 
 
-def write_profile(profile: Mapping[str, Any], target: Path) -> None:
+def write_profile(profile: Mapping[str, object], target: Path) -> None:
     """Write a profile, checked, its tiles on one line each kind; all of it or nothing.
 
     Raises

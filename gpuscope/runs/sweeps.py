@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -28,6 +28,13 @@ from gpuscope.runs.runner import Viewer
 from gpuscope.runs.series import Series, as_far_as_measured
 from gpuscope.trace.model import Run
 
+Value = bool | int | float | str
+"""What a parameter takes."""
+Point = Mapping[str, Value]
+"""Path into the description → the value there."""
+_Table: TypeAlias = dict[str, Any]
+"""A table of a description, as JSON holds it."""
+
 _KEY = b"gpuscope.sweep"
 _STOPPED = "stopped early: fewer calls than planned"
 
@@ -40,7 +47,7 @@ _STOPPED = "stopped early: fewer calls than planned"
 )
 def sweep(
     experiment: Description,
-    parameters: Mapping[str, Sequence[Any]],
+    parameters: Mapping[str, Sequence[Value]],
     device: Device | str | None = None,
     *,
     path: str | Path | None = None,
@@ -97,10 +104,12 @@ def sweep(
     """
     experiment = as_experiment(experiment)
     values = _checked(parameters)
-    points = [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
+    points = [
+        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
+    ]
     plans = [_at(experiment, point) for point in points]
     target = opened(device)
-    facts = {
+    facts: _Facts = {
         "experiment": experiment.to_dict(),
         "parameters": {name: list(taken) for name, taken in values.items()},
         "order": list(values),
@@ -164,23 +173,23 @@ def load_sweep(path: str | Path) -> SweepResult:
     GpuscopeError
         There is no finished point in it, or a file in it is damaged.
     """
-    found = _load_all(Path(path))
-    first = next(iter(found.values()), None)
-    for table in found.values():
-        if first is None or _said(table)["facts"] != _said(first)["facts"]:
-            raise GpuscopeError(
-                f"{Path(path).name!r} holds points of several sweeps: move those of the others away"
-            )
-    if not found:
+    name = Path(path).name
+    tables = _load_all(Path(path))
+    if not tables:
         raise GpuscopeError(
-            f"there is no point of a sweep in {Path(path).name!r}: name the folder that sweep() "
-            "was given as path"
+            f"there is no point of a sweep in {name!r}: name the folder that sweep() was given as "
+            "path"
         )
-    return _result([found[number] for number in sorted(found)])
+    first, *others = (_origin(table).facts for table in tables.values())
+    if any(facts != first for facts in others):
+        raise GpuscopeError(
+            f"{name!r} holds points of several sweeps: move those of the others away"
+        )
+    return _result([tables[number] for number in sorted(tables)])
 
 
 # -- parameters ---------------------------------------------------------------------------
-def _checked(parameters: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+def _checked(parameters: Mapping[str, Sequence[object]]) -> dict[str, tuple[Value, ...]]:
     """Return path → plain values."""
     if not isinstance(parameters, Mapping) or not parameters:
         raise InvalidExperiment(
@@ -191,18 +200,18 @@ def _checked(parameters: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ..
     for path, values in parameters.items():
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise InvalidExperiment(f"{clean(path)}: its values are a list, not {values!r}")
-        taken = tuple(one.item() if isinstance(one, np.generic) else one for one in values)
-        odd = [one for one in taken if not isinstance(one, bool | int | float | str)]
-        if odd or not taken:
-            found = repr(odd[0]) if odd else "none"
+        plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+        taken = tuple(value for value in plain if isinstance(value, Value))
+        if not taken or len(taken) < len(plain):
+            odd = [repr(value) for value in plain if not isinstance(value, Value)] or ["none"]
             raise InvalidExperiment(
-                f"{clean(path)}: its values are numbers or texts, but found {found}"
+                f"{clean(path)}: its values are numbers or texts, but found {odd[0]}"
             )
         checked[str(path)] = taken
     return checked
 
 
-def _at(experiment: Experiment, point: Mapping[str, Any]) -> Experiment:
+def _at(experiment: Experiment, point: Point) -> Experiment:
     """Return the experiment with a point's values in it."""
     data = experiment.to_dict()
     for path, value in point.items():
@@ -211,16 +220,16 @@ def _at(experiment: Experiment, point: Mapping[str, Any]) -> Experiment:
     try:
         return Experiment.from_dict(data)
     except InvalidExperiment as error:
-        said = ", ".join(f"{clean(path)} = {value!r}" for path, value in point.items())
-        raise InvalidExperiment(f"at {said}: {error}") from error
+        where = ", ".join(f"{clean(path)} = {value!r}" for path, value in point.items())
+        raise InvalidExperiment(f"at {where}: {error}") from error
 
 
-def _places(data: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
+def _places(data: _Table, path: str) -> list[tuple[_Table, str]]:
     """Return every table that the path means, with the key in it."""
     top, _, name = path.partition(".")
     if top != "partitions":
         return [_place(data, path, path)]
-    carved = [data["partitions"], *(one["partitions"] for one in data["settings"].values())]
+    carved = [data["partitions"], *(setting["partitions"] for setting in data["settings"].values())]
     places = [(sizes, name) for sizes in carved if sizes and name in sizes]
     if not places:
         known = dict.fromkeys(key for sizes in carved for key in sizes or ())
@@ -230,7 +239,7 @@ def _places(data: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]
     return places
 
 
-def _place(table: dict[str, Any], rest: str, path: str) -> tuple[dict[str, Any], str]:
+def _place(table: _Table, rest: str, path: str) -> tuple[_Table, str]:
     """Follow a path; names may have dots in them."""
     for key in sorted(table, key=len, reverse=True):
         inside = table[key]
@@ -251,34 +260,32 @@ def _listed(names: Iterable[str]) -> str:
 
 
 # -- tables -------------------------------------------------------------------------------
-def _table(
-    number: int, point: Mapping[str, Any], made: Run | InvalidPartition, facts: dict[str, Any]
-) -> pa.Table:
+def _table(number: int, point: Point, made: Run | InvalidPartition, facts: _Facts) -> pa.Table:
     """Return the rows of one point; what they rest on stands in the schema's metadata."""
-    rows: list[dict[str, Any]] = [{}]
-    error, seen = None, []
+    rows: list[dict[str, object]] = [{}]
+    error, provenance = None, []
     if isinstance(made, InvalidPartition):
         error = str(made)
     else:
         rows = made.comparison.to_pylist() or rows
         error = _STOPPED if made.stopped else None
-        seen = list(dict.fromkeys(trace.provenance for trace in made.values()))
+        provenance = list(dict.fromkeys(trace.provenance for trace in made.values()))
     schema = _schema(facts)
     own = {
         name: str(value) if schema.field(name).type == pa.string() else value
         for name, value in point.items()
     }
     table = pa.Table.from_pylist([{**own, **row, "error": error} for row in rows], schema=schema)
-    said = {"facts": facts, "number": number, "provenance": seen}
-    return table.replace_schema_metadata({_KEY: json.dumps(said).encode()})
+    origin = {"facts": facts, "number": number, "provenance": provenance}
+    return table.replace_schema_metadata({_KEY: json.dumps(origin).encode()})
 
 
-def _schema(facts: Mapping[str, Any]) -> pa.Schema:
+def _schema(facts: _Facts) -> pa.Schema:
     types = {name: _type(values) for name, values in facts["parameters"].items()}
     return pa.schema([*types.items(), *COLUMNS.items(), ("error", pa.string())])
 
 
-def _type(values: Sequence[Any]) -> pa.DataType:
+def _type(values: Sequence[Value]) -> pa.DataType:
     """Return a type for the values; text where they have none in common."""
     try:
         return pa.array(values).type
@@ -286,13 +293,9 @@ def _type(values: Sequence[Any]) -> pa.DataType:
         return pa.string()
 
 
-def _said(table: pa.Table) -> dict[str, Any]:
-    return dict(json.loads(table.schema.metadata[_KEY]))
-
-
 def _result(tables: Sequence[pa.Table]) -> SweepResult:
-    facts = _said(tables[0])["facts"]
-    seen = dict.fromkeys(line for table in tables for line in _said(table)["provenance"])
+    facts = _origin(tables[0]).facts
+    seen = dict.fromkeys(line for table in tables for line in _origin(table).provenance)
     plain = [table.replace_schema_metadata() for table in tables]
     whole = pa.concat_tables(plain, promote_options="default")
     missing = dict.fromkeys(filter(None, whole.column("incomplete").to_pylist()))
@@ -312,7 +315,7 @@ def _file(folder: Path, number: int) -> Path:
     return folder / f"point-{number:04}.parquet"
 
 
-def _kept(folder: Path, facts: dict[str, Any]) -> dict[int, pa.Table]:
+def _kept(folder: Path, facts: _Facts) -> dict[int, pa.Table]:
     """Return the points in a folder, which is made if it is not there.
 
     Raises
@@ -321,20 +324,20 @@ def _kept(folder: Path, facts: dict[str, Any]) -> dict[int, pa.Table]:
         They are of another experiment, other parameters or another device.
     """
     make_folder(folder)
-    found = _load_all(folder)
+    tables = _load_all(folder)
     wanted = json.loads(json.dumps(facts))
-    for table in found.values():
-        differs = list(_differences(_said(table)["facts"], wanted))
+    for table in tables.values():
+        differs = list(_differences(_origin(table).facts, wanted))
         if differs:
             more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
             raise GpuscopeError(
                 f"{folder.name!r} holds another sweep, which stays as it is: "
                 f"{'; '.join(differs[:3])}{more}. Choose another path, or run the same sweep"
             )
-    return found
+    return tables
 
 
-def _differences(there: Any, now: Any, path: str = "") -> Iterator[str]:
+def _differences(there: object, now: object, path: str = "") -> Iterator[str]:
     """Say field by field what differs."""
     if isinstance(there, dict) and isinstance(now, dict):
         for key in [*there, *(key for key in now if key not in there)]:
@@ -346,7 +349,7 @@ def _differences(there: Any, now: Any, path: str = "") -> Iterator[str]:
 
 def _load_all(folder: Path) -> dict[int, pa.Table]:
     tables = [_load(file) for file in sorted(folder.glob("point-*.parquet"))]
-    return {_said(table)["number"]: table for table in tables}
+    return {_origin(table).number: table for table in tables}
 
 
 def _with_all_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -377,18 +380,22 @@ class _Device(TypedDict):
 
 
 class _Facts(TypedDict):
-    experiment: dict[str, Any]
-    parameters: dict[str, Annotated[list[bool | int | float | str], msgspec.Meta(min_length=1)]]
+    experiment: _Table
+    parameters: dict[str, Annotated[list[Value], msgspec.Meta(min_length=1)]]
     order: list[str]
     device: _Device
 
 
-class _Said(msgspec.Struct, forbid_unknown_fields=True):
-    """What stands in the metadata of a point's file, which may come from anywhere."""
+class _Origin(msgspec.Struct, forbid_unknown_fields=True):
+    """What a point's rows rest on: the metadata of its file, which may come from anywhere."""
 
     facts: _Facts
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     provenance: list[str]
+
+
+def _origin(table: pa.Table) -> _Origin:
+    return msgspec.convert(json.loads(table.schema.metadata[_KEY]), _Origin)
 
 
 def _load(path: Path) -> pa.Table:
@@ -396,9 +403,7 @@ def _load(path: Path) -> pa.Table:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()
         table.validate(full=True)
-        said = _said(table)
-        msgspec.convert(said, _Said)
-        return _with_all_columns(table, _schema(said["facts"]))
+        return _with_all_columns(table, _schema(_origin(table).facts))
     except (
         pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError
     ) as error:  # fmt: skip
@@ -408,9 +413,7 @@ def _load(path: Path) -> pa.Table:
         ) from error
 
 
-def _identity(device: Device) -> dict[str, Any]:
+def _identity(device: Device) -> _Device:
     """Return what must not change within a sweep."""
     info = device.info
-    return {
-        "name": info.name, "uuid": info.uuid, "sm_count": info.sm_count, "driver": info.driver,
-    }  # fmt: skip
+    return _Device(name=info.name, uuid=info.uuid, sm_count=info.sm_count, driver=info.driver)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -20,6 +19,7 @@ from IPython.display import display
 from gpuscope import analysis, figures
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean_lines
+from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.formats.writing import export
@@ -99,11 +99,6 @@ class GpuscopeMagics(Magics):
             finally:
                 result.raise_error()
 
-    def _recorded(
-        self, options: argparse.Namespace
-    ) -> contextlib.AbstractContextManager[Recording]:
-        return profile(detail=options.detail, live=options.live)
-
     def _profile_of(self, options: argparse.Namespace) -> AbstractContextManager[Recording]:
         device = None
         if options.device is not None:
@@ -119,7 +114,7 @@ class GpuscopeMagics(Magics):
             recording = stack.enter_context(self._profile_of(options))
             self._running = stack.pop_all(), recording, options
 
-    def _stop(self, later: dict[str, Any]) -> None:
+    def _stop(self, later: dict[str, object]) -> None:
         if self._running is None:
             raise UsageError("no recording is on: %gpuscope start begins one")
         stack, recording, options = self._running
@@ -148,7 +143,7 @@ class GpuscopeMagics(Magics):
             _show(trace, with_timeline=not options.live)
 
 
-def _given(line: str, options: argparse.Namespace) -> dict[str, Any]:
+def _given(line: str, options: argparse.Namespace) -> dict[str, object]:
     """Return the options that ``%gpuscope stop`` states and that still make a difference."""
     words = shlex.split(line)
     if options.live or options.device or any(word.startswith("--detail") for word in words):
@@ -198,7 +193,7 @@ def _show(trace: Trace, *, with_timeline: bool) -> None:
         )
     if with_timeline:
         display(figures.timeline(trace))
-    judges: list[Callable[[], Any]] = [
+    judges: list[Callable[[], Result]] = [
         lambda: analysis.overlap(trace, by="stream"),
         lambda: analysis.summary(trace),
     ]

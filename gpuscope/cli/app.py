@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -63,7 +63,7 @@ def show_check(text: str, todo: str, *, ok: bool) -> None:
         _stdout.print(f"     → {clean(todo)}")
 
 
-def say_json(facts: Any) -> None:
+def say_json(facts: object) -> None:
     """Print JSON for programs: ASCII without control characters."""
     sys.stdout.write(json.dumps(facts, indent=1).replace("\x7f", "\\u007f") + "\n")
 

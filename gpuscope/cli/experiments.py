@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -269,7 +269,7 @@ def _remove(*paths: Path) -> None:
             ) from error
 
 
-def _facts_of(result: Run) -> dict[str, Any]:
+def _facts_of(result: Run) -> dict[str, object]:
     """Return the comparison with what it rests on."""
     first = next(iter(result.values())).metadata
     return {

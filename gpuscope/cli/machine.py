@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from gpuscope._optional import require
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import Json, app, say, say_json, show_check
 from gpuscope.cli.doctor import check_machine
+from gpuscope.device.device import Device
 from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
 
@@ -24,7 +25,7 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
 
     Example: gpuscope devices --json
     """
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     index = 0
     while True:
         try:
@@ -43,7 +44,7 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
         say(f"{facts['device']}: {facts['what']}")
 
 
-def _facts(device: Any) -> dict[str, Any]:
+def _facts(device: Device) -> dict[str, object]:
     info = device.info
     return {
         "device": info.key,

@@ -6,7 +6,7 @@ import tempfile
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import Progress
@@ -83,7 +83,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     trace = load_trace(file)
     judged = {name: _judged(judge, trace) for name, judge in _JUDGES.items()}
     if as_json:
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             "spans": len(trace),
             "kinds": trace.kind_counts(),
             "provenance": trace.provenance,
@@ -126,7 +126,7 @@ def _judged(judge: Callable[[Trace], Result], trace: Trace) -> Result | str:
         return str(error)
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+def _table(title: str, rows: list[dict[str, object]]) -> Table:
     table = Table(title=title)
     for name in rows[0]:
         table.add_column(name, overflow="fold")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -18,17 +19,24 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import (
-    ErrorDetails,
     InitErrorDetails,
     PydanticCustomError,
     PydanticSerializationError,
 )
 
-from gpuscope._checks import given
 from gpuscope._optional import require
-from gpuscope._text import clean
 from gpuscope.device.sizes import EXPECTED, Rounding, Size
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
+from gpuscope.runs.refusals import (
+    TABLE,
+    Place,
+    check_plain,
+    check_size,
+    explain,
+    keys,
+    problems,
+    refuse,
+)
 from gpuscope.workloads.builtin import PYTHON, SmCountTarget
 from gpuscope.workloads.registry import find_kind, kinds
 from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec
@@ -69,7 +77,7 @@ def _of_its_kind(value: object) -> WorkloadSpec:
     if isinstance(value, WorkloadSpec):
         return value
     if not isinstance(value, Mapping):
-        raise PydanticCustomError("dict_type", _TABLE)
+        raise PydanticCustomError("dict_type", TABLE)
     kind = value.get("kind")
     name = str(kind)
     if name.partition(":")[0] == PYTHON:
@@ -192,20 +200,20 @@ class Experiment(ExtendedModel):
     settings: dict[str, Setting] = Field(default_factory=dict)
     colors: dict[str, Color] = Field(default_factory=dict)
 
-    def __init__(self, **fields: Any) -> None:
-        _check_plain(fields)
+    def __init__(self, **fields: object) -> None:
+        check_plain(fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            problems = _problems(error, fields)
-            raise InvalidExperiment(_explain(problems), problems) from None
+            wrong = problems(error, fields, partial(_model_at, fields))
+            raise InvalidExperiment(explain(wrong), wrong) from None
         _check_texts(self)
         for setting in self.resolve():
             _check_names(self, setting)
         carved = {name for setting in self.resolve() for name in setting.partitions}
         for name in self.colors:
             if name not in carved:
-                _refuse(("colors", name), f"no setting carves a partition {name!r}")
+                refuse(("colors", name), f"no setting carves a partition {name!r}")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Experiment:
@@ -223,7 +231,7 @@ class Experiment(ExtendedModel):
             )
         unknown = [key for key in data if not isinstance(key, str)]
         if unknown:
-            raise InvalidExperiment(f"{unknown[0]!r}: unknown key; allowed: {_keys(cls)}")
+            raise InvalidExperiment(f"{unknown[0]!r}: unknown key; allowed: {keys(cls)}")
         return cls(**data)
 
     @classmethod
@@ -263,7 +271,7 @@ class Experiment(ExtendedModel):
                 "UTF-8"
             ) from error
         try:
-            _check_size(source.name, text)
+            check_size(source.name, text)
             data = json.loads(text) if source.suffix == ".json" else tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             if isinstance(error, InvalidExperiment):
@@ -338,73 +346,23 @@ def as_experiment(description: Description) -> Experiment:
     return Experiment.from_dict(description)
 
 
-def _refuse(place: tuple[str, ...], words: str) -> NoReturn:
-    where = ".".join(place) or "the experiment"
-    raise InvalidExperiment(clean(f"{where}: {words}"), {place: words})
-
-
-_LONGEST = 1 << 20
-_MOST_DOTS = 1000
-_DEEPEST = 20
-_LARGEST = (1 << 63) - 1
-_LARGEST_ARG = 10**300
-"""Of an argument of a function of the user's."""
-
-
-def _check_size(name: str, text: str) -> None:
-    """Refuse what takes a parser minutes: tomllib looks at a key's parts over and over."""
-    dots = max((line.count(".") for line in text.splitlines()), default=0)
-    if len(text) > _LONGEST or dots > _MOST_DOTS:
-        raise InvalidExperiment(
-            f"{name!r} is no experiment: {len(text):,} characters, and {dots:,} dots on one line, "
-            f"where {_LONGEST:,} and {_MOST_DOTS:,} are more than enough"
-        )
-
-
-def _check_plain(fields: Mapping[str, Any]) -> None:
-    """Refuse texts and numbers that no file and no column can hold, wherever they stand.
-
-    Before anything else looks at them: libraries fail in ways of their own.
-    """
-    todo: list[tuple[tuple[str, ...], Any]] = [((), fields)]
-    while todo:
-        place, value = todo.pop()
-        if len(place) > _DEEPEST:
-            _refuse(place[:3], f"is nested more than {_DEEPEST} deep, as no experiment is")
-        if isinstance(value, str):
-            if not _is_unicode(value):
-                _refuse(place, f"{value!r} is not valid Unicode")
-        elif isinstance(value, int):
-            largest = _LARGEST_ARG if "args" in place else _LARGEST
-            if not -largest <= value <= largest:
-                _refuse(place, f"should be {largest:.0e} at most, without its sign")
-        elif isinstance(value, Mapping):
-            for key, inner in value.items():
-                todo.append((place, key))
-                todo.append(((*place, key if isinstance(key, str) else "?"), inner))
-        elif isinstance(value, list | tuple):
-            todo += [((*place, str(index)), inner) for index, inner in enumerate(value)]
-
-
-def _is_unicode(text: str) -> bool:
-    return text == text.encode("utf-8", "replace").decode()
-
-
 def _check_texts(experiment: Experiment) -> None:
     """Check that every name is one."""
-    named: dict[tuple[str, ...], Iterable[str]] = {
+    named: dict[Place, Iterable[str]] = {
         ("name",): [experiment.name],
         ("partitions",): experiment.partitions,
         ("streams",): experiment.streams,
         ("workloads",): experiment.workloads,
         ("settings",): experiment.settings,
-        **{("settings", key, "partitions"): one.partitions or () for key, one in
-           experiment.settings.items()},
-    }  # fmt: skip
+        **{
+            ("settings", name, "partitions"): setting.partitions or ()
+            for name, setting in experiment.settings.items()
+        },
+    }
     for place, names in named.items():
         for name in names:
             if not name:
-                _refuse(place, f"{name!r} is no name: it takes at least one character")
+                refuse(place, f"{name!r} is no name: it takes at least one character")
 
 
 def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
@@ -416,7 +374,7 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
             allowed = (
                 ", ".join(map(repr, setting.partitions)) or "none (this setting carves nothing)"
             )
-            _refuse(
+            refuse(
                 (*here, "streams", name, "partition"),
                 f"{stream.partition!r} is no partition of setting {setting.name!r}; allowed: "
                 f"{allowed}",
@@ -424,13 +382,13 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
     if named is not None:
         for name in named.streams:
             if name not in experiment.streams:
-                _refuse(
+                refuse(
                     ("settings", setting.name, "streams", name),
                     "no such stream; allowed: " + ", ".join(map(repr, experiment.streams)),
                 )
     for name, workload in setting.workloads.items():
         if workload.stream not in setting.streams:
-            _refuse(
+            refuse(
                 ("workloads", name, "stream"),
                 f"{workload.stream!r} is no stream; allowed: "
                 + ", ".join(map(repr, setting.streams)),
@@ -438,104 +396,20 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
         others = [other for other in setting.workloads if other != name]
         for other in workload.waits_on:
             if other not in others:
-                _refuse(
+                refuse(
                     ("workloads", name, "waits_on"),
                     f"{other!r} is no other workload; allowed: "
                     + (", ".join(map(repr, others)) or "none"),
                 )
     if all(workload.background for workload in setting.workloads.values()):
-        _refuse(
+        refuse(
             ("workloads",),
             "every one is in the background, so nothing would end the run; set background = false "
             "for at least one",
         )
 
 
-def _keys(model: type[BaseModel]) -> str:
-    return ", ".join(map(repr, model.model_fields))
-
-
-def _problems(error: ValidationError, fields: object) -> dict[tuple[str, ...], str]:
-    """Return for each wrong field what is allowed and what was found."""
-    texts: dict[tuple[str, ...], list[str]] = {}
-    found: dict[tuple[str, ...], str] = {}
-    for details in error.errors():
-        value = details.get("input")
-        place, allowed = _problem(details, fields)
-        words = texts.setdefault(place, [])
-        if allowed not in words:
-            words.append(allowed)
-        simple = details["type"] not in _WITHOUT_INPUT and not isinstance(
-            value, Mapping | list | tuple
-        )
-        found[place] = f", but found {given(value)}" if simple else ""
-    return {
-        place: " or ".join(words).replace(" or should be ", " or ") + found[place]
-        for place, words in texts.items()
-    }
-
-
-def _explain(problems: Mapping[tuple[str, ...], str]) -> str:
-    return "the experiment does not validate:\n" + "\n".join(
-        clean(f"  {'.'.join(place)}: {words}") for place, words in problems.items()
-    )
-
-
-_TABLE, _WHOLE, _BOOL = ("should be " + w for w in ("a table", "a whole number", "true or false"))
-_NEEDS = {
-    "dict_type": _TABLE, "model_type": _TABLE, "model_attributes_type": _TABLE,
-    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
-    "bool_type": _BOOL, "bool_parsing": _BOOL,
-    "string_type": "should be a text", "string_pattern_mismatch": "should be '#RRGGBB'",
-    "list_type": "should be a list of names",
-    "arg_type": "should be a text, a finite number, true or false",
-}  # fmt: skip
-_WITHOUT_INPUT = ("extra_forbidden", "missing", "kind", "value_error", "too_short")
-
-
-def _place(error: ErrorDetails, fields: object) -> tuple[str, ...]:
-    """Return the path of the field that is wrong.
-
-    Pydantic adds which of several types it tried: that leads nowhere in the description.
-    """
-    place: list[str] = []
-    for part in error["loc"]:
-        try:
-            fields = _inside(fields, part)
-        except LookupError:
-            if error["type"] not in ("missing", "kind") and error["loc"][-1] != "[key]":
-                break
-        place.append(str(part))
-    return tuple(place)
-
-
-def _inside(fields: object, part: int | str) -> object:
-    """Return what a description has at a part of a path."""
-    if isinstance(fields, Mapping):
-        return fields[part]
-    if isinstance(fields, list | tuple) and isinstance(part, int):
-        return fields[part]
-    raise LookupError(part)
-
-
-def _problem(error: ErrorDetails, fields: object) -> tuple[tuple[str, ...], str]:
-    """Return the path of the field that is wrong, and what it should be."""
-    place = _place(error, fields)
-    kind = error["type"]
-    if place[:1] == ("workloads",) and place[2:3] == ("args",) and len(place) > 3:
-        kind = "arg_type"
-    if kind == "extra_forbidden":
-        return place, f"unknown key; allowed: {_keys(_model_at(place, fields))}"
-    if kind == "missing":
-        return place, "missing; this field is required"
-    if kind == "too_short":
-        return place, "at least one is needed"
-    if kind == "value_error":
-        return place, error["msg"].removeprefix("Value error, ")
-    return place, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")
-
-
-def _model_at(place: tuple[str, ...], fields: object) -> type[BaseModel]:
+def _model_at(fields: object, place: Place) -> type[BaseModel]:
     """Return whose key it is that nobody knows."""
     match place:
         case (_,):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -33,7 +32,7 @@ BACKGROUND_QUEUED = 4
 def measure_interference(
     device: Device | str | None,
     partitions: Sizes | None,
-    workloads: Mapping[str, WorkloadSpec | Mapping[str, Any]],
+    workloads: Mapping[str, WorkloadSpec | Mapping[str, object]],
     *,
     repeats: int = 50,
     rounds: int = 5,
@@ -162,7 +161,7 @@ def _result(
 
 def _plan(
     sizes: Mapping[str, int | str],
-    workloads: Mapping[str, WorkloadSpec | Mapping[str, Any]],
+    workloads: Mapping[str, WorkloadSpec | Mapping[str, object]],
     repeats: int,
     rounds: int,
     seed: int,

@@ -1,0 +1,173 @@
+"""What is wrong with an experiment's description, field by field, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gpuscope._checks import given
+from gpuscope._text import clean
+from gpuscope.errors import InvalidExperiment
+
+Place = tuple[str, ...]
+"""The path of a field in a description."""
+
+
+def refuse(place: Place, words: str) -> NoReturn:
+    """Refuse a description for what stands at a place.
+
+    Raises
+    ------
+    InvalidExperiment
+        Always.
+    """
+    where = ".".join(place) or "the experiment"
+    raise InvalidExperiment(clean(f"{where}: {words}"), {place: words})
+
+
+_LONGEST = 1 << 20
+_MOST_DOTS = 1000
+_DEEPEST = 20
+_LARGEST = (1 << 63) - 1
+_LARGEST_ARG = 10**300
+"""Of an argument of a function of the user's."""
+
+
+def check_size(name: str, text: str) -> None:
+    """Refuse what takes a parser minutes: tomllib looks at a key's parts over and over."""
+    dots = max((line.count(".") for line in text.splitlines()), default=0)
+    if len(text) > _LONGEST or dots > _MOST_DOTS:
+        raise InvalidExperiment(
+            f"{name!r} is no experiment: {len(text):,} characters, and {dots:,} dots on one line, "
+            f"where {_LONGEST:,} and {_MOST_DOTS:,} are more than enough"
+        )
+
+
+def check_plain(fields: Mapping[str, object]) -> None:
+    """Refuse texts and numbers that no file and no column can hold, wherever they stand.
+
+    Before anything else looks at them: libraries fail in ways of their own.
+    """
+    todo: list[tuple[Place, object]] = [((), fields)]
+    while todo:
+        place, value = todo.pop()
+        if len(place) > _DEEPEST:
+            refuse(place[:3], f"is nested more than {_DEEPEST} deep, as no experiment is")
+        if isinstance(value, str):
+            if not _is_unicode(value):
+                refuse(place, f"{value!r} is not valid Unicode")
+        elif isinstance(value, int):
+            largest = _LARGEST_ARG if "args" in place else _LARGEST
+            if not -largest <= value <= largest:
+                refuse(place, f"should be {largest:.0e} at most, without its sign")
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                todo.append((place, key))
+                todo.append(((*place, key if isinstance(key, str) else "?"), inner))
+        elif isinstance(value, list | tuple):
+            todo += [((*place, str(index)), inner) for index, inner in enumerate(value)]
+
+
+def _is_unicode(text: str) -> bool:
+    return text == text.encode("utf-8", "replace").decode()
+
+
+def keys(model: type[BaseModel]) -> str:
+    """List the fields of a model."""
+    return ", ".join(map(repr, model.model_fields))
+
+
+def problems(
+    error: ValidationError, fields: object, model_at: Callable[[Place], type[BaseModel]]
+) -> dict[Place, str]:
+    """Return for each wrong field what is allowed and what was found.
+
+    Parameters
+    ----------
+    fields
+        The description.
+    model_at
+        Returns the model that has the field at a place, for the names of its others.
+    """
+    texts: dict[Place, list[str]] = {}
+    found: dict[Place, str] = {}
+    for details in error.errors():
+        value = details.get("input")
+        place, allowed = _problem(details, fields, model_at)
+        words = texts.setdefault(place, [])
+        if allowed not in words:
+            words.append(allowed)
+        simple = details["type"] not in _WITHOUT_INPUT and not isinstance(
+            value, Mapping | list | tuple
+        )
+        found[place] = f", but found {given(value)}" if simple else ""
+    return {
+        place: " or ".join(words).replace(" or should be ", " or ") + found[place]
+        for place, words in texts.items()
+    }
+
+
+def explain(problems: Mapping[Place, str]) -> str:
+    """Return the text of a refusal."""
+    return "the experiment does not validate:\n" + "\n".join(
+        clean(f"  {'.'.join(place)}: {words}") for place, words in problems.items()
+    )
+
+
+TABLE, _WHOLE, _BOOL = ("should be " + w for w in ("a table", "a whole number", "true or false"))
+_NEEDS = {
+    "dict_type": TABLE, "model_type": TABLE, "model_attributes_type": TABLE,
+    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
+    "bool_type": _BOOL, "bool_parsing": _BOOL,
+    "string_type": "should be a text", "string_pattern_mismatch": "should be '#RRGGBB'",
+    "list_type": "should be a list of names",
+    "arg_type": "should be a text, a finite number, true or false",
+}  # fmt: skip
+_WITHOUT_INPUT = ("extra_forbidden", "missing", "kind", "value_error", "too_short")
+
+
+def _place(error: ErrorDetails, fields: object) -> Place:
+    """Return the path of the field that is wrong.
+
+    Pydantic adds which of several types it tried: that leads nowhere in the description.
+    """
+    place: list[str] = []
+    for part in error["loc"]:
+        try:
+            fields = _inside(fields, part)
+        except LookupError:
+            if error["type"] not in ("missing", "kind") and error["loc"][-1] != "[key]":
+                break
+        place.append(str(part))
+    return tuple(place)
+
+
+def _inside(fields: object, part: int | str) -> object:
+    """Return what a description has at a part of a path."""
+    if isinstance(fields, Mapping):
+        return fields[part]
+    if isinstance(fields, list | tuple) and isinstance(part, int):
+        return fields[part]
+    raise LookupError(part)
+
+
+def _problem(
+    error: ErrorDetails, fields: object, model_at: Callable[[Place], type[BaseModel]]
+) -> tuple[Place, str]:
+    """Return the path of the field that is wrong, and what it should be."""
+    place = _place(error, fields)
+    kind = error["type"]
+    if place[:1] == ("workloads",) and place[2:3] == ("args",) and len(place) > 3:
+        kind = "arg_type"
+    if kind == "extra_forbidden":
+        return place, f"unknown key; allowed: {keys(model_at(place))}"
+    if kind == "missing":
+        return place, "missing; this field is required"
+    if kind == "too_short":
+        return place, "at least one is needed"
+    if kind == "value_error":
+        return place, error["msg"].removeprefix("Value error, ")
+    return place, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
 """A NumPy array of any shape and element type."""
+DType: TypeAlias = np.dtype[Any]
+"""Any element type of NumPy's, or of ml_dtypes."""
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]

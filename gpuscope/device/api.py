@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-import numpy as np
-
+from gpuscope._types import Array, DType
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.errors import CapabilityError
 
@@ -35,10 +34,15 @@ RawPartition: TypeAlias = Any
 """A backend's own partition: a green context of cuda.core, or the simulator's."""
 Mark: TypeAlias = Any
 """What a backend remembers of a place in a stream's work."""
-DType: TypeAlias = np.dtype[Any]
-"""Any NumPy or ml_dtypes type of elements."""
 NativeArray: TypeAlias = Any
 """An array of the device's own kind: CuPy's, the simulator's :class:`SimArray`, or NumPy's."""
+Operands: TypeAlias = Any
+"""What a backend's ``matmul`` takes of out, a and b: addresses, or arrays."""
+Places = tuple[tuple[object, object, object], tuple[int, int, int], Operands]
+"""Of out, a and b: the device that holds each, the address of each first element, and
+whatever the backend's ``matmul`` takes of them."""
+Health: TypeAlias = dict[str, object]
+"""Clocks, power and throttle reasons, by name."""
 
 
 class DeviceArray(Protocol):
@@ -59,11 +63,6 @@ class DeviceArray(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
-
-
-Places = tuple[tuple[Any, Any, Any], tuple[int, int, int], Any]
-"""Of out, a and b: the device that holds each, the address of each first element, and
-whatever the backend's ``matmul`` takes of them."""
 
 
 StreamKind = Literal["legacy default", "per-thread default", "blocking", "non-blocking"]
@@ -248,7 +247,7 @@ class KernelModel:
     cost: Callable[[Any, int, Sequence[Any], int], KernelCost]
     reads: Callable[[Sequence[Any]], Sequence[Any]] = field(default=lambda _args: ())
     writes: Callable[[Sequence[Any]], Any] = field(default=lambda _args: None)
-    compute: Callable[..., np.ndarray[Any, Any]] | None = None
+    compute: Callable[..., Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,7 @@ class Backend(Protocol):
     layout: SmLayout
     array_type: type
     """Type of the arrays it makes."""
-    home: Any
+    home: object
     """Where its arrays are: what :meth:`home_of` returns of each."""
 
     def now_ns(self) -> int:
@@ -280,7 +279,7 @@ class Backend(Protocol):
     def process_and_thread(self) -> tuple[int, int]:
         """Return the ids of this process and thread: the system's, or logical ones."""
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Health:
         """Return clocks, power and throttle reasons as they stand, where they can be told."""
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
@@ -292,75 +291,75 @@ class Backend(Protocol):
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
         """Make partitions and find their SM ids; rolls back if any fails."""
 
-    def close_partition(self, raw: Any) -> None:
+    def close_partition(self, raw: RawPartition) -> None:
         """Destroy a partition whose streams are closed."""
 
-    def context_handle(self, partition: Any) -> int:
+    def context_handle(self, partition: RawPartition) -> int:
         """Return the driver's handle of a partition's context, for ``None`` of the device's.
 
         0 where there is no driver.
         """
 
     def make_stream(
-        self, partition: Any, priority: int, *, blocking: bool = False
-    ) -> tuple[Any, int]:
+        self, partition: RawPartition, priority: int, *, blocking: bool = False
+    ) -> tuple[RawStream, int]:
         """Make a stream; returns it and its integer handle.
 
         A ``blocking`` one, which no partition has, knows the legacy default stream's barrier.
         """
 
-    def borrow_stream(self, handle: int) -> Any:
+    def borrow_stream(self, handle: int) -> RawStream:
         """Wrap a stream that somebody else owns."""
 
-    def stream_kind(self, raw: Any) -> StreamKind:
+    def stream_kind(self, raw: RawStream) -> StreamKind:
         """Return how a stream stands to the legacy default stream."""
 
-    def default_stream(self) -> tuple[Any, int]:
+    def default_stream(self) -> tuple[RawStream, int]:
         """Return the per-thread default stream."""
 
-    def close_stream(self, raw: Any, handle: int) -> None:
+    def close_stream(self, raw: RawStream, handle: int) -> None:
         """Destroy an idle stream."""
 
-    def sync_stream(self, raw: Any) -> None:
+    def sync_stream(self, raw: RawStream) -> None:
         """Wait on the host until everything queued on a stream is done."""
 
-    def stream_done(self, raw: Any) -> bool:
+    def stream_done(self, raw: RawStream) -> bool:
         """Whether everything queued on a stream is done."""
 
-    def make_event(self, *, timing: bool) -> Any:
+    def make_event(self, *, timing: bool) -> RawEvent:
         """Make an event."""
 
-    def record(self, event: Any, stream: Any, correlation: int) -> None:
+    def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
         """Record an event on a stream."""
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: RawStream, event: RawEvent) -> None:
         """Make a stream wait for an event's latest record."""
 
-    def sync_event(self, event: Any) -> None:
+    def sync_event(self, event: RawEvent) -> None:
         """Wait on the host for an event."""
 
-    def event_done(self, event: Any) -> bool:
+    def event_done(self, event: RawEvent) -> bool:
         """Whether an event's latest record is done."""
 
-    def elapsed_ns(self, start: Any, end: Any) -> int:
+    def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
         """Nanoseconds between two recorded events."""
 
-    def close_event(self, raw: Any) -> None:
+    def close_event(self, raw: RawEvent) -> None:
         """Destroy an event."""
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    def empty(self, shape: Shape, dtype: DType) -> NativeArray:
         """Return an uninitialised array on the device."""
 
-    def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    def empty_pinned(self, shape: Shape, dtype: DType) -> Array:
         """Return an uninitialised array in page-locked host memory."""
 
-    def asarray(self, values: np.ndarray[Any, Any]) -> Any:
+    def asarray(self, values: Array) -> NativeArray:
         """Copy host values to the device and wait for it."""
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+    def to_host(self, array: NativeArray) -> Array:
         """Return an array's values; the device must be idle with respect to it."""
 
-    def home_of(self, array: Any) -> Any:
+    def home_of(self, array: NativeArray) -> object:
         """Return which device holds an array of this kind of device."""
 
     def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
@@ -376,13 +375,13 @@ class Backend(Protocol):
         Unless it is ``idle``: nothing uses it.
         """
 
-    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+    def use(self, stream: Stream, values: Sequence[object]) -> None:
         """Keep the memory of this backend's arrays among ``values`` for what is queued now.
 
         It is given out again when the work on ``stream`` is done, also if nobody holds them.
         """
 
-    def mark(self, stream: Any) -> Any:
+    def mark(self, stream: RawStream) -> Mark:
         """Return a mark behind what is queued on a stream, for its memory's pool."""
 
     def reserved_bytes(self) -> int:
@@ -391,26 +390,28 @@ class Backend(Protocol):
     def begin_capture(self, stream: Stream) -> None:
         """Let what is queued on ``stream`` from now on become a graph instead of running."""
 
-    def end_capture(self, stream: Stream) -> Any:
+    def end_capture(self, stream: Stream) -> RawGraph:
         """End it and return the graph, ready to launch."""
 
-    def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
+    def launch_graph(self, graph: RawGraph, stream: RawStream, correlation: int) -> None:
         """Queue all of a graph's work."""
 
-    def graph_is_empty(self, graph: Any) -> bool:
+    def graph_is_empty(self, graph: RawGraph) -> bool:
         """Whether a graph is known to have no work."""
 
-    def close_graph(self, graph: Any) -> None:
+    def close_graph(self, graph: RawGraph) -> None:
         """Wait for a graph's latest launch, then destroy it."""
 
-    def fill_random(self, array: Any, seed: int) -> None:
+    def fill_random(self, array: NativeArray, seed: int) -> None:
         """Fill an array with uniform values in [-0.5, 0.5) and wait for it."""
 
-    def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
+    def copy(
+        self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
+    ) -> None:
         """Queue a copy between arrays of one size, on the device or from or to host memory."""
 
     def host_call(
-        self, stream: Any, function: Callable[[], None], correlation: int, graph: Graph | None
+        self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
     ) -> None:
         """Queue a host function on a stream, or in the graph that it is captured into."""
 
@@ -419,34 +420,36 @@ class Backend(Protocol):
 
     def launch(
         self,
-        stream: Any,
+        stream: RawStream,
         kernel: Kernel,
         grid: int,
         block: int,
-        args: Sequence[Any],
+        args: Sequence[object],
         correlation: int,
     ) -> None:
         """Launch a kernel."""
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
+        self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
     ) -> None:
         """Queue a planned GEMM on placed operands, tuned for ``sm_count`` SMs (0: not told)."""
 
-    def adopt(self, value: Any, *, write: bool = False) -> Any:
+    def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
         """Return ``value`` as an array of this kind of device, without a copy, or ``None``.
 
         What is returned has ``shape``, ``dtype``, ``ndim`` and ``strides``. To ``write``, it
         must not be read-only.
         """
 
-    def follow(self, stream: Any, value: Any) -> None:
+    def follow(self, stream: RawStream, value: object) -> None:
         """Let ``stream`` wait for the stream that an array of another library names, if any."""
 
-    def place(self, out: Any, a: Any, b: Any) -> Places:
+    def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
         """Say where adopted arrays are, and what :meth:`matmul` takes of them."""
 
-    def rearrange(self, stream: Stream, into: Any, array: Any, correlation: int) -> None:
+    def rearrange(
+        self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
+    ) -> None:
         """Queue a copy of an array into one in C order."""
 
     def synchronize(self) -> None:

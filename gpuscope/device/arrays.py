@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope._checks import count, given
 from gpuscope._text import clean
+from gpuscope._types import DType
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.errors import InvalidOperand
 
@@ -38,12 +39,12 @@ def as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
     return checked
 
 
-def as_dtype(dtype: Any) -> np.dtype[Any]:
+def as_dtype(dtype: Any) -> DType:
     """Return a NumPy dtype; knows ``"bfloat16"`` too."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype].numpy
     try:  # of None NumPy would make float64
-        found: np.dtype[Any] = np.dtype("none is given" if dtype is None else dtype)
+        found: DType = np.dtype("none is given" if dtype is None else dtype)
     except Exception as error:  # NumPy evaluates what it is given, which fails in many ways
         raise InvalidOperand(
             f"dtype is {given(dtype)}; one that NumPy or ml_dtypes has is needed"

@@ -17,15 +17,24 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array, DType
 from gpuscope.device.api import (
     Capabilities,
     DeviceInfo,
     GrantedPartition,
+    Health,
     Kernel,
     KernelModel,
+    Mark,
     MatmulPlan,
     Memory,
+    NativeArray,
+    Operands,
     Places,
+    RawEvent,
+    RawGraph,
+    RawPartition,
+    RawStream,
     Shape,
     StreamKind,
 )
@@ -57,7 +66,7 @@ class CpuBackend:
     """The host as a device."""
 
     array_type: type = CpuArray
-    home: Any = "cpu"
+    home: object = "cpu"
 
     def __init__(self) -> None:
         self.layout = SmLayout(1, 1, 0)
@@ -108,7 +117,7 @@ class CpuBackend:
         """Return the system's ids."""
         return os.getpid(), threading.get_native_id()
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Health:
         """Return nothing: nobody is asked."""
         return {}
 
@@ -136,42 +145,42 @@ class CpuBackend:
             f"carving is not possible here: {self.capabilities.reasons['partitions']}"
         )
 
-    def context_handle(self, partition: Any) -> int:
+    def context_handle(self, partition: RawPartition) -> int:
         """Return 0: no driver knows of contexts here."""
         del partition
         return 0
 
-    def close_partition(self, raw: Any) -> None:
+    def close_partition(self, raw: RawPartition) -> None:
         """Do nothing."""
 
     # -- streams and events: all work, none does anything -------------------------------
     def make_stream(
-        self, partition: Any, priority: int, *, blocking: bool = False
-    ) -> tuple[Any, int]:
+        self, partition: RawPartition, priority: int, *, blocking: bool = False
+    ) -> tuple[RawStream, int]:
         """Return handle 0."""
         del partition, priority, blocking
         return None, 0
 
-    def borrow_stream(self, handle: int) -> Any:
+    def borrow_stream(self, handle: int) -> RawStream:
         """Return nothing to hold."""
         del handle
 
-    def stream_kind(self, raw: Any) -> StreamKind:
+    def stream_kind(self, raw: RawStream) -> StreamKind:
         """Return that there is no barrier."""
         del raw
         return "non-blocking"
 
-    def default_stream(self) -> tuple[Any, int]:
+    def default_stream(self) -> tuple[RawStream, int]:
         """Return handle 0."""
         return None, 0
 
-    def close_stream(self, raw: Any, handle: int) -> None:
+    def close_stream(self, raw: RawStream, handle: int) -> None:
         """Do nothing."""
 
-    def sync_stream(self, raw: Any) -> None:
+    def sync_stream(self, raw: RawStream) -> None:
         """Do nothing: all work is done."""
 
-    def stream_done(self, raw: Any) -> bool:
+    def stream_done(self, raw: RawStream) -> bool:
         """Return true: all work is done."""
         del raw
         return True
@@ -189,42 +198,42 @@ class CpuBackend:
         """Do nothing: there is one host."""
         return contextlib.nullcontext()
 
-    def make_event(self, *, timing: bool) -> Any:
+    def make_event(self, *, timing: bool) -> RawEvent:
         """Make an event."""
         del timing
         return _Mark()
 
-    def record(self, event: Any, stream: Any, correlation: int) -> None:
+    def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
         """Note the time."""
         del stream, correlation
         event.time_ns = time.time_ns()
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: RawStream, event: RawEvent) -> None:
         """Do nothing: all work is done."""
 
-    def sync_event(self, event: Any) -> None:
+    def sync_event(self, event: RawEvent) -> None:
         """Do nothing: all work is done."""
 
-    def event_done(self, event: Any) -> bool:
+    def event_done(self, event: RawEvent) -> bool:
         """Return true: all work is done."""
         del event
         return True
 
-    def elapsed_ns(self, start: Any, end: Any) -> int:
+    def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
         """Return ns between two records, by the host's clock; 0 for one never recorded."""
         if start.time_ns is None or end.time_ns is None:
             return 0
         return int(end.time_ns - start.time_ns)
 
-    def close_event(self, raw: Any) -> None:
+    def close_event(self, raw: RawEvent) -> None:
         """Do nothing."""
 
     # -- memory -----------------------------------------------------------------------
-    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    def empty(self, shape: Shape, dtype: DType) -> NativeArray:
         """Return an array of unspecified values."""
         return self._memory(shape, dtype).view(CpuArray)
 
-    def _memory(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    def _memory(self, shape: Shape, dtype: DType) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > self.info.memory_bytes:  # the system might promise it all the same
             raise no_host_memory(nbytes, f"there are {self.info.memory_bytes}")
@@ -233,20 +242,20 @@ class CpuBackend:
         except (MemoryError, ValueError) as error:
             raise no_host_memory(nbytes, error) from error
 
-    def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    def empty_pinned(self, shape: Shape, dtype: DType) -> Array:
         """Return plain memory: no device reads it behind the host's back."""
         return self._memory(shape, dtype)
 
-    def asarray(self, values: np.ndarray[Any, Any]) -> Any:
+    def asarray(self, values: Array) -> NativeArray:
         """Copy values."""
         return values.copy().view(CpuArray)
 
-    def fill_random(self, array: Any, seed: int) -> None:
+    def fill_random(self, array: NativeArray, seed: int) -> None:
         """Fill with uniform values in [-0.5, 0.5)."""
         values = np.random.default_rng(seed).random(array.shape, dtype=np.float32)
         array[...] = (values - np.float32(0.5)).astype(array.dtype)
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+    def to_host(self, array: NativeArray) -> Array:
         """Return a plain copy."""
         return np.array(array)
 
@@ -261,10 +270,10 @@ class CpuBackend:
         del stream, idle
         self._reserved -= memory.nbytes
 
-    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+    def use(self, stream: Stream, values: Sequence[object]) -> None:
         """Do nothing: all work is done."""
 
-    def mark(self, stream: Any) -> Any:
+    def mark(self, stream: RawStream) -> Mark:
         """Return nothing: all work is done."""
 
     def reserved_bytes(self) -> int:
@@ -276,25 +285,27 @@ class CpuBackend:
         del stream
         self.capabilities.require("graphs", feature="capturing a stream")
 
-    def end_capture(self, stream: Stream) -> Any:
+    def end_capture(self, stream: Stream) -> RawGraph:
         """Refuse: no graphs here."""
         del stream
         self.capabilities.require("graphs", feature="capturing a stream")
 
-    def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
+    def launch_graph(self, graph: RawGraph, stream: RawStream, correlation: int) -> None:
         """Refuse: no graphs here."""
         del graph, stream, correlation
         self.capabilities.require("graphs", feature="launching a graph")
 
-    def graph_is_empty(self, graph: Any) -> bool:
+    def graph_is_empty(self, graph: RawGraph) -> bool:
         """Return false: there are none."""
         del graph
         return False
 
-    def close_graph(self, graph: Any) -> None:
+    def close_graph(self, graph: RawGraph) -> None:
         """Do nothing: there is none."""
 
-    def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
+    def copy(
+        self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
+    ) -> None:
         """Copy now."""
         del stream
         start_ns = time.time_ns()
@@ -302,7 +313,7 @@ class CpuBackend:
         self._did("memcpy", "copy", correlation, start_ns)
 
     def host_call(
-        self, stream: Any, function: Callable[[], None], correlation: int, graph: Graph | None
+        self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
     ) -> None:
         """Call it now."""
         del stream, correlation, graph
@@ -320,11 +331,11 @@ class CpuBackend:
 
     def launch(
         self,
-        stream: Any,
+        stream: RawStream,
         kernel: Kernel,
         grid: int,
         block: int,
-        args: Sequence[Any],
+        args: Sequence[object],
         correlation: int,
     ) -> None:
         """Compute what the kernel's model computes, now."""
@@ -337,7 +348,7 @@ class CpuBackend:
         self._did("kernel", kernel.name, correlation, start_ns)
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
+        self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
     ) -> None:
         """Multiply now, in float32 (float64 for float64)."""
         del stream, sm_count
@@ -348,12 +359,12 @@ class CpuBackend:
             out[...] = (a.astype(work) @ b.astype(work)).astype(out.dtype)
         self._did("kernel", plan.name, correlation, start_ns)
 
-    def home_of(self, array: Any) -> Any:
+    def home_of(self, array: NativeArray) -> object:
         """Return the host: there is one."""
         del array
         return self.home
 
-    def adopt(self, value: Any, *, write: bool = False) -> Any:
+    def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
         """Take the device's arrays as they are."""
         if not isinstance(value, CpuArray):
             return None
@@ -361,10 +372,10 @@ class CpuBackend:
             raise InvalidOperand("it is read-only: give an array that can be written")
         return value
 
-    def follow(self, stream: Any, value: Any) -> None:
+    def follow(self, stream: RawStream, value: object) -> None:
         """Do nothing: all work is done."""
 
-    def place(self, out: Any, a: Any, b: Any) -> Places:
+    def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
         """Return addresses, and the arrays.
 
         Raises
@@ -378,7 +389,9 @@ class CpuBackend:
         first, second, third = (array.ctypes.data for array in arrays)
         return (self.home,) * 3, (first, second, third), arrays
 
-    def rearrange(self, stream: Stream, into: Any, array: Any, correlation: int) -> None:
+    def rearrange(
+        self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
+    ) -> None:
         """Copy into C order."""
         del stream
         start_ns = time.time_ns()

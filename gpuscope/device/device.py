@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope._text import clean
+from gpuscope._types import Array
 from gpuscope.device import caller, carve
 from gpuscope.device.api import Backend, Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
@@ -306,9 +307,7 @@ class Device(Unique):
                 stream.hold(array)
         return array
 
-    def empty_pinned(
-        self, shape: int | tuple[int, ...], dtype: Any = "float32"
-    ) -> np.ndarray[Any, Any]:
+    def empty_pinned(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Array:
         """Return an uninitialised array in page-locked host memory.
 
         :meth:`Stream.copy` from and to it never waits; do not change it before the copy is done.
@@ -355,7 +354,7 @@ class Device(Unique):
         """
         return take_scratch(self, nbytes)
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+    def to_host(self, array: Any) -> Array:
         """Wait for the whole device, then return the array's values.
 
         Raises

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope._fork import free_in_children
+from gpuscope._types import Array, DType
 from gpuscope.errors import GpuscopeError
 
 _FEW = 16  # tags of a block that are kept without asking which are passed
@@ -245,7 +246,7 @@ class Pinned:
             "data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3,
         }  # fmt: skip
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    def array(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return it as an array, uninitialised."""
         count = math.prod(shape)
         return np.asarray(self)[: count * dtype.itemsize].view(dtype).reshape(shape)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._types import DType
 from gpuscope.device.cuda import dlpack, interface
 from gpuscope.device.cuda.driver import import_cupy
 from gpuscope.device.memory import Block, pinned_block
@@ -28,7 +29,7 @@ class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
         super().__init__(block.raw.ptr, nbytes, block, index)
         self.block = block
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def array(self, shape: tuple[int, ...], dtype: DType) -> Any:
         """Return it as an array, uninitialised."""
         return cupy.ndarray(shape, dtype, memptr=cupy.cuda.MemoryPointer(self, 0))
 

@@ -14,14 +14,23 @@ from typing import Any
 import numpy as np
 
 from gpuscope._optional import require
+from gpuscope._types import Array, DType
 from gpuscope.device.api import (
     DeviceInfo,
     GrantedPartition,
+    Health,
     Kernel,
     KernelModel,
+    Mark,
     MatmulPlan,
     Memory,
+    NativeArray,
+    Operands,
     Places,
+    RawEvent,
+    RawGraph,
+    RawPartition,
+    RawStream,
     Shape,
     StreamKind,
 )
@@ -80,7 +89,7 @@ class CudaBackend:
         self._probe_type = probe.SmProbe
         self._probe: Any = None
         self.array_type: type = self._cupy.ndarray
-        self.home = index
+        self.home: object = index
         self._index = index
         self._runtime = self._cupy.cuda.runtime
         self._get_device = self._runtime.getDevice
@@ -175,7 +184,7 @@ class CudaBackend:
         """Return the system's ids."""
         return os.getpid(), threading.get_native_id()
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Health:
         """Return clocks in MHz, power in W and throttle reasons, as NVML tells them."""
         found: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # NVML may be absent or forbidden: then unknown
@@ -206,13 +215,13 @@ class CudaBackend:
             granted: list[GrantedPartition] = self._contexts.make(planned, self._probe)
             return granted
 
-    def context_handle(self, partition: Any) -> int:
+    def context_handle(self, partition: RawPartition) -> int:
         """Return the ``CUcontext`` of a partition's green context, or of the device."""
         with self._current():
             home = self._device.context if partition is None else partition.context
             return int(home.handle)
 
-    def close_partition(self, raw: Any) -> None:
+    def close_partition(self, raw: RawPartition) -> None:
         """Give a green context back."""
         with self._current():
             self._contexts.close(raw)
@@ -225,8 +234,8 @@ class CudaBackend:
 
     # -- streams ----------------------------------------------------------------------
     def make_stream(
-        self, partition: Any, priority: int, *, blocking: bool = False
-    ) -> tuple[Any, int]:
+        self, partition: RawPartition, priority: int, *, blocking: bool = False
+    ) -> tuple[RawStream, int]:
         """Make a stream, in a green context if one is given."""
         options = self._core.StreamOptions(nonblocking=not blocking, priority=priority)
         with self._current(), _translated("the driver refuses a stream"):
@@ -234,7 +243,7 @@ class CudaBackend:
             stream = home.create_stream(options=options)
         return stream, int(stream.handle)
 
-    def borrow_stream(self, handle: int) -> Any:
+    def borrow_stream(self, handle: int) -> RawStream:
         """Wrap somebody else's stream; it is never destroyed by us.
 
         Raises
@@ -254,7 +263,7 @@ class CudaBackend:
                 )
         return stream
 
-    def stream_kind(self, raw: Any) -> StreamKind:
+    def stream_kind(self, raw: RawStream) -> StreamKind:
         """Return a default stream's kind by its handle, another's by its flags."""
         handle = int(raw.handle)
         if handle in (0, 1):  # cudaStreamLegacy is 1
@@ -264,7 +273,7 @@ class CudaBackend:
         with self._current(), _translated("the stream cannot be asked"):
             return "non-blocking" if raw.is_nonblocking else "blocking"
 
-    def default_stream(self) -> tuple[Any, int]:
+    def default_stream(self) -> tuple[RawStream, int]:
         """Return the per-thread default stream.
 
         Raises
@@ -281,17 +290,17 @@ class CudaBackend:
         stream = self._core.PER_THREAD_DEFAULT_STREAM
         return stream, int(stream.handle)
 
-    def close_stream(self, raw: Any, handle: int) -> None:
+    def close_stream(self, raw: RawStream, handle: int) -> None:
         """Destroy a stream, and free the workspace of its GEMMs."""
         self._blas.forget_stream(handle)
         raw.close()
 
-    def sync_stream(self, raw: Any) -> None:
+    def sync_stream(self, raw: RawStream) -> None:
         """Wait on the host for a stream."""
         with self._current(), _translated("waiting for a stream failed"):
             raw.sync()
 
-    def stream_done(self, raw: Any) -> bool:
+    def stream_done(self, raw: RawStream) -> bool:
         """Whether a stream is idle."""
         with self._current(), _translated("the stream cannot be asked"):
             status = self._runtime.streamQuery(int(raw.handle))
@@ -336,7 +345,7 @@ class CudaBackend:
             event.close()
 
     # -- events -----------------------------------------------------------------------
-    def make_event(self, *, timing: bool) -> Any:
+    def make_event(self, *, timing: bool) -> RawEvent:
         """Make an event."""
         options = self._with_timing if timing else self._without_timing
         if self._is_current():
@@ -344,7 +353,7 @@ class CudaBackend:
         with self._current():
             return self._device.create_event(options)
 
-    def record(self, event: Any, stream: Any, correlation: int) -> None:
+    def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
         """Record an event on a stream."""
         del correlation
         try:
@@ -356,28 +365,28 @@ class CudaBackend:
         except Exception as error:  # _translated would cost every record
             raise GpuscopeError(f"an event cannot be recorded: {error}") from error
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: RawStream, event: RawEvent) -> None:
         """Make a stream wait for an event."""
         with self._current(), _translated("a stream cannot wait for the event"):
             stream.wait(event)
 
-    def sync_event(self, event: Any) -> None:
+    def sync_event(self, event: RawEvent) -> None:
         """Wait on the host for an event."""
         with _translated("waiting for an event failed"):
             event.sync()
 
-    def event_done(self, event: Any) -> bool:
+    def event_done(self, event: RawEvent) -> bool:
         """Whether an event's latest record is done."""
         with _translated("the event cannot be asked"):
             return bool(event.is_done)
 
-    def elapsed_ns(self, start: Any, end: Any) -> int:
+    def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
         """Return ns between two events; CUDA gives a float of ms."""
         with _translated("the time between two events cannot be read"):
             elapsed_ms: float = end - start
             return round(elapsed_ms * 1e6)
 
-    def close_event(self, raw: Any) -> None:
+    def close_event(self, raw: RawEvent) -> None:
         """Destroy an event."""
         raw.close()
 
@@ -411,7 +420,7 @@ class CudaBackend:
                 self._cupy.get_default_memory_pool().free_all_blocks()
                 return self._device_pool.malloc(nbytes)
 
-    def mark(self, stream: Any) -> Any:
+    def mark(self, stream: RawStream) -> Mark:
         """Record an event; refused on a stream that another library captures."""
         with self._current(), _translated("a stream cannot be marked"):
             if self._runtime.streamIsCapturing(int(stream.handle)):
@@ -420,7 +429,7 @@ class CudaBackend:
             self.record(mark, stream, 0)
             return mark
 
-    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+    def use(self, stream: Stream, values: Sequence[object]) -> None:
         """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
         tag = stream.tag
         block_of = self._arrays.block_of
@@ -441,7 +450,7 @@ class CudaBackend:
             tag.capturing = True
             return tag
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    def empty(self, shape: Shape, dtype: DType) -> NativeArray:
         """Return an uninitialised CuPy array."""
         nbytes = math.prod(shape) * dtype.itemsize
         with self._current(), _translated("device memory cannot be taken"):
@@ -449,7 +458,7 @@ class CudaBackend:
                 return self._cupy.empty(shape, dtype)
             return self._take(nbytes).array(shape, dtype)
 
-    def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    def empty_pinned(self, shape: Shape, dtype: DType) -> Array:
         """Return page-locked host memory from CuPy's pool."""
         nbytes = max(1, math.prod(shape) * dtype.itemsize)
         with (
@@ -460,7 +469,7 @@ class CudaBackend:
             block = self._pinned.take(nbytes)
             return Pinned(block, block.raw.ptr, nbytes).array(shape, dtype)
 
-    def asarray(self, values: np.ndarray[Any, Any]) -> Any:
+    def asarray(self, values: Array) -> NativeArray:
         """Copy host values; done when it returns."""
         with self._current(), _translated("the values cannot be copied"):
             array = self.empty(values.shape, values.dtype)
@@ -468,7 +477,7 @@ class CudaBackend:
                 array.set(values)
             return array
 
-    def fill_random(self, array: Any, seed: int) -> None:
+    def fill_random(self, array: NativeArray, seed: int) -> None:
         """Fill with uniform values in [-0.5, 0.5)."""
         with self._apart():
             generator = self._cupy.random.default_rng(seed)
@@ -476,10 +485,10 @@ class CudaBackend:
             values -= np.float32(0.5)
             array[...] = values.astype(array.dtype)
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+    def to_host(self, array: NativeArray) -> Array:
         """Copy an array's values to the host."""
         with self._apart():
-            found: np.ndarray[Any, Any] = self._cupy.asnumpy(array)
+            found: Array = self._cupy.asnumpy(array)
             return found
 
     def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
@@ -559,7 +568,7 @@ class CudaBackend:
                 captures.end(stream.handle)
                 raise
 
-    def end_capture(self, stream: Stream) -> Any:
+    def end_capture(self, stream: Stream) -> RawGraph:
         """End it, and instantiate the graph, with an event for behind its launches."""
         with self._current(), _translated("the capture failed"):
             try:
@@ -573,7 +582,7 @@ class CudaBackend:
             finally:
                 self._runtime.graphDestroy(graph)
 
-    def launch_graph(self, graph: Any, stream: Any, correlation: int) -> None:
+    def launch_graph(self, graph: RawGraph, stream: RawStream, correlation: int) -> None:
         """Queue a graph, and an event behind it.
 
         With driver 580 a wait for the device does not wait for a graph in a partition's stream
@@ -584,12 +593,12 @@ class CudaBackend:
             self._runtime.graphLaunch(graph[0], int(stream.handle))
             stream.record(graph[1])
 
-    def graph_is_empty(self, graph: Any) -> bool:
+    def graph_is_empty(self, graph: RawGraph) -> bool:
         """Return false: an executable graph cannot be asked."""
         del graph
         return False
 
-    def close_graph(self, graph: Any) -> None:
+    def close_graph(self, graph: RawGraph) -> None:
         """Wait for its latest launch, which follows all others, and destroy it."""
         executable, behind = graph
         with self._current(), _translated("the graph cannot be destroyed"):
@@ -599,7 +608,9 @@ class CudaBackend:
                 self._runtime.graphExecDestroy(executable)
                 behind.close()
 
-    def copy(self, stream: Any, destination: Any, source: Any, correlation: int) -> None:
+    def copy(
+        self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
+    ) -> None:
         """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""
         del correlation
         pointers = []
@@ -617,7 +628,7 @@ class CudaBackend:
             self._runtime.memcpyAsync(*pointers, source.nbytes, by_address, int(stream.handle))
 
     def host_call(
-        self, stream: Any, function: Callable[[], None], correlation: int, graph: Graph | None
+        self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
     ) -> None:
         """Queue a host function; a graph keeps it, since CUDA keeps its address only."""
         del correlation
@@ -650,11 +661,11 @@ class CudaBackend:
 
     def launch(
         self,
-        stream: Any,
+        stream: RawStream,
         kernel: Kernel,
         grid: int,
         block: int,
-        args: Sequence[Any],
+        args: Sequence[object],
         correlation: int,
     ) -> None:
         """Launch a kernel; arrays become pointers, Python ints 64-bit integers."""
@@ -673,7 +684,7 @@ class CudaBackend:
             self._core.launch(stream, config, kernel.raw, *passed)
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
+        self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
     ) -> None:
         """Queue a GEMM through cuBLAS; ``operands`` are the addresses of out, a and b."""
         del correlation
@@ -685,15 +696,15 @@ class CudaBackend:
         with self._current():
             self._blas.matmul(stream, plan, operands, sm_count)
 
-    def home_of(self, array: Any) -> Any:
+    def home_of(self, array: NativeArray) -> object:
         """Return the ordinal of an array's device."""
         return array.data.device_id
 
-    def adopt(self, value: Any, *, write: bool = False) -> Any:
+    def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
         """View a device array of any library as CuPy's."""
         return self._arrays.adopt(value, write=write)
 
-    def follow(self, stream: Any, value: Any) -> None:
+    def follow(self, stream: RawStream, value: object) -> None:
         """Let ``stream`` wait for the stream that a CUDA array interface names.
 
         By an event, so that the host does not wait; 1 is the legacy default stream, 2 the
@@ -708,13 +719,15 @@ class CudaBackend:
         ):
             stream.wait(self._core.Stream.from_handle(handle))
 
-    def place(self, out: Any, a: Any, b: Any) -> Places:
+    def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
         """Return the arrays' device ordinals and addresses, all that cuBLAS takes of them."""
         memory_out, memory_a, memory_b = out.data, a.data, b.data
         at = (memory_out.ptr, memory_a.ptr, memory_b.ptr)
         return (memory_out.device_id, memory_a.device_id, memory_b.device_id), at, at
 
-    def rearrange(self, stream: Stream, into: Any, array: Any, correlation: int) -> None:
+    def rearrange(
+        self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
+    ) -> None:
         """Queue CuPy's copy kernel."""
         del correlation
         with self._current(), self._cupy.cuda.Stream.from_external(stream.raw):

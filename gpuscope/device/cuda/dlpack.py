@@ -14,6 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gpuscope._types import DType
+
 CUDA, CUDA_MANAGED = 2, 13
 """Kinds of memory in ``DLDeviceType``."""
 ON_CUDA = (CUDA, CUDA_MANAGED)
@@ -80,7 +82,7 @@ class Exported:
     nbytes: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     owner: Any
     read_only: bool = False
 
@@ -137,7 +139,7 @@ def exported(
     pointer: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
-    dtype: np.dtype[Any],
+    dtype: DType,
     owner: Any,
     *,
     read_only: bool,
@@ -152,12 +154,12 @@ def exported(
     return Exported(pointer, nbytes, shape, strides, dtype, owner, read_only)
 
 
-def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
+def _dtype(code: int, bits: int, lanes: int) -> DType:
     kind = _KINDS.get(code)
     if lanes != 1 or kind is None or bits % 8:
         raise TypeError(f"no array has elements of DLPack type {code} with {bits} bits × {lanes}")
     name = {"bfloat": ml_dtypes.bfloat16, "bool": np.bool_}.get(kind, f"{kind}{bits}")
-    dtype: np.dtype[Any] = np.dtype(name)
+    dtype: DType = np.dtype(name)
     if dtype.itemsize * 8 != bits:
         raise TypeError(f"no array has elements of DLPack type {code} with {bits} bits")
     return dtype

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._types import DType
 from gpuscope.device.cuda.dlpack import Exported, exported
 
 
@@ -31,7 +32,7 @@ def read(value: Any) -> Exported:
         raise ValueError(f"its shape is {shape} and its strides are {strides}")
     pointer, read_only = offer["data"]
     typestr = offer["typestr"]
-    dtype: np.dtype[Any] = np.dtype(typestr)
+    dtype: DType = np.dtype(typestr)
     if not isinstance(typestr, str) or dtype.hasobject or not dtype.itemsize:
         raise ValueError(f"no array has elements of type {typestr!r}")
     return exported(

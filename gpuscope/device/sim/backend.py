@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gpuscope._fork import free_in_children
+from gpuscope._types import Array, DType
 from gpuscope.device.api import (
     Capabilities,
     DeviceInfo,
@@ -95,7 +96,7 @@ class SimBackend:
         self.profile = Profile.load(profile)
         self.layout = self.profile.layout
         self.array_type: type = SimArray
-        self.home = self
+        self.home: object = self
         self._all_sms = (1 << self.layout.sm_count) - 1
         constants = self.profile.constants
         self._cost = constants
@@ -439,7 +440,7 @@ class SimBackend:
         """Do nothing: memory is freed with the object."""
 
     # -- memory -----------------------------------------------------------------------
-    def _take(self, need: tuple[int, np.dtype[Any]] | int) -> Any:
+    def _take(self, need: tuple[int, DType] | int) -> Any:
         """Take a buffer of so many elements, or page-locked bytes: what was last given first."""
         free = self._free.get(need)
         if free:
@@ -501,12 +502,12 @@ class SimBackend:
             if tag not in block.tags:
                 block.use(tag)
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> SimArray:
+    def empty(self, shape: Shape, dtype: DType) -> SimArray:
         """Return an array of unspecified values (they are zeros here)."""
         block = self._memory.take((math.prod(shape), dtype))
         return SimArray(self, block.raw, shape, c_steps(shape), block=block)
 
-    def asarray(self, values: np.ndarray[Any, Any]) -> SimArray:
+    def asarray(self, values: Array) -> SimArray:
         """Copy host values; the values are copied now."""
         kept = values.copy().reshape(-1)
         array = self.empty(values.shape, values.dtype)
@@ -520,7 +521,7 @@ class SimBackend:
         """Give the array a version that draws its values when read."""
         size, dtype, array = array.size, array.dtype, array.bare  # its buffer must not hold it
 
-        def draw() -> np.ndarray[Any, Any]:
+        def draw() -> Array:
             values = np.random.default_rng(seed).random(size, dtype=np.float32)
             return array.flat((values - np.float32(0.5)).astype(dtype))
 
@@ -538,7 +539,7 @@ class SimBackend:
         with self._lock:
             self._queue_kernel(legacy, 0, "assign", effect, cost, self._cost["launch_call_ns"])
 
-    def to_host(self, array: SimArray) -> np.ndarray[Any, Any]:
+    def to_host(self, array: SimArray) -> Array:
         """Compute and return an array's values as of now."""
         with self._lock:
             cost_ns = self.profile.transfer_ns("pageable_device_to_host", array.nbytes)
@@ -606,7 +607,7 @@ class SimBackend:
         if graph.last is not None:
             self._wait_for_mark((graph.last,))
 
-    def empty_pinned(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    def empty_pinned(self, shape: Shape, dtype: DType) -> Array:
         """Return host memory that counts as page-locked."""
         nbytes = max(1, math.prod(shape) * dtype.itemsize)
         block = self._pinned.take(nbytes)
@@ -803,10 +804,10 @@ def _duration_ns(nbytes: int, bytes_per_us: int) -> int:
     return -(-nbytes * 1000 // bytes_per_us)
 
 
-def _product_in(work: str) -> Callable[..., np.ndarray[Any, Any]]:
+def _product_in(work: str) -> Callable[..., Array]:
     """Return a matrix product that accumulates in one type; who writes it rounds it."""
 
-    def product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def product(left: Array, right: Array) -> Array:
         return np.asarray(left.astype(work) @ right.astype(work))
 
     return product
@@ -815,7 +816,7 @@ def _product_in(work: str) -> Callable[..., np.ndarray[Any, Any]]:
 _PRODUCTS = {name: _product_in(dtype.accumulator) for name, dtype in DTYPES.items()}
 
 
-def _upload(destination: SimArray, source: np.ndarray[Any, Any]) -> Effect:
+def _upload(destination: SimArray, source: Array) -> Effect:
     """Return an effect that takes the host's values when the copy starts."""
     destination = destination.bare
 
@@ -826,7 +827,7 @@ def _upload(destination: SimArray, source: np.ndarray[Any, Any]) -> Effect:
     return start
 
 
-def _copied(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Effect:
+def _copied(destination: Array, source: Array) -> Effect:
     """Return an effect that writes the host's values of when the copy started."""
 
     def start() -> Callable[[], None]:
@@ -840,7 +841,7 @@ def _copied(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> 
     return start
 
 
-def _download(destination: np.ndarray[Any, Any], source: SimArray) -> Effect:
+def _download(destination: Array, source: SimArray) -> Effect:
     """Return an effect that gives the host the values of when the copy started."""
     source = source.bare
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.sim.schema import Choice, KernelTimes
@@ -36,8 +37,6 @@ _SMALL_SPLITS = 4
 
 _WASTE = 1.22
 """Clusters of eight are kept up to so many times the blocks that clusters of four need."""
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

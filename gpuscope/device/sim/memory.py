@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array, DType
 from gpuscope.device.memory import Block
 from gpuscope.errors import InvalidOperand
 
@@ -27,14 +28,12 @@ class Version:
 
     __slots__ = ("_compute", "_inputs", "_value")
 
-    def __init__(
-        self, compute: Callable[..., np.ndarray[Any, Any]], inputs: Sequence[Version] = ()
-    ) -> None:
-        self._compute: Callable[..., np.ndarray[Any, Any]] | None = compute
+    def __init__(self, compute: Callable[..., Array], inputs: Sequence[Version] = ()) -> None:
+        self._compute: Callable[..., Array] | None = compute
         self._inputs = tuple(inputs)
-        self._value: np.ndarray[Any, Any] | None = None
+        self._value: Array | None = None
 
-    def value(self) -> np.ndarray[Any, Any]:
+    def value(self) -> Array:
         """Return the flat value; computes what it rests on first, without recursion."""
         pending = [self]
         while pending:
@@ -59,7 +58,7 @@ class Buffer:
 
     __slots__ = ("__weakref__", "address", "dtype", "nbytes", "size", "version")
 
-    def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, size: int, dtype: DType) -> None:
         self.size = size
         self.dtype = dtype
         self.nbytes = size * dtype.itemsize
@@ -108,7 +107,7 @@ class SimArray:
         shape: tuple[int, ...],
         steps: tuple[int, ...],
         offset: int = 0,
-        dtype: np.dtype[Any] | None = None,
+        dtype: DType | None = None,
         block: Block | None = None,
     ) -> None:
         self.owner = owner
@@ -154,7 +153,7 @@ class SimArray:
             self.block,
         )  # fmt: skip
 
-    def view(self, dtype: np.dtype[Any]) -> SimArray:
+    def view(self, dtype: DType) -> SimArray:
         """See the same bytes as one dimension of another dtype; of an array in C order only."""
         first = self.offset * self.dtype.itemsize
         if self.steps != c_steps(self.shape) or self.nbytes % dtype.itemsize:
@@ -205,7 +204,7 @@ class SimArray:
         """Write values, as CuPy does: on the legacy default stream, without waiting."""
         self.owner.assign(self[key] if key is not ... else self, value)
 
-    def view_of(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def view_of(self, flat: Array) -> Array:
         """Return this view's part of its buffer's flat value."""
         if flat.dtype != self.dtype:
             bytes_ = flat.view(np.uint8)
@@ -214,7 +213,7 @@ class SimArray:
             )
         return np.lib.stride_tricks.as_strided(flat[self.offset :], self.shape, self.strides)
 
-    def flat(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def flat(self, values: Array) -> Array:
         """Return values of this array, which covers its buffer, as the buffer's."""
         return np.ascontiguousarray(values).reshape(-1).view(self.buffer.dtype)
 
@@ -247,7 +246,7 @@ class Write:
         self,
         destination: SimArray,
         sources: tuple[SimArray, ...],
-        compute: Callable[..., np.ndarray[Any, Any]],
+        compute: Callable[..., Array],
     ) -> None:
         self._destination = destination.bare
         self._sources = tuple([source.bare for source in sources])
@@ -265,16 +264,14 @@ class Write:
         else:
             buffer.version = Version(self._patched, [buffer.version, *bound])
 
-    def _values(self, *flats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _values(self, *flats: Array) -> Array:
         views = [array.view_of(flat) for array, flat in zip(self._sources, flats, strict=True)]
         return np.asarray(self._compute(*views), dtype=self._destination.dtype)
 
-    def _whole(self, *flats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _whole(self, *flats: Array) -> Array:
         return self._destination.flat(self._values(*flats))
 
-    def _patched(
-        self, old: np.ndarray[Any, Any], *flats: np.ndarray[Any, Any]
-    ) -> np.ndarray[Any, Any]:
+    def _patched(self, old: Array, *flats: Array) -> Array:
         flat = old.copy()
         self._destination.view_of(flat)[...] = self._values(*flats)
         return flat

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
 
 from gpuscope._types import Array, DType
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
@@ -41,8 +41,15 @@ Operands: TypeAlias = Any
 Places = tuple[tuple[object, object, object], tuple[int, int, int], Operands]
 """Of out, a and b: the device that holds each, the address of each first element, and
 whatever the backend's ``matmul`` takes of them."""
-Health: TypeAlias = dict[str, object]
-"""Clocks, power and throttle reasons, by name."""
+
+
+class Health(TypedDict, total=False):
+    """Clocks in MHz, power in W and throttle reasons, where they can be told."""
+
+    sm_clock_mhz: int
+    memory_clock_mhz: int
+    throttle_reasons: tuple[str, ...]
+    power_w: float
 
 
 class DeviceArray(Protocol):

@@ -9,12 +9,14 @@ import importlib.metadata
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscope._optional import how_to_install, require
 from gpuscope.device.api import Capabilities
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency
 
+CudaObject: TypeAlias = Any
+"""A module or object of CuPy, cuda.core or cuda.bindings, which tell no types."""
 GREEN_CONTEXTS = 12040
 """Driver version (major · 1000 + minor · 10) that brought green contexts: CUDA 12.4."""
 HETEROGENEOUS_SPLIT = 13010
@@ -58,7 +60,7 @@ def check_cupy_wheels() -> None:
         )
 
 
-def import_cupy() -> Any:
+def import_cupy() -> CudaObject:
     """Import CuPy, after the check for two wheels."""
     check_cupy_wheels()
     return require("cupy", package="cupy-cuda13x or cupy-cuda12x", feature="a CUDA device")
@@ -99,7 +101,7 @@ def driver_version() -> int:
     return int(version)
 
 
-def launch_host_function(stream: int, called: Any) -> int:
+def launch_host_function(stream: int, called: object) -> int:
     """Queue ``called``, a ``HOST_FUNCTION``, on a stream; returns the driver's status.
 
     By the driver's library itself: CuPy and cuda-bindings free what they hand over when the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuscope.device.sim.engine import Op, SimEvent, SimGraph, SimStream
+from gpuscope.device.sim.ops import Op, SimEvent, SimGraph, SimStream
 from gpuscope.errors import StreamError
 
 # CUDA's names and texts, as its driver gives them.
@@ -89,7 +89,7 @@ class Capture:
         if stream.capture is not None and stream.capture is not self:
             stream.capture.invalidate()
             raise self._fail(what, "StreamCaptureMerge")
-        _, tail = event.captured
+        tail = event.captured[1] if event.captured is not None else frozenset()
         self._tails[stream] = self._tails.get(stream, frozenset()) | tail
         stream.capture = self
 

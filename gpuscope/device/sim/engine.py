@@ -19,438 +19,41 @@ where it struck. Whatever is begun is noted by one store that stays until all of
 (``_submitting``, the first entry of the heap, ``_placing``, ``_unsettled``), and to do it
 again changes nothing: phases only go forward, values are set and never counted up or down,
 and an entry that comes twice finds its work done. Activities may be reported twice so.
+
+It is long because all of its steps share the state that an interrupt must leave whole.
 """
 
 from __future__ import annotations
 
 import functools
 import heapq
-import operator
 import weakref
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscope.device.calls import Activity, Release
+from gpuscope.device.sim.ops import (
+    FULL,
+    OVER,
+    RUNNING,
+    STARTED,
+    WAITING,
+    CopyOp,
+    Failure,
+    GraphOp,
+    HostOp,
+    KernelOp,
+    Op,
+    SimStream,
+    Wait,
+    Wave,
+)
 from gpuscope.errors import StreamError
 
-Effect = Callable[[], Callable[[], None]]
-"""Called at the start of work, binds inputs; returns what commits the output at its end."""
-
-FULL = 1 << 30
-"""Speed of work that nothing holds up, and the unit of shares of a byte a nanosecond."""
-
+Subject: TypeAlias = Any
+"""What an entry of the heap acts on: work, or a wave of blocks."""
 _ORDERED_BY_EVENTS = ("kernel", "memcpy")
-
-# What an op has come to: it waits for others; it will begin at its time; it began; all is done.
-_WAITING, _STARTED, _RUNNING, _OVER = range(4)
-
-
-class Failure:
-    """What a piece of work raised: told once, by the first call that waits for that work.
-
-    Attributes
-    ----------
-    before
-        One that the same work or what it follows met earlier.
-    told
-        Whether somebody was told.
-    """
-
-    __slots__ = ("before", "error", "told")
-
-    def __init__(self, error: Exception, before: Failure | None) -> None:
-        self.error = error
-        self.before = before
-        self.told = False
-
-    def first(self) -> Failure | None:
-        """Return the earliest of them that nobody was told."""
-        found, failure = None, self if not self.told else self.before
-        while failure is not None:
-            if not failure.told:
-                found = failure
-            failure = failure.before
-        return found
-
-    def tell(self) -> None:
-        """Raise the error, unless somebody was told."""
-        if not self.told:
-            self.told = True
-            raise self.error
-
-
-class SimEvent:
-    """An event: the latest record counts, older waits keep the one they saw.
-
-    Attributes
-    ----------
-    captured
-        The capture and the place in it, if the latest record became part of a graph.
-    """
-
-    __slots__ = ("captured", "record")
-
-    def __init__(self) -> None:
-        self.record: Record | None = None
-        self.captured: Any = None
-
-
-class Op:
-    """One piece of work in a stream.
-
-    Attributes
-    ----------
-    after
-        Work elsewhere that it must follow.
-    behind
-        All work that it must follow and that was not done when it was queued.
-    followers
-        Work to look at again when it is done, if any; the same may stand there twice.
-    free_ns
-        When the last piece of work that it must follow ended.
-    number
-        Its place in its stream, from 1; 0 in a graph.
-    phase
-        How far it has come; only grows.
-    owner, node
-        The launched graph that it is a node of, and which one.
-    failure
-        What it raised, or what it follows did.
-    """
-
-    __slots__ = (
-        "after", "behind", "correlation", "done_ns", "effect", "failure", "followers", "free_ns",
-        "name", "node", "number", "owner", "phase", "queued_ns", "start_ns", "stream",
-    )  # fmt: skip
-
-    kind = ""
-
-    def __init__(
-        self, stream: SimStream, queued_ns: int, correlation: int, name: str, effect: Effect | None
-    ) -> None:
-        self.stream = stream
-        self.queued_ns = queued_ns
-        self.correlation = correlation
-        self.name = name
-        self.effect = effect
-        self.start_ns: int | None = None
-        self.done_ns: int | None = None
-        self.after: Op | None = None
-        self.behind: Sequence[Op] = ()
-        self.free_ns = 0
-        self.number = 0
-        self.phase = _WAITING
-        self.failure: Failure | None = None
-        self.followers: list[Op] | None = None
-        self.owner: GraphOp | None = None
-        self.node: int | None = None
-
-    def again(self, queued_ns: int, correlation: int) -> Op:
-        """Return the same work, not yet done: what a graph's launch makes of a node."""
-        raise NotImplementedError
-
-    def forget(self) -> None:
-        """Let go of other work and of memory: it is done."""
-        self.effect = self.after = None
-        self.behind = ()
-        self.followers = None
-
-
-class WaveOp(Op):
-    """Work that takes time on the device, and bandwidth.
-
-    Attributes
-    ----------
-    work_ns
-        How long one of its blocks takes when nothing holds it up.
-    rate
-        What a block asks of the memory bandwidth, in units of 1/FULL bytes a ns.
-    """
-
-    __slots__ = ("commit", "rate", "work_ns")
-
-    def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        name: str,
-        effect: Effect | None,
-        work_ns: int,
-        rate: int,
-    ) -> None:
-        super().__init__(stream, queued_ns, correlation, name, effect)
-        self.work_ns = work_ns
-        self.rate = rate
-        self.commit: Callable[[], None] | None = None
-
-
-class KernelOp(WaveOp):
-    """Equal blocks that need SMs, and move ``nbytes`` together.
-
-    Attributes
-    ----------
-    left
-        How many blocks have no SM yet.
-    running
-        The waves that its other blocks are in, until they end; ``None`` before the first.
-    released_by
-        Who released the SMs that its first blocks got, where it waited for SMs.
-    turn
-        Its place among those that became ready at the same time.
-    """
-
-    __slots__ = ("blocks", "left", "nbytes", "ready_ns", "released_by", "running", "turn")
-
-    kind = "kernel"
-
-    def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        name: str,
-        effect: Effect | None,
-        blocks: int,
-        block_ns: int,
-        nbytes: int = 0,
-    ) -> None:
-        rate = nbytes * FULL // max(1, blocks * block_ns)
-        super().__init__(stream, queued_ns, correlation, name, effect, block_ns, rate)
-        self.blocks = self.left = blocks
-        self.nbytes = nbytes
-        self.running: dict[Wave, None] | None = None
-        self.ready_ns = 0
-        self.released_by: tuple[Release, ...] = ()
-        self.turn = 0
-
-    def again(self, queued_ns: int, correlation: int) -> KernelOp:
-        """Return the same kernel, not yet run."""
-        return KernelOp(
-            self.stream, queued_ns, correlation, self.name, self.effect, self.blocks,
-            self.work_ns, self.nbytes,
-        )  # fmt: skip
-
-
-class CopyOp(WaveOp):
-    """A transfer that holds one copy engine, and moves ``nbytes`` in device memory."""
-
-    __slots__ = ("engine", "nbytes")
-
-    kind = "memcpy"
-
-    def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        name: str,
-        effect: Effect | None,
-        engine: str,
-        duration_ns: int,
-        nbytes: int = 0,
-    ) -> None:
-        rate = nbytes * FULL // max(1, duration_ns)
-        super().__init__(stream, queued_ns, correlation, name, effect, duration_ns, rate)
-        self.engine = engine
-        self.nbytes = nbytes
-
-    def again(self, queued_ns: int, correlation: int) -> CopyOp:
-        """Return the same copy, not yet run."""
-        return CopyOp(
-            self.stream, queued_ns, correlation, self.name, self.effect, self.engine,
-            self.work_ns, self.nbytes,
-        )  # fmt: skip
-
-
-class HostOp(Op):
-    """A host function run in stream order.
-
-    Attributes
-    ----------
-    calls
-        Gives the function's result when it is asked for the first time, and nothing then: to
-        be asked and to call are one step, so that no interrupt makes it two calls or none.
-    """
-
-    __slots__ = ("calls", "duration_ns", "function")
-
-    kind = "host"
-
-    def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        name: str,
-        function: Callable[[], None],
-        duration_ns: int,
-    ) -> None:
-        super().__init__(stream, queued_ns, correlation, name, None)
-        self.function = function
-        self.calls = map(operator.call, (function,))
-        self.duration_ns = duration_ns
-
-    def again(self, queued_ns: int, correlation: int) -> HostOp:
-        """Return the same call, not yet made."""
-        return HostOp(
-            self.stream, queued_ns, correlation, self.name, self.function, self.duration_ns
-        )
-
-
-class Record(Op):
-    """An event's record: done when the work before it is."""
-
-    __slots__ = ()
-
-    kind = "record"
-
-    def __init__(self, stream: SimStream, queued_ns: int, correlation: int) -> None:
-        super().__init__(stream, queued_ns, correlation, "event.record", None)
-
-
-class Wait(Op):
-    """A stream's wait for one record of an event."""
-
-    __slots__ = ("before",)
-
-    kind = "wait"
-
-    def __init__(self, stream: SimStream, queued_ns: int, correlation: int, target: Record) -> None:
-        super().__init__(stream, queued_ns, correlation, "stream.wait", None)
-        self.after = target
-        self.before = stream.last
-
-    def forget(self) -> None:
-        """Let go of other work, too."""
-        super().forget()
-        self.before = None
-
-
-class SimGraph:
-    """Captured work, ready to launch.
-
-    Attributes
-    ----------
-    nodes
-        Work, each with the numbers of those it follows. It keeps its stream, and with it the
-        SMs and the priority that it was captured with.
-    last
-        The latest launch, which the next one follows: a graph never runs beside itself.
-    """
-
-    def __init__(self, nodes: Sequence[tuple[Op, Sequence[int]]]) -> None:
-        self.nodes = nodes
-        self.last: GraphOp | None = None
-
-
-class GraphOp(Op):
-    """The launch of a graph: done when all of its nodes are.
-
-    Attributes
-    ----------
-    nodes
-        What :meth:`Op.again` made of the graph's nodes when it started.
-    done
-        That many of the first nodes are known to be done.
-    """
-
-    __slots__ = ("done", "graph", "nodes")
-
-    kind = "graph"
-
-    def __init__(
-        self, stream: SimStream, queued_ns: int, correlation: int, graph: SimGraph
-    ) -> None:
-        super().__init__(stream, queued_ns, correlation, "graph", None)
-        self.graph = graph
-        self.after = graph.last
-        self.nodes: list[Op] = []
-        self.done = 0
-
-    def forget(self) -> None:
-        """Let go of its nodes, too."""
-        super().forget()
-        self.nodes = []
-
-
-class Wave:
-    """Blocks of one kernel that started together, or a copy.
-
-    Attributes
-    ----------
-    sms
-        Bit mask of the SMs they hold.
-    left
-        How many blocks of the kernel have no SM yet once these have theirs.
-    pace
-        What was left to do at a time, that time in ns, and the speed since: of FULL, that much
-        is done a ns at full speed.
-    end_ns
-        When it will end; -1 when it has.
-    """
-
-    __slots__ = ("count", "end_ns", "left", "op", "pace", "sms")
-
-    def __init__(self, op: WaveOp, sms: int, count: int, left: int, now_ns: int) -> None:
-        self.op = op
-        self.sms = sms
-        self.count = count
-        self.left = left
-        self.pace = (op.work_ns * FULL, now_ns, FULL)
-        self.end_ns = now_ns + op.work_ns
-
-
-class SimStream:
-    """A queue of work on some SMs.
-
-    Attributes
-    ----------
-    sms
-        Bit mask of the SMs its kernels may use.
-    context
-        Number of its partition's context.
-    blocking
-        Whether it stands in the legacy default stream's barrier.
-    last
-        What was queued last.
-    done
-        The number of what was done last.
-    waited
-        Records that held back what comes next.
-    capture
-        The capture that what is queued now becomes part of.
-    """
-
-    __slots__ = (
-        "__weakref__", "blocking", "capture", "context", "done", "handle", "last", "priority",
-        "sms", "waited",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        handle: int,
-        sms: int,
-        priority: int,
-        *,
-        context: int | None = None,
-        blocking: bool = False,
-    ) -> None:
-        self.handle = handle
-        self.sms = sms
-        self.context = context
-        self.priority = priority
-        self.blocking = blocking
-        self.last: Op | None = None
-        self.done = 0
-        self.waited: tuple[int, ...] = ()
-        self.capture: Any = None
-
-    @property
-    def depth(self) -> int:
-        """How much is queued and not done."""
-        return 0 if self.last is None else self.last.number - self.done
 
 
 class Engine:
@@ -484,7 +87,7 @@ class Engine:
         self.failures: list[Failure] = []
         self._launch_latency_ns = launch_latency_ns
         self._kernel_gap_ns = kernel_gap_ns
-        self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
+        self._heap: list[tuple[int, int, Callable[[Subject], None], Subject]] = []
         self._sequence = 0
         self._ready: list[tuple[int, int, int, int, KernelOp]] = []  # sorted
         self._copies: dict[str, list[tuple[int, int, int, CopyOp]]] = {}
@@ -549,7 +152,7 @@ class Engine:
 
     def _wake(self, op: Op) -> None:
         """Take up work if all that it must follow is done; else look again when more is."""
-        if op.phase != _WAITING:
+        if op.phase != WAITING:
             return
         for before in op.behind:
             if before.done_ns is None:
@@ -560,9 +163,9 @@ class Engine:
                 return
             _note_done(op, before, before.done_ns)
         self._start(op)
-        op.phase = _STARTED
+        op.phase = STARTED
 
-    def _at(self, time_ns: int, action: Callable[[Any], None], subject: Any) -> None:
+    def _at(self, time_ns: int, action: Callable[[Subject], None], subject: Subject) -> None:
         self._sequence += 1
         heapq.heappush(
             self._heap,
@@ -647,14 +250,14 @@ class Engine:
 
     def _begin(self, op: Op) -> None:
         """Start what needs no SM."""
-        if op.phase != _STARTED:
+        if op.phase != STARTED:
             return
         if isinstance(op, CopyOp):
             self._sequence += 1
             entry = (self.now_ns, op.correlation, self._sequence, op)
             heapq.heappush(self._copies.setdefault(op.engine, []), entry)
             self._copies_wait = True
-            op.phase = _RUNNING
+            op.phase = RUNNING
             return
         op.start_ns = self.now_ns
         if isinstance(op, HostOp):
@@ -663,7 +266,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - who waits for it is told
                 self._fail(op, error)
             self._at(op.start_ns + op.duration_ns, self._finish, op)
-            op.phase = _RUNNING
+            op.phase = RUNNING
             return
         if isinstance(op, Wait):
             self._note_wait(op)
@@ -679,7 +282,7 @@ class Engine:
 
     def _expand(self, op: GraphOp) -> None:
         """Start a graph: make its nodes, and let those run that follow none."""
-        if op.phase == _STARTED:
+        if op.phase == STARTED:
             made: list[Op] = []
             for number, (captured, after) in enumerate(op.graph.nodes):
                 node = captured.again(op.queued_ns, op.correlation)
@@ -688,8 +291,8 @@ class Engine:
                 node.behind = [made[before] for before in after]
                 made.append(node)
             op.nodes = made
-            op.phase = _RUNNING
-        if op.phase == _RUNNING:
+            op.phase = RUNNING
+        if op.phase == RUNNING:
             for node in op.nodes:
                 self._wake(node)
             self._look_at(op)
@@ -704,12 +307,12 @@ class Engine:
 
     # -- SMs and copy engines ---------------------------------------------------------
     def _enter(self, op: KernelOp) -> None:
-        if op.phase != _STARTED:
+        if op.phase != STARTED:
             return
         self._sequence += 1  # decides between equals: operations have no order of their own
         op.turn = self._sequence
         insort(self._ready, (op.stream.priority, op.ready_ns, op.correlation, op.turn, op))
-        op.phase = _RUNNING
+        op.phase = RUNNING
 
     def _dispatch(self) -> None:
         """Give free SMs to ready kernels, in order; a kernel short of SMs stays in front."""
@@ -832,7 +435,7 @@ class Engine:
         self.failures = [one for one in self.failures if not one.told] + [op.failure]
 
     def _finish(self, op: Op) -> None:
-        if op.phase == _OVER:
+        if op.phase == OVER:
             return
         op.done_ns = self.now_ns
         stream, owner = op.stream, op.owner
@@ -849,7 +452,7 @@ class Engine:
                 owner.start_ns = op.start_ns
             _note_failure(owner, op)
             self._look_at(owner)
-        op.phase = _OVER
+        op.phase = OVER
         op.forget()
 
     def _report(self, sink: Callable[[Activity], None], op: Op) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
-from gpuscope.device.sim import backend as sim_backend
-from gpuscope.device.sim.engine import CopyOp, Engine, GraphOp, KernelOp
+from gpuscope.device.sim import host
+from gpuscope.device.sim.engine import Engine
+from gpuscope.device.sim.ops import CopyOp, GraphOp, KernelOp
 from gpuscope.record.rows import node_row, work_row
 
 SPANS = 10_000
@@ -133,7 +134,7 @@ def row_of(op):
 
 @pytest.fixture
 def telling(monkeypatch):
-    monkeypatch.setattr(sim_backend, "Engine", Telling)
+    monkeypatch.setattr(host, "Engine", Telling)
 
 
 # -- random programs ----------------------------------------------------------------------

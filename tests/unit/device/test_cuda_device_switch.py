@@ -18,6 +18,7 @@ import pytest
 import gpuscope as gs
 import gpuscope.device.cuda as package
 from gpuscope.device.cuda import backend as cuda
+from gpuscope.device.cuda import context, driver
 from gpuscope.device.device import Device
 
 OURS, THEIRS = 0, 1
@@ -161,9 +162,9 @@ class Machine:
 def machine(monkeypatch):
     """Put fakes where CudaBackend looks for CuPy, cuda.core and its own modules."""
     machine = Machine()
-    monkeypatch.setattr(cuda.versions, "relaxed_capture", contextlib.nullcontext)
+    monkeypatch.setattr(driver, "relaxed_capture", contextlib.nullcontext)
     monkeypatch.setattr(Array, "met", lambda _, name: machine.met(name))
-    monkeypatch.setattr(cuda, "_load", lambda _: (13010, machine.cupy(), machine.core()))
+    monkeypatch.setattr(context, "_load", lambda _: (13010, machine.cupy(), machine.core()))
     contexts = SimpleNamespace(
         make=machine.function("make_contexts", list), close=machine.function("close_context"),
         clear=machine.function("clear_contexts"),

@@ -23,9 +23,10 @@ from programs import (
 )
 
 from gpuscope import open_device
-from gpuscope.device.sim import backend as backend_module
-from gpuscope.device.sim.engine import Engine, KernelOp, Wave
+from gpuscope.device.sim import allocation, backend, host
+from gpuscope.device.sim.engine import Engine
 from gpuscope.device.sim.memory import Version
+from gpuscope.device.sim.ops import KernelOp, Wave
 from gpuscope.device.sim.profile import Profile
 
 
@@ -55,7 +56,7 @@ class Seen(Engine):
 
 
 def run(program: Program) -> tuple[Runner, Seen]:
-    with mock.patch.object(backend_module, "Engine", Seen):
+    with mock.patch.object(host, "Engine", Seen):
         device = open_device("sim:h200", quiet=True)
     runner = Runner(device, program).run()
     engine = device.backend.engine
@@ -135,7 +136,10 @@ def test_bytes_moved_never_exceed_bandwidth_times_time(program):
 @given(programs())
 def test_values_are_those_of_an_engine_that_computes_at_once(program):
     lazy, _ = run(program)
-    with mock.patch.object(backend_module, "Write", eager_effect):
+    with (
+        mock.patch.object(allocation, "Write", eager_effect),
+        mock.patch.object(backend, "Write", eager_effect),
+    ):
         eager, _ = run(program)
     assert lazy.values == eager.values
     assert lazy.activities == eager.activities

@@ -20,10 +20,10 @@ from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.calls import Activity
 from gpuscope.device.sim.assumed import PENDING_LAUNCHES
 from gpuscope.device.sim.backend import SimBackend
-from gpuscope.device.sim.engine import (
+from gpuscope.device.sim.engine import Engine, fair_level, speed_at
+from gpuscope.device.sim.ops import (
     FULL,
     CopyOp,
-    Engine,
     HostOp,
     KernelOp,
     Op,
@@ -32,8 +32,6 @@ from gpuscope.device.sim.engine import (
     SimStream,
     Wait,
     Wave,
-    fair_level,
-    speed_at,
 )
 from gpuscope.errors import GpuscopeError, StreamError
 

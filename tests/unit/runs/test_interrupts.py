@@ -21,12 +21,12 @@ import numpy as np
 import gpuscope as gs
 from gpuscope.device import borrowed, caller
 from gpuscope.device.device import Device
-from gpuscope.device.sim import backend, capture, engine, memory
+from gpuscope.device.sim import allocation, backend, capture, engine, host, memory, ops
 from gpuscope.record import activity, annotate, order, recorder, rows
 from gpuscope.runs import execution, profiling, runner, series, sweeps, workers
 from gpuscope.trace import Trace
 
-ENGINE = (engine, backend, capture, memory)
+ENGINE = (engine, ops, host, allocation, backend, capture, memory)
 RECORDER = (recorder, activity, rows, order, annotate)
 
 

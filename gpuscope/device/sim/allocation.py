@@ -1,0 +1,304 @@
+"""Memory of the simulated GPU: who has which buffer, and what copies move."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuscope._types import Array, DType
+from gpuscope.device.api import (
+    Memory,
+    Places,
+    Shape,
+)
+from gpuscope.device.memory import Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
+from gpuscope.device.sim.assumed import (
+    PAGEABLE_BYTES_PER_US,
+    STAGED_AT_ONCE_BYTES,
+)
+from gpuscope.device.sim.host import Pace, SimHost
+from gpuscope.device.sim.memory import Buffer, SimArray, Version, Write, c_steps
+from gpuscope.device.sim.ops import (
+    CopyOp,
+    Effect,
+    Op,
+    SimStream,
+)
+from gpuscope.device.stream import Stream
+from gpuscope.errors import GpuscopeError
+
+
+class SimMemory(SimHost):
+    """Its memory: arrays, scratch and page-locked memory, and the copies between them."""
+
+    def __init__(self, profile: str = "h200", *, pace: Pace = "none") -> None:
+        super().__init__(profile, pace=pace)
+        self._scratch: dict[tuple[int, int], list[Memory]] = {}
+        self._reserved = 0
+        self._memory = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
+        self._pinned = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
+        self._free: dict[Any, list[Any]] = {}
+        self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._taken_bytes = 0  # as if nothing had been freed since they were last counted
+        self.home: object = self
+        self.array_type: type = SimArray
+
+    # -- arrays -----------------------------------------------------------------------
+    def _take(self, need: tuple[int, DType] | int) -> Any:
+        """Take a buffer of so many elements, or page-locked bytes: what was last given first."""
+        free = self._free.get(need)
+        if free:
+            return free.pop()
+        if isinstance(need, int):
+            try:
+                return np.empty(need, np.uint8)
+            except (MemoryError, ValueError) as error:
+                raise no_host_memory(need, error) from error
+        with self._lock:
+            buffer = Buffer(*need)
+            self._require_room(buffer.nbytes)
+            self._buffers.add(buffer)
+        return buffer
+
+    def _require_room(self, nbytes: int) -> None:
+        """Raise unless the GPU has room for more; counts what is held only where it must."""
+        most = self.profile.memory_bytes
+        if self._taken_bytes + nbytes > most:
+            for need in [need for need in self._free if not isinstance(need, int)]:
+                del self._free[need]
+            gc.collect()
+            self._taken_bytes = sum(buffer.nbytes for buffer in self._buffers)
+        if self._taken_bytes + nbytes > most:
+            raise GpuscopeError(
+                f"device memory cannot be taken: {nbytes} bytes are asked for, and "
+                f"{most - self._taken_bytes} of the {most} bytes of {self.info.key} are free. "
+                "Ask for less, or let go of arrays and wait for the work that uses them"
+            )
+        self._taken_bytes += nbytes
+
+    def _give(self, memory: Any) -> None:
+        if isinstance(memory, Buffer):
+            memory.clear()
+            self._free.setdefault((memory.size, memory.dtype), []).append(memory)
+        else:
+            self._free.setdefault(memory.size, []).append(memory)
+
+    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+        """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
+        tag = stream.tag
+        for value in values:
+            block = value.block if isinstance(value, SimArray) else pinned_block(value)
+            if block is None:
+                continue
+            if tag is None:
+                tag = Tag(None, self.mark(stream.raw))
+            if tag not in block.tags:
+                block.use(tag)
+
+    def empty(self, shape: Shape, dtype: DType) -> SimArray:
+        """Return an array of unspecified values (they are zeros here)."""
+        block = self._memory.take((math.prod(shape), dtype))
+        return SimArray(self, block.raw, shape, c_steps(shape), block=block)
+
+    def asarray(self, values: Array) -> SimArray:
+        """Copy host values; the values are copied now."""
+        kept = values.copy().reshape(-1)
+        array = self.empty(values.shape, values.dtype)
+        array.buffer.version = Version(lambda: kept)
+        with self._lock:
+            cost_ns = self.profile.transfer_ns("pageable_host_to_device", kept.nbytes)
+            self._advance(self._host_ns + cost_ns)
+        return array
+
+    def fill_random(self, array: SimArray, seed: int) -> None:
+        """Give the array a version that draws its values when read."""
+        size, dtype, array = array.size, array.dtype, array.bare  # its buffer must not hold it
+
+        def draw() -> Array:
+            values = np.random.default_rng(seed).random(size, dtype=np.float32)
+            return array.flat((values - np.float32(0.5)).astype(dtype))
+
+        array.buffer.version = Version(draw)
+
+    def assign(self, array: SimArray, value: Any) -> None:
+        """Queue a kernel that writes ``value``, on the legacy default stream as CuPy does."""
+        legacy = self.engine.legacy
+        cost = self.profile.copy_cost(array.nbytes, legacy.sms.bit_count())
+        if isinstance(value, SimArray):
+            effect = Write(array, (value,), lambda values: values)
+        else:
+            kept = np.array(value)
+            effect = Write(array, (), lambda: np.broadcast_to(kept, array.shape))
+        with self._lock:
+            self._queue_kernel(legacy, 0, "assign", effect, cost, self._cost["launch_call_ns"])
+
+    def to_host(self, array: SimArray) -> Array:
+        """Compute and return an array's values as of now."""
+        with self._lock:
+            cost_ns = self.profile.transfer_ns("pageable_device_to_host", array.nbytes)
+            self._advance(self._host_ns + cost_ns)
+            return array.view_of(array.buffer.version.value()).copy()
+
+    def home_of(self, array: SimArray) -> Any:
+        """Return the backend that made an array."""
+        return array.owner
+
+    def adopt(self, value: Any, *, write: bool = False) -> Any:
+        """Take a simulated array as it is."""
+        del write
+        return value if isinstance(value, SimArray) else None
+
+    def place(self, out: SimArray, a: SimArray, b: SimArray) -> Places:
+        """Return the backends that made the arrays, simulated addresses, and the arrays."""
+        return (out.owner, a.owner, b.owner), (out.address, a.address, b.address), (out, a, b)
+
+    # -- scratch and page-locked memory -----------------------------------------------
+    def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
+        """Take bytes; memory given back on a stream is taken again by that stream first."""
+        with self._lock:
+            if stream is None:
+                self._wait_for_all()
+                kept = None
+            else:
+                kept = self._scratch.get((stream.handle, nbytes))
+            if kept:
+                return kept.pop()
+            self._reserved += nbytes
+        return Memory(self.empty((nbytes,), np.dtype(np.uint8)), None, nbytes)
+
+    def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
+        """Give bytes back; without a stream the device finishes first."""
+        with self._lock:
+            if stream is None:
+                if not idle:
+                    self._wait_for_all()
+                self._reserved -= memory.nbytes
+            else:
+                self._scratch.setdefault((stream.handle, memory.nbytes), []).append(memory)
+
+    def reserved_bytes(self) -> int:
+        """Return what is taken, or kept for its stream."""
+        return self._reserved
+
+    def empty_pinned(self, shape: Shape, dtype: DType) -> Array:
+        """Return host memory that counts as page-locked."""
+        nbytes = max(1, math.prod(shape) * dtype.itemsize)
+        block = self._pinned.take(nbytes)
+        return Pinned(block, block.raw.ctypes.data, nbytes).array(shape, dtype)
+
+    # -- copies -----------------------------------------------------------------------
+    def copy(self, stream: SimStream, destination: Any, source: Any, correlation: int) -> None:
+        """Queue a copy; the engine of its direction carries it, and the host one in host memory.
+
+        Pageable memory is staged on the way, and the host waits as CUDA lets it: for small
+        memory on its way up not at all, else until the copy is done.
+        """
+        to_device = isinstance(destination, SimArray)
+        if not to_device and not isinstance(source, SimArray):
+            self._copy_on_host(stream, destination, source, correlation)
+            return
+        if to_device and isinstance(source, SimArray):
+            duration_ns = self.profile.transfer_ns("device_to_device", source.nbytes)
+            # Small copies stay in the cache: alone, none takes longer than was measured.
+            most = self._cost["device_copy_bytes_per_us"] * duration_ns // 1000
+            effect: Effect = Write(destination, (source,), lambda values: values)
+            self._queue_copy(
+                stream, correlation, effect, "device", duration_ns, min(2 * source.nbytes, most)
+            )
+            return
+        nbytes = int(source.nbytes)
+        pinned = pinned_block(source if to_device else destination) is not None
+        staged_at_once = to_device and nbytes <= STAGED_AT_ONCE_BYTES
+        memory = "pinned" if pinned else "pageable"
+        way = "host_to_device" if to_device else "device_to_host"
+        duration_ns = self.profile.transfer_ns(f"{memory}_{way}", nbytes)
+        if to_device:
+            engine = "host to device"
+            at_once = staged_at_once and not pinned and stream.capture is None
+            effect = _upload(destination, np.array(source) if at_once else by_address(source))
+        else:
+            engine = "device to host"
+            effect = _download(by_address(destination), source)
+        op = self._queue_copy(stream, correlation, effect, engine, duration_ns, nbytes)
+        if pinned or stream.capture is not None:
+            return
+        with self._lock:
+            if staged_at_once:
+                self._advance(self._host_ns + _duration_ns(nbytes, PAGEABLE_BYTES_PER_US))
+            else:
+                self._wait_for(op)
+
+    def _copy_on_host(
+        self, stream: SimStream, destination: Any, source: Any, correlation: int
+    ) -> None:
+        duration_ns = _duration_ns(source.nbytes, PAGEABLE_BYTES_PER_US)
+        effect = _copied(by_address(destination), by_address(source))
+        op = self._queue_copy(stream, correlation, effect, "host", duration_ns, 0)
+        pinned = None not in (pinned_block(source), pinned_block(destination))
+        if not pinned and stream.capture is None:
+            with self._lock:
+                self._wait_for(op)
+
+    def _queue_copy(
+        self,
+        stream: SimStream,
+        correlation: int,
+        effect: Effect,
+        engine: str,
+        duration_ns: int,
+        nbytes: int,
+    ) -> Op:
+        op = CopyOp(stream, 0, correlation, f"copy {engine}", effect, engine, duration_ns, nbytes)
+        with self._lock:
+            self._queue(op, self._cost["launch_call_ns"])
+        return op
+
+
+def _duration_ns(nbytes: int, bytes_per_us: int) -> int:
+    """Return how long bytes take at a rate, never less."""
+    return -(-nbytes * 1000 // bytes_per_us)
+
+
+def _upload(destination: SimArray, source: Array) -> Effect:
+    """Return an effect that takes the host's values when the copy starts."""
+    destination = destination.bare
+
+    def start() -> Callable[[], None]:
+        kept = np.array(source)
+        return Write(destination, (), lambda: kept)()
+
+    return start
+
+
+def _copied(destination: Array, source: Array) -> Effect:
+    """Return an effect that writes the host's values of when the copy started."""
+
+    def start() -> Callable[[], None]:
+        kept = np.array(source)
+
+        def end() -> None:
+            destination[...] = kept
+
+        return end
+
+    return start
+
+
+def _download(destination: Array, source: SimArray) -> Effect:
+    """Return an effect that gives the host the values of when the copy started."""
+    source = source.bare
+
+    def start() -> Callable[[], None]:
+        version = source.buffer.version
+
+        def end() -> None:
+            destination[...] = source.view_of(version.value())
+
+        return end
+
+    return start

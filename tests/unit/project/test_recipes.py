@@ -16,11 +16,12 @@ PAGE = (ROOT / "docs" / "develop.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(python|toml)\n(?:# ([\w./]+\.(?:py|toml))\n)?(.*?)^```", re.M | re.S)
 RECIPES = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL))
 TITLES = {
-    "Add a workload kind", "Add a trace format", "Add an analysis",
+    "Add a workload kind", "Add a trace format", "Add a source of timings", "Add an analysis",
     "Add a verdict to the dashboard", "Add a widget",
 }  # fmt: skip
 EXPECTED = {
     "Add a workload kind": "[{'workload': 'w', 'kernels': 3}]",
+    "Add a source of timings": "{'host time'}",
     "Add an analysis": "'kernel': 'scale'",
     "Add a verdict to the dashboard": "<b>3</b> kernels.",
 }

@@ -5,20 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from gpuscope._checks import given, require_kind
 from gpuscope.errors import InvalidArgument
+
+Answer: TypeAlias = Any
+"""What a kind of answer reads: a text, a number, or a tuple of these."""
+
+
+class FormField(TypedDict, total=False):
+    """A field of a form, as the page takes it."""
+
+    kind: str
+    label: str
+    options: list[str]
+    unit: str
 
 
 @runtime_checkable
 class Kind(Protocol):
     """A kind of answer."""
 
-    def fields(self) -> list[dict[str, Any]]:
+    def fields(self) -> list[FormField]:
         """Return the form's fields, for the page: kind, label, options, unit."""
 
-    def read(self, values: Sequence[Any]) -> Any:
+    def read(self, values: Sequence[object]) -> Answer:
         """Return the answer that the fields' values are.
 
         Raises
@@ -27,10 +39,10 @@ class Kind(Protocol):
             They are none; the text is for the learner.
         """
 
-    def is_right(self, answer: Any, measured: Any) -> bool:
+    def is_right(self, answer: Answer, measured: Answer) -> bool:
         """Whether an answer fits what was measured."""
 
-    def show(self, answer: Any) -> str:
+    def show(self, answer: Answer) -> str:
         """Return an answer, or what was measured, as text."""
 
 
@@ -56,11 +68,11 @@ class Choice:
     def __post_init__(self) -> None:
         _check_different("options", self.options)
 
-    def fields(self) -> list[dict[str, Any]]:
+    def fields(self) -> list[FormField]:
         """Return one group of radio buttons."""
         return [{"kind": "radio", "options": list(self.options)}]
 
-    def read(self, values: Sequence[Any]) -> str:
+    def read(self, values: Sequence[object]) -> str:
         """Return the option."""
         (value,) = values
         if value not in self.options:
@@ -102,20 +114,20 @@ class Order:
     def __post_init__(self) -> None:
         _check_different("items", self.items)
 
-    def fields(self) -> list[dict[str, Any]]:
+    def fields(self) -> list[FormField]:
         """Return a list to choose from for each place."""
         return [
             {"kind": "select", "label": f"{place}.", "options": list(self.items)}
             for place in range(1, len(self.items) + 1)
         ]
 
-    def read(self, values: Sequence[Any]) -> tuple[str, ...]:
+    def read(self, values: Sequence[object]) -> tuple[str, ...]:
         """Return the items in their order."""
         if any(not value for value in values):
             raise InvalidArgument("Choose one for each place first.")
         if sorted(map(str, values)) != sorted(self.items):
             raise InvalidArgument("Each comes once: one of them is there twice.")
-        return tuple(values)
+        return tuple(map(str, values))
 
     def is_right(self, answer: Sequence[str], measured: Sequence[str]) -> bool:
         """Whether the order is the same."""
@@ -154,11 +166,11 @@ class Value:
         require_kind("unit", self.unit, str)
         require_kind("within", self.within, float)
 
-    def fields(self) -> list[dict[str, Any]]:
+    def fields(self) -> list[FormField]:
         """Return one field for a number."""
         return [{"kind": "number", "label": "Your answer", "unit": self.unit}]
 
-    def read(self, values: Sequence[Any]) -> float:
+    def read(self, values: Sequence[object]) -> float:
         """Return the number."""
         (value,) = values
         return _number(value)
@@ -203,11 +215,11 @@ class Interval:
         require_kind("unit", self.unit, str)
         require_kind("factor", self.factor, float)
 
-    def fields(self) -> list[dict[str, Any]]:
+    def fields(self) -> list[FormField]:
         """Return two fields for numbers."""
         return [{"kind": "number", "label": name, "unit": self.unit} for name in ("from", "to")]
 
-    def read(self, values: Sequence[Any]) -> tuple[float, float]:
+    def read(self, values: Sequence[object]) -> tuple[float, float]:
         """Return both ends."""
         low, high = (_number(value) for value in values)
         if not 0 < low <= high:
@@ -229,7 +241,7 @@ class Interval:
         return f"{answer:.4g} {self.unit}"
 
 
-def _number(value: Any) -> float:
+def _number(value: Answer) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

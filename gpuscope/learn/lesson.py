@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from gpuscope._checks import SeveralOf, door, given
 from gpuscope._files import replacing
 from gpuscope.analysis.reasons import explain
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
-from gpuscope.learn.answers import Interval, Kind
+from gpuscope.learn.answers import Answer, Interval, Kind
 from gpuscope.learn.outcome import Feedback, Outcome, Result, find, picture, window_of
 from gpuscope.learn.question import Question
 from gpuscope.trace.model import Trace
@@ -58,7 +57,7 @@ class Lesson:
         self.title = title
         self.device = device
         self.questions: dict[str, Question] = {}
-        self._answers: dict[str, Any] = {}
+        self._answers: dict[str, Answer] = {}
         self._results: dict[str, Result] = {}
 
     @property
@@ -85,7 +84,7 @@ class Lesson:
         self._answers.pop(name, None)
         self._keep(name, "prediction", question, "not predicted")
 
-        def commit(answer: Any) -> None:
+        def commit(answer: Answer) -> None:
             self._answers[name] = answer
             form.tell(f"You predict: {kind.show(answer)}. Now run the next cell.", locked=True)
 
@@ -104,7 +103,7 @@ class Lesson:
     def reveal(
         self,
         name: str,
-        measured: Any,
+        measured: Answer,
         *,
         trace: Trace | None = None,
         why: str | int | None = None,
@@ -208,7 +207,7 @@ class Lesson:
         name: str,
         question: str,
         kind: Kind,
-        answer: Any,
+        answer: Answer,
         hints: Sequence[str] = (),
         *,
         rule: str = "",
@@ -227,7 +226,7 @@ class Lesson:
         _shown(kind, "answer", answer)
         self._keep(name, "exercise", question, "not tried")
 
-        def judge(tried: Any) -> None:
+        def judge(tried: Answer) -> None:
             solved = kind.is_right(tried, answer)
             result = self._tried(name, kind.show(tried), solved=solved)
             if solved:
@@ -309,7 +308,7 @@ class Lesson:
         return now
 
 
-def _shown(kind: Kind, name: str, value: Any) -> str:
+def _shown(kind: Kind, name: str, value: Answer) -> str:
     """Return what was measured as text.
 
     Raises
@@ -333,7 +332,7 @@ def _hint(hints: Sequence[str], attempts: int) -> str:
     return hints[min(attempts, len(hints)) - 1] if hints else ""
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """Keep a text from being read as a formula by a spreadsheet."""
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{value}"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from gpuscope.figures.style import INK, OKABE_ITO
 from gpuscope.figures.text import axis_unit, clean
 from gpuscope.learn.recorded import label
 from gpuscope.trace.model import Trace
+
+Figure: TypeAlias = Any
+"""Plotly's figure; ``None`` where there is nothing to draw."""
 
 _MARGIN = 0.03
 _TITLE = 66
@@ -82,7 +85,7 @@ class Outcome:
     result: Result
     rule: str
     explanation: Explanation | None
-    figure: Any
+    figure: Figure
 
     def html(self) -> str:
         """Return the verdict and its reasons as HTML."""
@@ -104,7 +107,7 @@ class Outcome:
         return _box(lines, {"right": "#009e73", "wrong": "#d55e00"}.get(result.verdict, "#57606a"))
 
     def _ipython_display_(self) -> None:
-        ipython: Any = importlib.import_module("IPython.display")  # only where it is shown
+        ipython = importlib.import_module("IPython.display")  # only where it is shown
         ipython.display(ipython.HTML(self.html()))
         if self.figure is not None:
             ipython.display(self.figure)
@@ -186,7 +189,7 @@ def picture(
     explanation: Explanation | None,
     window: tuple[int, int],
     guessed_ns: tuple[int, int] | None = None,
-) -> Any:
+) -> Figure:
     """Draw the timeline, with what a span waited for and a predicted range of time.
 
     Parameters
@@ -255,7 +258,7 @@ def _without_templates(text: str) -> str:
     return re.sub(r"\b(?:void )?(?:\w+::)+", "", text)
 
 
-def _label(text: str) -> dict[str, Any]:
+def _label(text: str) -> dict[str, object]:
     return {
         "text": text, "font": {"size": 12, "color": INK}, "yref": "paper", "y": 1,
         "yanchor": "bottom", "showarrow": False,

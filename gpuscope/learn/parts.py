@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpuscope._checks import door, given
-from gpuscope.device.api import Kernel
+from gpuscope.device.api import Kernel, NativeArray
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads import spin
@@ -41,7 +39,7 @@ def spin_kernel(device: Device, name: str = "spin") -> Kernel:
     return kernel
 
 
-def address(array: Any) -> int:
+def address(array: NativeArray) -> int:
     """Return where an array begins in the device's memory, simulated or not.
 
     Raises

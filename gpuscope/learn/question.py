@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anywidget
 import traitlets
 
 from gpuscope.errors import InvalidArgument
-from gpuscope.learn.answers import Kind
+from gpuscope.learn.answers import Answer, FormField, Kind
+
+Shown: TypeAlias = Any
+"""What Jupyter passes on, and what it shows of a MIME type."""
 
 _STATIC = Path(__file__).parent / "static"
 
@@ -45,9 +48,9 @@ class Question(anywidget.AnyWidget):
     _css = (_STATIC / "question.css").read_text("utf-8")
 
     text = traitlets.Unicode(help="The question.").tag(sync=True)
-    fields: traitlets.List[dict[str, Any]] = traitlets.List(help="Of the form.").tag(sync=True)
+    fields: traitlets.List[FormField] = traitlets.List(help="Of the form.").tag(sync=True)
     button = traitlets.Unicode(help="What the button says.").tag(sync=True)
-    given: traitlets.List[Any] = traitlets.List(help="Values of the fields, as last sent.").tag(
+    given: traitlets.List[object] = traitlets.List(help="Values of the fields, as last sent.").tag(
         sync=True
     )
     locked = traitlets.Bool(default_value=False, help="Whether it is answered.").tag(sync=True)
@@ -57,14 +60,14 @@ class Question(anywidget.AnyWidget):
     ).tag(sync=True)
 
     def __init__(
-        self, text: str, kind: Kind, *, button: str, on_answer: Callable[[Any], None]
+        self, text: str, kind: Kind, *, button: str, on_answer: Callable[[Answer], None]
     ) -> None:
         self.kind = kind
         self._on_answer = on_answer
         super().__init__(text=text, fields=kind.fields(), button=button)
         self.on_msg(self._take)
 
-    def give(self, *values: Any) -> None:
+    def give(self, *values: object) -> None:
         """Answer by code, as if the form had been filled in.
 
         Parameters
@@ -95,7 +98,7 @@ class Question(anywidget.AnyWidget):
         with self.hold_trait_notifications():
             self.said, self.tone, self.locked = said, tone, locked
 
-    def _take(self, _widget: Any, content: Any, _buffers: Any) -> None:
+    def _take(self, _widget: object, content: object, _buffers: object) -> None:
         if not isinstance(content, Mapping) or self.locked:
             return
         try:
@@ -106,7 +109,9 @@ class Question(anywidget.AnyWidget):
     def __repr__(self) -> str:
         return f"Question({self.text!r})"
 
-    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def _repr_mimebundle_(
+        self, **options: Shown
+    ) -> tuple[dict[str, Shown], dict[str, Shown]] | None:
         """Add what a page without scripts can show: the question, and what it offers."""
         shown = super()._repr_mimebundle_(**options)
         if shown is None:

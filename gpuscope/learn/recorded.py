@@ -6,7 +6,6 @@ import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from gpuscope._checks import door
 from gpuscope._text import clean
@@ -21,7 +20,7 @@ _RECORDED = "recorded on "
 
 
 @door(device=Device, name=str, function=Callable)
-def observe(device: Device, name: str, function: Callable[[Device], Any]) -> Trace:
+def observe(device: Device, name: str, function: Callable[[Device], object]) -> Trace:
     """Run a function and record it; where that cannot be, take the recording of that name.
 
     It runs twice, the first time unrecorded, so that nothing is loaded while it is recorded. On

@@ -14,12 +14,10 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PlainValidator,
-    SerializeAsAny,
     ValidationError,
     model_validator,
 )
 from pydantic_core import (
-    InitErrorDetails,
     PydanticCustomError,
     PydanticSerializationError,
 )
@@ -28,7 +26,6 @@ from gpuscope._optional import require
 from gpuscope.device.sizes import EXPECTED, Rounding, Size
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
 from gpuscope.runs.refusals import (
-    TABLE,
     Place,
     check_plain,
     check_size,
@@ -37,8 +34,8 @@ from gpuscope.runs.refusals import (
     problems,
     refuse,
 )
-from gpuscope.workloads.builtin import PYTHON, SmCountTarget
-from gpuscope.workloads.registry import find_kind, kinds
+from gpuscope.workloads.builtin import SmCountTarget
+from gpuscope.workloads.registry import AnyWorkload, find_kind
 from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec
 
 
@@ -70,44 +67,6 @@ class StreamSpec(ExtendedModel):
                 "stream of the whole GPU"
             )
         return self
-
-
-def _of_its_kind(value: object) -> WorkloadSpec:
-    """Validate a workload by the kind that it names."""
-    if isinstance(value, WorkloadSpec):
-        return value
-    if not isinstance(value, Mapping):
-        raise PydanticCustomError("dict_type", TABLE)
-    kind = value.get("kind")
-    name = str(kind)
-    if name.partition(":")[0] == PYTHON:
-        name = PYTHON
-    words = f"{str(kind)!r} is no kind of workload"
-    if kind is None:
-        words = "missing"
-    else:
-        try:
-            if (spec := find_kind(name)) is not None:
-                return spec.model_validate(value)
-        except InvalidExperiment as error:
-            words = str(error)
-    allowed = ", ".join(repr(spec.kind_spelling()) for spec in kinds().values())
-    raise ValidationError.from_exception_data(
-        "workload",
-        [
-            InitErrorDetails(
-                type=PydanticCustomError(
-                    "kind", "{words}", {"words": f"{words}; allowed: {allowed}"}
-                ),
-                loc=("kind",),
-                input=value,
-            )
-        ],
-    )
-
-
-AnyWorkload = Annotated[SerializeAsAny[WorkloadSpec], PlainValidator(_of_its_kind)]
-"""A workload of whatever kind it names."""
 
 
 def _plain_size(value: object) -> int | str:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from gpuscope._checks import MappingOf, given, require_kind
 from gpuscope.device import binding, caller
@@ -20,7 +20,7 @@ from gpuscope.device.partition import Partition
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
-from gpuscope.workloads.context import Context, Work
+from gpuscope.workloads.context import AnyStream, Context, Passed, Work
 from gpuscope.workloads.handle import Handle
 
 _R = TypeVar("_R")
@@ -66,7 +66,7 @@ class workload(Generic[_R]):  # noqa: N801 - used like a function
     def __init__(self, function: Callable[..., _R]) -> None:
         if not callable(function) or isinstance(function, type):
             raise TypeError(f"workload takes a function, not {given(function)}")
-        called: Any = function
+        called: object = function
         while isinstance(called, functools.partial):
             called = called.func
         if _runs_later(called) or _runs_later(getattr(called, "__call__", None)):  # noqa: B004
@@ -105,7 +105,7 @@ class workload(Generic[_R]):  # noqa: N801 - used like a function
         name: str | None = None,
         max_in_flight: int = 1,
         flop_count: int | None = None,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
     ) -> FunctionHandle[_R]:
         """Make a handle.
 
@@ -142,10 +142,10 @@ class _Invocation:
 
     __slots__ = ("arguments", "keywords", "result")
 
-    def __init__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def __init__(self, arguments: tuple[object, ...], keywords: dict[str, object]) -> None:
         self.arguments = arguments
         self.keywords = keywords
-        self.result: Any = None
+        self.result: Passed = None
 
 
 class FunctionHandle(Handle, Generic[_R]):
@@ -167,7 +167,7 @@ class FunctionHandle(Handle, Generic[_R]):
         name: str | None = None,
         max_in_flight: int = 1,
         flop_count: int | None = None,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
     ) -> None:
         if not isinstance(owner, Device | Partition):
             raise InvalidOperand(
@@ -192,7 +192,7 @@ class FunctionHandle(Handle, Generic[_R]):
         self._arena = Arena(device)
         super().__init__(owner, name=name or self._function_name, max_in_flight=max_in_flight)
 
-    def execute(self, *args: Any, stream: Any = None, **kwargs: Any) -> _R:
+    def execute(self, *args: object, stream: AnyStream = None, **kwargs: object) -> _R:
         """Call the function on the chosen stream; returns what it returns.
 
         Raises
@@ -205,11 +205,11 @@ class FunctionHandle(Handle, Generic[_R]):
         result: _R = call.result
         return result
 
-    def _prepare(self, context: Context, operands: Any) -> Work:
+    def _prepare(self, context: Context, operands: Passed) -> Work:
         del context
         return Work(operands, keep=(*operands.arguments, *operands.keywords.values()))
 
-    def _launch(self, stream: Stream, operands: Any) -> None:
+    def _launch(self, stream: Stream, operands: Passed) -> None:
         device = self.device
         with device.backend.current():
             bound = binding.bind(stream)
@@ -285,7 +285,7 @@ class FunctionHandle(Handle, Generic[_R]):
         self._arena.close()
 
 
-def _runs_later(function: Any) -> bool:
+def _runs_later(function: object) -> bool:
     """Whether a call of it runs nothing yet."""
     return any(
         check(function)
@@ -297,7 +297,7 @@ def _runs_later(function: Any) -> bool:
     )
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _inside(value: object) -> Iterator[object]:
     """Yield what the containers of a call's arguments hold."""
     if isinstance(value, Mapping):
         value = value.values()
@@ -308,5 +308,5 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from _inside(item)
 
 
-def _name_of(function: Any) -> str:
+def _name_of(function: object) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated
+
+from pydantic import PlainValidator, SerializeAsAny, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from gpuscope._checks import given
 from gpuscope._text import clean
 from gpuscope.errors import InvalidExperiment
-from gpuscope.workloads.builtin import BUILT_IN
+from gpuscope.workloads.builtin import BUILT_IN, PYTHON
 from gpuscope.workloads.spec import WorkloadSpec
 
 GROUP = "gpuscope.workloads"
@@ -93,12 +98,43 @@ def broken_kinds() -> list[str]:
     return [words for name in _entries() if isinstance(words := _loaded(name), str)]
 
 
-def kind_names() -> list[str]:
-    """Return the names of all kinds, those that may turn out broken too; loads none."""
-    return [*BUILT_IN, *(name for name in _entries() if name not in BUILT_IN)]
-
-
 def forget_kinds() -> None:
     """Look for other packages' kinds anew: something was installed since."""
     _entries.cache_clear()
     _loaded.cache_clear()
+
+
+def _of_its_kind(value: object) -> WorkloadSpec:
+    """Validate a workload by the kind that it names."""
+    if isinstance(value, WorkloadSpec):
+        return value
+    if not isinstance(value, Mapping):
+        raise PydanticCustomError("dict_type", "should be a table")
+    kind = value.get("kind")
+    name = PYTHON if str(kind).partition(":")[0] == PYTHON else str(kind)
+    words = f"{str(kind)!r} is no kind of workload"
+    if kind is None:
+        words = "missing"
+    else:
+        try:
+            if (spec := find_kind(name)) is not None:
+                return spec.model_validate(value)
+        except InvalidExperiment as error:
+            words = str(error)
+    allowed = ", ".join(repr(spec.kind_spelling()) for spec in kinds().values())
+    raise ValidationError.from_exception_data(
+        "workload",
+        [
+            InitErrorDetails(
+                type=PydanticCustomError(
+                    "kind", "{words}", {"words": f"{words}; allowed: {allowed}"}
+                ),
+                loc=("kind",),
+                input=value,
+            )
+        ],
+    )
+
+
+AnyWorkload = Annotated[SerializeAsAny[WorkloadSpec], PlainValidator(_of_its_kind)]
+"""A workload of whatever kind it names."""

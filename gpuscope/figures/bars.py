@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.figures import style
 from gpuscope.figures.hover import hovers, template
 from gpuscope.figures.labels import Class
 from gpuscope.figures.places import Places
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import escape
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
@@ -17,9 +17,6 @@ from gpuscope.figures.view import View
 MAX_ARROWS = 200
 _MAX_TEXTS = 300
 _TEXTED = "range"
-
-Array = np.ndarray[Any, Any]
-Properties = dict[str, Any]
 
 
 def bar_properties(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -17,6 +16,7 @@ from gpuscope.analysis.confinement import (
     PartitionConfinement,
 )
 from gpuscope.figures import style
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
     duration,
     escape,
@@ -72,7 +72,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
         name: style.OKABE_ITO[index % len(style.OKABE_ITO)] for index, name in enumerate(names)
     }
     y, places = 6.0, []
-    annotations: list[dict[str, Any]] = []
+    annotations: list[Properties] = []
     for one in result.partitions:
         places.append(y + _BAR / 2)
         y += _BAR + 2
@@ -213,7 +213,7 @@ def _hover(one: PartitionConfinement, part: Evidence, ns: float, *, outside: boo
     return "<br>".join(lines)
 
 
-def _text(text: str, y: float) -> dict[str, Any]:
+def _text(text: str, y: float) -> Properties:
     return {
         "text": text, "x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "y",
         "yanchor": "middle", "showarrow": False, "align": "left",

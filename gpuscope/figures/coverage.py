@@ -6,15 +6,14 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.figures import style
 from gpuscope.figures.places import Places
+from gpuscope.figures.style import Properties
 from gpuscope.trace.query import Selection
-
-Array = np.ndarray[Any, Any]
 
 SHADES = 10
 _FAINTEST, _STRONGEST = 0.2, 0.85
@@ -35,7 +34,7 @@ def track_colours(places: Places, colours: dict[str, str]) -> list[str]:
 
 def coverage_image(
     found: Selection, places: Places, colours: dict[str, str], zero_ns: int, unit_ns: float
-) -> dict[str, Any] | None:
+) -> Properties | None:
     """Return the picture as a layout image for Plotly; ``None`` if every span has a bar.
 
     A column is as opaque as its time is covered, and never quite empty where a span begins.
@@ -61,7 +60,7 @@ def coverage_image(
 
 def layout_image(
     picture: bytes, *, x: float, length: float, height: float, axis: str = ""
-) -> dict[str, Any]:
+) -> Properties:
     """Return a picture as a layout image that lies under the traces and moves with the axes."""
     return {
         "source": "data:image/png;base64," + base64.b64encode(picture).decode(),

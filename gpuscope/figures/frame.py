@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gpuscope.figures.bars import Properties, arrows, bar_properties
+from gpuscope.figures.bars import arrows, bar_properties
 from gpuscope.figures.coverage import coverage_image
 from gpuscope.figures.labels import Class
 from gpuscope.figures.places import Places
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import clean
 from gpuscope.figures.view import LANES, View
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
+from gpuscope._types import Array
 from gpuscope.analysis.intervals import by_workload
 from gpuscope.analysis.latency import P99_NEEDS, HandleLatency
 from gpuscope.errors import MissingEvidence
@@ -115,13 +115,11 @@ def _calls(trace: Trace, handle: str) -> Trace:
     return rows.where(np.array([label == handle for label in groups.labels], bool)[groups.code])
 
 
-def _durations_ns(calls: Trace) -> np.ndarray[Any, Any]:
+def _durations_ns(calls: Trace) -> Array:
     return np.sort((calls.array("end_ns", fill=0) - calls.array("start_ns"))[~is_open(calls)])
 
 
-def _curve(
-    setting: str, seen: HandleLatency, durations: np.ndarray[Any, Any], index: int
-) -> list[go.Scatter]:
+def _curve(setting: str, seen: HandleLatency, durations: Array, index: int) -> list[go.Scatter]:
     colour = style.OKABE_ITO[index % len(style.OKABE_ITO)]
     count = len(durations)
     picked = np.unique(np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(np.int64))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpuscope.figures import style
 from gpuscope.figures.labels import Track
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import escape
 
 _PROCESS = 24
@@ -33,16 +33,16 @@ class Places:
     heights: list[int]
     lines: list[int]
     bottom: int
-    annotations: list[dict[str, Any]]
-    shapes: list[dict[str, Any]]
+    annotations: list[Properties]
+    shapes: list[Properties]
 
     @classmethod
     def of(cls, tracks: Sequence[Track], lines: Sequence[int], top: int = 4) -> Places:
         """Place tracks that have these numbers of lines for spans that overlap."""
         y = top
         tops, heights = [], []
-        annotations: list[dict[str, Any]] = []
-        shapes: list[dict[str, Any]] = []
+        annotations: list[Properties] = []
+        shapes: list[Properties] = []
         process, was_host = None, True
         for index, (track, count) in enumerate(zip(tracks, lines, strict=True)):
             if track.process is not None and track.process != process:
@@ -71,7 +71,7 @@ class Places:
         return centres, [escape(track.label) for track in self.tracks]
 
 
-def y_axis(places: Sequence[Places], height: float, **more: Any) -> dict[str, Any]:
+def y_axis(places: Sequence[Places], height: float, **more: object) -> Properties:
     """Return the vertical axis: px from the top, the tracks' labels as ticks."""
     ticks = [one.ticks() for one in places]
     return {
@@ -89,7 +89,7 @@ def y_axis(places: Sequence[Places], height: float, **more: Any) -> dict[str, An
     }
 
 
-def heading(text: str, y: float) -> dict[str, Any]:
+def heading(text: str, y: float) -> Properties:
     """Return a text at the left, safe for Plotly already."""
     return {
         "text": text, "x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "y",
@@ -97,7 +97,7 @@ def heading(text: str, y: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def nothing(y: float) -> dict[str, Any]:
+def nothing(y: float) -> Properties:
     """Return what stands where there is no track."""
     return {
         "text": "no spans to draw here", "x": 0.5, "xref": "paper", "y": y, "yref": "y",
@@ -105,7 +105,7 @@ def nothing(y: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stripe(top: float, bottom: float, colour: str) -> dict[str, Any]:
+def stripe(top: float, bottom: float, colour: str) -> Properties:
     """Return a band of colour behind a track."""
     return {
         "type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": top, "y1": bottom,
@@ -113,7 +113,7 @@ def stripe(top: float, bottom: float, colour: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _line(y: float) -> dict[str, Any]:
+def _line(y: float) -> Properties:
     return {
         "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": y, "y1": y,
         "line": {"width": 1, "color": style.HOST_COLOUR}, "layer": "below",

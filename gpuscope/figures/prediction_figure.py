@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -11,6 +10,7 @@ from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.prediction import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.figures import style
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
 from gpuscope.trace.model import Trace
 
@@ -58,7 +58,7 @@ def prediction(
     result = analysis.prediction(predicted, measured)
     y, places, annotations = float(_HEADING), [], []
     annotations += [_text(f"<b>{name}</b>", x, y / 2) for name, x in _COLUMNS]
-    shapes: list[dict[str, Any]] = []
+    shapes: list[Properties] = []
     setting = None
     for one in result.times:
         if one.setting and one.setting != setting:
@@ -167,7 +167,7 @@ def _side(one: PredictedTime, name: str) -> tuple[float, float, float, int]:
     return one.measured_ns, *one.measured_range_ns, one.measured_n
 
 
-def _cells(one: PredictedTime, y: float) -> list[dict[str, Any]]:
+def _cells(one: PredictedTime, y: float) -> list[Properties]:
     texts = (duration(one.predicted_ns), duration(one.measured_ns), f"<b>{one.error:+.1%}</b>")
     return [_text(text, x, y) for text, (_, x) in zip(texts, _COLUMNS, strict=True)]
 
@@ -190,14 +190,14 @@ def _notes(
     return notes
 
 
-def _text(text: str, x: float, y: float) -> dict[str, Any]:
+def _text(text: str, x: float, y: float) -> Properties:
     return {
         "text": text, "x": x, "xref": "paper", "xanchor": "right", "y": y, "yref": "y",
         "yanchor": "middle", "showarrow": False, "font": {"size": 13, "color": style.INK},
     }  # fmt: skip
 
 
-def _stripe(top: float, bottom: float) -> dict[str, Any]:
+def _stripe(top: float, bottom: float) -> Properties:
     return {
         "type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": top, "y1": bottom,
         "fillcolor": "#E3E9EF", "line": {"width": 0}, "layer": "below",

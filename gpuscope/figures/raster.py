@@ -17,6 +17,7 @@ import plotly.io as pio
 from PIL import Image, ImageDraw, ImageFont
 
 from gpuscope.figures import style
+from gpuscope.figures.style import Properties
 
 WIDTH = 840
 """A little less than a cell of JupyterLab has in a window of 1,280 px, its file browser open."""
@@ -26,8 +27,6 @@ _LABEL_GAP = 8
 _TICKS = 8
 _ARROW = 4
 
-Properties = dict[str, Any]
-
 
 class StaticFigure(go.Figure):  # type: ignore[misc]
     """A figure that brings its PNG wherever a notebook shows it.
@@ -35,7 +34,7 @@ class StaticFigure(go.Figure):  # type: ignore[misc]
     JupyterLab shows the PNG, and draws the figure itself when the pointer comes to it.
     """
 
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Properties:
+    def _repr_mimebundle_(self, *args: object, **kwargs: object) -> Properties:
         bundle: Properties = super()._repr_mimebundle_(*args, **kwargs)
         if bundle:  # empty where figures open in a window of their own
             # A user may have added what is not drawn here, and must see the figure all the same.
@@ -49,7 +48,7 @@ class StaticFigure(go.Figure):  # type: ignore[misc]
         else:
             super()._ipython_display_()
 
-    def show(self, *args: Any, **kwargs: Any) -> None:
+    def show(self, *args: object, **kwargs: object) -> None:
         """Show it; a renderer or other options are passed on to Plotly."""
         bundle = {} if args or kwargs else self._repr_mimebundle_()
         if not bundle:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.trace.columns import codes
-
-Array = np.ndarray[Any, Any]
 
 
 class Grown:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, is_open, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import Index
-
-Array = np.ndarray[Any, Any]
 
 
 class Blocks:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
+from gpuscope._types import Array
 from gpuscope.analysis.intervals import union
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
@@ -23,8 +22,6 @@ from gpuscope.figures.text import (
 )
 from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
-
-Array = np.ndarray[Any, Any]
 
 _NAMED = 3
 _FAINTEST = 0.25

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuscope.figures import style
 from gpuscope.figures.coverage import SHADES, layout_image, png
 from gpuscope.figures.sm_blocks import Cells, HeldIndex
+from gpuscope.figures.style import Properties
 from gpuscope.figures.view import PIXELS
 
 HEIGHT = 264
@@ -17,8 +17,6 @@ _GAP = 24
 _TICKS = 8
 _ROWS = 2
 """Rows of the picture an SM."""
-
-Properties = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscope.trace.model import Trace
+
+Properties: TypeAlias = dict[str, Any]
+"""Properties of a part of a Plotly figure, by name; Plotly has no types."""
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 """Okabe and Ito's palette without black, which text and arrows have."""
@@ -74,8 +77,8 @@ def tinted(colour: str, strength: float) -> str:
 
 
 def base_layout(
-    title: str, subtitle: Sequence[str], height: float, *, legend_rows: int, **more: Any
-) -> dict[str, Any]:
+    title: str, subtitle: Sequence[str], height: float, *, legend_rows: int, **more: object
+) -> Properties:
     """Return what all figures share; ``title`` and ``subtitle`` are safe for Plotly already.
 
     Parameters
@@ -129,7 +132,7 @@ def base_layout(
     }
 
 
-def x_axis(title: str, **more: Any) -> dict[str, Any]:
+def x_axis(title: str, **more: object) -> Properties:
     """Return a horizontal axis."""
     return {
         "title": {"text": title, "standoff": 10, "font": {"size": 13}},

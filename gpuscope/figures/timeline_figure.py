@@ -12,13 +12,14 @@ import plotly.graph_objects as go
 from gpuscope._checks import MappingOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
-from gpuscope.figures.bars import Properties, arrow_look, look
+from gpuscope.figures.bars import arrow_look, look
 from gpuscope.figures.frame import Frame, frame_of, statement
 from gpuscope.figures.labels import in_order
 from gpuscope.figures.places import Places, heading, nothing, stripe, y_axis
 from gpuscope.figures.raster import StaticFigure
 from gpuscope.figures.sm_blocks import Blocks, HeldIndex
 from gpuscope.figures.sm_picture import sms_below
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
     axis_unit,
     escape,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,6 @@ LANES = 8
 """Lines inside a track for spans that overlap or nest; what is deeper shares the last."""
 PIXELS = 1000
 """Columns of the picture of what is not drawn one by one."""
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.trace.columns import codes
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

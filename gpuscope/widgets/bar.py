@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anywidget
 import traitlets
 
 _STATIC = Path(__file__).parent / "static"
 
-Message = Mapping[str, Any]
+Message: TypeAlias = Mapping[str, Any]
+"""What the page sends, decoded from JSON."""
 
 
 class Bar(anywidget.AnyWidget):
@@ -38,6 +39,6 @@ class Bar(anywidget.AnyWidget):
     height = traitlets.Int(400).tag(sync=True)
     """Of the plot with all that is around it, px."""
 
-    def __init__(self, told: Callable[[Message], None], **options: Any) -> None:
+    def __init__(self, told: Callable[[Message], None], **options: object) -> None:
         super().__init__(**options)
         self.on_msg(lambda _widget, content, _buffers: told(content))

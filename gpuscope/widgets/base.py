@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import traitlets
@@ -40,13 +39,13 @@ class Control(anywidget.AnyWidget):
         help="Whether nothing can be changed: a run is on.",
     ).tag(sync=True)
 
-    def __init__(self, *, lock: threading.RLock | None = None, **traits: Any) -> None:
+    def __init__(self, *, lock: threading.RLock | None = None, **traits: object) -> None:
         self.lock = threading.RLock() if lock is None else lock
         super().__init__(**traits)
         hear_beside_cells(self)
         self.on_msg(self._take)
 
-    def _take(self, _widget: Any, content: Any, _buffers: Any) -> None:
+    def _take(self, _widget: object, content: object, _buffers: object) -> None:
         if not isinstance(content, Mapping):
             return
         fields = {str(name): value for name, value in content.items()}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from ipywidgets import Widget
 
 
-def hear_beside_cells(widget: Any) -> None:
+def hear_beside_cells(widget: Widget) -> None:
     """Have what the browser tells a widget handled while a cell runs, where the page asks for it.
 
     JupyterLab sends it to a thread of its own in the kernel (a subshell). ipykernel from 7.3 on

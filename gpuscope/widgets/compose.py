@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpuscope.figures import style
 from gpuscope.figures.bars import look
 from gpuscope.figures.frame import frame_of
 from gpuscope.figures.places import nothing, y_axis
 from gpuscope.figures.sm_picture import sm_axis, sm_image
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import escape
 from gpuscope.figures.view import View
 from gpuscope.widgets.overlays import ink, links, on_axis, outlines, ruler
@@ -69,7 +68,7 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
     return drawn
 
 
-def _light(bars: dict[str, Any], said: int, snapshot: Snapshot) -> dict[str, Any]:
+def _light(bars: Properties, said: int, snapshot: Snapshot) -> Properties:
     """Return bars without what is not needed, and without the narrowest ones' texts if too long."""
     texts = bars["hovertext"]
     kept = len(texts) if said <= _CHARACTERS else len(texts) * _CHARACTERS // said
@@ -81,7 +80,7 @@ def _light(bars: dict[str, Any], said: int, snapshot: Snapshot) -> dict[str, Any
     return {**less, "hovertext": texts[:kept] + [""] * (len(texts) - kept)}
 
 
-def first_layout(snapshot: Snapshot, height: float) -> dict[str, Any]:
+def first_layout(snapshot: Snapshot, height: float) -> Properties:
     """Return the layout of the plot before anything is drawn.
 
     Parameters
@@ -109,7 +108,7 @@ def first_layout(snapshot: Snapshot, height: float) -> dict[str, Any]:
     return layout
 
 
-def _tracks(snapshot: Snapshot) -> dict[str, Any]:
+def _tracks(snapshot: Snapshot) -> Properties:
     """Return what marks the tracks."""
     centres, _ = snapshot.places.ticks()
     px = (

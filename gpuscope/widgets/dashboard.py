@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import ipywidgets as ipw
 
@@ -27,6 +25,7 @@ from gpuscope.widgets.devices import DevicePicker, find_devices
 from gpuscope.widgets.estimate import Estimate, in_words
 from gpuscope.widgets.form import TEMPLATE, Form
 from gpuscope.widgets.runbar import RunBar
+from gpuscope.widgets.saved import SavedOutput, display, saved_page
 from gpuscope.widgets.throttle import LatestWins
 from gpuscope.widgets.timeline import Timeline
 
@@ -95,7 +94,7 @@ class Dashboard:
     def __init__(
         self,
         device: Device | str | None = None,
-        experiment: Experiment | Mapping[str, Any] | str | Path | None = None,
+        experiment: Experiment | Mapping[str, object] | str | Path | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -106,9 +105,9 @@ class Dashboard:
         self._closed = False
         self._watched: Recording | None = None
         self._picture = ""
+        self._output = SavedOutput()
+        self._output = SavedOutput()
         self._last: results.Summary | None = None
-        self._saved: Any = None
-        self._saved_html = ""
         self.run: Run | None = None
         self.timeline = Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS)
         self.verdicts, self.results = ipw.HTML(), ipw.HTML()
@@ -141,12 +140,10 @@ class Dashboard:
         self._changed()
 
     def _ipython_display_(self) -> None:
-        page: Any = importlib.import_module("IPython.display")  # only notebooks have it
-        page.display(self.widget)
-        name = f"gpuscope-{self.bar.uid}"
-        self._saved = page.display(page.HTML(self._static()), display_id=name)
+        display(self.widget)
+        self._output.show(self._static(), f"gpuscope-{self.bar.uid}")
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
+    def _repr_mimebundle_(self, **options: object) -> object:
         return self.widget._repr_mimebundle_(**options)
 
     # -- for programs -----------------------------------------------------------------
@@ -167,7 +164,7 @@ class Dashboard:
         with self._lock:
             return self._thread is not None
 
-    def open(self, experiment: Experiment | Mapping[str, Any] | str | Path) -> None:
+    def open(self, experiment: Experiment | Mapping[str, object] | str | Path) -> None:
         """Show another experiment: an object, a dict, or a TOML or JSON file.
 
         Raises
@@ -264,7 +261,7 @@ class Dashboard:
             one.close()
 
     # -- the run's own thread ---------------------------------------------------------
-    def _begin(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _begin(self, work: Callable[..., None], *arguments: object) -> None:
         self._thread = threading.Thread(
             target=work, args=arguments, name="gpuscope-dashboard", daemon=True
         )
@@ -426,18 +423,14 @@ class Dashboard:
             experiment = f"# {error}"
         shown = self.verdicts.value + self._picture + self.results.value
         shown = shown or html.note("Nothing was run.")
-        return html.saved(
+        return saved_page(
             self.bar.uid, experiment, self.devices.words, shown, simulated=self.devices.simulated
         )
 
     def _keep(self) -> None:
         """Update what the notebook shows without a kernel, where it is displayed."""
-        if self._saved is None or self._closed:
-            return
-        now = self._static()
-        if now != self._saved_html:
-            self._saved_html = now
-            self._saved.update(importlib.import_module("IPython.display").HTML(now))
+        if self._output.is_shown and not self._closed:
+            self._output.update(self._static())
 
 
 def _require_gpu(device: Device) -> None:
@@ -461,7 +454,7 @@ def _close_up(trace: Trace, summary: results.Summary) -> tuple[int, int] | None:
     return max(end - CLOSE_UP_NS, int(kernels.array("start_ns").min())), end
 
 
-def _experiment(given: Experiment | Mapping[str, Any] | str | Path | None) -> Experiment:
+def _experiment(given: Experiment | Mapping[str, object] | str | Path | None) -> Experiment:
     if isinstance(given, Experiment):
         return given
     if isinstance(given, str | Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import anywidget
 import numpy as np
@@ -17,10 +17,26 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import clean, duration
 from gpuscope.trace.model import Trace
+from gpuscope.widgets.html import Row
 
 _STATIC = Path(__file__).parent / "static"
 _RELATED = 12
 _NESTED = 8
+
+
+class Facts(TypedDict):
+    """What the panel shows of a span: plain text, to be shown as text.
+
+    ``related`` has relation, label and id of its launch call, of the ranges around it and of
+    what it waited for or made wait; ``columns`` name and value of every column that says
+    something.
+    """
+
+    title: str
+    subtitle: str
+    why: str
+    related: list[list[str]]
+    columns: list[list[str]]
 
 
 class Details(anywidget.AnyWidget):
@@ -41,7 +57,7 @@ class Details(anywidget.AnyWidget):
             target=self._explain, args=(trace, span, facts), name="gpuscope-explain", daemon=True
         ).start()
 
-    def _explain(self, trace: Trace, span: int, facts: dict[str, Any]) -> None:
+    def _explain(self, trace: Trace, span: int, facts: Facts) -> None:
         told = why(trace, span)
         if self.facts is facts:  # else another is shown by now
             self.set_trait("facts", {**facts, "why": told})
@@ -51,20 +67,13 @@ class Details(anywidget.AnyWidget):
         self.set_trait("facts", None)
 
 
-def describe(trace: Trace, row: int) -> dict[str, Any]:
+def describe(trace: Trace, row: int) -> Facts:
     """Collect what a trace knows of one span, without why it started then.
 
     Parameters
     ----------
     row
         Its position in the trace.
-
-    Returns
-    -------
-    dict
-        Plain text, which is to be shown as text: ``title``, ``subtitle``; ``related``: relation,
-        label and id, as text, of its launch call, of the ranges around it and of what it waited
-        for or made wait; ``columns``: name and value of every column that says something.
     """
     span = trace.spans.slice(row, 1).to_pylist()[0]
     start, end = span["start_ns"], span["end_ns"]
@@ -82,7 +91,7 @@ def describe(trace: Trace, row: int) -> dict[str, Any]:
         "subtitle": " · ".join([*said, *([where] if on_device else [])]),
         "why": "",
         "related": _related(trace, span),
-        "columns": [[name, clean(_text(name, value), 2000)] for name, value in span.items()
+        "columns": [[name, clean(_text(name, span), 2000)] for name, value in span.items()
                     if value is not None],
     }  # fmt: skip
 
@@ -125,7 +134,8 @@ def _zero_ns(trace: Trace) -> int:
     return int(windows[0][0]) if windows else int(trace.array("start_ns").min(initial=0))
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, span: Row) -> str:
+    value = span[name]
     if name in ("start_ns", "end_ns", "queued_ns", "submitted_ns"):
         return str(value)
     if name.endswith("_ns"):
@@ -133,7 +143,7 @@ def _text(name: str, value: Any) -> str:
     return f"#{value:08X}" if name == "color" else str(value)
 
 
-def _related(trace: Trace, span: dict[str, Any]) -> list[list[str]]:
+def _related(trace: Trace, span: Row) -> list[list[str]]:
     """Return relation, label and id of the spans that this one is linked to."""
     found: list[tuple[str, int]] = []
     around = span["parent"]
@@ -161,13 +171,13 @@ def _related(trace: Trace, span: dict[str, Any]) -> list[list[str]]:
     return related[:_RELATED] + ([["and", f"{more} more", str(span["id"])]] if more > 0 else [])
 
 
-def _columns_of(trace: Trace, ids: list[int]) -> dict[int, dict[str, Any]]:
+def _columns_of(trace: Trace, ids: list[int]) -> dict[int, Row]:
     rows = rows_of_ids(trace, ids[: 4 * _RELATED]) if ids else {}
     names = ["id", "kind", "name", "parent", "start_ns", "end_ns"]
     found = trace.spans.select(names).take(list(rows.values())).to_pylist() if rows else []
     return {one["id"]: one for one in found}
 
 
-def _label(span: dict[str, Any]) -> str:
+def _label(span: Row) -> str:
     lasts = "open" if span["end_ns"] is None else duration(span["end_ns"] - span["start_ns"])
     return f"{span['kind']} {clean(span['name'], 60)}, {lasts}"

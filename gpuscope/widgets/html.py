@@ -6,9 +6,11 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from html import unescape
-from typing import Any
+from typing import Any, TypeAlias
 
-from gpuscope._text import safe, shown, shown_lines
+import plotly.graph_objects as go
+
+from gpuscope._text import safe, shown
 from gpuscope.analysis.result import format_value
 from gpuscope.figures.raster import png
 
@@ -24,6 +26,10 @@ _COLUMNS = {
     "tflop_per_s": ("TFLOP/s", "right"),
     "share_of_alone_on_whole_gpu": ("share of alone", "right"),
 }
+
+
+Row: TypeAlias = Mapping[str, Any]
+"""A row of :data:`gpuscope.trace.model.Run.comparison`: texts, whole numbers, floats or nothing."""
 
 
 def text(value: object, limit: int | None = None) -> str:
@@ -89,7 +95,7 @@ def table(head: str, rows: Sequence[str]) -> str:
     )
 
 
-def workloads(rows: Sequence[Mapping[str, Any]], background: Sequence[str]) -> str:
+def workloads(rows: Sequence[Row], background: Sequence[str]) -> str:
     """Return a row a workload, those that are timed first; queued ones state no latency."""
     head = "".join(
         cell(title, side, tag="th") for title, side in (("workload", "left"), *_COLUMNS.values())
@@ -98,7 +104,7 @@ def workloads(rows: Sequence[Mapping[str, Any]], background: Sequence[str]) -> s
     return table(head, [_row(row, queued=row["workload"] in background) for row in ordered])
 
 
-def _row(row: Mapping[str, Any], *, queued: bool) -> str:
+def _row(row: Row, *, queued: bool) -> str:
     cells = [cell(text(row["workload"], 40), "left")]
     for column, (_, side) in _COLUMNS.items():
         value = row[column]
@@ -114,7 +120,7 @@ def _row(row: Mapping[str, Any], *, queued: bool) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def picture(figure: Any) -> str:
+def picture(figure: go.Figure) -> str:
     """Return a timeline's figure as a picture, for a page that runs no script."""
     title = re.sub("<[^>]*>", "", figure.layout.title.text or "")
     data = base64.b64encode(png(figure)).decode()
@@ -122,35 +128,3 @@ def picture(figure: Any) -> str:
         f'<img style="max-width:100%" alt="{safe(unescape(title))}" '
         f'src="data:image/png;base64,{data}">'
     )
-
-
-def saved(uid: str, experiment: str, device: str, results: str, *, simulated: bool) -> str:
-    """Return what a notebook shows that is opened without its kernel.
-
-    It hides the place of a widget that cannot be shown, right before it.
-
-    Parameters
-    ----------
-    uid
-        By which the living widget hides it.
-    experiment
-        As TOML.
-    results
-        HTML.
-    """
-    mark = "<b>SIMULATED, not measured:</b> " if simulated else ""
-    return (
-        f'<div class="gpuscope-saved gpuscope-saved-{uid}">'
-        f"<style>{_HIDE_DEAD}</style>"
-        '<div style="font-weight:600">gpuscope dashboard, as it was last</div>'
-        f"<div>{mark}{text(device)}</div>{results}"
-        "<details><summary>The experiment</summary>"
-        f"<pre>{shown_lines(experiment)}</pre></details></div>"
-    )
-
-
-_HIDE_DEAD = (
-    ".jp-OutputArea-child:has(+ .jp-OutputArea-child .gpuscope-saved) "
-    ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}"
-)
-"""JupyterLab writes an error in the place of a widget whose kernel is gone."""

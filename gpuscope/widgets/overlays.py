@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration
 from gpuscope.trace.query import OPEN_NS
 from gpuscope.widgets.snapshot import Drawn, Snapshot
 
 
-def links(drawn: Drawn) -> dict[str, Any]:
+def links(drawn: Drawn) -> Properties:
     """Return arrows from spans to those that had to follow them."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -20,7 +19,7 @@ def links(drawn: Drawn) -> dict[str, Any]:
     return {"x": x, "y": y}
 
 
-def outlines(drawn: Drawn) -> dict[str, Any]:
+def outlines(drawn: Drawn) -> Properties:
     """Return rectangles around the selected span and those that it is linked to."""
     rows = dict.fromkeys(row for link in drawn.snapshot.links for row in link)
     if drawn.snapshot.selected is not None:
@@ -35,7 +34,7 @@ def outlines(drawn: Drawn) -> dict[str, Any]:
     return {"x": x, "y": y}
 
 
-def ruler(snapshot: Snapshot) -> dict[str, Any]:
+def ruler(snapshot: Snapshot) -> Properties:
     """Return a line at each point that is measured from and to, and the time between."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -57,7 +56,7 @@ def ruler(snapshot: Snapshot) -> dict[str, Any]:
     return {"x": x, "y": y, "text": text}
 
 
-def ink(overlay: dict[str, Any], ink: str) -> None:
+def ink(overlay: Properties, ink: str) -> None:
     """Add an overlay's colours."""
     # Whole properties only: one update with `marker` here and `marker.color` there loses some.
     overlay["line"] = {"color": ink, "width": 2}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.basedatatypes import Undefined
+
+from gpuscope.figures.labels import Class
+from gpuscope.figures.style import Properties
 
 OVERLAYS = {
     "waits": "lines+markers", "links": "lines+markers", "selected": "lines",
@@ -18,13 +20,14 @@ OVERLAYS = {
 """Traces that lie over the bars."""
 _SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"}
 """Without a trace on it, Plotly leaves out the axis of the SMs; with one, there is always one."""
-_EMPTY: dict[str, Any] = {"base": [], "x": [], "y": [], "width": [], "hovertext": []}
+_EMPTY: Properties = {"base": [], "x": [], "y": [], "width": [], "hovertext": []}
 _SETTLED = ("type", "orientation")
 _WHOLE = {"_widget_data", "_widget_layout"}
 """What a page that opens needs; a frame is sent by another property."""
 _CONFIG = {"responsive": True, "scrollZoom": True, "doubleClick": False, "displaylogo": False}
 
-Bars = Mapping[Any, tuple[Mapping[str, Any], Mapping[str, Any]]]
+Bars = Mapping[Class, tuple[Properties, Properties]]
+"""Class of bars → how they look, and which there are."""
 
 
 class Plot(go.FigureWidget):  # type: ignore[misc]
@@ -47,17 +50,17 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         self._is_made = False
         self._overlays = {name: number for number, name in enumerate(OVERLAYS)}
         self._bars: list[int] = []
-        self._slots: dict[Any, int] = {}
-        self._sent: dict[int | str, dict[str, Any]] = {}
+        self._slots: dict[Class, int] = {}
+        self._sent: dict[int | str, Properties] = {}
         super().__init__(
             data=[{"type": "scatter", "x": [], "y": [], "name": name, "hoverinfo": "skip",
                    "mode": mode, "showlegend": False, "textposition": "bottom center"}
                   for name, mode in OVERLAYS.items()]
         )  # fmt: skip
-        self._config: dict[str, Any] = {**self._config, **_CONFIG}
+        self._config: Properties = {**self._config, **_CONFIG}
         self._is_made = True
 
-    def set_state(self, sync_data: Any) -> None:
+    def set_state(self, sync_data: Properties) -> None:
         """Take what a browser tells: where the plot was dragged to, and what its legend hides.
 
         The rest, such as what Plotly filled in after each frame, is of no use here; to take
@@ -74,22 +77,21 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
                 self._sent.get("layout", {}).pop("xaxis.range", None)  # the plot has another now
             self._ranged(low, high)
 
-    def get_state(self, key: Any = None, **options: Any) -> Any:
+    def get_state(self, key: str | Iterable[str] | None = None, **options: object) -> Properties:
         """Return the state; for a page that opens, with all that was drawn so far."""
         wanted = {key} if isinstance(key, str) else key
         if self._is_made and (wanted is None or _WHOLE & set(wanted)):
             with self._lock:
                 self._trait_values["_widget_layout"] = copy.deepcopy(self._layout_obj._props)
                 self._trait_values["_widget_data"] = copy.deepcopy(self._data)
-        return super().get_state(key, **options)
+        state: Properties = super().get_state(key, **options)
+        return state
 
     def settle(self) -> None:
         """Send all of it anew: whoever keeps a widget's state keeps what was sent as a whole."""
         self.send_state(sorted(_WHOLE))
 
-    def draw(
-        self, bars: Bars, overlays: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]
-    ) -> None:
+    def draw(self, bars: Bars, overlays: Mapping[str, Properties], layout: Properties) -> None:
         """Show a frame; only what changed is sent.
 
         Parameters
@@ -102,7 +104,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             Properties of the layout, dots in the names.
         """
         with self._lock:
-            traces: dict[int, dict[str, Any]] = {}
+            traces: dict[int, Properties] = {}
             if "sms" in overlays and "sms" not in self._overlays:
                 self._overlays["sms"] = len(self.data)
                 self.add_traces([go.Scatter(**_SMS)])
@@ -126,14 +128,14 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
                 self._news("layout", layout),
             )
 
-    def _news(self, of: int | str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def _news(self, of: int | str, wanted: Properties) -> Properties:
         """Return what differs from what was sent before."""
         before = self._sent.setdefault(of, {})
-        news = {name: value for name, value in wanted.items() if not _is_same(before, name, value)}
+        news = {name: wanted[name] for name in wanted if not _is_same(before, wanted, name)}
         before.update(news)
         return news
 
-    def _change(self, traces: Mapping[int, Mapping[str, Any]], layout: Mapping[str, Any]) -> None:
+    def _change(self, traces: Mapping[int, Properties], layout: Properties) -> None:
         """Change the figure and tell the browser, without Plotly's own look at every value.
 
         That takes longer than all the rest of a frame.
@@ -161,8 +163,8 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             self._slots.clear()
 
 
-def _is_same(before: Mapping[str, Any], name: str, value: Any) -> bool:
-    held = before.get(name, Undefined)
+def _is_same(before: Properties, wanted: Properties, name: str) -> bool:
+    held, value = before.get(name, Undefined), wanted[name]
     if isinstance(value, np.ndarray) or isinstance(held, np.ndarray):
         return len(value) == 0 and held is not Undefined and len(held) == 0
     return bool(held == value)

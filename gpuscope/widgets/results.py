@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpuscope import analysis
 from gpuscope.analysis.confinement import ConfinementResult, PartitionConfinement
@@ -51,8 +50,8 @@ class Summary:
         Whether thread blocks were seen, so that there is a map of the SMs.
     """
 
-    experiment: Mapping[str, Any]
-    rows: tuple[Mapping[str, Any], ...]
+    experiment: html.Row
+    rows: tuple[html.Row, ...]
     confinement: ConfinementResult | None
     unconfined: str
     provenance: str
@@ -256,7 +255,7 @@ def _differences(now: Summary, before: Summary) -> str:
     )
 
 
-def _changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
+def _changes(before: object, now: object, path: str = "") -> Iterator[str]:
     """Say field by field what differs between two descriptions."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*before, *now]):
@@ -267,7 +266,7 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {_told(before, now)} → {_told(now, before)}"
 
 
-def _told(value: Any, other: Any) -> str:
+def _told(value: object, other: object) -> str:
     """Write a value; descriptions leave out some that say nothing, as a guard that is on."""
     if value is None and isinstance(other, bool):
         value = not other

@@ -6,7 +6,6 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import traitlets
 
@@ -90,7 +89,7 @@ class RunBar(Control):
     def _do_save(self) -> None:
         self._acts["save"]()
 
-    def _do_open(self, name: Any, text: Any) -> None:
+    def _do_open(self, name: object, text: object) -> None:
         self._acts["open"](str(name), str(text))
 
     def _do_nsight(self) -> None:

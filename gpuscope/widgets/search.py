@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.widgets.state import TimelineState
 from gpuscope.widgets.window import Window
 
@@ -23,7 +24,7 @@ class Search:
 
     def __init__(self, text: str = "") -> None:
         self.text = text
-        self.rows = np.zeros(0, np.int64)
+        self.rows: Array = np.zeros(0, np.int64)
         self.at = -1
 
     def look(self, state: TimelineState) -> None:

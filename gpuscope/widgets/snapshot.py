@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuscope.figures.labels import Class, Track
 from gpuscope.figures.places import Places
 from gpuscope.figures.sm_blocks import HeldIndex
+from gpuscope.figures.style import Properties
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 from gpuscope.trace.query import OPEN_NS
@@ -26,7 +26,6 @@ MARGIN = 0.5
 LARGEST = 1.6
 """How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +86,9 @@ class Drawn:
 
     snapshot: Snapshot
     view: View
-    bars: dict[Class, tuple[dict[str, Any], dict[str, Any]]]
-    overlays: dict[str, dict[str, Any]]
-    layout: dict[str, Any]
+    bars: dict[Class, tuple[Properties, Properties]]
+    overlays: dict[str, Properties]
+    layout: Properties
 
     def words(self) -> str:
         """Say how much is in view, and how much of it has a bar of its own."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.places import Places
@@ -26,8 +26,6 @@ HEIGHTS = (140, 640)
 LISTED = 500
 """Tracks that are listed to be shown or hidden."""
 _LINKS = 60
-
-Array = np.ndarray[Any, Any]
 
 
 class TimelineState:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+
+from pydantic import BaseModel
 
 from gpuscope.errors import InvalidExperiment
 from gpuscope.figures.text import clean
 from gpuscope.runs.experiment import StreamSpec
-from gpuscope.widgets.table import Table, field, names_of
+from gpuscope.widgets.table import Field, Table, Values, field, names_of
 
 WHOLE_GPU = ""
 """The choice of no partition."""
-STREAMS: Mapping[str, Any] = {"small": {"partition": "small"}, "load": {"partition": "load"}}
+STREAMS: Mapping[str, Values] = {"small": {"partition": "small"}, "load": {"partition": "load"}}
 """What a table starts from."""
 
 
@@ -49,7 +50,7 @@ class StreamTable(Table):
 
     def __init__(
         self,
-        streams: Mapping[str, Any] | None = None,
+        streams: Mapping[str, Mapping[str, object] | BaseModel] | None = None,
         partitions: Iterable[str] = (),
         *,
         lock: threading.RLock | None = None,
@@ -85,8 +86,8 @@ class StreamTable(Table):
                 raise InvalidExperiment(self.said)
             return {name: StreamSpec(**fields) for name, fields in self.described.items()}
 
-    def _values_of(self, fields: Any) -> dict[str, Any]:
-        given = fields.model_dump() if isinstance(fields, StreamSpec) else dict(fields)
+    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
+        given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
         spec = {**StreamSpec().model_dump(), "blocking": False, **given}
         unknown = set(spec) - set(StreamSpec.model_fields)
         if unknown:
@@ -96,12 +97,12 @@ class StreamTable(Table):
             )
         return {**spec, "partition": spec["partition"] or WHOLE_GPU}
 
-    def _fields_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_of(self, values: Values) -> Values:
         home = values["partition"]
         spec = {"partition": home or None, "priority": values["priority"]}
         return spec if home else {**spec, "blocking": values["blocking"]}
 
-    def _alone(self) -> dict[str, Any]:
+    def _alone(self) -> Values:
         spin = {"kind": "spin", "duration_us": 1, "stream": next(iter(self.names), "")}
         return {
             "name": "streams",
@@ -111,7 +112,7 @@ class StreamTable(Table):
         }
 
 
-def _fields(partitions: Iterable[str]) -> list[dict[str, Any]]:
+def _fields(partitions: Iterable[str]) -> list[Field]:
     homes = [(name, clean(name, 40)) for name in partitions]
     priorities = [(0, "0 (default)"), *((n, str(n)) for n in range(-1, -5, -1)), (-5, "-5 (first)")]
     return [

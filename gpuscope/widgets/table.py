@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import traitlets
 from pydantic import BaseModel
@@ -16,6 +16,10 @@ from gpuscope.figures.text import clean
 from gpuscope.runs.experiment import Experiment
 from gpuscope.widgets.base import Control, script
 
+Values: TypeAlias = dict[str, Any]
+"""A row's values by field, as an experiment has them; pydantic checks their types."""
+Field: TypeAlias = dict[str, object]
+"""A field of a row, as :func:`field` describes it to the page."""
 Problems = Mapping[tuple[str, ...], str]
 """Path in an experiment → what is wrong there."""
 
@@ -25,10 +29,10 @@ def field(
     label: str,
     type: str = "number",  # noqa: A002 - HTML's word
     *,
-    options: Iterable[tuple[Any, str]] = (),
-    when: Mapping[str, Iterable[Any]] | None = None,
+    options: Iterable[tuple[object, str]] = (),
+    when: Mapping[str, Iterable[object]] | None = None,
     hint: str = "",
-) -> dict[str, Any]:
+) -> Field:
     """Describe one field of a row to the page.
 
     Parameters
@@ -54,11 +58,8 @@ def names_of(what: str, names: Iterable[str]) -> list[str]:
     InvalidArgument
         They are no texts.
     """
-    try:
-        found: list[Any] = [] if isinstance(names, str) else list(names)
-    except TypeError:
-        found = [names]
-    if isinstance(names, str) or not all(isinstance(name, str) for name in found):
+    found = None if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
+    if found is None or not all(isinstance(name, str) for name in found):
         raise InvalidArgument(f"{what} is {given(names)}; a list of names is needed")
     return found
 
@@ -93,7 +94,11 @@ class Table(Control):
     )
 
     def __init__(
-        self, described: Mapping[str, Any], *, lock: threading.RLock | None = None, **traits: Any
+        self,
+        described: Mapping[str, Mapping[str, object] | BaseModel],
+        *,
+        lock: threading.RLock | None = None,
+        **traits: object,
     ) -> None:
         super().__init__(lock=lock, **traits)
         self._ids = itertools.count(1)
@@ -122,15 +127,15 @@ class Table(Control):
         return [row["values"]["name"] for row in self.rows]
 
     @property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Values]:
         """Name → fields, as an experiment takes them; of two rows with one name, the first."""
         with self.lock:
-            found: dict[str, Any] = {}
+            found: dict[str, Values] = {}
             for row in self.rows:
                 found.setdefault(row["values"]["name"], self._fields_of(row["values"]))
             return found
 
-    def describe(self, described: Mapping[str, Any]) -> None:
+    def describe(self, described: Mapping[str, Mapping[str, object] | BaseModel]) -> None:
         """Start anew from name → fields.
 
         Raises
@@ -157,7 +162,7 @@ class Table(Control):
         """Call ``changed`` after each change, with former → new names, instead of checking."""
         self._changed = changed
 
-    def edit(self, row: str, /, **values: Any) -> None:
+    def edit(self, row: str, /, **values: object) -> None:
         """Change fields of the row of that name, as the page does."""
         with self.lock:
             number = self.rows[self.names.index(row)]["id"]
@@ -230,19 +235,19 @@ class Table(Control):
         return path[2] if len(path) > 2 and path[2] in shown else ""
 
     # -- what subclasses say -------------------------------------------------------------
-    def _values_of(self, fields: Any) -> dict[str, Any]:
+    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
         """Return what the fields of a row show."""
         raise NotImplementedError
 
-    def _fields_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_of(self, values: Values) -> Values:
         """Return what an experiment is told of a row."""
         raise NotImplementedError
 
-    def _alone(self) -> dict[str, Any]:
+    def _alone(self) -> Values:
         """Return an experiment in which nothing can be wrong but this table."""
         raise NotImplementedError
 
-    def _options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, values: Values) -> Values:
         """Return the options of fields that have their own in each row."""
         del values
         return {}
@@ -251,12 +256,12 @@ class Table(Control):
         """Let rows follow others that were renamed."""
 
     # -- what the page sends ------------------------------------------------------------
-    def _row(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _row(self, values: Values) -> Values:
         return {"id": next(self._ids), "values": values, "problems": {}, "options": {}}
 
-    def _do_edit(self, id: int, field: str, value: Any) -> None:  # noqa: A002 - the page's word
+    def _do_edit(self, id: int, field: str, value: object) -> None:  # noqa: A002 - the page's word
         names = self.names
-        renamed = {}
+        renamed: dict[str, str] = {}
         kind = next((one["type"] for one in self.fields if one["name"] == field), "")
         if kind == "several":
             value = [str(one) for one in value] if isinstance(value, list) else []
@@ -268,7 +273,7 @@ class Table(Control):
             if row["id"] == id and field in values:
                 own = names.count(values["name"]) == 1
                 if field == "name" and own and value not in names:
-                    renamed = {values["name"]: value}
+                    renamed = {values["name"]: str(value)}
                 values = {**values, field: value}
             rows.append({**row, "values": values})
         self.rows = rows
@@ -283,7 +288,7 @@ class Table(Control):
         self._changed({})
 
 
-def _followed(value: Any, renamed: Mapping[str, str]) -> Any:
+def _followed(value: object, renamed: Mapping[str, str]) -> object:
     if isinstance(value, list):
         return [renamed.get(one, one) for one in value]
-    return renamed.get(value, value)
+    return renamed.get(value, value) if isinstance(value, str) else value

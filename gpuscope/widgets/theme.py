@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gpuscope.figures import style
+from gpuscope.figures.style import Properties
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Theme:
     grid: str
     paper: str
 
-    def layout(self) -> dict[str, Any]:
+    def layout(self) -> Properties:
         """Return them as properties of a layout."""
         axis = {"gridcolor": self.grid, "linecolor": self.muted, "tickcolor": self.muted}
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from gpuscope._checks import count, door
 from gpuscope.record.recorder import Recording
@@ -73,7 +72,7 @@ class Timeline(TimelineView):
         *,
         height: int | None = None,
         followed_ns: int = FOLLOWED_NS,
-        **options: Any,
+        **options: object,
     ) -> None:
         trace = source if isinstance(source, Trace) else Trace.from_columns({})
         self._trace = trace

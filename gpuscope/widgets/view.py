@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import threading
-from typing import Any
+from collections.abc import Mapping
 
 import ipywidgets as ipw
 import traitlets
 
 from gpuscope.figures.raster import png
+from gpuscope.figures.style import Properties
 from gpuscope.figures.text import clean, duration
 from gpuscope.figures.timeline_figure import of_view
 from gpuscope.figures.view import View
@@ -23,6 +24,7 @@ from gpuscope.widgets.scheduler import RedrawScheduler
 from gpuscope.widgets.search import Search
 from gpuscope.widgets.snapshot import SPANS, Drawn
 from gpuscope.widgets.state import TimelineState
+from gpuscope.widgets.window import Window
 
 
 class TimelineView(ipw.VBox):  # type: ignore[misc]
@@ -65,7 +67,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
     measured_ns = traitlets.Int(None, allow_none=True, read_only=True)
     """Time between the two points that were measured last."""
 
-    def __init__(self, trace: Trace, height: int | None, **options: Any) -> None:
+    def __init__(self, trace: Trace, height: int | None, **options: object) -> None:
         self._lock = threading.RLock()
         self.scheduler = RedrawScheduler(self._draw, failed=self._failed)
         self._search = Search()
@@ -88,9 +90,9 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self.observe(self._changed, ["window_ns", "hidden", "sms"])
         self.observe(self._followed, "follow")
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
+    def _repr_mimebundle_(self, **options: object) -> Properties | tuple[Properties, Properties]:
         self.figure.settle()
-        bundle = super()._repr_mimebundle_(**options)
+        bundle: Properties | tuple[Properties, Properties] = super()._repr_mimebundle_(**options)
         facts = bundle[0] if isinstance(bundle, tuple) else bundle
         if facts:
             # For pages that run no JavaScript, such as a notebook made into HTML.
@@ -144,7 +146,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
 
     # -- drawing ----------------------------------------------------------------------
     @traitlets.validate("window_ns")
-    def _window_is_there(self, proposal: Any) -> Any:
+    def _window_is_there(self, proposal: Mapping[str, Window]) -> Window:
         low, high = proposal["value"]
         if low >= high:
             raise traitlets.TraitError(
@@ -152,7 +154,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             )
         return proposal["value"]
 
-    def _changed(self, change: Any) -> None:
+    def _changed(self, change: Properties) -> None:
         with self._lock:
             if change["name"] == "hidden":
                 self.state.hide(change["new"])
@@ -160,7 +162,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
                 self.state.show_sms(shown=change["new"])
         self.scheduler.ask()
 
-    def _followed(self, change: Any) -> None:
+    def _followed(self, change: Properties) -> None:
         if change["new"]:
             with self._lock:
                 self._to_head()

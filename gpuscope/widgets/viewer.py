@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from IPython.display import display
-
 from gpuscope.record.recorder import Recording
+from gpuscope.widgets.saved import display
 from gpuscope.widgets.timeline import Timeline
 
 
@@ -13,7 +12,7 @@ class ShownTimeline:
 
     def __init__(self) -> None:
         self.timeline = Timeline()
-        self._place = display(self.timeline, display_id=True)  # type: ignore[no-untyped-call]
+        self._place = display(self.timeline)
 
     def watch(self, recording: Recording) -> None:
         """Show what there is of ``recording``, again and again; returns at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from gpuscope.figures.style import Properties
 
 Window = tuple[int, int]
 
@@ -65,7 +65,7 @@ def around(window: Window, span: Window, extent: Window) -> Window:
     return clamped((middle - width // 2, middle - width // 2 + width), extent)
 
 
-def axis_ticks(window: Window, over: Window, zero_ns: int) -> dict[str, Any]:
+def axis_ticks(window: Window, over: Window, zero_ns: int) -> Properties:
     """Return the ticks of a time axis in µs since ``zero_ns``.
 
     Far from zero the labels count from a round time, which the axis' title states.

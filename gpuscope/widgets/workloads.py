@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from pydantic import BaseModel
 
 from gpuscope.errors import InvalidExperiment
 from gpuscope.figures.text import clean
 from gpuscope.runs.experiment import Experiment
-from gpuscope.widgets.table import Table, field, names_of
+from gpuscope.widgets.table import Field, Table, Values, field, names_of
 from gpuscope.workloads.builtin import PYTHON
 from gpuscope.workloads.registry import kinds
 from gpuscope.workloads.spec import KindField, WorkloadSpec
@@ -51,7 +50,7 @@ class WorkloadTable(Table):
 
     def __init__(
         self,
-        workloads: Mapping[str, Any] | None = None,
+        workloads: Mapping[str, Mapping[str, object] | BaseModel] | None = None,
         streams: Iterable[str] = ("stream 1",),
         *,
         lock: threading.RLock | None = None,
@@ -88,7 +87,7 @@ class WorkloadTable(Table):
             found = Experiment.from_dict(self._alone()).workloads
             return {name: found[name] for name in self.names}
 
-    def _values_of(self, fields: Any) -> dict[str, Any]:
+    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
         given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
         given = {name: value for name, value in given.items() if value is not None}
         kind, _, function = str(given.pop("kind", "gemm")).partition(":")
@@ -104,7 +103,7 @@ class WorkloadTable(Table):
             )
         return values | given
 
-    def _fields_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_of(self, values: Values) -> Values:
         kind = values["kind"]
         model = kinds().get(kind, WorkloadSpec)
         spec = {name: values[name] for name in model.model_fields if name not in ("kind", "args")}
@@ -125,7 +124,7 @@ class WorkloadTable(Table):
             return "function"
         return super()._field_at(path)
 
-    def _alone(self) -> dict[str, Any]:
+    def _alone(self) -> Values:
         described = self.described
         if described and all(fields["background"] is True for fields in described.values()):
             # Alone, a table may describe what runs behind something else.
@@ -141,12 +140,12 @@ class WorkloadTable(Table):
         if renamed:
             self.rename("waits_on", renamed)
 
-    def _options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, values: Values) -> Values:
         others = [name for name in self.names if name != values["name"]]
         return {"waits_on": [[name, clean(name, 40)] for name in others]}
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults() -> Values:
     """Return a value for every field that a workload of some kind may have."""
     shared = {
         name: info.get_default(call_default_factory=True)
@@ -158,7 +157,7 @@ def _defaults() -> dict[str, Any]:
     return {**shared, "rate_hz": 1000, **own}
 
 
-def _arguments(text: Any) -> Any:
+def _arguments(text: str) -> object:
     """Read the arguments of a function; what is no JSON is left for the experiment to refuse."""
     try:
         return json.loads(text)
@@ -166,7 +165,7 @@ def _arguments(text: Any) -> Any:
         return text
 
 
-def _fields(streams: Iterable[str]) -> list[dict[str, Any]]:
+def _fields(streams: Iterable[str]) -> list[Field]:
     timed = {"background": [False]}
     own = _own_fields()
     return [
@@ -211,7 +210,7 @@ def _fields(streams: Iterable[str]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _own_fields() -> list[tuple[bool, dict[str, Any]]]:
+def _own_fields() -> list[tuple[bool, Field]]:
     """Describe the fields that not every kind has, with the kinds that have them, and if rare.
 
     What is said of a field is said by the first kind that has one of that name.
@@ -237,7 +236,7 @@ def _own_fields() -> list[tuple[bool, dict[str, Any]]]:
     ]  # fmt: skip
 
 
-def _free(taken: Mapping[str, Any]) -> str:
+def _free(taken: Mapping[str, object]) -> str:
     name = "timed"
     while name in taken:
         name += "_"

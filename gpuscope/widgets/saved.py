@@ -1,0 +1,80 @@
+"""What a notebook shows of a dashboard when it is opened without its kernel."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import IPython.display
+
+from gpuscope._text import shown_lines
+from gpuscope.widgets import html
+
+_notebook: Any = IPython.display
+"""IPython has no types."""
+_HIDE_DEAD = (
+    ".jp-OutputArea-child:has(+ .jp-OutputArea-child .gpuscope-saved) "
+    ".jp-OutputArea-output.jupyter-widgets:not(:has(*)){display:none}"
+)
+"""JupyterLab writes an error in the place of a widget whose kernel is gone."""
+
+
+class DisplayHandle(Protocol):
+    """The place of something displayed, as IPython returns it."""
+
+    def update(self, shown: object, /) -> None:
+        """Show something else there."""
+
+
+def display(shown: object, name: str | None = None) -> DisplayHandle | None:
+    """Show something where the output of the cell is; return its place, if there is a notebook."""
+    handle: DisplayHandle | None = _notebook.display(shown, display_id=name or True)
+    return handle
+
+
+class SavedOutput:
+    """HTML that stays in the notebook, below a widget."""
+
+    def __init__(self) -> None:
+        self._handle: DisplayHandle | None = None
+        self._page = ""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is displayed anywhere."""
+        return self._handle is not None
+
+    def show(self, page: str, name: str) -> None:
+        """Display it where the output of the cell is."""
+        self._page = page
+        self._handle = display(_notebook.HTML(page), name)
+
+    def update(self, page: str) -> None:
+        """Replace it where it is displayed."""
+        if self._handle is not None and page != self._page:
+            self._page = page
+            self._handle.update(_notebook.HTML(page))
+
+
+def saved_page(uid: str, experiment: str, device: str, results: str, *, simulated: bool) -> str:
+    """Return the HTML of a dashboard without its widgets.
+
+    It hides the place of a widget that cannot be shown, right before it.
+
+    Parameters
+    ----------
+    uid
+        By which the living widget hides it.
+    experiment
+        As TOML.
+    results
+        HTML.
+    """
+    mark = "<b>SIMULATED, not measured:</b> " if simulated else ""
+    return (
+        f'<div class="gpuscope-saved gpuscope-saved-{uid}">'
+        f"<style>{_HIDE_DEAD}</style>"
+        '<div style="font-weight:600">gpuscope dashboard, as it was last</div>'
+        f"<div>{mark}{html.text(device)}</div>{results}"
+        "<details><summary>The experiment</summary>"
+        f"<pre>{shown_lines(experiment)}</pre></details></div>"
+    )

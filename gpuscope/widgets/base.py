@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anywidget
@@ -45,11 +45,16 @@ class Control(anywidget.AnyWidget):
         hear_beside_cells(self)
         self.on_msg(self._take)
 
+    def action(self, name: str) -> Callable[..., None] | None:
+        """Return what an action of the page calls; ``None`` if there is none of that name."""
+        act: Callable[..., None] | None = getattr(self, f"_do_{name}", None)
+        return act
+
     def _take(self, _widget: object, content: object, _buffers: object) -> None:
         if not isinstance(content, Mapping):
             return
         fields = {str(name): value for name, value in content.items()}
-        act = getattr(self, f"_do_{fields.pop('action', '')}", None)
+        act = self.action(str(fields.pop("action", "")))
         if act is not None:
             with self.lock:
                 act(**fields)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import ipywidgets as ipw
@@ -18,7 +20,7 @@ from gpuscope.record.recorder import Recording
 from gpuscope.runs import execution, nsight
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Progress
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Run
 from gpuscope.widgets import html, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
 from gpuscope.widgets.devices import DevicePicker, find_devices
@@ -34,8 +36,6 @@ PERIOD_S = 0.2
 PLOT_PX = 340
 FOLLOWED_NS = 40_000_000
 """What of a run is in view while it goes on: little enough to tell kernels apart."""
-CLOSE_UP_NS = 3_000_000
-"""What of a run is in view when it has ended: its end, close enough to tell kernels apart."""
 _GPUSCOPE = "gpuscope"
 
 
@@ -203,17 +203,7 @@ class Dashboard:
 
         Errors are shown in the dashboard. Does nothing while a run is on.
         """
-        with self._lock:
-            if self._thread is not None or self._closed:
-                return
-            try:
-                experiment = self.form.experiment()
-            except GpuscopeError as error:
-                self.bar.warn(str(error))
-                return
-            self._stop = threading.Event()
-            self._begin(self._work, experiment, self._stop)
-            self.bar.say("Preparing: carving, warming up …")
+        self._begin(self._work, "Preparing: carving, warming up …")
 
     def stop(self) -> None:
         """End the run early, as the Stop button does; what was recorded is kept and shown."""
@@ -238,18 +228,8 @@ class Dashboard:
         Why that is not possible, and what it wrote into the working folder, is shown in the
         dashboard. Stop ends it, and leaves nothing.
         """
-        with self._lock:
-            if self._thread is not None or self._closed:
-                return
-            try:
-                experiment = self.form.experiment()
-                _require_gpu(self.devices.opened())
-            except GpuscopeError as error:
-                self.bar.warn(str(error))
-                return
-            self._stop = threading.Event()
-            self._begin(self._profile, experiment, self.devices.device, self._stop)
-            self.bar.say("Running under Nsight Systems …")
+        work = partial(self._profile, self.devices.device)
+        self._begin(work, "Running under Nsight Systems …", _require_gpu)
 
     def close(self) -> None:
         """Stop the run, wait for its end, and take the widgets away."""
@@ -261,14 +241,36 @@ class Dashboard:
             one.close()
 
     # -- the run's own thread ---------------------------------------------------------
-    def _begin(self, work: Callable[..., None], *arguments: object) -> None:
-        self._thread = threading.Thread(
-            target=work, args=arguments, name="gpuscope-dashboard", daemon=True
-        )
-        self.bar.stopping = False
-        self.bar.progress, self.bar.left = 0.0, ""
-        self._enable()
-        self._thread.start()
+    def _begin(
+        self,
+        work: Callable[[Experiment, threading.Event], None],
+        words: str,
+        require: Callable[[Device], None] | None = None,
+    ) -> None:
+        """Do something with the experiment in a thread, unless one is on or it is refused."""
+        with self._lock, self._refusals():
+            if self._thread is not None or self._closed:
+                return
+            experiment = self.form.experiment()
+            if require is not None:
+                require(self.devices.opened())
+            self._stop = threading.Event()
+            self._thread = threading.Thread(
+                target=work, args=(experiment, self._stop), name="gpuscope-dashboard", daemon=True
+            )
+            self.bar.stopping = False
+            self.bar.progress, self.bar.left = 0.0, ""
+            self._enable()
+            self._thread.start()
+            self.bar.say(words)
+
+    @contextmanager
+    def _refusals(self, of: str = "") -> Iterator[None]:
+        """Show what is refused instead of raising it."""
+        try:
+            yield
+        except GpuscopeError as error:
+            self.bar.warn(f"{of}{error}")
 
     def _work(self, experiment: Experiment, stop: threading.Event) -> None:
         said, done = "", None
@@ -281,10 +283,8 @@ class Dashboard:
                 done = execution.run(
                     experiment, self.devices.opened(), viewer=live.offer, stop=stop
                 )
-        except GpuscopeError as error:
-            said = str(error)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            said = f"{type(error).__name__}: {error}"
+            said = _in_words(error)
         self._finish(done, said)
 
     def _tell_live(self, progress: Progress) -> None:
@@ -337,7 +337,7 @@ class Dashboard:
     def _show(self, run: Run) -> None:
         trace = list(run.traces.values())[-1]
         summary = results.summarise(run)
-        window = _close_up(trace, summary)
+        window = results.close_up(trace, summary)
         self.timeline.show(trace)  # it waits for the frame: nobody else waits for us meanwhile
         if window is not None:
             self.timeline.sms = "block" in trace.kind_counts()
@@ -361,15 +361,14 @@ class Dashboard:
             missing = f" {summary.incomplete}." if summary.incomplete else ""
             self.bar.say(f"Done: {calls:,} timed calls.{missing}")
 
-    def _profile(self, experiment: Experiment, key: str, stop: threading.Event) -> None:
+    def _profile(self, key: str, experiment: Experiment, stop: threading.Event) -> None:
         try:
             found = nsight.profile(experiment, device=key, cancel=stop)
             if found.trace is not None:
                 self.timeline.show(found.trace)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            said = error if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"
             with self._lock:
-                self.bar.warn(str(said))
+                self.bar.warn(_in_words(error))
                 self._end()
             return
         with self._lock:
@@ -395,25 +394,18 @@ class Dashboard:
         self.form.disable(disabled=running)
 
     def _show_code(self, kind: str) -> None:
-        try:
+        with self._refusals():
             self.bar.code = {"kind": kind, "text": self.code(kind)}
-        except GpuscopeError as error:
-            self.bar.warn(str(error))
 
     def _save_file(self) -> None:
-        try:
+        with self._refusals():
             experiment = self.experiment
-        except GpuscopeError as error:
-            self.bar.warn(str(error))
-            return
-        slug = re.sub(r"[^A-Za-z0-9]+", "-", experiment.name).strip("-") or "experiment"
-        self.bar.offer_file(f"{slug[:60]}.toml", experiment.to_toml())
+            slug = re.sub(r"[^A-Za-z0-9]+", "-", experiment.name).strip("-") or "experiment"
+            self.bar.offer_file(f"{slug[:60]}.toml", experiment.to_toml())
 
     def _open_file(self, name: str, text: str) -> None:
-        try:
-            self.open(Experiment.from_toml(text))
-        except GpuscopeError as error:
-            self.bar.warn(f"{name}: {error}")
+        with self._refusals(f"{name}: "):
+            self.open(Experiment.from_toml(str(text)))
 
     # -- what stays in the notebook ------------------------------------------------------
     def _static(self) -> str:
@@ -433,6 +425,11 @@ class Dashboard:
             self._output.update(self._static())
 
 
+def _in_words(error: Exception) -> str:
+    """Say what went wrong; of errors that are not ours the type, too."""
+    return str(error) if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"
+
+
 def _require_gpu(device: Device) -> None:
     """Refuse what Nsight Systems cannot see."""
     if device.info.kind != "cuda":
@@ -440,18 +437,6 @@ def _require_gpu(device: Device) -> None:
             f"Nsight Systems records what a GPU does, and {device.info.key} is none: choose a "
             "CUDA device"
         )
-
-
-def _close_up(trace: Trace, summary: results.Summary) -> tuple[int, int] | None:
-    """Return the end of a trace, up to the last kernel of a timed workload; or nothing."""
-    kernels = trace.where(kind="kernel")
-    queued = set(summary.background)
-    timed = [one for one in set(kernels.texts("category")) if one not in queued]
-    ends = (kernels.where(category=tuple(timed)) if timed else kernels).array("end_ns", fill=0)
-    if not len(ends):
-        return None
-    end = int(ends.max())
-    return max(end - CLOSE_UP_NS, int(kernels.array("start_ns").min())), end
 
 
 def _experiment(given: Experiment | Mapping[str, object] | str | Path | None) -> Experiment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import unescape
 from typing import Any, TypeAlias
 
@@ -35,16 +35,6 @@ Row: TypeAlias = Mapping[str, Any]
 def text(value: object, limit: int | None = None) -> str:
     """Return foreign text, harmless in HTML between tags."""
     return shown(value, limit)
-
-
-def problem(words: str) -> str:
-    """Return an error for the place where it arose; screen readers announce it."""
-    lines = "<br>".join(text(line) for line in words.splitlines())
-    return (
-        '<div role="alert" class="gpuscope-error" style="line-height:1.4;padding:4px 10px;'
-        'border-left:4px solid #c62828;color:var(--jp-error-color1,#c62828)">'
-        f"<b>Error:</b> {lines}</div>"
-    )
 
 
 def note(words: str) -> str:
@@ -82,31 +72,44 @@ def swatch(color: str) -> str:
     )
 
 
-def cell(words: str, side: str, *, tag: str = "td") -> str:
-    """Return a table's cell; ``words`` are HTML."""
-    return f'<{tag} style="{_CELL}{side}">{words}</{tag}>'
+def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table.
 
+    Parameters
+    ----------
+    columns
+        Heading of each, and the side at which its cells stand.
+    rows
+        Cells, as HTML.
+    """
 
-def table(head: str, rows: Sequence[str]) -> str:
-    """Return a table of cells."""
+    def line(tag: str, cells: Sequence[str]) -> str:
+        inside = "".join(
+            f'<{tag} style="{_CELL}{side}">{words}</{tag}>'
+            for words, (_, side) in zip(cells, columns, strict=True)
+        )
+        return f"<tr>{inside}</tr>"
+
+    head = line("th", [title for title, _ in columns])
+    body = "".join(line("td", row) for row in rows)
     return (
-        f'<table style="margin:6px 0;border-collapse:collapse"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
+        f'<table style="margin:6px 0;border-collapse:collapse"><thead>{head}</thead>'
+        f"<tbody>{body}</tbody></table>"
     )
 
 
 def workloads(rows: Sequence[Row], background: Sequence[str]) -> str:
     """Return a row a workload, those that are timed first; queued ones state no latency."""
-    head = "".join(
-        cell(title, side, tag="th") for title, side in (("workload", "left"), *_COLUMNS.values())
-    )
     ordered = sorted(rows, key=lambda row: row["workload"] in background)
-    return table(head, [_row(row, queued=row["workload"] in background) for row in ordered])
+    return table(
+        [("workload", "left"), *_COLUMNS.values()],
+        [_cells(row, queued=row["workload"] in background) for row in ordered],
+    )
 
 
-def _row(row: Row, *, queued: bool) -> str:
-    cells = [cell(text(row["workload"], 40), "left")]
-    for column, (_, side) in _COLUMNS.items():
+def _cells(row: Row, *, queued: bool) -> list[str]:
+    cells = [text(row["workload"], 40)]
+    for column in _COLUMNS:
         value = row[column]
         if column == "partition":
             shown = text(value if value is not None else "whole GPU", 40)
@@ -116,8 +119,8 @@ def _row(row: Row, *, queued: bool) -> str:
             shown = f"{100 * value:.1f} %"
         else:
             shown = format_value(value)
-        cells.append(cell(shown, side))
-    return f"<tr>{''.join(cells)}</tr>"
+        cells.append(shown)
+    return cells
 
 
 def picture(figure: go.Figure) -> str:

@@ -10,11 +10,13 @@ from gpuscope.analysis.confinement import ConfinementResult, PartitionConfinemen
 from gpuscope.analysis.result import format_value
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import duration
-from gpuscope.trace.model import Run
+from gpuscope.trace.model import Run, Trace
 from gpuscope.widgets import html
 
 WON = 1.2
 """A gain from here on is throughput won by running together."""
+CLOSE_UP_NS = 3_000_000
+"""What of a run is in view when it has ended: its end, close enough to tell kernels apart."""
 _SAME = 0.02
 """Changes by less than this share are no news."""
 _NONE = 0.0005
@@ -88,6 +90,18 @@ def summarise(run: Run) -> Summary:
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
     )
+
+
+def close_up(trace: Trace, summary: Summary) -> tuple[int, int] | None:
+    """Return the end of a trace, up to the last kernel of a timed workload; or nothing."""
+    kernels = trace.where(kind="kernel")
+    queued = set(summary.background)
+    timed = [one for one in set(kernels.texts("category")) if one not in queued]
+    ends = (kernels.where(category=tuple(timed)) if timed else kernels).array("end_ns", fill=0)
+    if not len(ends):
+        return None
+    end = int(ends.max())
+    return max(end - CLOSE_UP_NS, int(kernels.array("start_ns").min())), end
 
 
 # -- verdicts -----------------------------------------------------------------------------
@@ -240,18 +254,11 @@ def _differences(now: Summary, before: Summary) -> str:
         lines.append(f"Before: {html.text(before.provenance)}.")
     if before.stopped or now.stopped:
         lines.append("One of the two was stopped early.")
-    rows = [
-        f"<tr>{''.join(html.cell(one, 'left' if n < 2 else 'right') for n, one in enumerate(row))}"
-        "</tr>"
-        for row in _moved(now, before)
-    ]
-    head = "".join(
-        html.cell(one, "left" if n < 2 else "right", tag="th")
-        for n, one in enumerate(("of", "what", "before", "now", "change"))
-    )
+    columns = [("of", "left"), ("what", "left")]
+    columns += [(title, "right") for title in ("before", "now", "change")]
     return (
         '<div class="gpuscope-differences"><b>Since the run before</b><br>'
-        f"{'<br>'.join(lines)}{html.table(head, rows)}</div>"
+        f"{'<br>'.join(lines)}{html.table(columns, _moved(now, before))}</div>"
     )
 
 

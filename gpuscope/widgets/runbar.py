@@ -18,8 +18,8 @@ class RunBar(Control):
     Parameters
     ----------
     acts
-        What a button does, by its action: ``run``, ``stop``, ``code`` (of a ``kind``),
-        ``save``, ``open`` (a ``text`` called ``name``) and ``nsight``.
+        What a button does, by its name: ``run``, ``stop``, ``code`` (of a ``kind``), ``save``,
+        ``open`` (a ``text`` called ``name``) and ``nsight``.
     codes
         What code can be had in.
     lock
@@ -77,20 +77,6 @@ class RunBar(Control):
         """Let the page save a file."""
         self.file = {"name": name, "text": text, "serial": next(self._serials)}
 
-    def _do_run(self) -> None:
-        self._acts["run"]()
-
-    def _do_stop(self) -> None:
-        self._acts["stop"]()
-
-    def _do_code(self, kind: str) -> None:
-        self._acts["code"](kind)
-
-    def _do_save(self) -> None:
-        self._acts["save"]()
-
-    def _do_open(self, name: object, text: object) -> None:
-        self._acts["open"](str(name), str(text))
-
-    def _do_nsight(self) -> None:
-        self._acts["nsight"]()
+    def action(self, name: str) -> Callable[..., None] | None:
+        """Return what the button of that name does."""
+        return self._acts.get(name)

@@ -26,8 +26,8 @@ class DisplayHandle(Protocol):
 
 
 def display(shown: object, name: str | None = None) -> DisplayHandle | None:
-    """Show something where the output of the cell is; return its place, if there is a notebook."""
-    handle: DisplayHandle | None = _notebook.display(shown, display_id=name or True)
+    """Show something where the output of the cell is; return its place if it has a name."""
+    handle: DisplayHandle | None = _notebook.display(shown, display_id=name)
     return handle
 
 

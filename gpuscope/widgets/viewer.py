@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from gpuscope.record.recorder import Recording
 from gpuscope.widgets.saved import display
 from gpuscope.widgets.timeline import Timeline
@@ -12,7 +14,7 @@ class ShownTimeline:
 
     def __init__(self) -> None:
         self.timeline = Timeline()
-        self._place = display(self.timeline)
+        self._place = display(self.timeline, f"gpuscope-{secrets.token_hex(8)}")
 
     def watch(self, recording: Recording) -> None:
         """Show what there is of ``recording``, again and again; returns at once."""

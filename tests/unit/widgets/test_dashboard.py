@@ -29,9 +29,10 @@ from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.nsight import Profile
 from gpuscope.runs.runner import Progress
 from gpuscope.widgets import dashboard as module
-from gpuscope.widgets.dashboard import CLOSE_UP_NS, Dashboard
+from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.estimate import Estimate, in_words
+from gpuscope.widgets.results import CLOSE_UP_NS
 from gpuscope.widgets.runbar import RunBar
 from gpuscope.widgets.throttle import LatestWins
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from gpuscope._text import clean
 from gpuscope.errors import GpuscopeError, InvalidArgument
@@ -18,13 +18,15 @@ from gpuscope.errors import GpuscopeError, InvalidArgument
 _LIMIT = 60
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+Kind: TypeAlias = Any
+"""A type, ``None``, ``Callable``, or one of the kinds below; see :func:`door`."""
 _WORDS = {
     None: "None", str: "text", int: "a whole number", float: "a finite number", bool: "a bool",
     Callable: "a callable",
 }  # fmt: skip
 
 
-def given(value: Any) -> str:
+def given(value: object) -> str:
     """Say what an argument was: its value where that is plain, else its type."""
     if value is None or isinstance(value, bool | int | float | str):
         try:
@@ -67,7 +69,7 @@ class SeveralOf:
     value: type
 
 
-def door(**kinds: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def door(**kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Check a function's arguments by name before it runs.
 
     A kind is a type, ``None``, a :class:`MappingOf`, or a tuple of these of which one must
@@ -90,7 +92,7 @@ def door(**kinds: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     return decorate
 
 
-def require_kind(name: str, value: Any, *kinds: Any) -> None:
+def require_kind(name: str, value: object, *kinds: Kind) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is of one of the kinds that a door takes."""
     exact = type(value)
     if exact in kinds and exact is not int and exact is not float:  # the common case, quickly
@@ -104,7 +106,7 @@ def require_kind(name: str, value: Any, *kinds: Any) -> None:
     raise InvalidArgument(f"{name} is {given(value)}{inside}; {needed} is needed")
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is(value: object, kind: Kind) -> bool:
     if isinstance(kind, MappingOf):
         return isinstance(value, Mapping) and all(
             isinstance(key, str) and isinstance(item, kind.value) for key, item in value.items()
@@ -122,7 +124,7 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def _word(kind: Any) -> str:
+def _word(kind: Kind) -> str:
     if isinstance(kind, MappingOf):
         return f"a mapping of text to {kind.value.__name__}"
     if isinstance(kind, SeveralOf):
@@ -130,7 +132,7 @@ def _word(kind: Any) -> str:
     return _WORDS.get(kind) or f"a {kind.__name__}"
 
 
-def closest(name: Any, known: Iterable[str]) -> str:
+def closest(name: object, known: Iterable[str]) -> str:
     """Suggest what a name may have been meant to be, in brackets; or nothing."""
     near = get_close_matches(name, list(known), 1) if isinstance(name, str) else []
     return f" (did you mean {clean(near[0], _LIMIT)!r}?)" if near else ""

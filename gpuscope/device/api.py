@@ -20,6 +20,7 @@ from gpuscope.errors import CapabilityError
 if TYPE_CHECKING:
     from gpuscope.device.calls import Activity
     from gpuscope.device.graph import Graph
+    from gpuscope.device.sim.profile import Profile
     from gpuscope.device.stream import Stream
 
 Shape = tuple[int, ...]
@@ -32,10 +33,16 @@ RawGraph: TypeAlias = Any
 """A backend's own captured graph."""
 RawPartition: TypeAlias = Any
 """A backend's own partition: a green context of cuda.core, or the simulator's."""
+RawMemory: TypeAlias = Any
+"""A backend's own piece of memory, as its pool gives it out."""
+RawKernel: TypeAlias = Any
+"""A backend's own compiled kernel; ``None`` where a model takes its place."""
 Mark: TypeAlias = Any
 """What a backend remembers of a place in a stream's work."""
 NativeArray: TypeAlias = Any
 """An array of the device's own kind: CuPy's, the simulator's :class:`SimArray`, or NumPy's."""
+KernelArgs: TypeAlias = Sequence[Any]
+"""What a kernel is launched with: arrays, NumPy scalars and numbers."""
 Operands: TypeAlias = Any
 """What a backend's ``matmul`` takes of out, a and b: addresses, or arrays."""
 Places = tuple[tuple[object, object, object], tuple[int, int, int], Operands]
@@ -178,7 +185,7 @@ class GrantedPartition:
         :func:`~gpuscope.device.carve.sm_count_to_tell`.
     """
 
-    raw: Any
+    raw: RawPartition
     sm_count: int
     sm_ids: tuple[int, ...]
     context: int
@@ -197,8 +204,8 @@ class Memory:
         What the backend frees.
     """
 
-    array: Any
-    raw: Any
+    array: NativeArray
+    raw: RawMemory
     nbytes: int
 
 
@@ -251,9 +258,9 @@ class KernelModel:
     True
     """
 
-    cost: Callable[[Any, int, Sequence[Any], int], KernelCost]
-    reads: Callable[[Sequence[Any]], Sequence[Any]] = field(default=lambda _args: ())
-    writes: Callable[[Sequence[Any]], Any] = field(default=lambda _args: None)
+    cost: Callable[[Profile, int, KernelArgs, int], KernelCost]
+    reads: Callable[[KernelArgs], Sequence[NativeArray]] = field(default=lambda _args: ())
+    writes: Callable[[KernelArgs], NativeArray | None] = field(default=lambda _args: None)
     compute: Callable[..., Array] | None = None
 
 
@@ -262,7 +269,7 @@ class Kernel:
     """A compiled kernel: launch it with :meth:`Stream.launch`."""
 
     name: str
-    raw: Any
+    raw: RawKernel
     model: KernelModel | None
 
 
@@ -431,7 +438,7 @@ class Backend(Protocol):
         kernel: Kernel,
         grid: int,
         block: int,
-        args: Sequence[object],
+        args: KernelArgs,
         correlation: int,
     ) -> None:
         """Launch a kernel."""

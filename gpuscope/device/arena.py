@@ -6,7 +6,7 @@ import logging
 import operator
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, SupportsIndex
 
 from gpuscope._checks import given
 from gpuscope._fork import free_in_children
@@ -22,7 +22,7 @@ _log = logging.getLogger("gpuscope")
 _MOST = 2**63 - 1
 
 
-def checked_size(device: Device, nbytes: Any) -> int:
+def checked_size(device: Device, nbytes: SupportsIndex) -> int:
     """Return a number of bytes that the device could have, or raise."""
     try:
         size = operator.index(nbytes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuscope._checks import count, given
 from gpuscope._text import clean
@@ -27,7 +28,7 @@ def as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
     if isinstance(shape, str | bytes):
         raise InvalidOperand(f"shape is {given(shape)}; whole numbers are needed")
     try:
-        sizes: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        sizes: tuple[object, ...] = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     except TypeError:  # an array of no dimensions says it can be iterated over
         sizes = (shape,)
     checked = tuple(
@@ -39,7 +40,7 @@ def as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
     return checked
 
 
-def as_dtype(dtype: Any) -> DType:
+def as_dtype(dtype: npt.DTypeLike | None) -> DType:
     """Return a NumPy dtype; knows ``"bfloat16"`` too."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype].numpy

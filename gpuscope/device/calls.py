@@ -10,12 +10,12 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack
 
 from gpuscope._fork import free_in_children
 
 if TYPE_CHECKING:
-    from gpuscope.device.api import Backend
+    from gpuscope.device.api import Backend, NativeArray
     from gpuscope.device.event import Event
     from gpuscope.device.graph import Graph
     from gpuscope.device.stream import Stream
@@ -29,7 +29,7 @@ class CallFacts(TypedDict, total=False):
     launch_config: str | None
     event: Event | None
     graph: Graph | None
-    blocks: Any
+    blocks: NativeArray
 
 
 class Call:
@@ -80,7 +80,7 @@ class Call:
         launch_config: str | None = None,
         event: Event | None = None,
         graph: Graph | None = None,
-        blocks: Any = None,
+        blocks: NativeArray = None,
     ) -> None:
         self.kind = kind
         self.name = name

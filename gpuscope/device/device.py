@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope._text import clean
 from gpuscope._types import Array
 from gpuscope.device import caller, carve
-from gpuscope.device.api import Backend, Capabilities, DeviceInfo, Kernel, KernelModel
+from gpuscope.device.api import Backend, Capabilities, DeviceInfo, Kernel, KernelModel, NativeArray
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
 from gpuscope.device.calls import CallLog
 from gpuscope.device.carve import CarvePlan, SmLayout
 from gpuscope.device.event import Event
-from gpuscope.device.handles import checked_handle
+from gpuscope.device.handles import AnyStream, checked_handle
 from gpuscope.device.partition import Partition, Partitions, make_partitions
 from gpuscope.device.registry import Registry
 from gpuscope.device.scratch import Scratch, take_scratch
@@ -208,7 +208,7 @@ class Device(Unique):
         """
         return make_stream(self, None, name=name, priority=priority, blocking=blocking)
 
-    def wrap_stream(self, stream: Any, *, name: str | None = None) -> Stream:
+    def wrap_stream(self, stream: AnyStream, *, name: str | None = None) -> Stream:
         """Use somebody else's stream: an integer handle or an object with ``__cuda_stream__``.
 
         One of ours is returned as it is. What is returned never destroys the stream.
@@ -248,7 +248,7 @@ class Device(Unique):
         self.registry.of_thread.default = stream  # it lives as long as a thread that used it
         return stream
 
-    def choose_stream(self, stream: Any = None) -> tuple[Stream, bool]:
+    def choose_stream(self, stream: AnyStream = None) -> tuple[Stream, bool]:
         """Pick the stream that work should run on, and whether one was selected.
 
         An explicit ``stream``, else the caller stream, else this thread's current stream;
@@ -276,7 +276,7 @@ class Device(Unique):
             self.backend.synchronize()
 
     # -- arrays -----------------------------------------------------------------------
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> NativeArray:
         """Return an uninitialised array in device memory.
 
         Parameters
@@ -294,7 +294,7 @@ class Device(Unique):
         """
         return self._selected_holds(self.backend.empty(as_shape(shape), as_dtype(dtype)))
 
-    def _selected_holds(self, array: Any) -> Any:
+    def _selected_holds(self, array: NativeArray) -> NativeArray:
         """Let an array count as used on the selected stream: libraries launch there unseen."""
         stream = caller.get_caller_stream()
         if stream is None:
@@ -307,14 +307,14 @@ class Device(Unique):
                 stream.hold(array)
         return array
 
-    def empty_pinned(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Array:
+    def empty_pinned(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
         """Return an uninitialised array in page-locked host memory.
 
         :meth:`Stream.copy` from and to it never waits; do not change it before the copy is done.
         """
         return self.backend.empty_pinned(as_shape(shape), as_dtype(dtype))
 
-    def asarray(self, values: Any, dtype: Any = None) -> Any:
+    def asarray(self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> NativeArray:
         """Copy host values into device memory; done when it returns.
 
         Values in another byte order are turned into this machine's, the only one of a device.
@@ -333,7 +333,9 @@ class Device(Unique):
             array = self.backend.asarray(np.ascontiguousarray(host).reshape(host.shape))
             return self._selected_holds(array)
 
-    def random(self, shape: int | tuple[int, ...], dtype: Any = "float32", *, seed: int = 0) -> Any:
+    def random(
+        self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32", *, seed: int = 0
+    ) -> NativeArray:
         """Return an array of uniform values in [-0.5, 0.5); done when it returns."""
         seed = count("seed", seed, error=InvalidOperand)
         array = self.empty(shape, dtype)
@@ -354,7 +356,7 @@ class Device(Unique):
         """
         return take_scratch(self, nbytes)
 
-    def to_host(self, array: Any) -> Array:
+    def to_host(self, array: NativeArray) -> Array:
         """Wait for the whole device, then return the array's values.
 
         Raises
@@ -408,7 +410,7 @@ class UnifiedDevice(Device):
         )
         self._unified: Stream | None = None
 
-    def choose_stream(self, stream: Any = None) -> tuple[Stream, bool]:
+    def choose_stream(self, stream: AnyStream = None) -> tuple[Stream, bool]:
         """Return the one stream, and whether any was selected; refuses what all refuse."""
         chosen, selected = super().choose_stream(stream)
         if chosen.capturing:

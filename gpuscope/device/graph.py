@@ -8,13 +8,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuscope._fork import free_in_children
 from gpuscope.device.unique import Closable, Closing
 from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 
 if TYPE_CHECKING:
+    from gpuscope.device.api import NativeArray, RawGraph
+    from gpuscope.device.handles import AnyStream
     from gpuscope.device.stream import Stream
 
 _log = logging.getLogger("gpuscope")
@@ -90,23 +92,23 @@ class Graph(Closing):
         self.name = name if name is not None else f"graph {self.id}"
         self.device = stream.device
         self.partition = stream.partition
-        self.raw: Any = None
+        self.raw: RawGraph | None = None
         self.is_empty = False
         """Whether it is known to have no work."""
         self.streams: list[Stream] = []
         """The streams that are being captured into it."""
-        self.functions: list[Any] = []
+        self.functions: list[object] = []
         """What calls its host functions, which CUDA does not keep."""
-        self.workspaces: dict[int, Any] = {}
+        self.workspaces: dict[int, NativeArray] = {}
         """What its products compute in, by the handle of the stream they were captured on."""
         self._lock = free_in_children(threading.Lock())
         self.closed = False
-        self._held: list[tuple[Any, ...]] = []
+        self._held: list[tuple[object, ...]] = []
         self._kept: list[Closable] = []
         if self.partition is not None:
             self.partition.adopt(self)
 
-    def launch(self, *, stream: Any = None) -> None:
+    def launch(self, *, stream: AnyStream = None) -> None:
         """Queue all of its work; with no stream selected, wait for it.
 
         Parameters
@@ -145,7 +147,7 @@ class Graph(Closing):
         """Close ``item``, which its work uses, when it is closed itself."""
         self._kept.append(item)
 
-    def hold(self, *values: Any) -> None:
+    def hold(self, *values: object) -> None:
         """Hold what its work uses, arrays above all, until it is closed."""
         self._held.append(values)
 

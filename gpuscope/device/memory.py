@@ -13,14 +13,17 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gpuscope._fork import free_in_children
 from gpuscope._types import Array, DType
+from gpuscope.device.api import Mark, RawMemory, RawStream
 from gpuscope.errors import GpuscopeError
 
+Need: TypeAlias = Any
+"""What a pool is asked for: bytes, or whatever its backend says."""
 _FEW = 16  # tags of a block that are kept without asking which are passed
 
 _lock = free_in_children(threading.RLock())
@@ -46,7 +49,7 @@ class Tag:
 
     __slots__ = ("_capturing", "mark", "raw")
 
-    def __init__(self, raw: Any, mark: Any = None) -> None:
+    def __init__(self, raw: RawStream | None, mark: Mark = None) -> None:
         self.raw = raw
         self.mark = mark
         self._capturing = False
@@ -66,7 +69,7 @@ class Tag:
         with _lock:
             self._capturing = capturing
 
-    def close(self, mark: Any = None) -> None:
+    def close(self, mark: Mark = None) -> None:
         """Note that the stream is about to be destroyed, its work done, or else marked."""
         with _lock:
             self.mark = mark
@@ -86,7 +89,7 @@ class Block:
 
     __slots__ = ("__weakref__", "_most", "_pool", "raw", "tags")
 
-    def __init__(self, raw: Any, pool: Pool) -> None:
+    def __init__(self, raw: RawMemory, pool: Pool) -> None:
         self.raw = raw
         self._pool = pool
         self.tags: set[Tag] = set()
@@ -120,7 +123,7 @@ class _Dropped:
 
     __slots__ = ("left", "raw", "tags")
 
-    def __init__(self, raw: Any, tags: set[Tag]) -> None:
+    def __init__(self, raw: RawMemory, tags: set[Tag]) -> None:
         self.raw = raw
         self.tags = tags
         self.left = 0
@@ -145,11 +148,11 @@ class Pool:
 
     def __init__(
         self,
-        take: Callable[[Any], Any],
-        give: Callable[[Any], object],
-        mark: Callable[[Any], Any],
-        passed: Callable[[Any], bool],
-        wait: Callable[[Any], object],
+        take: Callable[[Need], RawMemory],
+        give: Callable[[RawMemory], object],
+        mark: Callable[[RawStream], Mark],
+        passed: Callable[[Mark], bool],
+        wait: Callable[[Mark], object],
     ) -> None:
         self._take = take
         self._give = give
@@ -157,9 +160,9 @@ class Pool:
         self._passed = passed
         self._wait = wait
         self._new: deque[_Dropped] = deque()
-        self._waiting: dict[Tag, deque[tuple[Any, _Dropped]]] = {}
+        self._waiting: dict[Tag, deque[tuple[Mark, _Dropped]]] = {}
 
-    def take(self, need: Any) -> Block:
+    def take(self, need: Need) -> Block:
         """Return memory that no queued work uses; waits for some only where none is left."""
         self.reclaim()
         try:
@@ -170,7 +173,7 @@ class Pool:
             raw = self._take(need)
         return Block(raw, self)
 
-    def drop(self, raw: Any, tags: set[Tag]) -> None:
+    def drop(self, raw: RawMemory, tags: set[Tag]) -> None:
         """Take memory back that nobody holds any more, though work may still use it."""
         self._new.append(_Dropped(raw, tags))
 
@@ -181,7 +184,7 @@ class Pool:
     def reclaim(self) -> None:
         """Mark the streams of what was dropped, and take back what is passed."""
         with _lock:
-            marks: dict[Tag, Any] = {}
+            marks: dict[Tag, Mark] = {}
             for _ in range(len(self._new)):
                 memory = self._new[0]  # an interrupt may strike: it is not let go of before
                 if self._mark_streams(memory, marks):
@@ -197,7 +200,7 @@ class Pool:
                 if not queue:
                     del self._waiting[tag]
 
-    def _mark_streams(self, memory: _Dropped, marks: dict[Tag, Any]) -> bool:
+    def _mark_streams(self, memory: _Dropped, marks: dict[Tag, Mark]) -> bool:
         """Let memory wait for its streams, unless one is captured; whether it does."""
         left = [tag for tag in list(memory.tags) if not tag.is_done]
         if any(tag.capturing for tag in left):  # a mark would become part of the graph
@@ -214,7 +217,7 @@ class Pool:
             memory.tags.discard(tag)
         return True
 
-    def _is_over(self, tag: Tag, mark: Any) -> bool:
+    def _is_over(self, tag: Tag, mark: Mark) -> bool:
         if tag.is_done:
             return True
         with contextlib.suppress(GpuscopeError):  # who cannot tell says no
@@ -252,14 +255,14 @@ class Pinned:
         return np.asarray(self)[: count * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def pinned_block(array: Any) -> Block | None:
+def pinned_block(array: object) -> Block | None:
     """Return the page-locked memory under a NumPy array or a view of one, if it is a pool's."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array.block if isinstance(array, Pinned) else None
 
 
-def by_address(array: Any) -> Any:
+def by_address(array: Array) -> Array:
     """Return a host array as a copy engine sees it: it keeps no pool's memory."""
     block = pinned_block(array)
     if block is None:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from gpuscope.device.api import Memory
+from gpuscope.device.api import Memory, NativeArray
 from gpuscope.device.arena import Arena, allocate, checked_size, give_back
 from gpuscope.device.arrays import as_dtype, as_shape
 from gpuscope.device.borrowed import of_thread
-from gpuscope.device.handles import raw_handle
+from gpuscope.device.handles import AnyStream, raw_handle
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, Unique
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from gpuscope.device.device import Device
 
 
@@ -71,12 +73,12 @@ class Scratch(Closing):
         self._device = device
         self._memory = memory
         self._give_back = give_back
-        self._array: Any = device.empty(0, "uint8") if memory is None else memory.array
+        self._array: NativeArray = device.empty(0, "uint8") if memory is None else memory.array
         self.nbytes = nbytes
         self.stream = stream
 
     @property
-    def array(self) -> Any:
+    def array(self) -> NativeArray:
         """Its bytes: an array of the device, shape (nbytes,), uint8.
 
         Raises
@@ -91,7 +93,7 @@ class Scratch(Closing):
             )
         return self._array
 
-    def view(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
+    def view(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> NativeArray:
         """Return its first bytes as an array.
 
         Parameters
@@ -217,7 +219,7 @@ class WorkloadContext(Unique):
                 "borrowed for that call only. Use the context that each call is given"
             )
 
-    def scratch(self, nbytes: int, stream: Any = None) -> Scratch:
+    def scratch(self, nbytes: int, stream: AnyStream = None) -> Scratch:
         """Take device memory that goes back when the call ends, in stream order.
 
         Parameters
@@ -262,7 +264,7 @@ class WorkloadContext(Unique):
         self._taken.append(found)
         return found
 
-    def _tag(self, stream: Any) -> Stream | None:
+    def _tag(self, stream: AnyStream) -> Stream | None:
         """Return the stream that ``stream`` names; ``None`` if this device knows none such."""
         own = self._stream
         if stream is None or stream is own:
@@ -355,7 +357,7 @@ class WorkloadContext(Unique):
 
 
 @contextlib.contextmanager
-def _collected(failed: list[GpuscopeError]) -> Any:
+def _collected(failed: list[GpuscopeError]) -> Iterator[None]:
     try:
         yield
     except GpuscopeError as error:

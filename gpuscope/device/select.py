@@ -10,12 +10,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
+from gpuscope.device.api import NativeArray
 from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.device.registry import alive
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
@@ -29,7 +30,7 @@ _cpu: dict[str, Device] = {}
 _sims: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
 """By the id of their backends."""
 _cuda_correlations = itertools.count(1)
-_finders: dict[type, Callable[[Any], Device]] = {}
+_finders: dict[type, Callable[[NativeArray], Device]] = {}
 
 
 def open_device(
@@ -215,7 +216,7 @@ def open_devices() -> list[Device]:
     return alive(_open)
 
 
-def device_of(value: Any, name: str) -> Device:
+def device_of(value: object, name: str) -> Device:
     """Return the device that holds an array.
 
     Raises
@@ -236,7 +237,7 @@ def device_of(value: Any, name: str) -> Device:
     )
 
 
-def _is_on_cuda(value: Any) -> bool:
+def _is_on_cuda(value: object) -> bool:
     """Whether an array of any library says that a CUDA device holds it."""
     from gpuscope.device.cuda import dlpack  # noqa: PLC0415 - only foreign arrays need it
 
@@ -245,12 +246,12 @@ def _is_on_cuda(value: Any) -> bool:
     )
 
 
-def _cuda_device_of(array: Any) -> Device:
+def _cuda_device_of(array: NativeArray) -> Device:
     device = _cuda.get(array.data.device_id)
     return device if device is not None else _open_cuda(array.data.device_id)
 
 
-def _sim_device_of(array: Any) -> Device:
+def _sim_device_of(array: NativeArray) -> Device:
     owner = array.owner
     device = _sims.get(id(owner))
     if device is not None and device.backend is owner:

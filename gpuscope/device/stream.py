@@ -8,11 +8,11 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
-from gpuscope.device.api import Kernel, RawStream, StreamKind
+from gpuscope.device.api import Kernel, NativeArray, RawStream, StreamKind
 from gpuscope.device.arrays import require_array
 from gpuscope.device.borrowed import open_contexts
 from gpuscope.device.event import Event, EventQueue, require_event
@@ -216,12 +216,12 @@ class Stream(Closing, EventQueue):
     def launch(
         self,
         kernel: Kernel,
-        *args: Any,
+        *args: object,
         grid: int,
         block: int,
         flop_count: int | None = None,
         nbytes: int | None = None,
-        blocks: Any = None,
+        blocks: NativeArray = None,
     ) -> None:
         """Launch ``kernel`` with ``grid`` blocks of ``block`` threads.
 
@@ -285,7 +285,7 @@ class Stream(Closing, EventQueue):
             else:
                 currents[key] = previous
 
-    def copy(self, destination: Any, source: Any) -> None:
+    def copy(self, destination: NativeArray, source: NativeArray) -> None:
         """Queue a copy of ``source`` over ``destination``: same shape, dtype and device.
 
         Either side may be a NumPy array in host memory; then the call may wait.
@@ -313,7 +313,7 @@ class Stream(Closing, EventQueue):
             self.hold(destination, source)
             self.device.calls.end(call)
 
-    def hold(self, *arrays: Any) -> None:
+    def hold(self, *arrays: object) -> None:
         """Keep the memory of gpuscope's arrays until the work queued here is done.
 
         They may then be dropped at once. gpuscope's own launches, copies and products do this by

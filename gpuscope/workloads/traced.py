@@ -127,7 +127,7 @@ class TracedGemm(Gemm):
             TRACED_GEMM, "traced_gemm",
             model=KernelModel(
                 lambda profile, _grid, args, sm_count: profile.gemm_cost(
-                    *args[3:6], "float16", sm_count, 0
+                    args[3], args[4], args[5], "float16", sm_count, 0
                 ),
                 reads=lambda args: args[1:3],
                 writes=lambda args: args[0],

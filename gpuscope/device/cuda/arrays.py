@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from gpuscope._types import DType
+from gpuscope._types import Array, DType
+from gpuscope.device.api import NativeArray
 from gpuscope.device.cuda import dlpack, interface
 from gpuscope.device.cuda.driver import import_cupy
 from gpuscope.device.memory import Block, pinned_block
@@ -14,6 +15,8 @@ from gpuscope.errors import InvalidOperand
 
 cupy = import_cupy()
 _Array = cupy.ndarray
+Shared: TypeAlias = Any
+"""An array of any library, which tells its memory through DLPack or the CUDA array interface."""
 
 
 class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
@@ -29,12 +32,12 @@ class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
         super().__init__(block.raw.ptr, nbytes, block, index)
         self.block = block
 
-    def array(self, shape: tuple[int, ...], dtype: DType) -> Any:
+    def array(self, shape: tuple[int, ...], dtype: DType) -> NativeArray:
         """Return it as an array, uninitialised."""
         return cupy.ndarray(shape, dtype, memptr=cupy.cuda.MemoryPointer(self, 0))
 
 
-def block_of(value: Any) -> Block | None:
+def block_of(value: object) -> Block | None:
     """Return the memory of ours under an array of the device or page-locked memory, if any."""
     if isinstance(value, _Array):
         memory = value.data.mem
@@ -42,7 +45,7 @@ def block_of(value: Any) -> Block | None:
     return pinned_block(value)
 
 
-def device_index_of(value: Any) -> int:
+def device_index_of(value: Shared) -> int:
     """Return the ordinal of the device that holds an array of any library."""
     if isinstance(value, cupy.ndarray):
         return int(value.data.device_id)
@@ -60,7 +63,7 @@ def _device_of_pointer(pointer: int) -> int:
     return int(cupy.cuda.runtime.pointerGetAttributes(pointer).device)
 
 
-def adopt(value: Any, *, write: bool = False) -> Any:
+def adopt(value: Shared, *, write: bool = False) -> NativeArray | None:
     """View ``value`` as a CuPy array without a copy; ``None`` if it is no device array.
 
     DLPack and the CUDA array interface are read here rather than by CuPy, which refuses
@@ -93,7 +96,7 @@ def adopt(value: Any, *, write: bool = False) -> Any:
         ) from error
 
 
-def stream_of(value: Any) -> int | None:
+def stream_of(value: object) -> int | None:
     """Return the stream that a CUDA array interface says to wait for; ``None`` for none."""
     if isinstance(value, cupy.ndarray) or dlpack.device_of(value)[0] in dlpack.ON_CUDA:
         return None
@@ -108,7 +111,7 @@ def stream_of(value: Any) -> int | None:
     return handle
 
 
-def _described(value: Any) -> dlpack.Exported:
+def _described(value: Shared) -> dlpack.Exported:
     """Read a CUDA array interface."""
     try:
         return interface.read(value)
@@ -119,7 +122,7 @@ def _described(value: Any) -> dlpack.Exported:
         ) from error
 
 
-def _exported(value: Any) -> dlpack.Exported:
+def _exported(value: Shared) -> dlpack.Exported:
     try:
         return dlpack.export(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -129,7 +132,7 @@ def _exported(value: Any) -> dlpack.Exported:
         ) from error
 
 
-def _view(exported: dlpack.Exported, index: int) -> Any:
+def _view(exported: dlpack.Exported, index: int) -> NativeArray:
     """View exported memory as a CuPy array that keeps it alive."""
     memory = cupy.cuda.UnownedMemory(exported.pointer, exported.nbytes, exported.owner, index)
     return cupy.ndarray(
@@ -140,7 +143,7 @@ def _view(exported: dlpack.Exported, index: int) -> Any:
     )
 
 
-def host_array(value: Any) -> Any:
+def host_array(value: object) -> Array:
     """Check that ``value`` is a C-contiguous NumPy array, to copy from or to."""
     if not isinstance(value, np.ndarray) or not value.flags.c_contiguous:
         raise InvalidOperand(

@@ -6,14 +6,14 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from gpuscope._optional import require
-from gpuscope.device.api import MatmulPlan
+from gpuscope.device.api import Mark, MatmulPlan, RawStream
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda.arrays import cupy
+from gpuscope.device.cuda.driver import CudaObject
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Tag
@@ -87,7 +87,7 @@ class _Workspace:
 
     __slots__ = ("lock", "memory", "ptr")
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, memory: CudaObject) -> None:
         self.lock = threading.RLock()
         self.memory = memory
         self.ptr = memory.ptr
@@ -111,8 +111,8 @@ class Blas:
 
     def __init__(
         self,
-        take: Callable[[int], Any],
-        mark: Callable[[Any], Any],
+        take: Callable[[int], CudaObject],
+        mark: Callable[[RawStream], Mark],
         is_green: Callable[[], bool],
     ) -> None:
         self._take = take
@@ -121,7 +121,7 @@ class Blas:
         self._local = threading.local()
         self._idle: list[int] = []
         weakref.finalize(self, _destroy, self._idle)
-        self._workspaces: dict[int, Any] = {}
+        self._workspaces: dict[int, _Workspace] = {}
         self._epoch = 0
 
     def forget_stream(self, handle: int) -> None:
@@ -129,18 +129,18 @@ class Blas:
         self._workspaces.pop(handle, None)
         self._epoch += 1  # another stream may get the same handle
 
-    def _workspace(self, handle: int) -> Any:
+    def _workspace(self, handle: int) -> _Workspace:
         if handle == _PER_THREAD:  # one handle, but a stream of its own in each thread
             try:
-                return self._local.workspace
+                workspace: _Workspace = self._local.workspace
             except AttributeError:
-                self._local.workspace = _Workspace(self._take(WORKSPACE_BYTES))
-                return self._local.workspace
+                workspace = self._local.workspace = _Workspace(self._take(WORKSPACE_BYTES))
+            return workspace
         return self._workspaces.setdefault(handle, _Workspace(self._take(WORKSPACE_BYTES)))
 
-    def _captured_workspace(self, graph: Graph, handle: int) -> Any:
+    def _captured_workspace(self, graph: Graph, handle: int) -> _Workspace:
         """Return a stream's workspace in a graph, which keeps it: it may run beside the stream."""
-        workspace = graph.workspaces.get(handle)
+        workspace: _Workspace | None = graph.workspaces.get(handle)
         if workspace is None:
             new = _Workspace(self._take(WORKSPACE_BYTES))
             workspace = graph.workspaces.setdefault(handle, new)

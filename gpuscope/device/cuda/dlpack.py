@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +28,13 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 READ_ONLY = 1
 """Flag of DLPack 1.0."""
+
+
+class SupportsDLPack(Protocol):
+    """An array that shares its memory through DLPack."""
+
+    def __dlpack__(self, *, stream: int, max_version: tuple[int, int] = ...) -> object:
+        """Return a capsule."""
 
 
 class _Tensor(ctypes.Structure):
@@ -83,11 +90,11 @@ class Exported:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DType
-    owner: Any
+    owner: object
     read_only: bool = False
 
 
-def device_of(value: Any) -> tuple[int, int]:
+def device_of(value: object) -> tuple[int, int]:
     """Return kind and index of the device that holds ``value``; (0, 0) if it does not say."""
     ask = getattr(value, "__dlpack_device__", None)
     if ask is None:
@@ -99,7 +106,7 @@ def device_of(value: Any) -> tuple[int, int]:
     return int(kind), int(index)
 
 
-def export(value: Any) -> Exported:
+def export(value: SupportsDLPack) -> Exported:
     """Ask ``value`` for its memory, without a copy and without a wait.
 
     Raises
@@ -140,7 +147,7 @@ def exported(
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
     dtype: DType,
-    owner: Any,
+    owner: object,
     *,
     read_only: bool,
 ) -> Exported:

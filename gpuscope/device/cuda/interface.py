@@ -6,7 +6,8 @@ whoever uses the memory lets its stream wait for the one that the interface name
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +15,15 @@ from gpuscope._types import DType
 from gpuscope.device.cuda.dlpack import Exported, exported
 
 
-def read(value: Any) -> Exported:
+class SupportsInterface(Protocol):
+    """An array that offers the CUDA array interface."""
+
+    @property
+    def __cuda_array_interface__(self) -> Mapping[str, Any]:
+        """What the specification lists."""
+
+
+def read(value: SupportsInterface) -> Exported:
     """Describe the memory that ``value`` shares.
 
     Raises

@@ -6,10 +6,11 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpuscope.device.api import GrantedPartition
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout, sm_count_to_tell
+from gpuscope.device.cuda.driver import CudaObject
 from gpuscope.errors import InvalidPartition
 
 _contexts = itertools.count(2)
@@ -18,10 +19,10 @@ _contexts = itertools.count(2)
 class Probe(Protocol):
     """What finds out about the SMs behind a stream."""
 
-    def sm_ids(self, streams: Sequence[Any], counts: Sequence[int]) -> list[tuple[int, ...]]:
+    def sm_ids(self, streams: Sequence[CudaObject], counts: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the SM ids behind each stream."""
 
-    def cluster_sm_count(self, stream: Any, sm_count: int) -> int:
+    def cluster_sm_count(self, stream: CudaObject, sm_count: int) -> int:
         """Return on how many SMs clusters fit."""
 
 
@@ -39,7 +40,7 @@ class ComposedQuanta:
         The device's SM resource (``cuda.core.SMResource``).
     """
 
-    def __init__(self, core: Any, resource: Any) -> None:
+    def __init__(self, core: CudaObject, resource: CudaObject) -> None:
         size = int(resource.min_partition_size)
         self._groups, self._rest = _most_groups(core, resource, size)
         size = int(self._groups[0].sm_count)
@@ -49,7 +50,7 @@ class ComposedQuanta:
     def check(self, plan: CarvePlan) -> None:
         """Grant every plan: its parts are there."""
 
-    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Any]]:
+    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[CudaObject]]:
         """Return the resources of each partition."""
         return [
             [self._rest if part == REMAINDER else self._groups[part] for part in one.parts]
@@ -65,13 +66,13 @@ class HeterogeneousSplit:
     be given the same SMs: it is refused. Only what a carving left over can be had later.
     """
 
-    def __init__(self, core: Any, resource: Any) -> None:
+    def __init__(self, core: CudaObject, resource: CudaObject) -> None:
         self._core = core
         self._resource = resource
         step = max(1, int(resource.coscheduled_alignment), int(resource.min_partition_size))
         total = int(resource.sm_count)
         self.layout = SmLayout(step, total // step, total % step)
-        self._left: tuple[frozenset[int], Any] | None = None
+        self._left: tuple[frozenset[int], CudaObject] | None = None
 
     def _left_over(self, planned: Sequence[PlannedPartition]) -> frozenset[int]:
         every = set(range(self.layout.quanta))
@@ -102,7 +103,7 @@ class HeterogeneousSplit:
 
     def _split(
         self, planned: Sequence[PlannedPartition], *, dry_run: bool
-    ) -> tuple[list[Any], Any]:
+    ) -> tuple[list[CudaObject], CudaObject]:
         """Return a group for each partition, and what is left over."""
         counted = list(planned)
         taker = None
@@ -132,7 +133,7 @@ class HeterogeneousSplit:
         """Whether exactly what the latest split left over is asked for."""
         return self._left is not None and [set(one.parts) for one in planned] == [self._left[0]]
 
-    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[Any]]:
+    def resources(self, planned: Sequence[PlannedPartition]) -> list[list[CudaObject]]:
         """Split, and return the resource of each partition."""
         if self._left is not None and self._is_left(planned):
             _check_granted(planned, [int(self._left[1].sm_count)])
@@ -142,9 +143,11 @@ class HeterogeneousSplit:
         return [[group] for group in groups]
 
 
-def _most_groups(core: Any, resource: Any, size: int) -> tuple[list[Any], Any]:
+def _most_groups(
+    core: CudaObject, resource: CudaObject, size: int
+) -> tuple[list[CudaObject], CudaObject]:
     """Split into as many groups of ``size`` as the driver gives; it keeps some SMs apart."""
-    refusal: Any = "it grants none"
+    refusal: object = "it grants none"
     for count in range(int(resource.sm_count) // size, 0, -1):
         try:
             groups, rest = resource.split(core.SMResourceOptions(count=[size] * count))
@@ -174,7 +177,7 @@ def _check_granted(planned: Sequence[PlannedPartition], granted: Sequence[int]) 
 class GreenContext:
     """A green context and the parts it was made of."""
 
-    context: Any
+    context: CudaObject
     parts: tuple[int, ...]
 
 
@@ -197,13 +200,13 @@ class GreenContexts:
     """
 
     def __init__(
-        self, core: Any, device: Any, splitter: ComposedQuanta | HeterogeneousSplit
+        self, core: CudaObject, device: CudaObject, splitter: ComposedQuanta | HeterogeneousSplit
     ) -> None:
         self._core = core
         self._device = device
         self._splitter = splitter
         self._reuses = isinstance(splitter, ComposedQuanta)
-        self._spare: dict[tuple[int, ...], list[Any]] = {}
+        self._spare: dict[tuple[int, ...], list[CudaObject]] = {}
 
     def make(self, planned: Sequence[PlannedPartition], probe: Probe) -> list[GrantedPartition]:
         """Make one green context for each planned partition and find its SM ids.
@@ -240,7 +243,7 @@ class GreenContexts:
             for green, one, sms, target in zip(made, planned, ids, targets, strict=True)
         ]
 
-    def _take(self, one: PlannedPartition, resources: list[Any]) -> Any:
+    def _take(self, one: PlannedPartition, resources: list[CudaObject]) -> CudaObject:
         if spare := self._spare.get(one.parts):
             return spare.pop()
         try:

@@ -6,17 +6,19 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuscope._types import Array, DType
 from gpuscope.device.api import (
     Memory,
+    NativeArray,
     Places,
+    RawMemory,
     Shape,
 )
-from gpuscope.device.memory import Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
+from gpuscope.device.memory import Need, Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
 from gpuscope.device.sim.assumed import (
     PAGEABLE_BYTES_PER_US,
     STAGED_AT_ONCE_BYTES,
@@ -42,14 +44,14 @@ class SimMemory(SimHost):
         self._reserved = 0
         self._memory = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
         self._pinned = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)
-        self._free: dict[Any, list[Any]] = {}
+        self._free: dict[Need, list[RawMemory]] = {}
         self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._taken_bytes = 0  # as if nothing had been freed since they were last counted
         self.home: object = self
         self.array_type: type = SimArray
 
     # -- arrays -----------------------------------------------------------------------
-    def _take(self, need: tuple[int, DType] | int) -> Any:
+    def _take(self, need: tuple[int, DType] | int) -> RawMemory:
         """Take a buffer of so many elements, or page-locked bytes: what was last given first."""
         free = self._free.get(need)
         if free:
@@ -81,14 +83,14 @@ class SimMemory(SimHost):
             )
         self._taken_bytes += nbytes
 
-    def _give(self, memory: Any) -> None:
+    def _give(self, memory: RawMemory) -> None:
         if isinstance(memory, Buffer):
             memory.clear()
             self._free.setdefault((memory.size, memory.dtype), []).append(memory)
         else:
             self._free.setdefault(memory.size, []).append(memory)
 
-    def use(self, stream: Stream, values: Sequence[Any]) -> None:
+    def use(self, stream: Stream, values: Sequence[object]) -> None:
         """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
         tag = stream.tag
         for value in values:
@@ -125,7 +127,7 @@ class SimMemory(SimHost):
 
         array.buffer.version = Version(draw)
 
-    def assign(self, array: SimArray, value: Any) -> None:
+    def assign(self, array: SimArray, value: npt.ArrayLike | SimArray) -> None:
         """Queue a kernel that writes ``value``, on the legacy default stream as CuPy does."""
         legacy = self.engine.legacy
         cost = self.profile.copy_cost(array.nbytes, legacy.sms.bit_count())
@@ -144,11 +146,11 @@ class SimMemory(SimHost):
             self._advance(self._host_ns + cost_ns)
             return array.view_of(array.buffer.version.value()).copy()
 
-    def home_of(self, array: SimArray) -> Any:
+    def home_of(self, array: SimArray) -> object:
         """Return the backend that made an array."""
         return array.owner
 
-    def adopt(self, value: Any, *, write: bool = False) -> Any:
+    def adopt(self, value: object, *, write: bool = False) -> SimArray | None:
         """Take a simulated array as it is."""
         del write
         return value if isinstance(value, SimArray) else None
@@ -192,7 +194,9 @@ class SimMemory(SimHost):
         return Pinned(block, block.raw.ctypes.data, nbytes).array(shape, dtype)
 
     # -- copies -----------------------------------------------------------------------
-    def copy(self, stream: SimStream, destination: Any, source: Any, correlation: int) -> None:
+    def copy(
+        self, stream: SimStream, destination: NativeArray, source: NativeArray, correlation: int
+    ) -> None:
         """Queue a copy; the engine of its direction carries it, and the host one in host memory.
 
         Pageable memory is staged on the way, and the host waits as CUDA lets it: for small
@@ -234,7 +238,7 @@ class SimMemory(SimHost):
                 self._wait_for(op)
 
     def _copy_on_host(
-        self, stream: SimStream, destination: Any, source: Any, correlation: int
+        self, stream: SimStream, destination: NativeArray, source: NativeArray, correlation: int
     ) -> None:
         duration_ns = _duration_ns(source.nbytes, PAGEABLE_BYTES_PER_US)
         effect = _copied(by_address(destination), by_address(source))

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from gpuscope._types import Array
 from gpuscope.device.api import (
     GrantedPartition,
     Kernel,
+    KernelArgs,
     KernelCost,
     KernelModel,
     MatmulPlan,
+    Operands,
     StreamKind,
 )
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
@@ -101,12 +103,12 @@ class SimBackend(SimMemory):
                 )
             return made
 
-    def context_handle(self, partition: Any) -> int:
+    def context_handle(self, partition: SimPartition | None) -> int:
         """Return 0: no driver knows of contexts here."""
         del partition
         return 0
 
-    def close_partition(self, raw: Any) -> None:
+    def close_partition(self, raw: SimPartition) -> None:
         """Do nothing: it is only a number."""
 
     # -- streams ----------------------------------------------------------------------
@@ -203,7 +205,7 @@ class SimBackend(SimMemory):
         """Do nothing: no library has a current simulated device."""
         return contextlib.nullcontext()
 
-    def follow(self, stream: SimStream, value: Any) -> None:
+    def follow(self, stream: SimStream, value: object) -> None:
         """Do nothing: simulated arrays name no stream."""
 
     # -- events -----------------------------------------------------------------------
@@ -321,7 +323,7 @@ class SimBackend(SimMemory):
         kernel: Kernel,
         grid: int,
         block: int,
-        args: Sequence[Any],
+        args: KernelArgs,
         correlation: int,
     ) -> None:
         """Queue what the kernel's model says it does."""
@@ -346,7 +348,7 @@ class SimBackend(SimMemory):
             )
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: Any, sm_count: int, correlation: int
+        self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
     ) -> None:
         """Queue a GEMM; its value is computed in float32 (float64 for float64) when read."""
         out, a, b = operands

@@ -16,11 +16,11 @@ All times are in µs. Everything is written for arrays, of kernels or of measure
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
-from gpuscope._types import Array
+from gpuscope._types import Array, Bools, Ints
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.sim.schema import Choice, KernelTimes
@@ -29,6 +29,8 @@ ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items() if dtype.ca
 _SPLITS = np.array(
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128]
 )  # fmt: skip
+Numbers: TypeAlias = int | Array
+"""One number, or one for each kernel."""
 _SMALL_SPLIT_TILE = 4096
 """Elements of the tiles of the split kernels that small products go to."""
 
@@ -65,14 +67,14 @@ class Kernels:
         rows, columns, depth, resident = np.repeat(np.array(tiles), len(_SPLITS), axis=0).T
         return cls(rows, columns, depth, resident, np.tile(_SPLITS, len(tiles)))
 
-    def where(self, index: Any) -> Kernels:
+    def where(self, index: int | Ints | Bools | slice) -> Kernels:
         """Return those at an index or mask."""
         return Kernels(
             self.rows[index], self.columns[index], self.depth[index],
             self.resident[index], self.splits[index],
         )  # fmt: skip
 
-    def blocks(self, m: Any, n: Any) -> Array:
+    def blocks(self, m: Numbers, n: Numbers) -> Array:
         """Count the blocks of an m × n product."""
         return np.asarray(np.ceil(m / self.rows) * np.ceil(n / self.columns) * self.splits)
 
@@ -84,7 +86,7 @@ def alignment(m: int, n: int, k: int, dtype: str) -> int:
     return next(width for width in (16, 8, 4, 2) if not (n * item % width or k * item % width))
 
 
-def _holding_clusters(sm_count: Any, layout: SmLayout) -> Array:
+def _holding_clusters(sm_count: Numbers, layout: SmLayout) -> Array:
     """Return the SMs that hold clusters of blocks: the driver's remainder holds none."""
     outside = layout.remainder_sm_count
     mixed = (sm_count % layout.quantum_sm_count != 0) & (sm_count > outside)
@@ -100,7 +102,9 @@ def _padded(rows: Array, columns: Array, up: int, along: int) -> Array:
     return np.minimum(whole(up, along), whole(along, up))
 
 
-def grid(kernels: Kernels, m: Any, n: Any, believed: int, layout: SmLayout) -> tuple[Array, Array]:
+def grid(
+    kernels: Kernels, m: Numbers, n: Numbers, believed: int, layout: SmLayout
+) -> tuple[Array, Array]:
     """Count the blocks that a persistent kernel launches, and say where in large clusters.
 
     Clusters are of eight blocks if so many fit at a time, of four in a row where that wastes
@@ -122,9 +126,9 @@ def _rounded(waves: Array, share: float) -> Array:
 def durations(
     times: KernelTimes,
     kernels: Kernels,
-    shape: tuple[Any, Any, Any],
+    shape: tuple[Numbers, Numbers, Numbers],
     item: int,
-    sm_count: Any,
+    sm_count: Numbers,
     *,
     believed: int,
     layout: SmLayout,

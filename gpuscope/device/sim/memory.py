@@ -11,13 +11,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuscope._types import Array, DType
 from gpuscope.device.memory import Block
 from gpuscope.errors import InvalidOperand
+
+if TYPE_CHECKING:
+    from gpuscope.device.sim.allocation import SimMemory
+
+Index: TypeAlias = "EllipsisType | int | slice | tuple[int | slice, ...]"
 
 _addresses = itertools.count(1)
 _ALIGNMENT = 1 << 40  # every buffer has an address range of its own
@@ -102,7 +109,7 @@ class SimArray:
 
     def __init__(
         self,
-        owner: Any,
+        owner: SimMemory,
         buffer: Buffer,
         shape: tuple[int, ...],
         steps: tuple[int, ...],
@@ -176,7 +183,7 @@ class SimArray:
             self.owner, self.buffer, shape, c_steps(shape), self.offset, self.dtype, self.block
         )
 
-    def __getitem__(self, key: Any) -> SimArray:
+    def __getitem__(self, key: Index) -> SimArray:
         keys = key if isinstance(key, tuple) else (key,)
         if len(keys) > self.ndim:
             raise IndexError(f"{len(keys)} indices for {self.ndim} dimensions")
@@ -200,7 +207,7 @@ class SimArray:
             self.owner, self.buffer, tuple(shape), tuple(strides), offset, self.dtype, self.block
         )
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Index, value: npt.ArrayLike | SimArray) -> None:
         """Write values, as CuPy does: on the legacy default stream, without waiting."""
         self.owner.assign(self[key] if key is not ... else self, value)
 

@@ -8,7 +8,7 @@ import gpuscope as gs
 from gpuscope import analysis, figures
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.raster import png
-from gpuscope.trace.model import Run
+from gpuscope.trace.run import Run
 from gpuscope.widgets.compose import compose_frame
 from gpuscope.widgets.details import describe, links, why
 from gpuscope.widgets.state import TimelineState

@@ -10,10 +10,10 @@ partition P was selected, whatever ran it; *confinement(P)* = its time inside P 
 from gpuscope.analysis.concurrency import ConcurrencyResult as ConcurrencyResult
 from gpuscope.analysis.concurrency import concurrency as concurrency
 from gpuscope.analysis.confinement import ConfinementResult as ConfinementResult
-from gpuscope.analysis.confinement import Escape as Escape
 from gpuscope.analysis.confinement import Evidence as Evidence
 from gpuscope.analysis.confinement import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement import confinement as confinement
+from gpuscope.analysis.escapes import Escape as Escape
 from gpuscope.analysis.explanation import Explanation as Explanation
 from gpuscope.analysis.explanation import Reason as Reason
 from gpuscope.analysis.gaps import Gap as Gap

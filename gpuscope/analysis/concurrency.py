@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuscope._checks import door
 from gpuscope.analysis.intervals import Busy, Groups, grouped, kernels
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
 from gpuscope.trace.model import Trace
 
 
@@ -31,7 +30,7 @@ class ConcurrencyResult(Result):
     provenance: str
     weight = "ms"
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per number of busy groups."""
         total = sum(self.time_ns.values())
         return [

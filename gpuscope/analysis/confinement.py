@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope._types import Array
+from gpuscope.analysis.escapes import Escape, Judgement, evidence_kind, judge, partitions_by_sm
+from gpuscope.analysis.given import GivenWork, give
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.launch import launch_calls, positions
-from gpuscope.analysis.projection import launched_inside, pairs
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes, combined, is_open, rows_of
+from gpuscope.trace.columns import is_open, rows_of
 from gpuscope.trace.model import Trace
 
 EVIDENCE = ("resident", "allocated", "simulated")
@@ -50,31 +48,6 @@ class Evidence:
     def fraction(self) -> float:
         """Time inside / all time."""
         return (self.time_ns - self.escaped_ns) / self.time_ns
-
-
-@dataclass(frozen=True)
-class Escape:
-    """Kernels of one name that ran outside the partition they were given to, in one place.
-
-    Attributes
-    ----------
-    where
-        The partition that ran them, the SMs that held their blocks, or
-        ``"outside any partition (stream 7)"``.
-    kernels
-        How many of them escaped, wholly or in part.
-    blocks
-        Thread blocks seen outside; ``None`` where blocks were not seen.
-    time_ns
-        Their time outside.
-    """
-
-    kernel: str
-    where: str
-    evidence: str
-    kernels: int
-    blocks: int | None
-    time_ns: float
 
 
 @dataclass(frozen=True)
@@ -114,27 +87,27 @@ class PartitionConfinement:
     @property
     def observations(self) -> int:
         """Kernels and blocks that were judged."""
-        return sum(one.observations for one in self.evidence)
+        return sum(part.observations for part in self.evidence)
 
     @property
     def kernels(self) -> int:
         """Finished kernels given to it."""
-        return sum(one.kernels for one in self.evidence)
+        return sum(part.kernels for part in self.evidence)
 
     @property
     def time_ns(self) -> float:
         """Their durations, summed."""
-        return sum(one.time_ns for one in self.evidence)
+        return sum(part.time_ns for part in self.evidence)
 
     @property
     def escaped_ns(self) -> float:
         """The part of that time outside the partition."""
-        return sum(one.escaped_ns for one in self.evidence)
+        return sum(part.escaped_ns for part in self.evidence)
 
     @property
     def weakest(self) -> str | None:
         """The weakest evidence that the fraction rests on."""
-        kinds = [one.kind for one in self.evidence]
+        kinds = [part.kind for part in self.evidence]
         return max(kinds, key=EVIDENCE.index) if kinds else None
 
 
@@ -163,7 +136,7 @@ class ConfinementResult(Result):
             f"no partition {name!r}; there are {[one.partition for one in self.partitions]}"
         )
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per partition."""
         return [
             {
@@ -244,8 +217,8 @@ def confinement(
     >>> gs.analysis.confinement(trace, intended={"decode step": 3})  # doctest: +SKIP
     """
     rows = rows_of(trace, "kernel")
-    work = _Work(trace, rows[~is_open(trace)[rows]])
-    notes = _give(trace, work, intended or {})
+    work = GivenWork(trace, rows[~is_open(trace)[rows]])
+    notes = give(trace, work, intended or {})
     if not (work.target >= 0).any():
         raise MissingEvidence(
             f"none of {len(work.rows):,} finished kernels was given to a partition: record with "
@@ -256,10 +229,10 @@ def confinement(
     unfinished = len(rows) - len(work.rows)
     if unfinished:
         notes.append(f"{unfinished:,} unfinished kernels are not judged")
-    found = _judge(trace, work, notes)
+    found = judge(trace, work, notes)
     given = (work.names[index] for index in np.unique(work.target) if index >= 0)
     groups = Groups(work.target + 1, ["", *work.names])
-    owners = _by_sm(trace)
+    owners = partitions_by_sm(trace)
     place = {name: index for index, name in enumerate(trace.metadata.partitions)}
     return ConfinementResult(
         tuple(
@@ -272,308 +245,8 @@ def confinement(
     )
 
 
-class _Work:
-    """The finished kernels and to which partition each was given.
-
-    Attributes
-    ----------
-    rows
-        Positions in the trace; the other arrays are parallel to it.
-    names
-        Partitions that may have been given work.
-    target
-        Position in ``names``, −1 for work given to none.
-    place
-        Name → position in ``names``.
-    contexts
-        Name → green context.
-    """
-
-    def __init__(self, trace: Trace, rows: Array) -> None:
-        intended, values = codes(trace.spans.column("intended_partition"))
-        self.rows = rows
-        self.names: list[str] = values[1:]
-        self.target = intended[rows] - 1
-        self.place = {name: index for index, name in enumerate(self.names)}
-        self.contexts: dict[str, int] = {
-            name: facts.context
-            for name, facts in trace.metadata.partitions.items()
-            if facts.context is not None
-        }
-        self._by_context = {context: name for name, context in self.contexts.items()}
-
-    def number(self, home: str | int) -> int:
-        """Position in ``names`` of a partition or green context that the caller named."""
-        if isinstance(home, int):
-            name = self._by_context.setdefault(home, f"green context {home}")
-            self.contexts[name] = home
-        else:
-            name = home
-        if name not in self.place:
-            self.place[name] = len(self.names)
-            self.names.append(name)
-        return self.place[name]
-
-
-def _give(trace: Trace, work: _Work, intended: Mapping[Any, str | int]) -> list[str]:
-    """Give kernels to partitions as the caller says; return what there is to note."""
-    if not intended:
-        return []
-    stream, streams = codes(trace.spans.column("stream"))
-    there = {*streams, *codes(trace.spans.column("name"))[1]}
-    absent = [repr(key) for key in intended if key not in there]
-    notes = [f"the trace has no {', '.join(absent)}, which intended= names"] if absent else []
-    home = np.full(len(streams), -1, np.int64)
-    number_of = {value: index for index, value in enumerate(streams)}
-    for key, target in intended.items():
-        if not isinstance(key, str) and key in number_of:
-            home[number_of[key]] = work.number(target)
-    given = home[stream[work.rows]]
-    ranges, homes = _mapped_ranges(trace, work, intended)
-    if len(ranges):
-        calls = launch_calls(trace)[work.rows]
-        lost = int(np.count_nonzero(calls < 0))
-        if lost:
-            notes.append(f"{lost:,} kernels have no known launch call: in no range")
-        known = np.flatnonzero(calls >= 0)
-        order, low, high = launched_inside(trace, ranges, calls[known])
-        for number, place in pairs(low, high):
-            # Of equal places the last assignment stays: the range that began last.
-            given[known[order[place]]] = homes[number]
-    if not (given >= 0).any():
-        raise MissingEvidence(
-            f"intended={dict(intended)!r} applies to none of {len(work.rows):,} finished kernels: "
-            "streams are matched by id, ranges by name and by the thread of the launch calls, "
-            "which must be in the trace (profile(launch_ids=True), the default)"
-        )
-    _require_places(trace, work.rows[given >= 0])
-    work.target = np.where(given >= 0, given, work.target)
-    notes.append("what was given to whom is the caller's word")
-    return notes
-
-
-def _mapped_ranges(
-    trace: Trace, work: _Work, intended: Mapping[Any, str | int]
-) -> tuple[Array, Array]:
-    """Ranges whose names the caller maps, in the order of their starts, and their targets."""
-    ranges = rows_of(trace, "range")
-    name, names = codes(trace.spans.column("name"))
-    home = np.full(len(names), -1, np.int64)
-    for index, one in enumerate(names):
-        if isinstance(one, str) and one in intended:
-            home[index] = work.number(intended[one])
-    ranges = ranges[home[name[ranges]] >= 0]
-    ranges = ranges[np.argsort(trace.array("start_ns")[ranges], kind="stable")]
-    return ranges, home[name[ranges]]
-
-
-def _require_places(trace: Trace, rows: Array) -> None:
-    """Refuse to judge where a trace from elsewhere does not say what ran where."""
-    for column in ("partition", "green_context"):
-        if codes(trace.spans.column(column))[0][rows].any():
-            return
-    parents = trace.array("parent", fill=-1)[rows_of(trace, "block")]
-    if not np.isin(trace.array("id")[rows], parents).any():
-        raise MissingEvidence(
-            "the trace does not say in which green context any of these kernels ran: record with "
-            "profile() or with a tool that writes the green context of each kernel"
-        )
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What became of the kernels of :class:`_Work`; arrays are parallel to them.
-
-    Attributes
-    ----------
-    at_home
-        Whether the partition that a kernel was given to ran it.
-    blocks
-        How many blocks it was judged by; 0: by what ran it.
-    escapes, sm_ids
-        Target → escapes, and SMs outside on which blocks were seen.
-    """
-
-    time_ns: Array
-    escaped_ns: Array
-    at_home: Array
-    blocks: Array
-    escapes: dict[int, list[Escape]]
-    sm_ids: dict[int, list[int]]
-
-
-def _judge(trace: Trace, work: _Work, notes: list[str]) -> _Found:
-    """Say of every kernel given to a partition how much of it ran outside, and where."""
-    size = len(work.rows)
-    lasted = trace.array("end_ns", fill=0)[work.rows] - trace.array("start_ns")[work.rows]
-    time_ns = np.maximum(lasted, 1).astype(np.float64)
-    at_home = _ran_at_home(trace, work)
-    kernel, sm, weight, outside = _blocks(trace, work, notes)
-    blocks = np.bincount(kernel, minlength=size)
-    all_ns = np.maximum(np.bincount(kernel, weight, size), 1)
-    kernel, sm, weight = kernel[outside], sm[outside], weight[outside]
-    share = np.where(blocks > 0, np.bincount(kernel, weight, size) / all_ns, ~at_home)
-    escaped_ns = np.where(work.target >= 0, time_ns * share, 0.0)
-
-    # A kernel that something else ran escaped to there, a block of another to its SM's owner.
-    away = np.flatnonzero((escaped_ns > 0) & ~at_home)
-    stray = np.flatnonzero(at_home[kernel])
-    ran_in, places = _ran_in(trace, work.rows[away])
-    held_by, owners = _owners(trace, sm[stray])
-    escapes = _escapes(
-        trace,
-        work,
-        kernel=np.r_[away, kernel[stray]],
-        where=np.r_[ran_in, len(places) + held_by],
-        places=[*places, *owners],
-        by_blocks=blocks > 0,
-        blocks=np.r_[np.bincount(kernel, minlength=size)[away], np.ones(len(stray), np.int64)],
-        ns=np.r_[escaped_ns[away], (time_ns / all_ns)[kernel[stray]] * weight[stray]],
-    )
-    sm_ids: dict[int, list[int]] = {}
-    for one in combined(work.target[kernel], sm)[0]:
-        sm_ids.setdefault(int(work.target[kernel[one]]), []).append(int(sm[one]))
-    return _Found(time_ns, escaped_ns, at_home, blocks, escapes, sm_ids)
-
-
-def _ran_at_home(trace: Trace, work: _Work) -> Array:
-    """Whether each kernel was run by the partition it was given to.
-
-    The partition that the trace names decides; where it names none, the green context does.
-    """
-    partition, partitions = codes(trace.spans.column("partition"))
-    partition = partition[work.rows]
-    context = trace.array("green_context", fill=-1)[work.rows]
-    place = {name: index for index, name in enumerate(partitions)}
-    own = [place.get(name, -1) for name in work.names]
-    contexts = [work.contexts.get(name, -2) for name in work.names]
-    by_name = partition == np.array([*own, -1])[work.target]
-    by_context = context == np.array([*contexts, -2])[work.target]
-    return np.asarray(np.where(partition > 0, by_name, by_context))
-
-
-def _blocks(trace: Trace, work: _Work, notes: list[str]) -> tuple[Array, Array, Array, Array]:
-    """Kernel, SM, weight, and whether outside, of the blocks that kernels are judged by.
-
-    They are the finished blocks of kernels given to a partition whose SM ids are known. A
-    block on another device than its partition's is outside, whatever its SM's number.
-    """
-    rows = rows_of(trace, "block")
-    sm = trace.array("sm", fill=-1)[rows]
-    parent = positions(trace, trace.spans.column("parent").take(rows))
-    lost = int(np.count_nonzero(parent < 0))
-    if lost:
-        notes.append(f"{lost:,} blocks have no kernel row: not judged")
-    place = np.full(len(trace) + 1, -1, np.int64)  # the last is that of no row
-    place[work.rows] = np.arange(len(work.rows))
-    kernel = place[parent]
-    target = np.where(kernel >= 0, work.target[kernel], -1)
-    sms = [trace.metadata.partition(name).sm_ids for name in work.names]
-    usable = (sm >= 0) & ~is_open(trace)[rows] & np.array([*map(bool, sms), False])[target]
-    rows, sm, kernel, target = rows[usable], sm[usable], kernel[usable], target[usable]
-    device, devices = codes(trace.spans.column("device"))
-    width = max([int(sm.max(initial=0)), *(max(ids) for ids in sms if ids)]) + 1
-    own = [index * width + one for index, ids in enumerate(sms) for one in ids]
-    is_own = np.isin(target * width + sm, np.array(own, np.int64))
-    there = _devices(trace)
-    is_there = np.array(
-        [
-            [one is None or not there.get(name) or one in there[name] for one in devices]
-            for name in work.names
-        ],
-        bool,
-    ).reshape(-1, len(devices))
-    lasted = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
-    return kernel, sm, np.maximum(lasted, 1), ~(is_own & is_there[target, device[rows]])
-
-
-def _devices(trace: Trace) -> dict[str, set[int]]:
-    """Return partition → the indices of the devices on which one of this name has streams."""
-    devices = trace.metadata.devices
-    found: dict[str, set[int]] = {}
-    for facts in trace.metadata.streams.values():
-        device = devices.get(facts.device or "")
-        if facts.partition is not None and device is not None and device.index is not None:
-            found.setdefault(facts.partition, set()).add(device.index)
-    return found
-
-
-def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[str]]:
-    """Row → number of what ran it, and its name in words."""
-    partition, partitions = codes(trace.spans.column("partition"))
-    context, contexts = codes(trace.spans.column("green_context"))
-    stream, streams = codes(trace.spans.column("stream"))
-    first, code = combined(partition[rows], context[rows], stream[rows])
-    owners = {facts.context: name for name, facts in trace.metadata.partitions.items()}
-    places = []
-    for row in rows[first]:
-        name, number = partitions[partition[row]], contexts[context[row]]
-        if name is None and number is not None:
-            name = owners.get(number, f"green context {number}")
-        places.append(name or f"outside any partition ({_stream(trace, streams[stream[row]])})")
-    return code, places
-
-
-def _stream(trace: Trace, number: int | None) -> str:
-    name = trace.stream_name(number)
-    return name if number is None or name == f"stream {number}" else f"stream {number}, {name}"
-
-
-def _owners(trace: Trace, sm: Array) -> tuple[Array, list[str]]:
-    """Block → number of who owns its SM, and that in words."""
-    ids, code = np.unique(sm, return_inverse=True)
-    owners = _by_sm(trace)
-    return code, [f"SMs of {' and '.join(owners.get(one, ())) or 'no partition'}" for one in ids]
-
-
-def _by_sm(trace: Trace) -> dict[int, list[str]]:
-    """Return SM → the partitions that have it."""
-    found: dict[int, list[str]] = {}
-    for name, facts in trace.metadata.partitions.items():
-        for one in dict.fromkeys(facts.sm_ids):
-            found.setdefault(one, []).append(name)
-    return found
-
-
-def _escapes(
-    trace: Trace, work: _Work, *, kernel: Array, where: Array, places: list[str],
-    by_blocks: Array, blocks: Array, ns: Array,
-) -> dict[int, list[Escape]]:  # fmt: skip
-    """Group parts of kernels that escaped by target, name, place and evidence."""
-    number = {place: index for index, place in enumerate(dict.fromkeys(places))}
-    where = np.array([number[place] for place in places], np.int64)[where]
-    name, names = codes(trace.spans.column("name"))
-    first, group = combined(
-        work.target[kernel], name[work.rows[kernel]], where, by_blocks[kernel].astype(np.int64)
-    )
-    whole = combined(group, kernel)[0]
-    kernels = np.bincount(group[whole], minlength=len(first))
-    total_blocks = np.bincount(group, blocks, len(first))
-    total_ns = np.bincount(group, ns, len(first))
-    words = list(number)
-    found: dict[int, list[Escape]] = {}
-    for index, one in enumerate(first):
-        seen = bool(by_blocks[kernel[one]])
-        escape = Escape(
-            kernel=names[name[work.rows[kernel[one]]]],
-            where=words[where[one]],
-            evidence=_kind(trace, by_blocks=seen),
-            kernels=int(kernels[index]),
-            blocks=int(total_blocks[index]) if seen else None,
-            time_ns=float(total_ns[index]),
-        )
-        found.setdefault(int(work.target[kernel[one]]), []).append(escape)
-    return found
-
-
-def _kind(trace: Trace, *, by_blocks: bool) -> str:
-    if trace.is_simulated:
-        return "simulated"
-    return "resident" if by_blocks else "allocated"
-
-
 def _partition(
-    trace: Trace, name: str, work: _Work, found: _Found, groups: Groups[str],
+    trace: Trace, name: str, work: GivenWork, found: Judgement, groups: Groups[str],
     owners: Mapping[int, Sequence[str]], place: Mapping[str, int],
 ) -> PartitionConfinement:  # fmt: skip
     """Sum up one partition.
@@ -596,7 +269,7 @@ def _partition(
         if kernels:
             evidence.append(
                 Evidence(
-                    kind=_kind(trace, by_blocks=by_blocks),
+                    kind=evidence_kind(trace, by_blocks=by_blocks),
                     judged_by="blocks" if by_blocks else "kernels",
                     observations=int(found.blocks[mine].sum()) if by_blocks else kernels,
                     kernels=kernels,

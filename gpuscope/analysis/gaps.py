@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, Intervals, latest, stretch_sums, union
-from gpuscope.analysis.result import Result, us
+from gpuscope.analysis.result import Result, Row, us
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -56,7 +55,7 @@ def track_labels(trace: Trace, rows: Array, by: str) -> tuple[Array, list[str]]:
     return place[code], [labels[index] for index in order]
 
 
-def _sortable(value: Any) -> tuple[bool, Any]:
+def _sortable(value: str | int | None) -> tuple[bool, str | int]:
     return (False, 0) if value is None else (True, value)
 
 
@@ -134,7 +133,7 @@ class GapsResult(Result):
                 return track
         raise KeyError(f"no {self.by} {name!r}; there are {[track.name for track in self.tracks]}")
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per track."""
         return [
             {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuscope._checks import SeveralOf, door
 from gpuscope.analysis.intervals import Intervals, grouped, kernels, union
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import InvalidArgument, MissingEvidence
-from gpuscope.trace.model import Trace, incomplete
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import incomplete
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Interference(Result):
     reason: str | None
     provenance: str
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row."""
         return [
             {
@@ -116,7 +116,7 @@ class InterferenceResult(Result):
         """Names of the workloads, in order."""
         return tuple(self.partitions)
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per ordered pair."""
         return [
             {

@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gpuscope._types import Array
+from gpuscope._types import Array, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
 
-Intervals = np.ndarray[Any, np.dtype[np.int64]]
+Intervals: TypeAlias = Ints
 
 
 def union(starts: Intervals, ends: Intervals) -> Intervals:
@@ -192,7 +192,7 @@ class Busy:
     ns: Array
 
     @classmethod
-    def of(cls, groups: Groups[Any], starts: Intervals, ends: Intervals) -> Busy:
+    def of(cls, groups: Groups[Label], starts: Intervals, ends: Intervals) -> Busy:
         """Merge the spans of each group that touch or overlap."""
         order = np.lexsort((starts, groups.code))
         group, starts, ends = groups.code[order], starts[order], ends[order]
@@ -255,7 +255,7 @@ def stretch_sums(values: Array, first: Array) -> Array:
     return sums
 
 
-def makespans_ns(trace: Trace, groups: Groups[Any], starts: Intervals, ends: Intervals) -> Array:
+def makespans_ns(trace: Trace, groups: Groups[Label], starts: Intervals, ends: Intervals) -> Array:
     """Group → first start to last end of its spans, summed over the trace's recording windows.
 
     A span belongs to the window it starts in, to the later one of two that touch; windows that

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, by_workload
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
@@ -56,7 +55,7 @@ class LatencyResult(Result):
                 return handle
         raise KeyError(f"no handle {name!r}; there are {[handle.name for handle in self.handles]}")
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per handle."""
         return [
             {
@@ -157,7 +156,7 @@ class QueueDepth(Result):
         """The smallest count."""
         return min(self.depths)
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row: the smallest, the median and the number of samples."""
         return [
             {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +13,13 @@ from gpuscope._types import Array
 from gpuscope.analysis.gaps import track_labels
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.latency import P99_NEEDS
-from gpuscope.analysis.result import Result, us
+from gpuscope.analysis.result import Result, Row, us
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
 
 
-def positions(trace: Trace, ids: Any) -> Array:
+def positions(trace: Trace, ids: pa.ChunkedArray) -> Array:
     """Return where in the trace the rows with these ids are; −1 for one that is not there."""
     if pa.types.is_null(ids.type):
         return np.full(len(ids), -1, np.int64)
@@ -108,7 +107,7 @@ class LaunchLatencyResult(Result):
     provenance: str
     weight = "n"
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per stream, then one per kernel name."""
         return [
             {

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Busy, Groups, Intervals, grouped, kernels, makespan_ns
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
 from gpuscope.trace.model import Trace
 
 MOST = 50
@@ -95,7 +94,7 @@ class OverlapResult(Result):
         (found,) = _pairs(list(every.number), chosen, every.busy, every.tight)
         return found
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per pair."""
         return [
             {

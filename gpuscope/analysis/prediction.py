@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,11 +11,12 @@ from gpuscope._checks import MappingOf, door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, by_workload, kernels, makespan_ns
 from gpuscope.analysis.launch import launch_calls, positions
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import combined, is_open, rows_of
 from gpuscope.trace.joins import DEEPEST, match
-from gpuscope.trace.model import Trace, incomplete
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import incomplete
 
 MAKESPAN = "makespan"
 """What a row is about that is about no workload."""
@@ -89,7 +89,7 @@ class PredictionResult(Result):
         """The median over workloads and settings of the error without its sign."""
         return float(np.median([abs(one.error) for one in self.times if one.of != MAKESPAN]))
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per setting and workload, and one for each setting's makespan."""
         return [
             {
@@ -222,11 +222,11 @@ def _check_same(setting: str, predicted: Trace, measured: Trace) -> None:
         )
 
 
-def _flat(plan: Any, path: str = "") -> dict[str, Any]:
+def _flat(plan: object, path: str = "") -> dict[str, object]:
     """Return dotted path → value of every field that matters."""
     if not isinstance(plan, Mapping):
         return {path: list(plan) if isinstance(plan, tuple) else plan}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in plan.items():
         if path or name not in _FREE:
             found.update(_flat(value, f"{path}.{name}" if path else str(name)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.gaps import GPU_WORK
 from gpuscope.analysis.launch import launched
-from gpuscope.analysis.result import Result, us
+from gpuscope.analysis.result import Result, Row, us
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -134,7 +133,7 @@ class ProjectionResult(Result):
                 return one
         raise KeyError(f"no range {name!r}; there are {[one.name for one in self.names[:20]]}")
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per name and domain."""
         return [
             {
@@ -340,7 +339,9 @@ def _by_name(table: pa.Table) -> tuple[NamedProjection, ...]:
     )
 
 
-def _totals(column: Any, code: Array, groups: int) -> tuple[Array, list[float | None], Array]:
+def _totals(
+    column: pa.ChunkedArray, code: Array, groups: int
+) -> tuple[Array, list[float | None], Array]:
     """Sum, median and number of the values that are not null, by group."""
     known = np.asarray(column.is_valid(), dtype=bool)
     values, code = np.asarray(column.fill_null(0))[known], code[known]

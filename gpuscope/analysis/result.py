@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from gpuscope._text import shown
 
+Row: TypeAlias = dict[str, Any]
+"""A row of a result: column → text, number or ``None``."""
 SHOWN = 100
 """Rows of a result that a page, a notebook or a terminal shows."""
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """Write one value for people: a dash for nothing, four digits for a float."""
     if value is None:
         return "–"
@@ -41,7 +43,7 @@ class Result:
     weight: ClassVar[str] = ""
     """The column by which rows are chosen where there are too many to be read."""
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """Return one dict per row, with units in the names; each says what is incomplete."""
         if not self.incomplete:
             return self._rows()
@@ -49,10 +51,10 @@ class Result:
             {**row, "incomplete": row.get("incomplete", self.incomplete)} for row in self._rows()
         ]
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         raise NotImplementedError
 
-    def most(self, number: int = SHOWN) -> tuple[list[dict[str, Any]], str]:
+    def most(self, number: int = SHOWN) -> tuple[list[Row], str]:
         """Return as many rows as can be read, in their order, and in words what is left out.
 
         Of more rows those with the greatest :attr:`weight`, or the first where there is none.
@@ -60,9 +62,7 @@ class Result:
         """
         return self._most(self.rows(), number)
 
-    def _most(
-        self, rows: list[dict[str, Any]], number: int = SHOWN
-    ) -> tuple[list[dict[str, Any]], str]:
+    def _most(self, rows: list[Row], number: int = SHOWN) -> tuple[list[Row], str]:
         if len(rows) <= number:
             return rows, self._left_out
         which = "the first"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 
@@ -11,6 +10,7 @@ from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.intervals import grouped, kernels, makespans_ns
 from gpuscope.analysis.latency import latency
 from gpuscope.analysis.overlap import overlap
+from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes
 from gpuscope.trace.metadata import SoloFacts
@@ -63,7 +63,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     >>> table.select(["setting", "workload", "kernels"]).to_pylist()
     [{'setting': 'default', 'workload': 'w', 'kernels': 2}]
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for setting, trace in traces.items():
         try:
             found = kernels(trace)

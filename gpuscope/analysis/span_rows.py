@@ -72,7 +72,7 @@ class SpanRows:
 
     def kind(self, row: int) -> str:
         """Return a row's kind, such as ``"kernel"``."""
-        return str(self.kind(row))
+        return str(self.text("kind", row))
 
     def stream(self, row: int) -> str:
         """Return which stream a row is of, for people."""

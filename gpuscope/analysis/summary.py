@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gpuscope._checks import door
 from gpuscope.analysis.intervals import Busy, Groups, by_stream, grouped, kernels, makespans_ns
 from gpuscope.analysis.latency import P99_NEEDS
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
 
@@ -45,7 +44,7 @@ class SummaryResult(Result):
     provenance: str
     weight = "busy (ms)"
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per partition and stream."""
         return [
             {

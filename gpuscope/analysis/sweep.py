@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from gpuscope._text import clean
-from gpuscope.analysis.result import Result
+from gpuscope.analysis.result import Result, Row
+from gpuscope.trace.metadata import Description
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class SweepResult(Result):
     """
 
     table: pa.Table = field(repr=False)
-    experiment: Mapping[str, Any]
+    experiment: Description
     parameters: Mapping[str, tuple[Any, ...]]
     stopped: bool
     provenance: str
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Row]:
         """One row per point, setting and workload."""
         return list(self.table.to_pylist())
 

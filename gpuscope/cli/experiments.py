@@ -27,7 +27,8 @@ from gpuscope.runs import nsight
 from gpuscope.runs.execution import run as run_experiment
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Progress as RunProgress
-from gpuscope.trace.model import Run, Trace, incomplete
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run, incomplete
 from gpuscope.trace.store import read_parquet, save_trace
 from gpuscope.workloads.builtin import BUILT_IN
 from gpuscope.workloads.registry import broken_kinds, kinds

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from gpuscope.errors import ExportError
 from gpuscope.exporters.progress import Step, silent
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 
 def write(trace: Trace | Run, path: Path, step: Step = silent) -> None:

@@ -11,10 +11,10 @@ from gpuscope._checks import door
 from gpuscope.analysis.confinement import (
     EVIDENCE,
     ConfinementResult,
-    Escape,
     Evidence,
     PartitionConfinement,
 )
+from gpuscope.analysis.escapes import Escape
 from gpuscope.figures import style
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (

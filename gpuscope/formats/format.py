@@ -10,7 +10,8 @@ from typing import Protocol
 from gpuscope.errors import InvalidArgument
 from gpuscope.exporters.progress import Step
 from gpuscope.importers.limits import Limits
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 
 class Reader(Protocol):

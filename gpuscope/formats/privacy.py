@@ -9,7 +9,8 @@ import msgspec
 import pyarrow as pa
 
 from gpuscope.importers.private import public_text, scrub
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 
 def public(trace: Trace) -> Trace:

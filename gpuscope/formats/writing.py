@@ -21,7 +21,8 @@ from gpuscope.formats.registry import (
     with_problems,
     with_table,
 )
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 
 @with_table

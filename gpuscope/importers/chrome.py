@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from gpuscope._types import Array
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers import chrome_flows, chrome_gpu, chrome_own
 from gpuscope.importers.chrome_file import text_of
@@ -17,7 +18,7 @@ from gpuscope.importers.chrome_spans import KINDS, LONGEST_FACT, NEVER, Spans, f
 from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.private import LEFT_OUT, public_text, scrub
 from gpuscope.trace import arrow, joins, schema, valid
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import DeviceFacts, TraceMetadata
 from gpuscope.trace.model import Trace
 

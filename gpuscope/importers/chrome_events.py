@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.limits import Limits, reserve
 from gpuscope.trace import schema
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 
 ABSENT = msgspec.Raw(b"")
 """Stands for what an event does not have."""

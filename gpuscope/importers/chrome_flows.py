@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.importers.chrome_spans import NEVER, Spans, identity
 from gpuscope.trace import arrow, joins, schema
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 
 _LAUNCHES = ("ac2g", "async_cpu_to_gpu")
 """Kineto's categories of arrows from calls to what they launched."""

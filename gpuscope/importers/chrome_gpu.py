@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_spans import Spans
 from gpuscope.importers.limits import Limits
 from gpuscope.trace import arrow
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import StreamFacts
 
 _ARGUMENTS = {

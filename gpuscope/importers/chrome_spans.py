@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_events import Event
 from gpuscope.trace import arrow, schema
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import TimeBase
 
 _KINDS = {

@@ -14,9 +14,10 @@ from urllib.parse import quote
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.limits import Limits
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 
 _LONGEST_TEXT = 1 << 20
 _CHUNK = 256

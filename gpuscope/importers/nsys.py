@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers import nsys_own, nsys_ranges, nsys_work
 from gpuscope.importers.database import Database, opened
@@ -16,7 +17,6 @@ from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.nsys_capture import API, KERNEL, NVTX, Capture
 from gpuscope.importers.private import LEFT_OUT, scrub
 from gpuscope.trace import arrow, schema, valid
-from gpuscope.trace.arrow import Array
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 

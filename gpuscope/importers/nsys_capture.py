@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.database import Database
 from gpuscope.importers.private import public_text
 from gpuscope.trace import arrow, schema, valid
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import (
     DeviceFacts,
     PartitionFacts,

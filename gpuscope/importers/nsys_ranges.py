@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.importers.nsys_capture import NVTX, Capture, Part
 from gpuscope.trace import arrow, joins
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 
 # NvtxtXyz are the same, imported from text.
 _CATEGORY, _MARK, _PUSH_POP, _START_END = (33, 64), (34, 65), (59, 70), (60, 71)

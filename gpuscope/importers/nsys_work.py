@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.importers.nsys_capture import API, KERNEL, Capture, Part
 from gpuscope.trace import arrow, joins
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 
 COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 SET = "CUPTI_ACTIVITY_KIND_MEMSET"

@@ -16,7 +16,8 @@ from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import uncertainty
 from gpuscope.trace.metadata import DeviceFacts
-from gpuscope.trace.model import Trace, incomplete
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import incomplete
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "

@@ -12,7 +12,7 @@ from gpuscope._text import safe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.report import page, parts
-from gpuscope.trace.model import Run, incomplete
+from gpuscope.trace.run import Run, incomplete
 
 _HEADINGS = {
     "setting": "Setting",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuscope.runs.profiling import profile as profile
     from gpuscope.runs.sweeps import load_sweep as load_sweep
     from gpuscope.runs.sweeps import sweep as sweep
-    from gpuscope.trace.model import Run as Run
+    from gpuscope.trace.run import Run as Run
 
 _HOMES = {
     "Experiment": "gpuscope.runs.experiment",
@@ -25,7 +25,7 @@ _HOMES = {
     "sweep": "gpuscope.runs.sweeps",
     "load_sweep": "gpuscope.runs.sweeps",
     "measure_interference": "gpuscope.runs.interference",
-    "Run": "gpuscope.trace.model",
+    "Run": "gpuscope.trace.run",
     "nsight": "gpuscope.runs.nsight",
 }
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string

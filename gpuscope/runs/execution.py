@@ -11,7 +11,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.runs.runner import Performance, Runner, Viewer
-from gpuscope.trace.model import Run
+from gpuscope.trace.run import Run
 
 
 def run(

@@ -22,7 +22,8 @@ from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.runs.workers import QUEUED_NS, Worker
-from gpuscope.trace.model import Run, Trace, incomplete
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run, incomplete
 from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.spec import WorkloadSpec
 

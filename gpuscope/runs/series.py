@@ -12,7 +12,7 @@ from gpuscope.errors import NothingRecorded
 from gpuscope.runs.execution import run
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Progress, Viewer
-from gpuscope.trace.model import Run
+from gpuscope.trace.run import Run
 
 _Result = TypeVar("_Result")
 

@@ -26,7 +26,7 @@ from gpuscope.runs.execution import opened
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.runs.runner import Viewer
 from gpuscope.runs.series import Series, as_far_as_measured
-from gpuscope.trace.model import Run
+from gpuscope.trace.run import Run
 
 Value = bool | int | float | str
 """What a parameter takes."""

@@ -1,5 +1,5 @@
 """What was seen: immutable tables that open without a device."""
 
-from gpuscope.trace.model import Run as Run
 from gpuscope.trace.model import Trace as Trace
+from gpuscope.trace.run import Run as Run
 from gpuscope.trace.store import save_trace as save_trace

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array, Ints
 from gpuscope.trace import schema
-
-Array = np.ndarray[Any, Any]
 
 NONE = -1
 """A row without a value."""
@@ -19,7 +18,7 @@ _AT_ONCE = 4096
 """Texts that are Python's at the same time."""
 
 
-def text_column(codes: Array, texts: Iterable[str | None]) -> Any:
+def text_column(codes: Array, texts: Iterable[str | None]) -> pa.Array:
     """Return a dictionary column from numbers into ``texts``; NONE and ``None`` are null."""
     distinct = _gathered(texts)
     known = np.append(np.asarray(distinct.is_valid(), dtype=bool), False)  # the last is NONE's
@@ -29,7 +28,7 @@ def text_column(codes: Array, texts: Iterable[str | None]) -> Any:
     )
 
 
-def _gathered(texts: Iterable[str | None]) -> Any:
+def _gathered(texts: Iterable[str | None]) -> pa.Array:
     """Return texts as an array; of what is made one by one, few are Python's at a time."""
     remaining = iter(texts)
     parts = [pa.array([], pa.string())]
@@ -39,19 +38,19 @@ def _gathered(texts: Iterable[str | None]) -> Any:
     return pa.concat_arrays(parts)
 
 
-def texts(values: Sequence[str | None]) -> Any:
+def texts(values: Sequence[str | None]) -> pa.Array:
     """Return a dictionary column of texts that repeat: each distinct one is copied once."""
     known: dict[str | None, int] = {}
     codes = np.array([known.setdefault(value, len(known)) for value in values], np.int64)
     return text_column(codes, [*known])
 
 
-def constant(text: str, count: int) -> Any:
+def constant(text: str, count: int) -> pa.Array:
     """Return a dictionary column of one text."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
 
 
-def coded(values: Any) -> tuple[Array, list[Any]]:
+def coded(values: pa.Array | Array) -> tuple[Ints, list[Any]]:
     """Return numbers and the distinct values they stand for, in order of appearance."""
     encoded = pa.array(values).dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
@@ -76,14 +75,14 @@ def coded_array(*columns: Array) -> tuple[Array, Array]:
     return encoded.indices.to_numpy(zero_copy_only=False), distinct
 
 
-def nullable(values: Array, missing: Array) -> Any:
+def nullable(values: Array, missing: Array) -> pa.Array:
     """Return an int64 column with nulls where ``missing``; all null costs nothing."""
     if missing.all():
         return pa.nulls(len(values))
     return pa.array(values.astype(np.int64, copy=False), mask=missing if missing.any() else None)
 
 
-def table(columns: Mapping[str, Any], count: int) -> Any:
+def table(columns: Mapping[str, pa.Array | Array], count: int) -> pa.Table:
     """Return a table of spans; columns that are not given are null."""
     arrays = []
     for name, kind in schema.SPAN_TYPES.items():

@@ -11,9 +11,6 @@ import pyarrow.compute as pc
 from gpuscope._types import Bools, Ints
 from gpuscope.trace.model import Trace
 
-ArrowColumn = Any
-"""A chunked array of pyarrow, which has no types."""
-
 _FEW = 1 << 20
 """Combinations that are counted one by one: to sort 10⁶ rows takes ten times as long."""
 
@@ -29,7 +26,7 @@ def is_open(trace: Trace) -> Bools:
     return np.asarray(trace.spans.column("end_ns").is_null(), dtype=bool)
 
 
-def codes(column: ArrowColumn) -> tuple[Ints, list[Any]]:
+def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
     """Return row → code and code → value of a column; code 0 is null."""
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.int64), [None]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.trace.levels import cell_bits, level_of
 from gpuscope.trace.reach import Reach, Spans, bisect, slices
-
-Array = np.ndarray[Any, Any]
 
 
 class Grid:

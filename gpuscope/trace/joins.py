@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope._types import Array
+from gpuscope.trace.arrow import NONE
 
 
 def match(wanted: Array, keys: Array) -> Array:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from gpuscope._types import Array
 
 OPEN_NS = int(np.iinfo(np.int64).max)
 """The end of a span that is still open."""

@@ -1,10 +1,9 @@
-"""Trace and Run: what was seen, immutable."""
+"""Trace: what was seen, immutable."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,12 +13,12 @@ import pyarrow.compute as pc
 from gpuscope._checks import closest, given, require_kind
 from gpuscope._optional import require
 from gpuscope._text import clean, shown
+from gpuscope._types import Array
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
 from gpuscope.trace.metadata import TraceMetadata
 
-_TRACES = 3
-"""Incomplete traces that are told one by one."""
+_Value = TypeVar("_Value")
 
 
 class Trace:
@@ -71,8 +70,8 @@ class Trace:
     @classmethod
     def from_columns(
         cls,
-        spans: Mapping[str, list[Any]],
-        edges: Mapping[str, list[Any]] | None = None,
+        spans: Mapping[str, schema.Values],
+        edges: Mapping[str, schema.Values] | None = None,
         metadata: TraceMetadata | None = None,
     ) -> Trace:
         """Build a trace from lists, one per column; missing columns are null.
@@ -121,7 +120,7 @@ class Trace:
         """Whether any row was simulated."""
         return self.metadata.simulated
 
-    def array(self, name: str, *, fill: int | None = None) -> np.ndarray[Any, Any]:
+    def array(self, name: str, *, fill: int | None = None) -> Array:
         """Return a numeric column as a NumPy view, without a copy where no value is null.
 
         Parameters
@@ -161,7 +160,7 @@ class Trace:
             found += values[np.asarray(chunk.indices.fill_null(-1)) + 1].tolist()
         return found
 
-    def where(self, mask: Any = None, **equal: Any) -> Trace:
+    def where(self, mask: object = None, **equal: object) -> Trace:
         """Return the rows that satisfy ``mask`` and every ``column=value``.
 
         A tuple of values means any of them; ``None`` means null. Edges between rows that
@@ -198,7 +197,7 @@ class Trace:
         part._hold(spans, edges, self.metadata)
         return part
 
-    def _column(self, name: Any) -> Any:
+    def _column(self, name: object) -> pa.ChunkedArray:
         if not isinstance(name, str) or name not in schema.SPAN_TYPES:
             known = ", ".join(schema.SPAN_TYPES)
             raise InvalidArgument(
@@ -207,7 +206,7 @@ class Trace:
             )
         return self.spans.column(name)
 
-    def _check_values(self, name: str, values: tuple[Any, ...]) -> None:
+    def _check_values(self, name: str, values: tuple[object, ...]) -> None:
         """Refuse values that a column cannot hold."""
         kind = schema.SPAN_TYPES[name]
         is_text = pa.types.is_dictionary(kind) or pa.types.is_string(kind)
@@ -242,7 +241,7 @@ class Trace:
         values: list[str | None] = pc.unique(column.cast(pa.string())).to_pylist()
         return values
 
-    def _checked_mask(self, mask: Any) -> Any:
+    def _checked_mask(self, mask: object) -> pa.Array:
         try:
             array = pa.array(mask, type=pa.bool_())
         except (TypeError, ValueError, OverflowError, pa.ArrowException):
@@ -329,7 +328,7 @@ class Trace:
             edges.append(_shift(trace.edges, ("from", "to"), offset))
             if len(trace):
                 offset += int(pc.max(trace.spans.column("id")).as_py()) + 1
-        merged: dict[str, Any] = {
+        merged = {
             name: _merge(getattr(trace.metadata, name) for trace in traces)
             for name in ("devices", "partitions", "streams", "process_names", "thread_names")
         }
@@ -400,23 +399,6 @@ class Trace:
         )
 
 
-def incomplete(traces: Mapping[str, Trace]) -> str:
-    """Return how many rows of which traces are missing and why; empty if none is.
-
-    Parameters
-    ----------
-    traces
-        Label → trace; a label stands where traces differ.
-    """
-    lines = {label: trace.metadata.incomplete for label, trace in traces.items()}
-    if len(set(lines.values())) <= 1:
-        return next(iter(lines.values()), "")
-    prefix = "incomplete: "
-    told = [f"{label}: {line.removeprefix(prefix)}" for label, line in lines.items() if line]
-    more = [f"and {len(told) - _TRACES} more traces"] if len(told) > _TRACES else []
-    return prefix + "; ".join([*told[:_TRACES], *more])
-
-
 def _shift(table: pa.Table, names: Sequence[str], offset: int) -> pa.Table:
     for name in names:
         column = table.column(name)
@@ -426,73 +408,8 @@ def _shift(table: pa.Table, names: Sequence[str], offset: int) -> pa.Table:
     return table
 
 
-def _merge(parts: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
+def _merge(parts: Iterator[Mapping[str, _Value]]) -> dict[str, _Value]:
+    merged: dict[str, _Value] = {}
     for part in parts:
         merged.update(part)
     return merged
-
-
-@dataclass(frozen=True)
-class Run(Mapping[str, Trace]):
-    """What an experiment gave: setting → Trace, and their comparison.
-
-    Attributes
-    ----------
-    traces
-        Setting → trace.
-    comparison
-        One row per setting and workload: kernels, latency, throughput, shares.
-    experiment
-        The description that was run.
-    stopped
-        Whether it was stopped before its end; what was recorded is here.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> one = {
-    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
-    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
-    ... }
-    >>> run = gs.run({**one, "settings": {"first": {}, "second": {}}}, gpu)
-    >>> list(run), run.stopped
-    (['first', 'second'], False)
-    >>> run.comparison.column("kernels").to_pylist()
-    [2, 2]
-    """
-
-    traces: Mapping[str, Trace]
-    comparison: pa.Table = field(repr=False)
-    experiment: Mapping[str, Any]
-    stopped: bool = False
-
-    def __getitem__(self, setting: str) -> Trace:
-        return self.traces[setting]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.traces)
-
-    def __len__(self) -> int:
-        return len(self.traces)
-
-    def _repr_html_(self) -> str:
-        names = self.comparison.column_names
-        if not incomplete(self.traces):
-            names = [name for name in names if name != "incomplete"]
-        head = "".join(f"<th>{shown(name)}</th>" for name in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{shown(_show(row[name]))}</td>" for name in names) + "</tr>"
-            for row in self.comparison.to_pylist()
-        )
-        state = (
-            "<p>Stopped early: what was recorded until then is here.</p>" if self.stopped else ""
-        )
-        return f"{state}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _show(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

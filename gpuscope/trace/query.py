@@ -10,18 +10,18 @@ of their size, so parts that were indexed apart, such as the batches of a record
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.trace.grid import Grid
 from gpuscope.trace.levels import OPEN_NS, Part, class_width_ns
 from gpuscope.trace.reach import Reach, Spans
 
 __all__ = ["OPEN_NS", "ROOM", "Index", "Selection"]
 
-Array = np.ndarray[Any, Any]
 
 ROOM = 65_536
 """Spans that a query looks at one by one before it leaves the narrow ones to the pyramid."""
@@ -139,7 +139,7 @@ class Index:
         new._grow(parts, rows, self._count + len(start_ns))
         return new
 
-    def _grow(self, parts: Any, rows: tuple[Array, ...], count: int) -> None:
+    def _grow(self, parts: Sequence[Part], rows: tuple[Array, ...], count: int) -> None:
         self._parts = [*parts, Part.of(*rows)] if len(rows[0]) else list(parts)
         self._count = count
         track, low, high, depth = (

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.trace.levels import CLASSES, Part, class_width_ns
-
-Array = np.ndarray[Any, Any]
 
 _LOWEST = int(np.iinfo(np.int64).min)
 

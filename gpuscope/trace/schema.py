@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+
+Values: TypeAlias = list[Any]
+"""The values of a column: whole numbers, numbers or texts, or ``None``."""
 
 SCHEMA_VERSION = 1
 """Grows when a reader of the version before could misread a file."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
-SPAN_TYPES: dict[str, Any] = {
+SPAN_TYPES: dict[str, pa.DataType] = {
     "id": pa.int64(),
     "parent": pa.int64(),
     "kind": _TEXT,
@@ -76,7 +79,7 @@ devices tell. ``graph``: a graph's launch that a foreign recorder took as a whol
 start of its first work to the end of its last."""
 SOURCES = ("cupti", "events", "nvtx", "blocks", "simulated", "host", "nsys", "chrome")
 
-EDGE_TYPES: dict[str, Any] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}
+EDGE_TYPES: dict[str, pa.DataType] = {"from": pa.int64(), "to": pa.int64(), "kind": _TEXT}
 """An edge leads from the span that must come first to the one that follows from it."""
 
 EDGE_KINDS = (
@@ -89,7 +92,7 @@ that one got which waited for them; ``priority`` where only its stream's priorit
 first. Only simulated devices tell of these two."""
 
 
-def table(columns: dict[str, list[Any]], types: dict[str, Any]) -> pa.Table:
+def table(columns: dict[str, Values], types: dict[str, pa.DataType]) -> pa.Table:
     """Build a table of ``types``; a column that is absent or all null costs nothing."""
     length = len(next(iter(columns.values()))) if columns else 0
     arrays = []
@@ -121,7 +124,7 @@ def readable(text: bytes) -> bytes:
     return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
-def _texts(values: list[Any]) -> pa.Array:
+def _texts(values: Values) -> pa.Array:
     try:
         return pa.array(values, pa.string()).dictionary_encode()
     except UnicodeEncodeError:
@@ -129,7 +132,7 @@ def _texts(values: list[Any]) -> pa.Array:
         return pa.array(encoded, pa.string()).dictionary_encode()
 
 
-def concat(tables: list[pa.Table], types: dict[str, Any]) -> pa.Table:
+def concat(tables: list[pa.Table], types: dict[str, pa.DataType]) -> pa.Table:
     """Concatenate tables of one schema, whichever columns are null in each."""
     if not tables:
         return table({}, types)

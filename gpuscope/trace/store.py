@@ -11,7 +11,7 @@ import base64
 import io
 import json
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -80,7 +80,7 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
     return target
 
 
-def _unified(table: pa.Table, types: dict[str, Any]) -> pa.Table:
+def _unified(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     """Return a table whose texts have one dictionary each."""
     columns = {}
     for name, kind in types.items():
@@ -90,7 +90,7 @@ def _unified(table: pa.Table, types: dict[str, Any]) -> pa.Table:
     return pa.table(columns)
 
 
-def _for_pandas(table: pa.Table) -> dict[str, Any]:
+def _for_pandas(table: pa.Table) -> dict[str, object]:
     """Return what tells pandas to read whole numbers with nulls as such, not as doubles."""
     columns = []
     for field in table.schema:
@@ -109,7 +109,7 @@ def _for_pandas(table: pa.Table) -> dict[str, Any]:
     return {"index_columns": [], "column_indexes": [], "columns": columns, "pandas_version": "2"}
 
 
-def _write(table: pa.Table, to: Any) -> None:
+def _write(table: pa.Table, to: BinaryIO | Path) -> None:
     types = dict(zip(table.schema.names, table.schema.types, strict=True))
     pq.write_table(
         table,
@@ -216,7 +216,11 @@ def _lacking(name: str) -> _NotOurs:
 
 
 def _opened(
-    file: Any, size: int, columns: frozenset[str], most_rows: int | None, most_bytes: int | None
+    file: BinaryIO,
+    size: int,
+    columns: frozenset[str],
+    most_rows: int | None,
+    most_bytes: int | None,
 ) -> tuple[pq.ParquetFile, int]:
     """Open Parquet after its pages were looked at; returns how many rows it has, too."""
     room = most_bytes or 1 << 40
@@ -260,7 +264,7 @@ def _edges(packed: bytes | None, most_rows: int | None, most_bytes: int | None) 
         return _narrowed(_columns(parquet, schema.EDGE_TYPES, ""))
 
 
-def _columns(parquet: pq.ParquetFile, types: dict[str, Any], prefix: str) -> pa.Table:
+def _columns(parquet: pq.ParquetFile, types: dict[str, pa.DataType], prefix: str) -> pa.Table:
     """Read columns of the types that are wanted; one that is all null is not read."""
     own = parquet.schema_arrow
     rows = parquet.metadata.num_rows

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._types import Ints
 from gpuscope.errors import TraceFormatError
 from gpuscope.trace import schema
 
@@ -46,7 +45,7 @@ def check(spans: pa.Table, edges: pa.Table) -> None:
         raise TraceFormatError("two spans have the same id: number them")
 
 
-def out_of_range(name: str, column: Any) -> Any:
+def out_of_range(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Return row → whether a whole number is none that a trace may hold; null where it is null.
 
     ``None`` stands for no such row.
@@ -93,7 +92,7 @@ def sifted(spans: pa.Table, edges: pa.Table) -> tuple[pa.Table, pa.Table, dict[s
     return spans, edges, left
 
 
-def between(edges: pa.Table, ids: Any) -> pa.Table:
+def between(edges: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
     """Return the edges that lead from one of these rows to another."""
     if not edges.num_rows:
         return edges
@@ -114,7 +113,7 @@ def count_backwards(spans: pa.Table) -> int:
 
 
 def _check_table(
-    what: str, table: pa.Table, types: dict[str, Any], required: tuple[str, ...]
+    what: str, table: pa.Table, types: dict[str, pa.DataType], required: tuple[str, ...]
 ) -> None:
     if table.column_names != list(types):
         raise TraceFormatError(
@@ -141,7 +140,7 @@ def _check_table(
             )
 
 
-def _values(column: Any) -> Any:
+def _values(column: pa.ChunkedArray) -> Ints:
     if pa.types.is_null(column.type):
         return np.zeros(0, np.int64)
-    return column.to_numpy()
+    return np.asarray(column.to_numpy())

@@ -20,7 +20,7 @@ from gpuscope.record.recorder import Recording
 from gpuscope.runs import execution, nsight
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Progress
-from gpuscope.trace.model import Run
+from gpuscope.trace.run import Run
 from gpuscope.widgets import html, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
 from gpuscope.widgets.devices import DevicePicker, find_devices

@@ -29,7 +29,7 @@ _COLUMNS = {
 
 
 Row: TypeAlias = Mapping[str, Any]
-"""A row of :data:`gpuscope.trace.model.Run.comparison`: texts, whole numbers, floats or nothing."""
+"""A row of :data:`gpuscope.trace.run.Run.comparison`: texts, whole numbers, floats or nothing."""
 
 
 def text(value: object, limit: int | None = None) -> str:

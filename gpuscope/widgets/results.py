@@ -10,7 +10,8 @@ from gpuscope.analysis.confinement import ConfinementResult, PartitionConfinemen
 from gpuscope.analysis.result import format_value
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import duration
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 from gpuscope.widgets import html
 
 WON = 1.2

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.rows import keep, together
 from gpuscope.trace import joins
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 
 NAME = "gpuscope_canary"
 _SOURCE = r"""

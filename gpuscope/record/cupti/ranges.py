@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.record import nvtx
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.rows import keep, range_row
 from gpuscope.trace import arrow, joins
-from gpuscope.trace.arrow import NONE, Array
+from gpuscope.trace.arrow import NONE
 
 _OPEN = np.iinfo(np.int64).max
 

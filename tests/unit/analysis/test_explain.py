@@ -576,5 +576,6 @@ def test_partitions_that_share_sms_hold_each_other_up():
     ]
     for ids, kind in (([2, 3], "SMs held"), ([4, 5], "unexplained")):
         partitions = {"x": {"sm_ids": [0, 1, 2]}, "y": {"sm_ids": ids}}
-        found = build(rows, partitions=partitions, simulated=True).explain(2)
+        trace = build(rows, partitions=partitions, simulated=True)
+        found = gs.analysis.explain(trace, 2)
         assert kinds(found)[-1] == kind

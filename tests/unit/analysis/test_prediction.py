@@ -10,7 +10,8 @@ import pytest
 import gpuscope as gs
 from gpuscope.analysis.prediction import MAKESPAN
 from gpuscope.trace.metadata import TraceMetadata
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 EXPERIMENT = {
     "name": "two",

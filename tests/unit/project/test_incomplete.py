@@ -30,7 +30,7 @@ from gpuscope.record.recorder import Recording
 from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
-from gpuscope.trace.model import Run, incomplete
+from gpuscope.trace.run import Run, incomplete
 from gpuscope.widgets import results
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.details import why

@@ -13,7 +13,8 @@ from gpuscope.analysis import settings_table
 from gpuscope.errors import GpuscopeError
 from gpuscope.report import html_report, trace_report
 from gpuscope.trace.metadata import TraceMetadata
-from gpuscope.trace.model import Run, Trace
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 EVIL = "<script>alert(1)</script><a href='javascript:alert(2)'>x</a>\u202e\u2066\x07"
 

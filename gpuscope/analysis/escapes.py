@@ -1,0 +1,233 @@
+"""Where work that was given to a partition ran, and what of it ran outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope._types import Array
+from gpuscope.analysis.given import GivenWork
+from gpuscope.analysis.launch import positions
+from gpuscope.trace.columns import codes, combined, is_open, rows_of
+from gpuscope.trace.model import Trace
+
+
+@dataclass(frozen=True)
+class Escape:
+    """Kernels of one name that ran outside the partition they were given to, in one place.
+
+    Attributes
+    ----------
+    where
+        The partition that ran them, the SMs that held their blocks, or
+        ``"outside any partition (stream 7)"``.
+    kernels
+        How many of them escaped, wholly or in part.
+    blocks
+        Thread blocks seen outside; ``None`` where blocks were not seen.
+    time_ns
+        Their time outside.
+    """
+
+    kernel: str
+    where: str
+    evidence: str
+    kernels: int
+    blocks: int | None
+    time_ns: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of the kernels of :class:`GivenWork`; arrays are parallel to them.
+
+    Attributes
+    ----------
+    at_home
+        Whether the partition that a kernel was given to ran it.
+    blocks
+        How many blocks it was judged by; 0: by what ran it.
+    escapes, sm_ids
+        Target → escapes, and SMs outside on which blocks were seen.
+    """
+
+    time_ns: Array
+    escaped_ns: Array
+    at_home: Array
+    blocks: Array
+    escapes: dict[int, list[Escape]]
+    sm_ids: dict[int, list[int]]
+
+
+def judge(trace: Trace, work: GivenWork, notes: list[str]) -> Judgement:
+    """Say of every kernel given to a partition how much of it ran outside, and where."""
+    size = len(work.rows)
+    lasted = trace.array("end_ns", fill=0)[work.rows] - trace.array("start_ns")[work.rows]
+    time_ns = np.maximum(lasted, 1).astype(np.float64)
+    at_home = _ran_at_home(trace, work)
+    kernel, sm, weight, outside = _blocks(trace, work, notes)
+    blocks = np.bincount(kernel, minlength=size)
+    all_ns = np.maximum(np.bincount(kernel, weight, size), 1)
+    kernel, sm, weight = kernel[outside], sm[outside], weight[outside]
+    share = np.where(blocks > 0, np.bincount(kernel, weight, size) / all_ns, ~at_home)
+    escaped_ns = np.where(work.target >= 0, time_ns * share, 0.0)
+
+    # A kernel that something else ran escaped to there, a block of another to its SM's owner.
+    away = np.flatnonzero((escaped_ns > 0) & ~at_home)
+    stray = np.flatnonzero(at_home[kernel])
+    ran_in, places = _ran_in(trace, work.rows[away])
+    held_by, owners = _owners(trace, sm[stray])
+    escapes = _escapes(
+        trace,
+        work,
+        kernel=np.r_[away, kernel[stray]],
+        where=np.r_[ran_in, len(places) + held_by],
+        places=[*places, *owners],
+        by_blocks=blocks > 0,
+        blocks=np.r_[np.bincount(kernel, minlength=size)[away], np.ones(len(stray), np.int64)],
+        ns=np.r_[escaped_ns[away], (time_ns / all_ns)[kernel[stray]] * weight[stray]],
+    )
+    sm_ids: dict[int, list[int]] = {}
+    for block in combined(work.target[kernel], sm)[0]:
+        sm_ids.setdefault(int(work.target[kernel[block]]), []).append(int(sm[block]))
+    return Judgement(time_ns, escaped_ns, at_home, blocks, escapes, sm_ids)
+
+
+def _ran_at_home(trace: Trace, work: GivenWork) -> Array:
+    """Whether each kernel was run by the partition it was given to.
+
+    The partition that the trace names decides; where it names none, the green context does.
+    """
+    partition, partitions = codes(trace.spans.column("partition"))
+    partition = partition[work.rows]
+    context = trace.array("green_context", fill=-1)[work.rows]
+    place = {name: index for index, name in enumerate(partitions)}
+    own = [place.get(name, -1) for name in work.names]
+    contexts = [work.contexts.get(name, -2) for name in work.names]
+    by_name = partition == np.array([*own, -1])[work.target]
+    by_context = context == np.array([*contexts, -2])[work.target]
+    return np.asarray(np.where(partition > 0, by_name, by_context))
+
+
+def _blocks(trace: Trace, work: GivenWork, notes: list[str]) -> tuple[Array, Array, Array, Array]:
+    """Kernel, SM, weight, and whether outside, of the blocks that kernels are judged by.
+
+    They are the finished blocks of kernels given to a partition whose SM ids are known. A
+    block on another device than its partition's is outside, whatever its SM's number.
+    """
+    rows = rows_of(trace, "block")
+    sm = trace.array("sm", fill=-1)[rows]
+    parent = positions(trace, trace.spans.column("parent").take(rows))
+    lost = int(np.count_nonzero(parent < 0))
+    if lost:
+        notes.append(f"{lost:,} blocks have no kernel row: not judged")
+    place = np.full(len(trace) + 1, -1, np.int64)  # the last is that of no row
+    place[work.rows] = np.arange(len(work.rows))
+    kernel = place[parent]
+    target = np.where(kernel >= 0, work.target[kernel], -1)
+    sms = [trace.metadata.partition(name).sm_ids for name in work.names]
+    usable = (sm >= 0) & ~is_open(trace)[rows] & np.array([*map(bool, sms), False])[target]
+    rows, sm, kernel, target = rows[usable], sm[usable], kernel[usable], target[usable]
+    device, devices = codes(trace.spans.column("device"))
+    width = max([int(sm.max(initial=0)), *(max(ids) for ids in sms if ids)]) + 1
+    own = [index * width + sm_id for index, ids in enumerate(sms) for sm_id in ids]
+    is_own = np.isin(target * width + sm, np.array(own, np.int64))
+    there = _devices(trace)
+    is_there = np.array(
+        [
+            [index is None or not there.get(name) or index in there[name] for index in devices]
+            for name in work.names
+        ],
+        bool,
+    ).reshape(-1, len(devices))
+    lasted = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
+    return kernel, sm, np.maximum(lasted, 1), ~(is_own & is_there[target, device[rows]])
+
+
+def _devices(trace: Trace) -> dict[str, set[int]]:
+    """Return partition → the indices of the devices on which one of this name has streams."""
+    devices = trace.metadata.devices
+    found: dict[str, set[int]] = {}
+    for facts in trace.metadata.streams.values():
+        device = devices.get(facts.device or "")
+        if facts.partition is not None and device is not None and device.index is not None:
+            found.setdefault(facts.partition, set()).add(device.index)
+    return found
+
+
+def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[str]]:
+    """Row → number of what ran it, and its name in words."""
+    partition, partitions = codes(trace.spans.column("partition"))
+    context, contexts = codes(trace.spans.column("green_context"))
+    stream, streams = codes(trace.spans.column("stream"))
+    first, code = combined(partition[rows], context[rows], stream[rows])
+    owners = {facts.context: name for name, facts in trace.metadata.partitions.items()}
+    places = []
+    for row in rows[first]:
+        name, number = partitions[partition[row]], contexts[context[row]]
+        if name is None and number is not None:
+            name = owners.get(number, f"green context {number}")
+        places.append(name or f"outside any partition ({_stream(trace, streams[stream[row]])})")
+    return code, places
+
+
+def _stream(trace: Trace, number: int | None) -> str:
+    name = trace.stream_name(number)
+    return name if number is None or name == f"stream {number}" else f"stream {number}, {name}"
+
+
+def _owners(trace: Trace, sm: Array) -> tuple[Array, list[str]]:
+    """Block → number of who owns its SM, and that in words."""
+    ids, code = np.unique(sm, return_inverse=True)
+    owners = partitions_by_sm(trace)
+    return code, [
+        f"SMs of {' and '.join(owners.get(sm_id, ())) or 'no partition'}" for sm_id in ids
+    ]
+
+
+def partitions_by_sm(trace: Trace) -> dict[int, list[str]]:
+    """Return SM → the partitions that have it."""
+    found: dict[int, list[str]] = {}
+    for name, facts in trace.metadata.partitions.items():
+        for sm_id in dict.fromkeys(facts.sm_ids):
+            found.setdefault(sm_id, []).append(name)
+    return found
+
+
+def _escapes(
+    trace: Trace, work: GivenWork, *, kernel: Array, where: Array, places: list[str],
+    by_blocks: Array, blocks: Array, ns: Array,
+) -> dict[int, list[Escape]]:  # fmt: skip
+    """Group parts of kernels that escaped by target, name, place and evidence."""
+    number = {place: index for index, place in enumerate(dict.fromkeys(places))}
+    where = np.array([number[place] for place in places], np.int64)[where]
+    name, names = codes(trace.spans.column("name"))
+    first, group = combined(
+        work.target[kernel], name[work.rows[kernel]], where, by_blocks[kernel].astype(np.int64)
+    )
+    whole = combined(group, kernel)[0]
+    kernels = np.bincount(group[whole], minlength=len(first))
+    total_blocks = np.bincount(group, blocks, len(first))
+    total_ns = np.bincount(group, ns, len(first))
+    words = list(number)
+    found: dict[int, list[Escape]] = {}
+    for index, part in enumerate(first):
+        seen = bool(by_blocks[kernel[part]])
+        escape = Escape(
+            kernel=names[name[work.rows[kernel[part]]]],
+            where=words[where[part]],
+            evidence=evidence_kind(trace, by_blocks=seen),
+            kernels=int(kernels[index]),
+            blocks=int(total_blocks[index]) if seen else None,
+            time_ns=float(total_ns[index]),
+        )
+        found.setdefault(int(work.target[kernel[part]]), []).append(escape)
+    return found
+
+
+def evidence_kind(trace: Trace, *, by_blocks: bool) -> str:
+    """Return what a verdict on kernels rests on."""
+    if trace.is_simulated:
+        return "simulated"
+    return "resident" if by_blocks else "allocated"

@@ -1,0 +1,97 @@
+"""Several traces: what an experiment gave, and what of it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from gpuscope._text import shown
+from gpuscope.trace.metadata import Description
+from gpuscope.trace.model import Trace
+
+_TRACES = 3
+"""Incomplete traces that are told one by one."""
+
+
+def incomplete(traces: Mapping[str, Trace]) -> str:
+    """Return how many rows of which traces are missing and why; empty if none is.
+
+    Parameters
+    ----------
+    traces
+        Label → trace; a label stands where traces differ.
+    """
+    lines = {label: trace.metadata.incomplete for label, trace in traces.items()}
+    if len(set(lines.values())) <= 1:
+        return next(iter(lines.values()), "")
+    prefix = "incomplete: "
+    told = [f"{label}: {line.removeprefix(prefix)}" for label, line in lines.items() if line]
+    more = [f"and {len(told) - _TRACES} more traces"] if len(told) > _TRACES else []
+    return prefix + "; ".join([*told[:_TRACES], *more])
+
+
+@dataclass(frozen=True)
+class Run(Mapping[str, Trace]):
+    """What an experiment gave: setting → Trace, and their comparison.
+
+    Attributes
+    ----------
+    traces
+        Setting → trace.
+    comparison
+        One row per setting and workload: kernels, latency, throughput, shares.
+    experiment
+        The description that was run.
+    stopped
+        Whether it was stopped before its end; what was recorded is here.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+    ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    ... }
+    >>> run = gs.run({**one, "settings": {"first": {}, "second": {}}}, gpu)
+    >>> list(run), run.stopped
+    (['first', 'second'], False)
+    >>> run.comparison.column("kernels").to_pylist()
+    [2, 2]
+    """
+
+    traces: Mapping[str, Trace]
+    comparison: pa.Table = field(repr=False)
+    experiment: Description
+    stopped: bool = False
+
+    def __getitem__(self, setting: str) -> Trace:
+        return self.traces[setting]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.traces)
+
+    def __len__(self) -> int:
+        return len(self.traces)
+
+    def _repr_html_(self) -> str:
+        names = self.comparison.column_names
+        if not incomplete(self.traces):
+            names = [name for name in names if name != "incomplete"]
+        head = "".join(f"<th>{shown(name)}</th>" for name in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{shown(_show(row[name]))}</td>" for name in names) + "</tr>"
+            for row in self.comparison.to_pylist()
+        )
+        state = (
+            "<p>Stopped early: what was recorded until then is here.</p>" if self.stopped else ""
+        )
+        return f"{state}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

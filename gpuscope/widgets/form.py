@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
@@ -13,9 +12,10 @@ from gpuscope.figures.style import OKABE_ITO
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.streams import StreamTable
+from gpuscope.widgets.table import Values
 from gpuscope.widgets.workloads import WorkloadTable
 
-TEMPLATE: dict[str, Any] = {
+TEMPLATE: Values = {
     "name": "dashboard",
     "seed": 1,
     "partitions": {"small": 16, "load": "rest"},
@@ -81,7 +81,7 @@ class Form:
         self._changed = changed
         self._lock = lock
         self._loading = True
-        self._base: dict[str, Any] = {}
+        self._base: Values = {}
         self.problem = ""
         self.carver = _Planner(target, lock)
         self.streams = StreamTable({}, lock=lock)
@@ -96,7 +96,7 @@ class Form:
         self.load(experiment)
 
     @property
-    def controls(self) -> list[Any]:
+    def controls(self) -> list[PartitionCarver | StreamTable | WorkloadTable]:
         """The widgets, in the order in which a person needs them."""
         return [self.carver, self.streams, self.workloads]
 
@@ -166,7 +166,7 @@ class Form:
         sizes = self.carver.sizes
         return self._target().plan_carve(sizes) if sizes else None
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> Values:
         """Return the experiment as a dict, whether or not it validates."""
         sizes = dict(self.carver.sizes)
         label = " | ".join(f"{name} {size}" for name, size in sizes.items())

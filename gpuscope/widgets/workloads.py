@@ -152,8 +152,8 @@ def _defaults() -> Values:
         for name, info in WorkloadSpec.model_fields.items()
         if name not in ("kind", "stream")
     }
-    own = {one.name: one.start for spec in kinds().values() for one in spec.kind_fields()}
-    own.pop("args")
+    every = [one for spec in reversed(kinds().values()) for one in spec.kind_fields()]
+    own = {one.name: one.start for one in every if one.name != "args"}
     return {**shared, "rate_hz": 1000, **own}
 
 
@@ -213,27 +213,24 @@ def _fields(streams: Iterable[str]) -> list[Field]:
 def _own_fields() -> list[tuple[bool, Field]]:
     """Describe the fields that not every kind has, with the kinds that have them, and if rare.
 
-    What is said of a field is said by the first kind that has one of that name.
+    Where kinds have a field of the same name, the first one describes it. What holds a list or
+    a table has no control.
     """
-    having: dict[str, list[str]] = {}
-    own: dict[str, KindField] = {}
+    having: dict[str, dict[str, KindField]] = {}
     for kind, spec in kinds().items():
         for one in spec.kind_fields():
-            if one.name != "args":
-                having.setdefault(one.name, []).append(kind)
-                own.setdefault(one.name, one)
-    return [
-        (
-            one.rare,
-            field(
-                name, one.label,
-                "choice" if one.choices else "flag" if one.is_flag else "number",
-                options=[(choice, choice) for choice in one.choices],
-                when={"kind": having[name]}, hint=one.hint,
-            ),
-        )
-        for name, one in own.items()
-    ]  # fmt: skip
+            if not isinstance(one.start, list | dict):
+                having.setdefault(one.name, {})[kind] = one
+    described = []
+    for name, by_kind in having.items():
+        first = next(iter(by_kind.values()))
+        choices = dict.fromkeys(choice for one in by_kind.values() for choice in one.choices)
+        row = field(
+            name, first.label, first.type, options=[(choice, choice) for choice in choices],
+            when={"kind": by_kind}, hint=first.hint,
+        )  # fmt: skip
+        described.append((first.rare, row))
+    return described
 
 
 def _free(taken: Mapping[str, object]) -> str:

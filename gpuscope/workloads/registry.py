@@ -21,6 +21,7 @@ from gpuscope.errors import InvalidExperiment
 from gpuscope.workloads.builtin import BUILT_IN, PYTHON
 from gpuscope.workloads.spec import WorkloadSpec
 
+_RESERVED = {"args", "function", "name"}
 GROUP = "gpuscope.workloads"
 """The group of entry points that name kinds of other packages."""
 
@@ -59,6 +60,8 @@ def _wrong(name: str, spec: object) -> str:
         return f"{spec.__name__} has no method make()"
     if spec.kind_name() != name:
         return f"{spec.__name__} calls itself {spec.kind_name()!r}"
+    if taken := _RESERVED & {field.name for field in spec.kind_fields()}:
+        return f"{spec.__name__} has a field {min(taken)!r}, a name that the dashboard needs"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args, get_origin
 
@@ -24,6 +25,10 @@ from pydantic.fields import FieldInfo
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
     from gpuscope.workloads.handle import Handle
+
+
+_TYPES: Mapping[object, Literal["flag", "text"]] = {bool: "flag", str: "text"}
+"""Type → the control for it."""
 
 
 class Model(BaseModel):
@@ -61,6 +66,8 @@ class KindField:
         What the dashboard starts from.
     choices
         The only values that it takes; empty where there are others.
+    type
+        Of its control on the dashboard.
     rare
         Whether the dashboard shows it behind all others.
     """
@@ -70,7 +77,7 @@ class KindField:
     start: object
     required: bool
     choices: tuple[str, ...] = ()
-    is_flag: bool = False
+    type: Literal["choice", "flag", "text", "number"] = "number"
     hint: str = ""
     rare: bool = False
 
@@ -88,7 +95,7 @@ class KindField:
             else info.get_default(call_default_factory=True),
             required=info.is_required(),
             choices=get_args(info.annotation) if literal else (),
-            is_flag=info.annotation is bool,
+            type="choice" if literal else _TYPES.get(info.annotation, "number"),
             hint=info.description or "",
             rare=bool(extra.get("rare", False)),
         )

@@ -142,6 +142,13 @@ def test_a_plugins_kind_is_in_the_command_line(tmp_path):
             ),
             "Odd calls itself 'even'",
         ),
+        (
+            (
+                f"{IMPORT}class Odd(WorkloadSpec):\n kind: Literal['odd']\n name: str\n"
+                " def make(self, *_, **__): pass"
+            ),
+            "Odd has a field 'name', a name that the dashboard needs",
+        ),
     ],
 )
 def test_a_broken_package_is_named_and_takes_nothing_down(
@@ -166,6 +173,34 @@ def test_a_kind_of_ours_cannot_be_replaced(tmp_path, monkeypatch, forgotten):
     entry_point(tmp_path, monkeypatch, 'gemm = "broken:Odd"', "Odd = 3")
     assert gs.workloads.kinds()["gemm"] is registry.BUILT_IN["gemm"]
     assert "gpuscope has a kind of that name" in registry.broken_kinds()[0]
+
+
+def test_kinds_may_share_a_fields_name(tmp_path, monkeypatch, forgotten):
+    module = f"""
+{IMPORT}from pydantic import Field
+class Odd(WorkloadSpec):
+    kind: Literal["odd"]
+    m: int = Field(title="Another", examples=[7])
+    dtype: Literal["int8", "float16"] = "int8"
+    note: str = "x"
+    wide: bool = False
+    several: list[int] = [1]
+    def make(self, *_, **__): pass
+"""
+    entry_point(tmp_path, monkeypatch, 'odd = "broken:Odd"', module)
+    table = gs.widgets.WorkloadTable(streams=["s"])
+    fields = {field["name"]: field for field in table.fields}
+    assert table.workloads["workload 1"].m == 1024
+    assert fields["m"]["label"] == "m"
+    assert fields["m"]["when"] == {"kind": ["gemm", "traced_gemm", "odd"]}
+    assert ["int8", "int8"] in fields["dtype"]["options"]
+    assert (fields["note"]["type"], fields["wide"]["type"]) == ("text", "flag")
+    assert "several" not in fields
+    table.edit("workload 1", kind="odd", dtype="int8", wide=True)
+    spec = table.workloads["workload 1"]
+    assert (spec.m, spec.dtype, spec.note, spec.wide) == (1024, "int8", "x", True)
+    assert spec.several == [1]
+    table.close()
 
 
 # -- the declaration ----------------------------------------------------------------------

@@ -28,51 +28,53 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from facts import BESIDE  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-NOTE = """Kernel times: {source}. Timed by events, without a partition the small kernel's median
-and the overlap would be mostly waiting for SMs; `overlap_tight` takes every span as short as
-its stated uncertainty allows, and is empty where none is stated. A share of alone above 1 is
-noise: the reference is measured after, on a hotter GPU."""
+NOTE = """Kernel times: {source}. (Events alone would mostly time the wait for SMs in the setting
+without a partition.) `overlap_tight` shrinks every span by its stated uncertainty; it is empty if
+none is stated. A share of alone above 1 is noise: the reference is measured last, on a hotter
+GPU."""
 
-COUNTS = """Counts are equal where nsys has each of our kernels as often in every pass. It
-watches the program from its start: one call before the passes, then the warm-up pass and the
-measured one, while gpuscope records the measured one alone. So {ours} of ours are 1 + 2 × {ours}
-of nsys's."""
+COUNTS = """Counts agree if nsys has each of our kernels equally often in every pass. nsys watches
+the program from its start: one call before the passes, the warm-up pass and the
+measured pass. gpuscope records the measured pass only. So {ours} kernels of ours are 1
++ 2 × {ours} of nsys's."""
 
 CALIBRATION = """## Your own GPU
 
     gpuscope calibrate --out gpu.json
     gpuscope predict examples/quickstart.toml --gpu-profile gpu.json
 
-or `gpuscope.calibration.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`. It takes
-less than 3 minutes, needs CUPTI (`gpuscope doctor` says what brings it), and wants the GPU for
-itself, in a process that has not recorded yet: with CUPTI on, calls cost more. It prints the
-median and 90th
-percentile of the errors of predicted GEMM times, in the fit and, by a fit to the others, on a
-fifth of the shapes. The file is written at the end, whole or not at all.
+or `gpuscope.calibration.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`.
 
-- **Host costs**: 100 calls at a time through gpuscope, Python and all, median of seven; a
-  partition with the probe of its SMs. The times from a launch call's end to its kernel, from a
-  kernel's end to the host's return from a wait, and between two queued GEMMs: from recorded
-  kernels, medians.
-- **Copies**: 64 MiB up and down, one rate for both ways together; 512 MiB on the device; the
-  element-wise copy kernel over 64 and 512 MiB on every SM count that is measured.
-- **GEMMs**: up to 320 shapes, a few chosen and the others random (sides from 16 to 8192, half
-  not multiples of 64), in four dtypes, on up to eight SM counts, each call alone; not told the
-  SM count, which is what is fitted to, and told it, which is only judged. What one call would take
-  longer than 60 ms for is left out and counted; a slow GPU measures fewer shapes, at least 40.
-- **Kernels**: a kernel's name tells its tile, for cuBLAS's and CUTLASS's names from Volta to
-  Blackwell; a name that tells none is inferred from its grids, if some tile explains at least two
-  of them. What stays unknown is in no fit of constants, and is named.
+Calibration takes less than 3 minutes and needs CUPTI (`gpuscope doctor` says how to install it).
+Run it on an idle GPU, in a process that has not recorded yet: with CUPTI on, calls cost more. It
+prints the median and 90th percentile of the errors of predicted GEMM times, for the shapes in the
+fit and for a fifth of the shapes that a second fit leaves out. The file is written at the end,
+completely or not at all.
 
-Where the driver has no green contexts (before CUDA 12.4) everything is measured on all SMs: the
-simulated GPU cannot be carved either, and what a partition costs is an H200's. A GPU without
-bfloat16 gets float16's times for it. `measured.source` says so in the file. How many blocks an SM
-holds is estimated with the registers and shared memory of Hopper's; a fit makes up for a constant
-factor there.
+- **Host costs**: 100 calls at a time through gpuscope, Python included, median of seven; a
+  partition includes the probe of its SMs. Recorded kernels give the medians of three times: from
+  a launch call's end to its kernel, from a kernel's end to the host's return from a wait, and
+  between two queued GEMMs.
+- **Copies**: 64 MiB to the device and back, one rate for both directions; 512 MiB on the device;
+  the element-wise copy kernel over 64 and 512 MiB on every measured SM count.
+- **GEMMs**: up to 320 shapes, a few chosen and the others random (sides from 16 to 8192, half of
+  them not multiples of 64), in four dtypes, on up to eight SM counts, each call alone. The fit
+  uses calls that are not told the SM count; calls that are told only judge it. Calls that would
+  take longer than 60 ms are left out and counted; a slow GPU measures fewer shapes, at least 40.
+- **Kernels**: the tile is read from the kernel's name (cuBLAS and CUTLASS, from Volta to
+  Blackwell). Otherwise it is inferred from the kernel's grids, if some tile explains at least two
+  of them. Kernels whose tile remains unknown are named, and are in no fit.
 
-Only on an H200 has any of this run (2026-11-21): 47 s of measuring and 20 s of fitting; GEMM times
-in the fit median 6.1 %, p90 25.5 %; of the shapes left out 6.8 % and 28.9 %; of 60 shapes drawn
-and measured afterwards, not told the SM count 6.1 % and 24.3 %, told it 6.4 % and 23.6 %.
+Without green contexts (drivers before CUDA 12.4) everything is measured on all SMs. The simulated
+GPU cannot be carved then, and the cost of a partition is an H200's. A GPU without bfloat16 gets
+float16's times for it. `measured.source` in the file says so. The number of blocks that an SM
+holds is estimated with the registers and shared memory of a Hopper SM; the fit absorbs a constant
+factor.
+
+All of this has run on an H200 only (2026-11-21): 47 s of measuring and 20 s of fitting. Errors of
+GEMM times: median 6.1 %, p90 25.5 % in the fit; 6.8 % and 28.9 % for the shapes left out. For 60
+shapes drawn and measured afterwards: 6.1 % and 24.3 % not told the SM count, 6.4 % and 23.6 %
+told it.
 """.splitlines()
 
 GROUPS = {
@@ -363,31 +365,32 @@ def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     shared = "no partition", "small"
     points = [
         (
-            "- **Kernels beside each other share memory bandwidth only**, and of that a GEMM asks",
-            "for its operands once. On hardware they share caches and power too, and a GEMM reads",
-            "its operands again and again. The slowest kernel beside another, against its median",
+            "- **Concurrent kernels share memory bandwidth only**, and a GEMM reads its operands",
+            "once. On hardware they also share caches and power, and a GEMM reads its operands",
+            "repeatedly. The slowest kernel beside another, against its median",
             f"alone: gemm4096 beside gemm4096 took {both('gemm4096')}, sgemm2048 beside gemm4096",
             f"{both('sgemm2048', 'gemm4096')}, gemm8192 beside gemv",
             f"{both('gemm8192', 'gemv')}, small512 beside gemm8192",
             f"{both('small512', 'gemm8192')}. So makespans come out short rather than long.",
         ),
         (
-            "- **Only CUDA's calls take host time**, neither recording nor an experiment's own",
-            "loop. A 512³ float16 product alone on 16 SMs, from the launch until the host sees it",
+            "- **Only CUDA's calls take host time**; recording and an experiment's own loop take",
+            "none. A 512³ float16 product alone on 16 SMs, from its launch until the host sees it",
             f"done: simulated {bare['simulated_us']['p50']:.0f} µs, on an H200",
             f"{bare['latency_us']['p50']:.0f} µs bare and {recorded['latency_us']['p50']:.0f} µs",
-            "while gpuscope records, in Python, each call of a handle. Experiments always record,",
-            "so at the median their latencies lack about that much.",
+            "while gpuscope records each call in Python. Experiments always record, so their",
+            "simulated median latencies are too short by about that difference.",
         ),
         (
-            "- **Nothing jitters**: neither the host, nor clocks, nor how long blocks take. The",
+            "- **There is no jitter**, neither of the host, nor of clocks, nor of blocks. The",
             f"same product's p99 is {bare['latency_us']['p99']:.0f} µs bare and",
             f"{recorded['latency_us']['p99']:.0f} µs recorded; simulated it is the median,",
-            f"{bare['simulated_us']['p99']:.0f} µs. A tail is missing, most of it recording's.",
+            f"{bare['simulated_us']['p99']:.0f} µs. The tail is missing; recording causes most of",
+            "it.",
         ),
         (
-            "- **One kernel's blocks are all equally long.** On hardware a persistent kernel's",
-            "blocks end at different times, and the next kernel's blocks trickle in: in the",
+            "- **All blocks of a kernel take equally long.** On hardware a persistent kernel's",
+            "blocks end at different times, and the next kernel starts block by block. In the",
             "quickstart without a partition the small kernel takes",
             f"{settings[shared]['kernel_median_us']:.0f} µs from its first block's start",
             f"(simulated {simulated[shared]['kernel_median_us']:.0f} µs), so that it overlaps with",
@@ -405,14 +408,16 @@ def profile_page() -> str:
         "",
         "Made from `gpuscope/device/sim/schema.py` by `make docs`; do not edit.",
         "",
-        "A GPU profile is a JSON file with what the simulator knows of a GPU: its SMs, what host",
-        "calls cost, and the constants of its kernels' times. `sim:h200` ships with the package;",
-        '`open_device("sim:PATH.json")` opens one of your own. Every field is required, no other',
-        "is allowed, numbers are finite. `InvalidProfile` names each field that is wrong by its",
-        "path, such as `gemm.float16.0.times.load_us`. No figure comes from a datasheet:",
-        "`gpuscope calibrate` measures the GPU at hand; `python scripts/fit_profile.py` fits",
-        "`sim:h200` again, from the measurements in `benchmarks/data/`, by the same code.",
-        "[How the times follow from the constants](simulator.md#how-a-gemm-is-timed).",
+        "A GPU profile is a JSON file that describes a GPU to the simulator: its SMs, the cost of",
+        "host calls, and the constants of its kernels' times. `sim:h200` ships with the package;",
+        '`open_device("sim:PATH.json")` opens your own. Every field is required, no other field is',
+        "allowed, and numbers are finite. If a field is wrong, `InvalidProfile` names its path,",
+        "such as `gemm.float16.0.times.load_us`. [How a GEMM is",
+        "timed](simulator.md#how-a-gemm-is-timed) explains the constants.",
+        "",
+        "No figure comes from a datasheet: `gpuscope calibrate` measures a GPU, and",
+        "`python scripts/fit_profile.py` fits `sim:h200` by the same code to the measurements in",
+        "`benchmarks/data/`.",
         "",
         *CALIBRATION,
         "",
@@ -501,10 +506,11 @@ def quickstart_gaps(simulated: dict[Any, Any], gpu: dict[str, Any]) -> list[str]
         f"{off(shared, 'latency_p50_us')} and its p99 {off(shared, 'latency_p99_us')}; in",
         f"`16 | rest` they are {off(apart, 'latency_p50_us')} and",
         f"{off(apart, 'latency_p99_us')}. So the partition makes p99 {gain(simulated)} times as",
-        f"short, where it measured {gain(measured)}. Known of the {gap:.0f} µs that p99 lacks in",
-        f"the partition: alone, the same product's p99 was {recording:.0f} µs longer recorded than",
-        f"bare, and bare {jitter:.0f} µs longer than its median (the second and third difference",
-        "above; not measured on the quickstart's host, and parts of a p99 need not add up).",
+        f"short, where it measured {gain(measured)}. What is known of the {gap:.0f} µs that p99",
+        f"lacks in the partition: alone, the product's p99 was {recording:.0f} µs longer recorded",
+        f"than bare, and bare {jitter:.0f} µs longer than its median (the second and third",
+        "difference above; not measured on the quickstart's host, and parts of a p99 need not",
+        "add up).",
         *(
             [
                 f"The remaining {left:.0f} µs are not explained. Candidates not measured apart:",
@@ -513,9 +519,9 @@ def quickstart_gaps(simulated: dict[Any, Any], gpu: dict[str, Any]) -> list[str]
             if (left := gap - recording - jitter) > 0
             else [f"Together that is {-left:.0f} µs more than is missing."]
         ),
-        "That p50 without a partition is too long although host time is missing fits the",
-        "last difference above: on hardware the first SMs come free before a kernel of the load",
-        "ends. How much of it that explains was not measured either.",
+        "Without a partition, p50 is too long although host time is missing. The last difference",
+        "above fits that: on hardware the first SMs become free before a kernel of the load ends.",
+        "How much of it that explains was not measured.",
     ]
 
 

@@ -20,8 +20,8 @@ FORMATS = {
 INTRODUCTION = """# Figures measured without a GPU
 
 Generated from `benchmarks/results` by `make docs`; do not edit. `make bench` measures them anew.
-Those of the simulator's accuracy stand in [its page](simulator.md), those of a GPU
-[on theirs](h200.md)."""
+The simulator's accuracy is on [its page](simulator.md), figures of a GPU are
+[here](h200.md)."""
 
 
 def figures_page(

@@ -15,15 +15,15 @@ import gpuscope
 
 ROOT = Path(__file__).resolve().parents[3]
 
-CODE_LINES = 31_100
+CODE_LINES = 32_300
 """May only go down, unless a feature is added: then by what the feature takes."""
-ANY_PER_1000 = 50.5
+ANY_PER_1000 = 17
 """May only go down."""
-PRIVATE_READS = 15
+PRIVATE_READS = 0
 """May only go down."""
-BY_STRING = 2
+BY_STRING = 0
 """May only go down."""
-LONG_MODULES = 18
+LONG_MODULES = 4
 """May only go down."""
 TOP_NAMES = 20
 

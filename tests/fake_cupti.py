@@ -21,9 +21,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gpuscope.device.api import Capabilities, DeviceInfo, GrantedPartition, Kernel
+from gpuscope.device.api import Capabilities, DeviceInfo, Kernel
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.device import Device
+from gpuscope.device.raw import GrantedPartition
 from gpuscope.errors import CapabilityError
 from gpuscope.record import annotate, nvtx
 from gpuscope.record.cupti import collector, layout, source

@@ -12,8 +12,8 @@ import numpy as np
 from gpuscope.calibration.design import Shape, streams_by_count
 from gpuscope.calibration.host import Source, complete_trace
 from gpuscope.calibration.kernels import Launched, Row
-from gpuscope.device.api import NativeArray
 from gpuscope.device.device import Device
+from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace

@@ -1,9 +1,7 @@
 """The interface that every device implements, and the frozen records that cross it.
 
-:class:`Backend` is the seam: the CUDA and the simulated backend implement it, and
-:class:`~gpuscope.device.device.Device`, :class:`~gpuscope.device.stream.Stream` and
-:class:`~gpuscope.device.partition.Partition` hold, once for both, the rules of who may
-use what and when. Handles that a backend returns are opaque here.
+:class:`Backend` is the seam: CUDA, the simulator and the CPU implement it. Device, Stream and
+Partition hold, once for all, the rules of who may use what and when.
 """
 
 from __future__ import annotations
@@ -11,10 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuscope._types import Array, DType
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.raw import (
+    GrantedPartition,
+    Health,
+    KernelArgs,
+    Mark,
+    Memory,
+    NativeArray,
+    Operands,
+    Places,
+    RawEvent,
+    RawGraph,
+    RawKernel,
+    RawPartition,
+    RawStream,
+    Shape,
+    StreamKind,
+)
 from gpuscope.errors import CapabilityError
 
 if TYPE_CHECKING:
@@ -22,67 +37,6 @@ if TYPE_CHECKING:
     from gpuscope.device.graph import Graph
     from gpuscope.device.sim.profile import Profile
     from gpuscope.device.stream import Stream
-
-Shape = tuple[int, ...]
-
-RawStream: TypeAlias = Any
-"""A backend's own stream: cuda.core's, or the simulator's."""
-RawEvent: TypeAlias = Any
-"""A backend's own event: cuda.core's, or the simulator's."""
-RawGraph: TypeAlias = Any
-"""A backend's own captured graph."""
-RawPartition: TypeAlias = Any
-"""A backend's own partition: a green context of cuda.core, or the simulator's."""
-RawMemory: TypeAlias = Any
-"""A backend's own piece of memory, as its pool gives it out."""
-RawKernel: TypeAlias = Any
-"""A backend's own compiled kernel; ``None`` where a model takes its place."""
-Mark: TypeAlias = Any
-"""What a backend remembers of a place in a stream's work."""
-NativeArray: TypeAlias = Any
-"""An array of the device's own kind: CuPy's, the simulator's :class:`SimArray`, or NumPy's."""
-KernelArgs: TypeAlias = Sequence[Any]
-"""What a kernel is launched with: arrays, NumPy scalars and numbers."""
-Operands: TypeAlias = Any
-"""What a backend's ``matmul`` takes of out, a and b: addresses, or arrays."""
-Places = tuple[tuple[object, object, object], tuple[int, int, int], Operands]
-"""Of out, a and b: the device that holds each, the address of each first element, and
-whatever the backend's ``matmul`` takes of them."""
-
-
-class Health(TypedDict, total=False):
-    """Clocks in MHz, power in W and throttle reasons, where they can be told."""
-
-    sm_clock_mhz: int
-    memory_clock_mhz: int
-    throttle_reasons: tuple[str, ...]
-    power_w: float
-
-
-class DeviceArray(Protocol):
-    """An array of any library, as far as everything asks of it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Elements along each axis."""
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next along each axis."""
-
-    @property
-    def dtype(self) -> DType:
-        """Type of its elements."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-
-
-StreamKind = Literal["legacy default", "per-thread default", "blocking", "non-blocking"]
-"""How a stream stands to the legacy default stream: what is queued in that one follows all work of
-blocking streams, and theirs follows its. ``"per-thread default"`` is CUDA's handle 2, which is
-another stream, a blocking one, on each thread."""
 
 
 @dataclass(frozen=True)
@@ -172,41 +126,6 @@ class Capabilities:
         if not getattr(self, name):
             reason = self.reasons.get(name, "this device does not have it")
             raise CapabilityError(f"{feature} is not possible here: {reason}")
-
-
-@dataclass(frozen=True)
-class GrantedPartition:
-    """What a backend made of one planned partition.
-
-    Attributes
-    ----------
-    sm_count_target
-        SMs that libraries are told to tune for; 0 if they are told nothing. See
-        :func:`~gpuscope.device.carve.sm_count_to_tell`.
-    """
-
-    raw: RawPartition
-    sm_count: int
-    sm_ids: tuple[int, ...]
-    context: int
-    sm_count_target: int
-
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """Scratch memory.
-
-    Attributes
-    ----------
-    array
-        Its bytes as an array of the device, shape (nbytes,), uint8.
-    raw
-        What the backend frees.
-    """
-
-    array: NativeArray
-    raw: RawMemory
-    nbytes: int
 
 
 @dataclass(frozen=True)

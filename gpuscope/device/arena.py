@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from gpuscope._checks import given
 from gpuscope._fork import free_in_children
-from gpuscope.device.api import Memory
 from gpuscope.device.graph import Graph, after_capture
+from gpuscope.device.raw import Memory
 from gpuscope.errors import InvalidOperand
 
 if TYPE_CHECKING:

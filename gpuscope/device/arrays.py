@@ -16,8 +16,8 @@ from gpuscope.device.dtypes import DTYPES
 from gpuscope.errors import InvalidOperand
 
 if TYPE_CHECKING:
-    from gpuscope.device.api import NativeArray
     from gpuscope.device.device import Device
+    from gpuscope.device.raw import NativeArray
     from gpuscope.device.stream import Stream
 
 _LARGEST = 2**62

@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 
 from gpuscope._types import Array, DType
-from gpuscope.device.api import (
-    Capabilities,
-    DeviceInfo,
+from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel, MatmulPlan
+from gpuscope.device.calls import Activity
+from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.graph import Graph
+from gpuscope.device.memory import no_host_memory
+from gpuscope.device.raw import (
     GrantedPartition,
     Health,
-    Kernel,
-    KernelModel,
     Mark,
-    MatmulPlan,
     Memory,
     NativeArray,
     Operands,
@@ -38,11 +39,6 @@ from gpuscope.device.api import (
     Shape,
     StreamKind,
 )
-from gpuscope.device.calls import Activity
-from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
-from gpuscope.device.dtypes import DTYPES
-from gpuscope.device.graph import Graph
-from gpuscope.device.memory import no_host_memory
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 

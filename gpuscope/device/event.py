@@ -12,9 +12,9 @@ from gpuscope.device.unique import Unique
 from gpuscope.errors import ClosedError, StreamError
 
 if TYPE_CHECKING:
-    from gpuscope.device.api import RawEvent
     from gpuscope.device.device import Device
     from gpuscope.device.graph import Graph
+    from gpuscope.device.raw import RawEvent
 
 
 class EventQueue:

@@ -15,8 +15,8 @@ from gpuscope.device.unique import Closable, Closing
 from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 
 if TYPE_CHECKING:
-    from gpuscope.device.api import NativeArray, RawGraph
     from gpuscope.device.handles import AnyStream
+    from gpuscope.device.raw import NativeArray, RawGraph
     from gpuscope.device.stream import Stream
 
 _log = logging.getLogger("gpuscope")

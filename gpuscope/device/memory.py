@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuscope._fork import free_in_children
 from gpuscope._types import Array, DType
-from gpuscope.device.api import Mark, RawMemory, RawStream
+from gpuscope.device.raw import Mark, RawMemory, RawStream
 from gpuscope.errors import GpuscopeError
 
 Need: TypeAlias = Any

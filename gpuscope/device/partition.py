@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuscope._text import clean, shown
-from gpuscope.device.api import GrantedPartition
+from gpuscope.device.borrowed import require_not_borrowed
 from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.graph import after_capture
-from gpuscope.device.stream import Stream, close_all, make_stream, require_not_borrowed
-from gpuscope.device.unique import Closable, Closing, Unique
+from gpuscope.device.raw import GrantedPartition
+from gpuscope.device.stream import Stream, make_stream
+from gpuscope.device.unique import Closable, Closing, Unique, close_all
 from gpuscope.errors import ClosedError, InvalidPartition
 
 if TYPE_CHECKING:

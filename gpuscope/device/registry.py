@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 from gpuscope._fork import free_in_children
 
 if TYPE_CHECKING:
-    from gpuscope.device.api import NativeArray
     from gpuscope.device.event import Event
     from gpuscope.device.partition import Partition
+    from gpuscope.device.raw import NativeArray
     from gpuscope.device.stream import Stream
 
 _T = TypeVar("_T")

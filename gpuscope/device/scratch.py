@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gpuscope.device.api import Memory, NativeArray
 from gpuscope.device.arena import Arena, allocate, checked_size, give_back
 from gpuscope.device.arrays import as_dtype, as_shape
 from gpuscope.device.borrowed import of_thread
 from gpuscope.device.handles import AnyStream, raw_handle
+from gpuscope.device.raw import Memory, NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, Unique
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError

@@ -16,8 +16,8 @@ from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
-from gpuscope.device.api import NativeArray
 from gpuscope.device.device import Device, UnifiedDevice
+from gpuscope.device.raw import NativeArray
 from gpuscope.device.registry import alive
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 

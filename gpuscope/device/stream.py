@@ -1,4 +1,7 @@
-"""Streams: one life cycle, and one way to queue work, for every device."""
+"""Streams: one life cycle, and one way to queue work, for every device.
+
+Long because a stream's life, its work and its order share what decides whether it can be used.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,20 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
-from gpuscope.device.api import Kernel, NativeArray, RawStream, StreamKind
+from gpuscope.device.api import Kernel
 from gpuscope.device.arrays import require_array
-from gpuscope.device.borrowed import open_contexts
+from gpuscope.device.borrowed import require_not_borrowed
 from gpuscope.device.event import Event, EventQueue, require_event
 from gpuscope.device.graph import Graph, after_capture, capture
 from gpuscope.device.memory import Tag
-from gpuscope.device.unique import Closable, Closing
+from gpuscope.device.raw import DeviceArray, NativeArray, RawStream, StreamKind
+from gpuscope.device.unique import Closing
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
@@ -285,7 +289,7 @@ class Stream(Closing, EventQueue):
             else:
                 currents[key] = previous
 
-    def copy(self, destination: NativeArray, source: NativeArray) -> None:
+    def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
         """Queue a copy of ``source`` over ``destination``: same shape, dtype and device.
 
         Either side may be a NumPy array in host memory; then the call may wait.
@@ -476,26 +480,3 @@ def _intended(stream: Stream) -> Stream:
     if selected is None:
         return stream
     return selected if isinstance(selected, Stream) else stream.device.wrap_stream(selected)
-
-
-def require_not_borrowed(streams: Collection[Stream]) -> None:
-    """Refuse to close streams of which a workload's call on this thread has borrowed one."""
-    for context in open_contexts():
-        if context.stream in streams:
-            raise StreamError(
-                f"stream {context.stream.name!r} is borrowed by a workload's call that runs on "
-                "this thread, and cannot be closed inside it: close it when execute() has "
-                "returned. Nothing was changed"
-            )
-
-
-def close_all(items: Iterable[Closable]) -> None:
-    """Close every item, also when one fails; then raise the first error."""
-    first: BaseException | None = None
-    for item in items:
-        try:
-            item.close()
-        except BaseException as error:  # noqa: BLE001 - the others must still be closed
-            first = first or error
-    if first is not None:
-        raise first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NoReturn, Protocol, Self
 
 
@@ -45,3 +46,15 @@ class Closing(Unique):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def close_all(items: Iterable[Closable]) -> None:
+    """Close every item, also when one fails; then raise the first error."""
+    first: BaseException | None = None
+    for item in items:
+        try:
+            item.close()
+        except BaseException as error:  # noqa: BLE001 - the others must still be closed
+            first = first or error
+    if first is not None:
+        raise first

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpuscope._checks import door, given
-from gpuscope.device.api import Kernel, NativeArray
+from gpuscope.device.api import Kernel
 from gpuscope.device.device import Device
+from gpuscope.device.raw import NativeArray
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads import spin
 

@@ -16,7 +16,8 @@ from gpuscope.analysis.solo import solo_statistics
 from gpuscope.device.caller import innermost_guard
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions
-from gpuscope.device.stream import Stream, close_all
+from gpuscope.device.stream import Stream
+from gpuscope.device.unique import close_all
 from gpuscope.errors import InvalidPartition, NothingRecorded
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 from gpuscope._types import Array
-from gpuscope.device.api import NativeArray
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
+from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Unique
 

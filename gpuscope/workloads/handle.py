@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope._fork import free_in_children
-from gpuscope.device.api import NativeArray
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event, take_event
 from gpuscope.device.graph import Graph, after_capture
 from gpuscope.device.partition import Partition
-from gpuscope.device.stream import Stream, close_all
-from gpuscope.device.unique import Closing
+from gpuscope.device.raw import NativeArray
+from gpuscope.device.stream import Stream
+from gpuscope.device.unique import Closing, close_all
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
 from gpuscope.workloads.context import NOTHING, AnyStream, Completion, Context, Passed, Work
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, TypeAlias
 
-from gpuscope.device.api import MatmulPlan, Memory, NativeArray
+from gpuscope.device.api import MatmulPlan
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.raw import Memory, NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 

@@ -6,9 +6,10 @@ import numpy as np
 
 from gpuscope._checks import count, require_kind
 from gpuscope._types import Array
-from gpuscope.device.api import KernelModel, NativeArray
+from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
+from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Context, Passed, Work

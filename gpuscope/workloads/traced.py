@@ -22,9 +22,10 @@ import numpy as np
 from gpuscope._checks import require_kind
 from gpuscope._types import Array
 from gpuscope.device import binding
-from gpuscope.device.api import Backend, Kernel, KernelModel, MatmulPlan, NativeArray
+from gpuscope.device.api import Backend, Kernel, KernelModel, MatmulPlan
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
+from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 from gpuscope.workloads.context import Passed

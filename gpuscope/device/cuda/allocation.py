@@ -11,21 +11,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from gpuscope._types import Array, DType
-from gpuscope.device.api import (
-    Memory,
-    NativeArray,
-    RawStream,
-    Shape,
-)
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.driver import CudaObject
 from gpuscope.device.cuda.errors import check, translated
 from gpuscope.device.cuda.streams import CudaStreams
 from gpuscope.device.memory import Pinned, Pool, Tag
+from gpuscope.device.raw import Memory, NativeArray, RawStream, Shape
 from gpuscope.device.stream import Stream
-from gpuscope.errors import (
-    GpuscopeError,
-)
+from gpuscope.errors import GpuscopeError
 
 
 class CudaMemory(CudaStreams):

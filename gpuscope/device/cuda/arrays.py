@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpuscope._types import Array, DType
-from gpuscope.device.api import NativeArray
 from gpuscope.device.cuda import dlpack, interface
 from gpuscope.device.cuda.driver import import_cupy
 from gpuscope.device.memory import Block, pinned_block
+from gpuscope.device.raw import NativeArray
 from gpuscope.errors import InvalidOperand
 
 cupy = import_cupy()

@@ -10,19 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from gpuscope._optional import require
-from gpuscope.device.api import (
-    DeviceInfo,
-    GrantedPartition,
-    Health,
-    RawPartition,
-)
+from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Activity
 from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.driver import CudaObject
-from gpuscope.errors import (
-    DeviceUnavailable,
-)
+from gpuscope.device.raw import GrantedPartition, Health, RawPartition
+from gpuscope.errors import DeviceUnavailable
 
 _SPIN_NS = 200_000
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuscope.device.api import GrantedPartition
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout, sm_count_to_tell
 from gpuscope.device.cuda.driver import CudaObject
+from gpuscope.device.raw import GrantedPartition
 from gpuscope.errors import InvalidPartition
 
 _contexts = itertools.count(2)

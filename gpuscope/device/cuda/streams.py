@@ -6,20 +6,11 @@ import contextlib
 import importlib
 from collections.abc import Collection
 
-from gpuscope.device.api import (
-    Mark,
-    RawEvent,
-    RawPartition,
-    RawStream,
-    StreamKind,
-)
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda.context import CudaContext
 from gpuscope.device.cuda.errors import check, translated
-from gpuscope.errors import (
-    GpuscopeError,
-    StreamError,
-)
+from gpuscope.device.raw import Mark, RawEvent, RawPartition, RawStream, StreamKind
+from gpuscope.errors import GpuscopeError, StreamError
 
 _NOT_READY = 600  # cudaErrorNotReady
 _PER_THREAD = 2  # cudaStreamPerThread; 1 is cudaStreamLegacy, and so is 0

@@ -11,26 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope._types import Array, DType
-from gpuscope.device.api import (
-    Memory,
-    NativeArray,
-    Places,
-    RawMemory,
-    Shape,
-)
 from gpuscope.device.memory import Need, Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
-from gpuscope.device.sim.assumed import (
-    PAGEABLE_BYTES_PER_US,
-    STAGED_AT_ONCE_BYTES,
-)
+from gpuscope.device.raw import Memory, NativeArray, Places, RawMemory, Shape
+from gpuscope.device.sim.assumed import PAGEABLE_BYTES_PER_US, STAGED_AT_ONCE_BYTES
 from gpuscope.device.sim.host import Pace, SimHost
 from gpuscope.device.sim.memory import Buffer, SimArray, Version, Write, c_steps
-from gpuscope.device.sim.ops import (
-    CopyOp,
-    Effect,
-    Op,
-    SimStream,
-)
+from gpuscope.device.sim.ops import CopyOp, Effect, Op, SimStream
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
 

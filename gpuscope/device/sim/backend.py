@@ -11,36 +11,17 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.api import (
-    GrantedPartition,
-    Kernel,
-    KernelArgs,
-    KernelCost,
-    KernelModel,
-    MatmulPlan,
-    Operands,
-    StreamKind,
-)
+from gpuscope.device.api import Kernel, KernelCost, KernelModel, MatmulPlan
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
+from gpuscope.device.raw import GrantedPartition, KernelArgs, Operands, StreamKind
 from gpuscope.device.sim.allocation import SimMemory
-from gpuscope.device.sim.assumed import (
-    GRAPH_LAUNCH_CALL_NS,
-    HOST_FUNCTION_NS,
-)
+from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS, HOST_FUNCTION_NS
 from gpuscope.device.sim.capture import Capture, refusal
 from gpuscope.device.sim.host import Pace
 from gpuscope.device.sim.memory import SimArray, Write
-from gpuscope.device.sim.ops import (
-    GraphOp,
-    HostOp,
-    Record,
-    SimEvent,
-    SimGraph,
-    SimStream,
-    Wait,
-)
+from gpuscope.device.sim.ops import GraphOp, HostOp, Record, SimEvent, SimGraph, SimStream, Wait
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
 

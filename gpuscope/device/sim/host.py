@@ -10,24 +10,13 @@ from collections.abc import Callable
 from typing import Literal
 
 from gpuscope._fork import free_in_children
-from gpuscope.device.api import (
-    Capabilities,
-    DeviceInfo,
-    Health,
-    KernelCost,
-)
+from gpuscope.device.api import Capabilities, DeviceInfo, KernelCost
 from gpuscope.device.calls import Activity
-from gpuscope.device.sim.assumed import (
-    PENDING_LAUNCHES,
-)
+from gpuscope.device.raw import Health
+from gpuscope.device.sim.assumed import PENDING_LAUNCHES
 from gpuscope.device.sim.capture import Capture, refusal
 from gpuscope.device.sim.engine import Engine
-from gpuscope.device.sim.ops import (
-    Effect,
-    KernelOp,
-    Op,
-    SimStream,
-)
+from gpuscope.device.sim.ops import Effect, KernelOp, Op, SimStream
 from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import InvalidOperand, StreamError
 

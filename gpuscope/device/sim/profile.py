@@ -12,14 +12,7 @@ import numpy as np
 
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
-from gpuscope.device.sim.gemm_model import (
-    ITEM_BYTES,
-    Kernels,
-    alignment,
-    choose,
-    durations,
-    grid,
-)
+from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, alignment, choose, durations, grid
 from gpuscope.device.sim.schema import GemmKernels, ProfileFile
 from gpuscope.errors import DeviceUnavailable
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from json.encoder import encode_basestring as quote
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._types import Array
 from gpuscope.analysis.launch import positions
 from gpuscope.exporters.about import version
 from gpuscope.exporters.chrome_names import Names
@@ -32,8 +33,6 @@ from gpuscope.exporters.tracks import LAYOUT
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
-
-Array = np.ndarray[Any, Any]
 
 CATEGORIES = {
     "kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "api": "cuda_runtime",
@@ -139,7 +138,7 @@ class _Events:
         setattr(self, f"{column}_code", code)
         return values
 
-    def _counters(self, kind: Array, kinds: list[Any]) -> tuple[Array, Array]:
+    def _counters(self, kind: Array, kinds: Sequence[object]) -> tuple[Array, Array]:
         """Return which rows are samples of a counter, and which of one without a number.
 
         JSON has no word for those that are not finite: they become instants.
@@ -152,7 +151,7 @@ class _Events:
         finite = np.isfinite(np.asarray(self.values))
         return counter & finite, counter & ~finite
 
-    def _heads(self, kind: Array, kinds: list[Any]) -> None:
+    def _heads(self, kind: Array, kinds: Sequence[object]) -> None:
         """Write what the events of one kind, phase and place begin with."""
         first, self.head_code = combined(kind, self.phase, self.place)
         lines = []
@@ -237,7 +236,7 @@ class _Events:
         lines = ",\n".join(self.metadata.lines)
         return f'{json.dumps(top)[:-1]},\n"traceEvents":[\n{lines}'
 
-    def chunks(self) -> Iterator[tuple[Any, int]]:
+    def chunks(self) -> Iterator[tuple[memoryview, int]]:
         """Yield the lines of some rows as bytes, and how many rows."""
         for low in range(0, len(self.order), self.rows_at_once):
             rows = self.order[low : low + self.rows_at_once]
@@ -250,7 +249,7 @@ class _Events:
                 lines = both.take(pa.array(np.argsort(place, kind="stable")))
             yield bytes_of(lines), len(rows)
 
-    def _lines(self, rows: Array) -> Any:
+    def _lines(self, rows: Array) -> pa.StringArray:
         ends = self.ends[rows]
         has_end = self.phase[rows] == ord("X")
         duration = np.where(has_end, ends - self.starts[rows], 0)
@@ -266,7 +265,7 @@ class _Events:
             "}}",
         )
 
-    def _arguments(self, rows: Array) -> Any:
+    def _arguments(self, rows: Array) -> pa.StringArray:
         """Return the other columns' values as the inside of a JSON object."""
         spans = self.trace.spans
         index = pa.array(rows)
@@ -291,7 +290,7 @@ class _Events:
         counted = joined('"value":', number(self.values.take(index)))
         return pc.if_else(pa.array(counter), counted, text)
 
-    def _streams(self, rows: Array, values: Any) -> list[Any]:
+    def _streams(self, rows: Array, values: pa.Array) -> list[pa.StringArray]:
         """Return the streams that work ran on and, by another name, those that calls named.
 
         HolisticTraceAnalysis takes every event with a ``stream`` for the GPU's.
@@ -302,7 +301,7 @@ class _Events:
             argument("target_stream", pc.if_else(ran, None, values), self.base_ns),
         ]
 
-    def _arrows(self, which: slice) -> Any:
+    def _arrows(self, which: slice) -> pa.StringArray:
         edge = pa.array(self.flow_edge[which])
         ends = (self.trace.edges.column(name).take(edge) for name in ("from", "to"))
         source, target = (one.combine_chunks().cast(pa.string()) for one in ends)

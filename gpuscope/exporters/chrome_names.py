@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeGuard
+from collections.abc import Hashable
+from typing import TypeGuard
 
 from gpuscope.exporters.tracks import names
 from gpuscope.trace.model import Trace
@@ -19,7 +20,7 @@ class Names:
         self._next = 1
         self.lines: list[str] = []
         self.ids: dict[int, tuple[int, int]] = {}
-        processes: dict[tuple[bool, Any], int] = {}
+        processes: dict[tuple[bool, Hashable], int] = {}
         taken: set[tuple[int, int]] = set()
         # Lane 0 before the others: it gets the number that people know.
         by_lane = sorted(range(len(places)), key=lambda number: places[number][1])
@@ -53,7 +54,7 @@ class Names:
         self._next += 1
         return self._next - 1
 
-    def _tell(self, what: str, pid: int, tid: int, **facts: Any) -> None:
+    def _tell(self, what: str, pid: int, tid: int, **facts: str | int) -> None:
         event = {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": facts}
         self.lines.append(json.dumps(event, separators=(",", ":"), ensure_ascii=False))
 

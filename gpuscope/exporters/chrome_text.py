@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from json.encoder import encode_basestring as quote
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Array = np.ndarray[Any, Any]
+from gpuscope._types import Array
 
 _ARGUMENTS = {"nbytes": "bytes"}
 """Column → Kineto's name of the argument; another is called as its column."""
 _TIMES = ("queued_ns", "submitted_ns")
 _JSON = ("launch_config", "payload")
-_FRACTIONS = pa.array([f".{number:03d}" for number in range(1000)])
 
 
-def joined(*parts: Any) -> Any:
+def joined(*parts: pa.StringArray | str) -> pa.StringArray:
     """Return the parts of each row one after another."""
     return pc.binary_join_element_wise(*parts, "")
 
 
-def micros(ns: Array) -> tuple[Any, Any]:
+@functools.cache
+def _fractions() -> pa.StringArray:
+    return pa.array([f".{number:03d}" for number in range(1000)])
+
+
+def micros(ns: Array) -> tuple[pa.StringArray, pa.StringArray]:
     """Return ns as µs with three decimals: the text before the point, and the rest."""
     whole, rest = np.divmod(ns, 1000)
-    return pa.array(whole).cast(pa.string()), _FRACTIONS.take(pa.array(rest))
+    return pa.array(whole).cast(pa.string()), _fractions().take(pa.array(rest))
 
 
-def number(values: Any) -> Any:
+def number(values: pa.FloatingPointArray) -> pa.StringArray:
     """Return floats as JSON has them; null where it has none."""
     return pc.if_else(pc.is_finite(values), values.cast(pa.string()), "null")
 
 
-def argument(name: str, values: Any, base_ns: int) -> Any:
+def argument(name: str, values: pa.Array, base_ns: int) -> pa.StringArray:
     """Return ``"name":value`` of each row, null where there is none."""
     begin = f'"{_ARGUMENTS.get(name, name)}":'
     if pa.types.is_dictionary(values.type):
@@ -62,7 +66,7 @@ def _quoted(text: str | None, *, is_json: bool) -> str | None:
     return quote(text)
 
 
-def bytes_of(lines: Any) -> Any:
+def bytes_of(lines: pa.StringArray) -> memoryview:
     """Return the texts of an array one after another, without a copy."""
     _, offsets, data = lines.buffers()
     bounds = np.frombuffer(offsets, np.int32)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from gpuscope._types import Array
 
 OPEN = np.iinfo(np.int64).max
 """End of a span whose end is unknown."""

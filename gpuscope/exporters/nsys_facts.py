@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from collections.abc import Sequence
 
 from gpuscope.exporters import nsys_schema as nsys
 from gpuscope.exporters.about import version
@@ -16,7 +16,7 @@ _VM = 1 << 48
 
 def facts(
     trace: Trace, ids: Ids, contexts: Contexts, strings: dict[str, int], base_ns: int, last_ns: int
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, Sequence[nsys.Row]]:
     """Return the rows of every table that is not of spans, the strings last."""
     known = trace.metadata
     moment = dt.datetime.fromtimestamp(base_ns // 10**9, dt.UTC).strftime("%FT%T")

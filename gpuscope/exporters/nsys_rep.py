@@ -18,12 +18,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from gpuscope import _nsys
+from gpuscope._types import Array
 from gpuscope.errors import ExportError, MissingDependency
 from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.exporters.progress import Step, silent
@@ -36,6 +37,8 @@ BACKEND = "NSYS_WRITER_BACKEND"
 """Variable that names nsys's library behind the writer."""
 DOMAIN = "gpuscope"
 
+_Writing: TypeAlias = Any
+"""A session, stream or domain of nsys's writer, which has no types."""
 _ROWS = 10_000
 
 
@@ -70,7 +73,7 @@ def merge(trace: Trace, report: Path, path: Path, step: Step = silent) -> None:
 
 def _write(trace: Trace, path: Path, step: Step, merge_into: Path | None) -> None:
     writer = _writer()
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     base_ns = 0
     if trace.metadata.time_base == "unix":
         options["time_base"] = writer.TimeBase.UTC
@@ -128,7 +131,7 @@ def _failing(target: Path) -> Iterator[None]:
         raise ExportError(f"nsys's writer could not write {target.name!r}: {error}") from error
 
 
-def _send(session: Any, trace: Trace, base_ns: int, step: Step) -> int:
+def _send(session: _Writing, trace: Trace, base_ns: int, step: Step) -> int:
     """Write every row, stream by stream; returns how many ranges and marks that were.
 
     A mark at the first row says what of the trace is missing.
@@ -177,7 +180,9 @@ def _send(session: Any, trace: Trace, base_ns: int, step: Step) -> int:
     return sent
 
 
-def _send_rows(stream: Any, domain: Any, spans: Any, starts: Any, ends: Any) -> int:
+def _send_rows(
+    stream: _Writing, domain: _Writing, spans: pa.Table, starts: Array, ends: Array
+) -> int:
     samples = 0
     needed = ("id", "kind", "name", "category", "color", "range_style", "value")
     columns = [spans.column(name).to_pylist() for name in needed]

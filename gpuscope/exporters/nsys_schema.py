@@ -8,10 +8,18 @@ for handles, thread blocks, counters and host functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.trace.schema import EDGE_TYPES, SPAN_TYPES
+
+Row: TypeAlias = Mapping[str, object]
+"""Column → value."""
+Column: TypeAlias = Array | list[object]
+Chunk: TypeAlias = tuple[str, list[str], list[list[object]], int]
+"""Table, columns, their values for some rows, and how many spans these are."""
 
 VERSION = "3.20.3"
 

@@ -13,11 +13,11 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
 from gpuscope.analysis.launch import launch_calls
 from gpuscope.errors import ExportError
 from gpuscope.exporters import nsys_schema as nsys
@@ -36,8 +36,6 @@ from gpuscope.exporters.progress import Step, check_count, silent
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
-
-Array = np.ndarray[Any, Any]
 
 _ROWS = 1 << 16
 _PRAGMAS = ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", "page_size=32768",
@@ -140,9 +138,9 @@ class _Tables:
             nsys.EDGES: list(schema.EDGE_TYPES),
         }
 
-    def ours(self, table: str, rows: Array) -> dict[str, Any]:
+    def ours(self, table: str, rows: Array) -> dict[str, nsys.Column]:
         """Return those columns as the trace has them; times from the base."""
-        found: dict[str, Any] = {}
+        found: dict[str, nsys.Column] = {}
         for name in self.extra[table]:
             kind = schema.SPAN_TYPES[name]
             if pa.types.is_dictionary(kind):
@@ -196,7 +194,7 @@ class _Tables:
         }
 
     # -- tables of spans --------------------------------------------------------------
-    def chunks(self) -> Iterator[tuple[str, list[str], list[list[Any]], int]]:
+    def chunks(self) -> Iterator[nsys.Chunk]:
         """Yield table, columns, their values for some rows, and how many spans these are."""
         trace = self.trace
         kinds = codes(trace.spans.column("kind"))
@@ -224,7 +222,7 @@ class _Tables:
         for table, lines in told.items():
             yield from listed(table, lines)
 
-    def _edges(self) -> Iterator[tuple[str, list[str], list[list[Any]], int]]:
+    def _edges(self) -> Iterator[nsys.Chunk]:
         edges = self.trace.edges
         code, kinds = codes(edges.column("kind"))
         texts = np.array(kinds, object)
@@ -233,12 +231,12 @@ class _Tables:
             ends = [edges.column(name)[some].to_numpy().tolist() for name in ("from", "to")]
             yield nsys.EDGES, list(schema.EDGE_TYPES), [*ends, texts[code[some]].tolist()], 0
 
-    def _work(self, rows: Array) -> dict[str, Any]:
+    def _work(self, rows: Array) -> dict[str, nsys.Column]:
         columns = {**self.times(rows), **self.place(rows), "globalPid": self.ids.pid[rows] << 24}
         columns["globalPid"] |= _VM
         return {**columns, "graphNodeId": self.column("graph_node", rows)}
 
-    def _kernels(self, rows: Array) -> dict[str, Any]:
+    def _kernels(self, rows: Array) -> dict[str, nsys.Column]:
         code, configs = self.codes("launch_config")
         numbers = np.array([config(one) for one in configs], np.int64)[code[rows]]
         return {
@@ -248,7 +246,7 @@ class _Tables:
             **{name: numbers[:, place] for place, name in enumerate(CONFIG)},
         }
 
-    def _copies(self, rows: Array) -> dict[str, Any]:
+    def _copies(self, rows: Array) -> dict[str, nsys.Column]:
         copy = self.number("copy_kind", nsys.COPY_KINDS, rows)
         return {
             **self._work(rows),
@@ -259,14 +257,14 @@ class _Tables:
             "copyCount": np.ones(len(rows), np.int64),
         }
 
-    def _sets(self, rows: Array) -> dict[str, Any]:
+    def _sets(self, rows: Array) -> dict[str, nsys.Column]:
         return {
             **self._work(rows),
             "bytes": self.column("nbytes", rows),
             "memKind": self.number("dst_kind", nsys.MEMORY_KINDS, rows),
         }
 
-    def _calls(self, rows: Array) -> dict[str, Any]:
+    def _calls(self, rows: Array) -> dict[str, nsys.Column]:
         return {
             **self.times(rows),
             "eventClass": self.driver[rows],
@@ -277,7 +275,7 @@ class _Tables:
         }
 
     # -- NVTX -------------------------------------------------------------------------
-    def _ranges(self, rows: Array) -> dict[str, Any]:
+    def _ranges(self, rows: Array) -> dict[str, nsys.Column]:
         style, styles = self.codes("range_style")
         kind, kinds = self.codes("kind")
         startend, mark = (styles == "start/end")[style[rows]], (kinds == "mark")[kind[rows]]
@@ -303,7 +301,7 @@ class _Tables:
         }
 
 
-def _nothing(rows: Array) -> dict[str, Any]:
+def _nothing(rows: Array) -> dict[str, nsys.Column]:
     """Return Nsight's columns of what it does not know."""
     del rows
     return {}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from gpuscope.exporters import nsys_schema as nsys
 from gpuscope.exporters.numbers import NOTHING, Ids
@@ -48,12 +47,12 @@ def payload(text: str | None) -> tuple[int | None, float | None, str | None]:
     return (None, value, None) if isinstance(value, float) else (None, None, text)
 
 
-def is_empty(column: Any) -> bool:
+def is_empty(column: nsys.Column) -> bool:
     """Whether there is no value: null is what a row has anyway."""
     return not isinstance(column, list) and bool((column == NOTHING).all())
 
 
-def values_of(column: Any) -> list[Any]:
+def values_of(column: nsys.Column) -> list[object]:
     """Return a column as Python's numbers, ``None`` where there is none."""
     if isinstance(column, list):
         return column
@@ -65,16 +64,14 @@ def values_of(column: Any) -> list[Any]:
     return list(values.tolist())
 
 
-def listed(
-    table: str, lines: list[dict[str, Any]]
-) -> Iterator[tuple[str, list[str], list[list[Any]], int]]:
+def listed(table: str, lines: Sequence[nsys.Row]) -> Iterator[nsys.Chunk]:
     """Turn rows into columns."""
     if lines:
         names = list(dict.fromkeys(name for line in lines for name in line))
         yield table, names, [[line.get(name) for line in lines] for name in names], 0
 
 
-def names_of_ranges(trace: Trace, ids: Ids) -> list[dict[str, Any]]:
+def names_of_ranges(trace: Trace, ids: Ids) -> list[nsys.Row]:
     """Return the NVTX events that name domains and categories, by process.
 
     Their numbers are the columns' codes; 0, the default domain and no category, is null.
@@ -89,7 +86,7 @@ def names_of_ranges(trace: Trace, ids: Ids) -> list[dict[str, Any]]:
     named = combined(pid, domain[rows])[0].tolist()
     told = combined(pid, domain[rows], category[rows])[0].tolist()
 
-    def event(one: int, kind: int, text: str, **facts: int) -> dict[str, Any]:
+    def event(one: int, kind: int, text: str, **facts: int) -> nsys.Row:
         number = int(domain[rows[one]])
         return {"start": 0, "eventType": kind, "text": text, "domainId": number,
                 "globalTid": thread[one], **facts}  # fmt: skip

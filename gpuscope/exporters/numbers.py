@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gpuscope._types import Array
+from gpuscope.exporters.nsys_schema import Row
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.metadata import StreamFacts
 from gpuscope.trace.model import Trace
-
-Array = np.ndarray[Any, Any]
 
 NOTHING = np.iinfo(np.int64).min
 """A value that is not there."""
@@ -137,7 +136,7 @@ class Contexts:
             )
             self.context[mine & ~told] = primary
 
-    def contexts(self, pid: Array) -> list[dict[str, Any]]:
+    def contexts(self, pid: Array) -> list[Row]:
         """Return the rows of ``TARGET_INFO_CUDA_CONTEXT_INFO``."""
         rows = self._work()
         if not len(rows):
@@ -154,14 +153,14 @@ class Contexts:
             for (process, device, context), parent in found.items()
         ]  # fmt: skip
 
-    def streams(self, pid: Array) -> list[dict[str, Any]]:
+    def streams(self, pid: Array) -> list[Row]:
         """Return the rows of ``TARGET_INFO_CUDA_STREAM``."""
         stream = column(self._trace, "stream")
         rows = self._work()
         rows = rows[stream[rows] != NOTHING]
         if not len(rows):
             return []
-        lines = []
+        lines: list[Row] = []
         for row in self._first(rows, pid, self.context, stream).tolist():
             facts = self._trace.metadata.stream(stream[row]) or StreamFacts("")
             kind = _NULL if facts.legacy_default else _DEFAULT if facts.blocking else _NON_BLOCKING

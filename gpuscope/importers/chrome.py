@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from gpuscope.importers.chrome_spans import KINDS, LONGEST_FACT, NEVER, Spans, f
 from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.private import LEFT_OUT, public_text, scrub
 from gpuscope.trace import arrow, joins, schema, valid
-from gpuscope.trace.arrow import NONE
+from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.metadata import DeviceFacts, TraceMetadata
 from gpuscope.trace.model import Trace
 
@@ -92,8 +92,8 @@ def _trace(
 
 
 def _launches(
-    spans: Spans, columns: dict[str, Any], on_gpu: Array, ids: Array
-) -> tuple[Any, dict[str, Any]]:
+    spans: Spans, columns: Columns, on_gpu: Array, ids: Array
+) -> tuple[pa.Table, Columns]:
     """Join GPU work to its calls, and return edges and finished columns."""
     rows = spans.rows
     process, thread = spans.process[rows], spans.thread[rows]
@@ -123,7 +123,7 @@ def _launches(
     return edges, finished
 
 
-def _parents(spans: Spans, on_gpu: Array, ids: Array) -> Any:
+def _parents(spans: Spans, on_gpu: Array, ids: Array) -> pa.Array:
     """Return the range around each range and call of a host thread."""
     rows = spans.rows
     owner = arrow.coded_rows(spans.process[rows], spans.thread[rows])[0].astype(np.int64)
@@ -140,7 +140,7 @@ def _parents(spans: Spans, on_gpu: Array, ids: Array) -> Any:
     return arrow.nullable(parents, parents == NONE)
 
 
-def _payloads(spans: Spans, ranges: Array) -> Any:
+def _payloads(spans: Spans, ranges: Array) -> pa.Array:
     """Return the arguments of ranges and marks as they are."""
     texts = [
         bytes(spans.events[row].args) if mine else b""
@@ -156,13 +156,15 @@ def _payloads(spans: Spans, ranges: Array) -> Any:
     return pa.array(kept, pa.binary()).cast(pa.string()).dictionary_encode()
 
 
-def _counters(spans: Spans, first: int, limits: Limits) -> Any:
+def _counters(spans: Spans, first: int, limits: Limits) -> pa.Table:
     """Return samples of counters, one row for each number in an event."""
     found: list[tuple[int, str, float]] = []
     for row in np.flatnonzero(spans.of("C")).tolist():
         event = spans.events[row]
         values = raw.values(event.args)
-        for key, value in values.items() if isinstance(values, dict) else ():
+        if not isinstance(values, dict):
+            continue
+        for key, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 name = str(event.name)
                 found.append((row, name if len(values) == 1 else f"{name} {key}", float(value)))
@@ -186,7 +188,12 @@ def _counters(spans: Spans, first: int, limits: Limits) -> Any:
 
 
 def _metadata(
-    spans: Spans, top: dict[str, msgspec.Raw], table: Any, devices: list[int], *, keep_private: bool
+    spans: Spans,
+    top: dict[str, msgspec.Raw],
+    table: pa.Table,
+    devices: list[int],
+    *,
+    keep_private: bool,
 ) -> TraceMetadata:
     plain = (lambda name: name) if keep_private else public_text
     known = {f"cuda:{index}": DeviceFacts(index, name=f"GPU {index}") for index in devices}
@@ -219,6 +226,8 @@ def _metadata(
     )
 
 
-def _used(names: dict[int, str], column: Any, plain: Any) -> dict[str, str]:
+def _used(
+    names: dict[int, str], column: pa.ChunkedArray, plain: Callable[[str], str]
+) -> dict[str, str]:
     wanted = set(column.unique().to_pylist())
     return {str(number): plain(name) for number, name in names.items() if number in wanted}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -80,7 +80,7 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
     top: dict[str, msgspec.Raw] = {}
     limits.check_room("bytes of JSON as Python's texts", len(data) * _width(data))
     data = schema.readable(data)
-    text: Any = data
+    text: bytes | msgspec.Raw = data
     is_list = data.lstrip()[:1] == b"["
     if not is_list:
         top, text = _beside(data)
@@ -104,7 +104,7 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
     return events, top
 
 
-def _beside(data: bytes) -> tuple[dict[str, msgspec.Raw], Any]:
+def _beside(data: bytes) -> tuple[dict[str, msgspec.Raw], msgspec.Raw]:
     """Return what stands beside the events by name, and the events."""
     known = _KNOWN.decode(data)
     if len(data) - len(bytes(known.trace_events)) <= _BESIDE_BYTES:
@@ -155,7 +155,7 @@ def _objects(text: Array) -> int:
     return found
 
 
-def values(text: msgspec.Raw) -> Any:
+def values(text: msgspec.Raw) -> object:
     """Return what JSON of some event holds, whatever it is; an empty object where there is none.
 
     Raises
@@ -198,7 +198,7 @@ def _one_by_one(texts: list[bytes]) -> tuple[Array, Array]:
     return values, known
 
 
-def whole(values: list[Any]) -> Any:
+def whole(values: Sequence[object]) -> pa.Array:
     """Return a column of whole numbers; what is none, or too large, is null."""
     try:
         column = pa.array(values, pa.int64())
@@ -207,16 +207,15 @@ def whole(values: list[Any]) -> Any:
     return pa.nulls(len(column)) if column.null_count == len(column) else column
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     if isinstance(value, str):
         value = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
     if isinstance(value, float):
         value = int(value) if value.is_integer() else None
-    good = isinstance(value, int) and -(1 << 63) < value < 1 << 63
-    return int(value) if good else None
+    return int(value) if isinstance(value, int) and -(1 << 63) < value < 1 << 63 else None
 
 
-def numbers(values: list[Any]) -> tuple[Array, dict[int, str]]:
+def numbers(values: Sequence[Hashable]) -> tuple[Array, dict[int, str]]:
     """Return processes or threads as whole numbers, NONE where there is none.
 
     Some writers name them instead: a name, or a negative number, gets a number, and both are
@@ -229,7 +228,7 @@ def numbers(values: list[Any]) -> tuple[Array, dict[int, str]]:
     except (pa.ArrowException, TypeError, OverflowError):
         column = None
     if column is None or (pc.min(column).as_py() or 0) < 0:
-        found: dict[Any, int | None] = {}
+        found: dict[Hashable, int | None] = {}
         names = {}
         for value in values:
             if value not in found:
@@ -246,7 +245,7 @@ def numbers(values: list[Any]) -> tuple[Array, dict[int, str]]:
 _NAMED = 10_000_000
 
 
-def texts(values: list[Any], absent: str) -> Any:
+def texts(values: Sequence[object], absent: str) -> pa.DictionaryArray:
     """Return a text column from names of any kind.
 
     Raises
@@ -275,7 +274,7 @@ def texts(values: list[Any], absent: str) -> Any:
 
 
 def pairs(
-    events: list[Event], rows: list[int], keys: list[Any], begins: str, starts: Array
+    events: list[Event], rows: list[int], keys: Sequence[Hashable], begins: str, starts: Array
 ) -> tuple[dict[int, int], int]:
     """Return begin → end of spans that are two events each, and how many ends have no begin.
 
@@ -289,7 +288,7 @@ def pairs(
         Phases of begins.
     """
     order = np.argsort(starts[rows], kind="stable").tolist()
-    stacks: defaultdict[Any, list[int]] = defaultdict(list)
+    stacks: defaultdict[Hashable, list[int]] = defaultdict(list)
     found: dict[int, int] = {}
     lost = 0
     for place in order:
@@ -322,6 +321,11 @@ _MOST_NAMES = 200
 """Names of arguments that get a column of their own to be counted in."""
 
 
+Values: TypeAlias = dict[str, list[object]]
+"""Name of an argument → its values: numbers and texts, or JSON as it is written."""
+_Decode: TypeAlias = Callable[[msgspec.Raw], msgspec.Struct]
+
+
 class Arguments:
     """The events' arguments, by name; what nobody asks for is counted by name, too.
 
@@ -340,18 +344,18 @@ class Arguments:
         self.left = Tally()
         self._decoding = self._decoders()
 
-    def read(self, raws: list[msgspec.Raw]) -> dict[str, list[Any]]:
-        """Return name → values: numbers and texts, or JSON as it is written."""
-        found: dict[str, list[Any]] = {name: [] for name in self._wanted}
+    def read(self, raws: list[msgspec.Raw]) -> Values:
+        """Return the values of the events' arguments."""
+        found: Values = {name: [] for name in self._wanted}
         for at in range(0, len(raws), _AT_ONCE):
             columns = self._read(raws[at : at + _AT_ONCE])
             for name, values_of in found.items():
                 values_of.extend(columns[name])
         return found
 
-    def _read(self, raws: list[msgspec.Raw]) -> dict[str, list[Any]]:
+    def _read(self, raws: list[msgspec.Raw]) -> Values:
         strict, lax, nothing = self._decoding
-        rows: list[tuple[Any, ...]] = []
+        rows: list[tuple[object, ...]] = []
         add, as_tuple = rows.append, msgspec.structs.astuple
         for raw in raws:
             if raw is ABSENT:
@@ -394,7 +398,7 @@ class Arguments:
         self._others += new
         return bool(new)
 
-    def _decoders(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any], tuple[Any, ...]]:
+    def _decoders(self) -> tuple[_Decode, _Decode, tuple[object, ...]]:
         """Return what decodes arguments with known names, with any, and what stands for none."""
         names = [*self._wanted, *self._others]
         raw = {*self._as_written, *self._others}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
-from gpuscope.importers.chrome_spans import NEVER, Spans, identity
+from gpuscope.importers.chrome_spans import NEVER, Identity, Spans, identity
 from gpuscope.trace import arrow, joins, schema
 from gpuscope.trace.arrow import NONE
 
@@ -24,7 +23,7 @@ def flows(spans: Spans, ids: Array) -> list[tuple[Array, Array, str]]:
         return []
     events = spans.events
     bound = _bind(spans, rows, ids)
-    by_key: dict[Any, list[tuple[int, int, int]]] = {}
+    by_key: dict[Identity, list[tuple[int, int, int]]] = {}
     for place, row in enumerate(rows.tolist()):
         key = identity(events[row], NONE)
         order = "stf".index(events[row].ph)
@@ -77,7 +76,7 @@ def _bind(spans: Spans, rows: Array, ids: Array) -> Array:
     return np.where(around >= 0, ids[slices[around]], NONE) if len(slices) else around
 
 
-def edges(parts: list[tuple[Array, Array, str]]) -> Any:
+def edges(parts: list[tuple[Array, Array, str]]) -> pa.Table:
     """Return a table of edges from (from, to, kind)."""
     count = sum(len(source) for source, _, _ in parts)
     if not count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_spans import Spans
 from gpuscope.importers.limits import Limits
 from gpuscope.trace import arrow
-from gpuscope.trace.arrow import NONE
+from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.metadata import StreamFacts
 
 _ARGUMENTS = {
@@ -36,16 +36,18 @@ AS_WRITTEN = ("grid", "block")
 _AT_ONCE = 4096
 """Launch configurations that are Python's at the same time."""
 
+_T = TypeVar("_T")
+
 
 def places(
-    spans: Spans, called: Array, on_gpu: Array, told: dict[str, list[Any]], limits: Limits
-) -> tuple[dict[str, Any], dict[str, StreamFacts]]:
+    spans: Spans, called: Array, on_gpu: Array, told: raw.Values, limits: Limits
+) -> tuple[Columns, dict[str, StreamFacts]]:
     """Return the columns that arguments tell, of all spans, and what is known of streams.
 
     ``told`` is emptied on the way.
     """
     count = len(spans.rows)
-    columns: dict[str, Any] = {"launch_config": _launch_configs(count, called, told)}
+    columns: Columns = {"launch_config": _launch_configs(count, called, told)}
     for name, argument in _ARGUMENTS.items():
         values = raw.whole(told.pop(argument))
         known = np.asarray(values.is_valid(), dtype=bool)
@@ -85,7 +87,7 @@ def _streams(device: Array, stream: Array, limits: Limits) -> tuple[Array, dict[
     return np.array(numbers or [NONE], np.int64)[codes], facts
 
 
-def _launch_configs(count: int, called: Array, told: dict[str, list[Any]]) -> Any:
+def _launch_configs(count: int, called: Array, told: raw.Values) -> pa.DictionaryArray:
     """Return the launch configurations as JSON, each distinct one once."""
     # As bytes until distinct: a tuple of each takes several times as much.
     keys = map(_key, *(told.pop(name) for name in _CONFIG.values()))
@@ -98,7 +100,7 @@ def _launch_configs(count: int, called: Array, told: dict[str, list[Any]]) -> An
     return arrow.text_column(codes, (_config(key.as_py()) for key in coded.dictionary))
 
 
-def _key(grid: msgspec.Raw, block: msgspec.Raw, registers: Any, shared: Any) -> bytes | None:
+def _key(grid: msgspec.Raw, block: msgspec.Raw, registers: object, shared: object) -> bytes | None:
     """Return a configuration as a list in JSON, if it has its sizes."""
     if grid is raw.ABSENT or block is raw.ABSENT:
         return None
@@ -120,7 +122,7 @@ def _config(key: bytes) -> str | None:
     return json.dumps(told | {name: one for name, one in more.items() if isinstance(one, int)})
 
 
-def copies(names: Any, is_copy: Array) -> dict[str, Any]:
+def copies(names: pa.DictionaryArray, is_copy: Array) -> Columns:
     """Return what the names of copies tell: direction and kinds of memory."""
     if not is_copy.any():
         return {}
@@ -136,6 +138,6 @@ def copies(names: Any, is_copy: Array) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def listed(found: Any, kind: type) -> list[Any]:
+def listed(found: object, kind: type[_T]) -> list[_T]:
     """Return the values of one type in what should be a list."""
     return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_events import Event
 from gpuscope.importers.private import scrub
 from gpuscope.trace import arrow, schema
-from gpuscope.trace.arrow import NONE
+from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
@@ -48,10 +49,21 @@ def metadata(top: dict[str, msgspec.Raw]) -> TraceMetadata | None:
     return TraceMetadata.from_facts(other.get("metadata"))
 
 
-def _arguments() -> Any:
+class _Arguments(msgspec.Struct, gc=False):
+    """Arguments that are read one by one; `_type_of_arguments` adds the other columns."""
+
+    id: int | None = None
+    kind: str | None = None
+    bytes: int | None = None
+    target_stream: int | None = None
+
+
+def _type_of_arguments() -> Any:
     """Return the type of the events' arguments: the columns, and what these are called here."""
     fields: list[Any] = []
     for name, kind in schema.SPAN_TYPES.items():
+        if name in _Arguments.__struct_fields__:
+            continue
         if name in ("launch_config", "payload"):
             fields.append((name, msgspec.Raw, raw.ABSENT))
         elif pa.types.is_dictionary(kind):
@@ -60,11 +72,10 @@ def _arguments() -> Any:
             fields.append((name, float | None, None))
         else:
             fields.append((name, int | None, None))
-    fields += [("bytes", int | None, None), ("target_stream", int | None, None)]
-    return msgspec.defstruct("Arguments", fields, gc=False)
+    return msgspec.defstruct("Arguments", fields, bases=(_Arguments,), gc=False)
 
 
-_DECODE = msgspec.json.Decoder(_arguments()).decode
+_DECODE = msgspec.json.Decoder(_type_of_arguments()).decode
 _NOTHING = b"{}"
 
 
@@ -85,7 +96,7 @@ def trace(
         for one, more in zip(spans, told, strict=True)
     ]
     kind, kind_names = arrow.coded(pa.array(kinds, pa.string()))
-    columns: dict[str, Any] = {
+    columns: Columns = {
         name: _column(name, [getattr(one, name) for one in told], base)
         for name in schema.SPAN_TYPES
         if name not in _BESIDE
@@ -110,7 +121,7 @@ def trace(
     return Trace(table if keep_private else scrub(table), _edges(flows), facts)
 
 
-def _column(name: str, values: list[Any], base: int) -> Any:
+def _column(name: str, values: list[Any], base: int) -> pa.Array:
     kind = schema.SPAN_TYPES[name]
     if name in ("launch_config", "payload"):
         values = [None if value is raw.ABSENT else bytes(value).decode() for value in values]
@@ -123,20 +134,20 @@ def _column(name: str, values: list[Any], base: int) -> Any:
     return pa.array(values, kind)
 
 
-def _first(one: Any, other: Any) -> Any:
+def _first(one: pa.Array, other: pa.Array) -> pa.Array:
     return other if pa.types.is_null(one.type) else one
 
 
 def _places(
-    spans: list[Event], told: list[Any], host: Array, columns: dict[str, Any]
-) -> dict[str, Any]:
+    spans: list[Event], told: Sequence[_Arguments], host: Array, columns: Columns
+) -> Columns:
     """Return process, thread and stream, which the events' own numbers tell in part."""
     target = raw.whole([one.target_stream for one in told])
     streams = _numbers(columns["stream"])
     named = _numbers(target)
     # An event that a thread recorded names the stream as a call does.
     host = host & ~((streams != NONE) & (named == NONE))
-    found: dict[str, Any] = {}
+    found: Columns = {}
     for name, values in (("process", [one.pid for one in spans]),
                          ("thread", [one.tid for one in spans])):  # fmt: skip
         given = _numbers(columns[name])
@@ -148,20 +159,20 @@ def _places(
     return found
 
 
-def _numbers(column: Any) -> Array:
+def _numbers(column: pa.Array) -> Array:
     if pa.types.is_null(column.type):
         return np.full(len(column), NONE, np.int64)
     return np.asarray(column.cast(pa.int64()).fill_null(NONE))
 
 
-def _filled(sources: Any) -> Any:
+def _filled(sources: pa.Array) -> pa.Array:
     """Return the sources; a counter's sample, which cannot say its own, has that of the rest."""
     known = sources.drop_null()
     usual = known[0].as_py() if len(known) else "chrome"
     return sources.cast(pa.string()).fill_null(usual).dictionary_encode()
 
 
-def uuids(device: Array, facts: TraceMetadata) -> Any:
+def uuids(device: Array, facts: TraceMetadata) -> pa.DictionaryArray:
     """Return the devices' UUIDs, which the metadata has by index."""
     known = {one.index: one.uuid for one in facts.devices.values()}
     codes, indices = arrow.coded(device)
@@ -176,7 +187,7 @@ class _Ends(msgspec.Struct, rename={"source": "from", "target": "to"}):
     target: int
 
 
-def _edges(flows: list[Event]) -> Any:
+def _edges(flows: list[Event]) -> pa.Table:
     """Return the edges; each arrow's beginning says where it leads from and to."""
     if not flows:
         return schema.table({}, schema.EDGE_TYPES)

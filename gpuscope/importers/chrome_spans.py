@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -141,15 +142,19 @@ class Spans:
         return np.flatnonzero(taken)
 
 
-def _position(values: list[Any], wanted: str) -> int:
+def _position(values: Sequence[str], wanted: str) -> int:
     return values.index(wanted) if wanted in values else NONE
 
 
-def fact(top: dict[str, msgspec.Raw], name: str) -> Any:
+def fact(top: dict[str, msgspec.Raw], name: str) -> object:
     """Return what stands beside the events under a name."""
     return raw.values(top[name]) if name in top else None
 
 
-def identity(event: Event, process: Any) -> tuple[Any, ...]:
+Identity: TypeAlias = tuple[str | None, bytes, bytes, int]
+"""What the events of one async span or arrow share: category, ids, process."""
+
+
+def identity(event: Event, process: int) -> Identity:
     """Return what the events of one async span or arrow share."""
     return event.cat, bytes(event.id), bytes(event.id2), process if bytes(event.id2) else NONE

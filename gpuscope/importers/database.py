@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -19,6 +19,8 @@ from gpuscope.errors import TraceFormatError
 from gpuscope.importers.limits import Limits
 from gpuscope.trace.arrow import NONE
 
+Value: TypeAlias = int | float | str | bytes | None
+"""What SQLite has in a field."""
 _LONGEST_TEXT = 1 << 20
 _CHUNK = 256
 """Rows with texts that are held before their size is looked at."""
@@ -169,12 +171,12 @@ class Database:
         found = dict(zip(there, values, strict=True))
         return {name: found.get(name, missing) for name in columns}
 
-    def rows(self, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    def rows(self, table: str, columns: Sequence[str]) -> list[tuple[Value, ...]]:
         """Return columns of any type as rows; what the table lacks is ``None``."""
         there = self._there(table, columns)
         if not there:
             return []
-        found: list[tuple[Any, ...]] = []
+        found: list[tuple[Value, ...]] = []
         cursor = self._select(", ".join(_quoted(one) for one in there), table)
         while chunk := cursor.fetchmany(_CHUNK):
             values = chain.from_iterable(chunk)
@@ -190,9 +192,9 @@ class Database:
         place = [there.index(name) if name in there else len(there) for name in columns]
         return [tuple((*row, None)[index] for index in place) for row in found]
 
-    def mapping(self, table: str, key: str, value: str) -> Mapping[Any, Any]:
+    def mapping(self, table: str, key: str, value: str) -> Mapping[Value, Value]:
         """Return one column by another."""
-        return dict(self.rows(table, (key, value)))
+        return {row[0]: row[1] for row in self.rows(table, (key, value))}
 
     def _there(self, table: str, columns: Sequence[str]) -> list[str]:
         self.asked.setdefault(table, set()).update(columns)

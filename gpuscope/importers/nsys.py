@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -70,11 +69,11 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
     return Trace(spans, edges, _metadata(capture, spans, keep_private=keep_private))
 
 
-def _joined(tables: list[Any]) -> Any:
+def _joined(tables: list[pa.Table]) -> pa.Table:
     return schema.concat([one for one in tables if one.num_rows], schema.SPAN_TYPES)
 
 
-def _with_host(spans: Any, capture: Capture) -> Any:
+def _with_host(spans: pa.Table, capture: Capture) -> pa.Table:
     host = capture.host_name()
     if host is None:
         return spans
@@ -82,7 +81,7 @@ def _with_host(spans: Any, capture: Capture) -> Any:
     return spans.set_column(spans.schema.get_field_index("host"), "host", column)
 
 
-def _edges(launches: tuple[Array, Array], waits: tuple[Array, Array]) -> Any:
+def _edges(launches: tuple[Array, Array], waits: tuple[Array, Array]) -> pa.Table:
     count = len(launches[0]) + len(waits[0])
     if not count:
         return schema.table({}, schema.EDGE_TYPES)
@@ -96,7 +95,7 @@ def _edges(launches: tuple[Array, Array], waits: tuple[Array, Array]) -> Any:
     )
 
 
-def _metadata(capture: Capture, spans: Any, *, keep_private: bool) -> TraceMetadata:
+def _metadata(capture: Capture, spans: pa.Table, *, keep_private: bool) -> TraceMetadata:
     metadata = TraceMetadata(
         time_base=capture.time_base,
         devices=capture.devices(),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from msgspec.structs import replace
 
 from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
-from gpuscope.importers.database import Database
+from gpuscope.importers.database import Database, Value
 from gpuscope.importers.private import public_text
 from gpuscope.trace import arrow, schema, valid
-from gpuscope.trace.arrow import NONE
+from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.metadata import (
     DeviceFacts,
     PartitionFacts,
@@ -49,12 +49,12 @@ class Part:
     """
 
     table: str
-    columns: dict[str, Any]
+    columns: Columns
     rows: Array
     joins: Mapping[str, Array] = field(default_factory=dict)
     at: Array | None = None
 
-    def spans(self) -> Any:
+    def spans(self) -> pa.Table:
         """Return them as a table of spans."""
         return arrow.table({"id": self.rows, **self.columns}, len(self.rows))
 
@@ -112,7 +112,7 @@ class Capture:
             raise TraceFormatError("a time lies more than a century away from the capture")
         return values + self.base_ns
 
-    def ends(self, values: Array) -> Any:
+    def ends(self, values: Array) -> pa.Array:
         """Return ends on the trace's clock, null where a span is open."""
         return arrow.nullable(self.times(values), values == NONE)
 
@@ -123,7 +123,7 @@ class Capture:
 
     # -- texts -----------------------------------------------------------------------------
     @cached_property
-    def strings(self) -> Mapping[Any, Any]:
+    def strings(self) -> Mapping[Value, Value]:
         """Number → text."""
         return self.database.mapping("StringIds", "id", "value")
 
@@ -132,7 +132,7 @@ class Capture:
         found = self.strings.get(number)
         return found if isinstance(found, str) else None
 
-    def texts(self, numbers: Array, absent: str | None) -> Any:
+    def texts(self, numbers: Array, absent: str | None) -> pa.DictionaryArray:
         """Return a text column from numbers into the strings."""
         codes, distinct = arrow.coded(numbers)
         texts = [self.string(one) for one in distinct]
@@ -141,7 +141,7 @@ class Capture:
         return arrow.text_column(codes, [text or absent for text in texts])
 
     @cached_property
-    def _facts(self) -> Mapping[Any, Any]:
+    def _facts(self) -> Mapping[Value, Value]:
         """What the exporter says of itself; the table was renamed along the way."""
         return {
             **self.database.mapping("EXPORT_META_DATA", "name", "value"),
@@ -149,7 +149,7 @@ class Capture:
         }
 
     @cached_property
-    def _system(self) -> Mapping[Any, Any]:
+    def _system(self) -> Mapping[Value, Value]:
         return self.database.mapping("TARGET_INFO_SYSTEM_ENV", "name", "value")
 
     def versions(self) -> dict[str, str]:
@@ -173,7 +173,7 @@ class Capture:
         return str(found)[:_LONGEST_FACT] if found else None
 
     # -- processes and threads -------------------------------------------------------------
-    def thread_columns(self, global_tids: Array) -> dict[str, Any]:
+    def thread_columns(self, global_tids: Array) -> Columns:
         """Return process and thread of each row."""
         none = global_tids == NONE
         return {
@@ -181,7 +181,7 @@ class Capture:
             "thread": arrow.nullable(global_tids & _PID, none),
         }
 
-    def process_names(self, spans: Any, *, keep_private: bool) -> dict[str, str]:
+    def process_names(self, spans: pa.Table, *, keep_private: bool) -> dict[str, str]:
         """Return the names of the processes that have rows: what else ran is nobody's business."""
         wanted = _distinct(spans.column("process"))
         return {
@@ -190,7 +190,7 @@ class Capture:
             if pid in wanted and isinstance(name, str)
         }
 
-    def thread_names(self, spans: Any, *, keep_private: bool) -> dict[str, str]:
+    def thread_names(self, spans: pa.Table, *, keep_private: bool) -> dict[str, str]:
         """Return the names of the threads that have rows, the one of the highest priority."""
         wanted = _distinct(spans.column("thread"))
         found = self.database.integers("ThreadNames", ("nameId", "priority", "globalTid"))
@@ -243,7 +243,7 @@ class Capture:
     def _check_places(self, more: int) -> None:
         self.database.limits.check_places(max(len(self.streams) + len(self.partitions), more))
 
-    def places(self, table: dict[str, Array]) -> dict[str, Any]:
+    def places(self, table: dict[str, Array]) -> Columns:
         """Return device, context, green context, partition and stream of each row."""
         device, context, green = table["deviceId"], table["contextId"], table["greenContextId"]
         codes, indices = arrow.coded(device)
@@ -267,7 +267,7 @@ class Capture:
         }
 
     @cached_property
-    def _contexts(self) -> dict[tuple[Any, Any], Any]:
+    def _contexts(self) -> dict[tuple[Value, Value], Value]:
         """Process and context → parent context."""
         columns = ("processId", "contextId", "parentContextId")
         found = self.database.rows("TARGET_INFO_CUDA_CONTEXT_INFO", columns)
@@ -290,7 +290,7 @@ class Capture:
         return name
 
     @cached_property
-    def _stream_facts(self) -> dict[tuple[Any, Any], tuple[Any, Any]]:
+    def _stream_facts(self) -> dict[tuple[Value, Value], tuple[Value, Value]]:
         """Process and stream → priority and kind."""
         columns = ("processId", "streamId", "priority", "flag")
         return {
@@ -349,7 +349,7 @@ def _short_text(value: object) -> str | None:
     return value[:_LONGEST_FACT] if isinstance(value, str) else None
 
 
-def _distinct(column: Any) -> set[int]:
+def _distinct(column: pa.ChunkedArray) -> set[int]:
     return set(column.unique().to_pylist())
 
 

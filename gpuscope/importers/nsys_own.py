@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers.chrome_own import uuids
 from gpuscope.importers.database import Database
 from gpuscope.importers.nsys_capture import NVTX, Capture, Part
 from gpuscope.trace import arrow, schema
-from gpuscope.trace.arrow import NONE
+from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.metadata import TraceMetadata
 
 _METADATA = "GPUSCOPE_METADATA"
@@ -48,7 +47,7 @@ def metadata(database: Database) -> TraceMetadata | None:
     return TraceMetadata.from_json(str(facts.get("metadata")))
 
 
-def table(capture: Capture, part: Part, own: TraceMetadata) -> Any:
+def table(capture: Capture, part: Part, own: TraceMetadata) -> pa.Table:
     """Return the rows of one of Nsight's tables with the columns of ours beside them."""
     columns = {name: one for name, one in part.columns.items() if name not in _DERIVED}
     count = len(part.rows)
@@ -71,14 +70,14 @@ def table(capture: Capture, part: Part, own: TraceMetadata) -> Any:
     return arrow.table({**columns, "id": part.rows, **ours}, count)
 
 
-def rest(capture: Capture) -> Any:
+def rest(capture: Capture) -> pa.Table:
     """Return the rows that Nsight has no table for."""
     names = [one for one in capture.database.tables.get(_SPANS, ()) if one in schema.SPAN_TYPES]
     columns = _columns(capture, _SPANS, names, None)
     return arrow.table(columns, len(next(iter(columns.values()), [])))
 
 
-def edges(database: Database) -> Any:
+def edges(database: Database) -> pa.Table:
     """Return the edges."""
     ends = database.integers(_EDGES, ("from", "to"))
     if not len(ends["from"]):
@@ -93,12 +92,12 @@ def edges(database: Database) -> Any:
     )
 
 
-def _columns(capture: Capture, name: str, wanted: list[str], at: Any) -> dict[str, Any]:
+def _columns(capture: Capture, name: str, wanted: list[str], at: Array | None) -> Columns:
     """Return columns of a table that bear our names, of some rows or all."""
     types = {one: schema.SPAN_TYPES[one] for one in wanted}
     whole = [one for one, kind in types.items() if pa.types.is_integer(kind)]
     loose = [one for one in wanted if one not in whole]
-    found: dict[str, Any] = {}
+    found: Columns = {}
     for one, values in capture.database.integers(name, whole).items():
         missing = values == NONE
         moved = capture.times(values) if one in _TIMES else values

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
+from gpuscope.importers.database import Value
 from gpuscope.importers.nsys_capture import NVTX, Capture, Part
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
@@ -23,6 +25,8 @@ _VALUES = ("uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Valu
 _OPAQUE = 0xFF000000
 _PROCESS = ~0xFFFFFF
 _OPEN = np.iinfo(np.int64).max
+_Loose: TypeAlias = dict[str, list[Value] | None]
+"""Column → its values; ``None`` where the file lacks it."""
 
 
 def read(capture: Capture, *, own: bool = False) -> Part:
@@ -97,7 +101,7 @@ def _argb(color: Array) -> Array:
     return np.where(low >> 24, low, low | _OPAQUE).astype(np.uint32)
 
 
-def _loose(capture: Capture, count: int) -> dict[str, list[Any] | None]:
+def _loose(capture: Capture, count: int) -> _Loose:
     """Return the columns that are no plain integers; ``None`` for what is not there."""
     names = ("text", "jsonText", "binaryData", *_VALUES)
     there = capture.database.filled(NVTX, names)
@@ -107,7 +111,7 @@ def _loose(capture: Capture, count: int) -> dict[str, list[Any] | None]:
     return {name: found.get(name) if len(found.get(name, ())) == count else None for name in names}
 
 
-def _texts(capture: Capture, numbers: Array, texts: list[Any] | None) -> list[str | None]:
+def _texts(capture: Capture, numbers: Array, texts: list[Value] | None) -> list[str | None]:
     """Return each row's text: written in it, else by its number."""
     by_number = [capture.string(one) if one != NONE else None for one in numbers.tolist()]
     if texts is None:
@@ -119,7 +123,7 @@ def _texts(capture: Capture, numbers: Array, texts: list[Any] | None) -> list[st
 
 
 def _names(
-    found: dict[str, Array], names: list[str | None], types: Any, keys: tuple[str, ...]
+    found: dict[str, Array], names: list[str | None], types: Sequence[int], keys: tuple[str, ...]
 ) -> dict[tuple[int, ...], str]:
     """Return (process, key…) → name, of the rows that give names."""
     rows = np.flatnonzero(np.isin(found["eventType"], types)).tolist()
@@ -132,16 +136,14 @@ def _names(
 
 def _column(
     found: dict[str, Array], names: dict[tuple[int, ...], str], keys: tuple[str, ...], absent: str
-) -> Any:
+) -> pa.Array:
     """Return a column of names by process and key; number 0 of the last key is the default's."""
     codes, distinct = arrow.coded_rows(found["globalTid"] & _PROCESS, *(found[key] for key in keys))
     texts = [names.get(one, absent.format(one[-1]) if one[-1] > 0 else None) for one in distinct]
     return arrow.text_column(codes, texts)
 
 
-def _payloads(
-    capture: Capture, found: dict[str, Array], loose: dict[str, list[Any] | None], rows: Array
-) -> Any:
+def _payloads(capture: Capture, found: dict[str, Array], loose: _Loose, rows: Array) -> pa.Array:
     """Return the payloads as JSON, the extended one before a number."""
     wanted = rows.tolist()
     numbers = found["jsonTextId"]
@@ -159,7 +161,7 @@ def _payloads(
     return arrow.texts(texts)
 
 
-def _json(name: str, value: Any) -> str:
+def _json(name: str, value: Value) -> str:
     if isinstance(value, bytes):
         return json.dumps({"base64": base64.b64encode(value).decode()})
     if name == "jsonText" and isinstance(value, str):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from gpuscope._types import Array
 from gpuscope.importers.nsys_capture import API, KERNEL, Capture, Part
 from gpuscope.trace import arrow, joins
-from gpuscope.trace.arrow import NONE
+from gpuscope.trace.arrow import NONE, Columns
 
 COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 SET = "CUPTI_ACTIVITY_KIND_MEMSET"
@@ -101,7 +101,7 @@ def _work(
     table: str,
     kind: str,
     extra: tuple[str, ...],
-    describe: Callable[[Capture, _Columns], dict[str, Any]],
+    describe: Callable[[Capture, _Columns], Columns],
 ) -> Part:
     named = (_name_column(capture),) if table == KERNEL else ()
     found = capture.database.integers(table, (*_SHARED, *named, *extra))
@@ -150,14 +150,14 @@ def _name_column(capture: Capture) -> str:
     return next((one for one in _NAMES if one in there), _NAMES[0])
 
 
-def _kernel(capture: Capture, found: _Columns) -> dict[str, Any]:
+def _kernel(capture: Capture, found: _Columns) -> Columns:
     return {
         "name": capture.texts(found[_name_column(capture)], "(unnamed kernel)"),
         "launch_config": _launch_config(*(found[one] for one in _CONFIG)),
     }
 
 
-def _launch_config(*columns: Array) -> Any:
+def _launch_config(*columns: Array) -> pa.DictionaryArray:
     """Return the launch configurations as JSON, each distinct one once."""
     codes, distinct = arrow.coded_array(*columns)
     return arrow.text_column(codes, (_config(row.tolist()) for row in distinct))
@@ -166,7 +166,7 @@ def _launch_config(*columns: Array) -> Any:
 def _config(values: list[int]) -> str | None:
     if NONE in values[:6]:
         return None
-    facts: dict[str, Any] = {"grid": values[:3], "block": values[3:6]}
+    facts: dict[str, int | list[int]] = {"grid": values[:3], "block": values[3:6]}
     if values[6] != NONE:
         facts["registers"] = values[6]
     shared = [one for one in values[7:] if one != NONE]
@@ -175,7 +175,7 @@ def _config(values: list[int]) -> str | None:
     return json.dumps(facts)
 
 
-def _copy(capture: Capture, found: _Columns) -> dict[str, Any]:
+def _copy(capture: Capture, found: _Columns) -> Columns:
     kinds = capture.words("ENUM_CUDA_MEMCPY_OPER", "CUDA_MEMCPY_KIND_", _COPY_KINDS)
     codes, numbers = arrow.coded(found["copyKind"])
     words = [kinds.get(number, f"kind {number}") for number in numbers]
@@ -188,7 +188,7 @@ def _copy(capture: Capture, found: _Columns) -> dict[str, Any]:
     }
 
 
-def _set(capture: Capture, found: _Columns) -> dict[str, Any]:
+def _set(capture: Capture, found: _Columns) -> Columns:
     return {
         "name": arrow.constant("memset", len(found["start"])),
         "dst_kind": _memory(capture, found["memKind"]),
@@ -196,7 +196,7 @@ def _set(capture: Capture, found: _Columns) -> dict[str, Any]:
     }
 
 
-def _memory(capture: Capture, values: Array) -> Any:
+def _memory(capture: Capture, values: Array) -> pa.DictionaryArray:
     kinds = capture.words("ENUM_CUDA_MEM_KIND", "CUDA_MEMOPR_MEMORY_KIND_", _MEMORY_KINDS)
     codes, numbers = arrow.coded(values)
     return arrow.text_column(
@@ -204,7 +204,7 @@ def _memory(capture: Capture, values: Array) -> Any:
     )
 
 
-def _graph(capture: Capture, found: _Columns) -> dict[str, Any]:
+def _graph(capture: Capture, found: _Columns) -> Columns:
     graph = np.where(found["graphExecId"] != NONE, found["graphExecId"], found["graphId"])
     count = len(graph)
     if count:
@@ -317,8 +317,8 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> tuple[Array, 
     good = (before >= 0) & (done[before] >> _HOME == recording >> _HOME)
     good &= (done[after] > waiting) & (done[after] >> _HOME == waiting >> _HOME)
     pairs = np.stack([rows[order][before[good]], rows[order][after[good]]])
-    found: Any = np.unique(pairs, axis=1)
-    return found[0], found[1]
+    before_each, after_each = np.unique(pairs, axis=1)
+    return before_each, after_each
 
 
 _HOME = 32

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +72,7 @@ def _last_part(found: re.Match[str]) -> str:
     return "~" if is_home else parts[-1]
 
 
-def scrub(spans: Any) -> Any:
+def scrub(spans: pa.Table) -> pa.Table:
     """Return a table of spans whose texts are public."""
     for name in COLUMNS:
         column = spans.column(name)
@@ -91,7 +90,7 @@ _AT_ONCE = 1 << 20
 """Bytes of texts that are objects of Python's at the same time, and one text more."""
 
 
-def _parts(texts: Any) -> Iterator[Any]:
+def _parts(texts: pa.StringArray) -> Iterator[pa.StringArray]:
     ends = np.cumsum(np.asarray(pc.binary_length(texts).fill_null(0)) + 1)
     at = 0
     while at < len(texts):
@@ -101,6 +100,6 @@ def _parts(texts: Any) -> Iterator[Any]:
         at = until
 
 
-def _public(texts: Any) -> Any:
+def _public(texts: pa.StringArray) -> pa.StringArray:
     kept = [text if text is None else public_text(text) for text in texts.to_pylist()]
     return pa.array(kept, pa.string())

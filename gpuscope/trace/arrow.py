@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,8 @@ import pyarrow as pa
 from gpuscope._types import Array, Ints
 from gpuscope.trace import schema
 
+Columns: TypeAlias = dict[str, pa.Array]
+"""Name of a column of spans → its values, as pyarrow or NumPy has them."""
 NONE = -1
 """A row without a value."""
 _AT_ONCE = 4096

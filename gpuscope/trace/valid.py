@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +17,7 @@ _BELOW["id"] = 1 << 62
 """Column → what its numbers are below: sums and differences of two fit into 64 bits."""
 
 
-def is_short(number: object) -> bool:
+def is_short(number: object) -> TypeGuard[int]:
     """Whether it can be the index of a device or an SM, or a count of SMs."""
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 15
 

@@ -154,6 +154,7 @@ COMMANDS = {
     ],
     "summary": [(name, *how) for name in (*TRACES, *BROKEN) for how in ((), ("--json",))],
     "devices": [(), ("--json",)],
+    "kinds": [(), ("--json",)],
     "doctor": [(), ("--json",)],
     "lab": [(EVIL,)],
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gpuscope._checks import count, require_kind
 from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
@@ -11,13 +13,7 @@ from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Context, Passed, Work
 from gpuscope.workloads.handle import Handle
 
-_SOURCE = r"""
-extern "C" __global__ void copy_kernel(float4* out, const float4* in, long long n) {
-  long long step = (long long)gridDim.x * blockDim.x;
-  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
-    out[i] = in[i];
-}
-"""
+_SOURCE = Path(__file__).with_name("copy.cu").read_text("utf-8")
 BLOCK = 512
 """Threads of a block."""
 _BLOCKS_PER_SM = 4

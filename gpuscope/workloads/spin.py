@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gpuscope._checks import count, require_kind
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
@@ -11,15 +13,7 @@ from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Passed
 from gpuscope.workloads.handle import Handle
 
-SOURCE = r"""
-extern "C" __global__ void spin_kernel(long long duration_ns) {
-  unsigned long long start, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while ((long long)(now - start) < duration_ns);
-}
-"""
+SOURCE = Path(__file__).with_name("spin.cu").read_text("utf-8")
 MODEL = KernelModel(lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[0])))
 _LONGEST_NS = 10_000_000_000
 _MOST_BLOCKS = 2**31 - 1

@@ -16,6 +16,7 @@ no block records: there ``blocks`` is ``None``.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +33,6 @@ from gpuscope.workloads.context import Passed
 from gpuscope.workloads.copy import BLOCK, Copy
 from gpuscope.workloads.gemm import Gemm
 from gpuscope.workloads.product import PlacedOperands
-from gpuscope.workloads.traced_source import TRACED_COPY, TRACED_GEMM
 
 _TILE = 128
 _THREADS = 256
@@ -52,6 +52,12 @@ def _records(device: Device, stream: Stream, blocks: int) -> NativeArray:
             return device.empty((blocks, 3), "uint64")
         finally:
             binding.unbind(bound)
+
+
+@functools.cache
+def _source(name: str) -> str:
+    folder = Path(__file__).parent
+    return "".join((folder / part).read_text("utf-8") for part in ("traced_common.cu", name))
 
 
 class TracedGemm(Gemm):
@@ -125,7 +131,7 @@ class TracedGemm(Gemm):
                 f"{found[0]}.{found[1]} was found. A Gemm is possible, without block records"
             )
         self._kernel = device.compile(
-            TRACED_GEMM, "traced_gemm",
+            _source("traced_gemm.cu"), "traced_gemm",
             model=KernelModel(
                 lambda profile, _grid, args, sm_count: profile.gemm_cost(
                     args[3], args[4], args[5], "float16", sm_count, 0
@@ -240,7 +246,9 @@ class TracedCopy(Copy):
         require_kind("name", name, str, None)
         super().__init__(owner, nbytes=nbytes, name=name, seed=seed, max_in_flight=max_in_flight)
         self.name = name or f"traced copy {nbytes} B"
-        self._kernel = self.device.compile(TRACED_COPY, "traced_copy", model=self._kernel.model)
+        self._kernel = self.device.compile(
+            _source("traced_copy.cu"), "traced_copy", model=self._kernel.model
+        )
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         grid = self._grid(stream)

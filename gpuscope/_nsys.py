@@ -44,10 +44,10 @@ def find(tool: str, path: str | Path | None = None) -> Path:
         There is none; says where it was looked for.
     """
     if path is not None:
-        found = shutil.which(str(path))
-        if found is None:
+        program = shutil.which(str(path))
+        if program is None:
             raise MissingDependency(f"{str(path)!r} is no program that can be run: check the path")
-        return Path(found)
+        return Path(program)
     on_path = shutil.which(tool)
     if on_path is not None:
         return Path(on_path)
@@ -96,7 +96,7 @@ def missing_libraries(nsys: Path) -> list[str]:
         for name in re.findall(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE):
             if (importer.parent / name).exists():
                 continue  # its own, which its launcher finds
-            package = next((one for key, one in _PACKAGES.items() if name.startswith(key)), None)
+            package = next((deb for key, deb in _PACKAGES.items() if name.startswith(key)), None)
             text = f"{name} (Debian's package {package})" if package else name
             missing += [text] if text not in missing else []
     return missing
@@ -108,24 +108,24 @@ def export_sqlite(report: Path, target: Path, nsys: Path) -> Path:
     Raises
     ------
     ExportError
-        It does not; says what it said.
+        It does not; quotes its output.
     """
     options = ("--type=sqlite", "--force-overwrite=true", f"--output={target}")
     command = [str(nsys), "export", *options, str(report)]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         done = subprocess.run(  # noqa: S603 - the program that was found or named
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, check=False
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, check=False
         )
         if done.returncode or not target.exists():
-            said.seek(0)
+            output.seek(0)
             raise ExportError(
-                f"nsys could not export {report.name!r}: {tail(said.read())}. Use an nsys that is "
-                "at least as new as the one that recorded it"
+                f"nsys could not export {report.name!r}: {tail(output.read())}. Use an nsys that "
+                "is at least as new as the one that recorded it"
             )
     return target
 
 
-def tail(said: bytes, length: int = 600) -> str:
-    """Return the end of what a program said."""
-    text = said.decode("utf-8", "replace").strip()
+def tail(output: bytes, length: int = 600) -> str:
+    """Return the end of a program's output."""
+    text = output.decode("utf-8", "replace").strip()
     return text[-length:] or "it said nothing"

@@ -241,7 +241,7 @@ def _provenance(measured: Measurements) -> dict[str, str]:
     today = dt.datetime.now(dt.UTC).date().isoformat()
     software = ", ".join(f"{package} {version}" for package, version in facts.versions.items())
     return {
-        "driver": next(str(one.driver) for one in facts.devices.values()),
+        "driver": next(str(device.driver) for device in facts.devices.values()),
         "software": software or "unknown",
         "source": "; ".join([f"{how}, one {name}, on {today} (UTC)", *measured.notes]),
     }

@@ -61,13 +61,13 @@ def shapes(count: int = SHAPES, *, seed: int = 0, most_elements: int = MOST**2) 
     rng = np.random.default_rng(seed)
     chosen = _FIRST if seed == 0 else []
     known = set(shapes()) if seed else set()
-    found: dict[Shape, None] = {}
+    chosen_shapes: dict[Shape, None] = {}
     for shape in itertools.chain(chosen, _random(rng)):
         m, n, k = shape
         if max(m * n, m * k, k * n) <= most_elements and shape not in known:
-            found.setdefault(shape)
-        if len(found) == count:
-            return list(found)
+            chosen_shapes.setdefault(shape)
+        if len(chosen_shapes) == count:
+            return list(chosen_shapes)
     raise AssertionError  # random shapes never end
 
 

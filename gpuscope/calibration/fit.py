@@ -64,25 +64,27 @@ def _descend(
 ) -> Floats:
     """Least absolute error, by Levenberg-Marquardt on reweighted squares."""
 
-    def loss(x: Floats, found: Floats) -> float:
+    def loss(x: Floats, residuals: Floats) -> float:
         away = wariness * float(np.sum((x - start) ** 2))
-        return float(np.sum(np.sqrt(found**2 + NOISE**2))) + away
+        return float(np.sum(np.sqrt(residuals**2 + NOISE**2))) + away
 
-    x, found, damping = start.copy(), errors(start), 1e-2
-    best = loss(x, found)
+    x, residuals, damping = start.copy(), errors(start), 1e-2
+    best = loss(x, residuals)
     step = 1e-4
     for _ in range(60):
-        slopes = np.array([(errors(x + step * one) - found) / step for one in np.eye(len(x))]).T
-        weights = 1 / np.sqrt(found**2 + NOISE**2)
+        slopes = np.array(
+            [(errors(x + step * axis) - residuals) / step for axis in np.eye(len(x))]
+        ).T
+        weights = 1 / np.sqrt(residuals**2 + NOISE**2)
         curve = slopes.T @ (slopes * weights[:, None]) + 2 * wariness * np.eye(len(x))
-        slope = slopes.T @ (weights * found) + 2 * wariness * (x - start)
+        slope = slopes.T @ (weights * residuals) + 2 * wariness * (x - start)
         before = best
         for _ in range(8):
             damped = curve + damping * np.diag(np.diag(curve) + 1e-3)
             there = x - np.clip(np.linalg.solve(damped, slope), -1, 1)
-            found_there = errors(there)
-            if loss(there, found_there) < best:
-                x, found, best = there, found_there, loss(there, found_there)
+            residuals_there = errors(there)
+            if loss(there, residuals_there) < best:
+                x, residuals, best = there, residuals_there, loss(there, residuals_there)
                 damping = max(damping / 3, 1e-6)
                 break
             damping *= 4
@@ -136,10 +138,10 @@ def _fit_times(
 
 def _tiles_of(rows: Rows) -> list[Tile]:
     """Return the tiles that ran, each with its most frequent depth."""
-    found: dict[tuple[int, int], Tile] = {}
-    for tile, _ in sorted(rows.tiles.items(), key=lambda one: (-one[1], one[0])):
-        found.setdefault(tile[:2], tile)
-    return sorted(found.values())
+    tiles: dict[tuple[int, int], Tile] = {}
+    for tile, _ in sorted(rows.tiles.items(), key=lambda item: (-item[1], item[0])):
+        tiles.setdefault(tile[:2], tile)
+    return sorted(tiles.values())
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,9 @@ def _predict(
             choose(times, choice, every, (m, n, k), item, believed=layout.sm_count, layout=layout)
         )
     names = ("rows", "columns", "depth", "resident", "splits")
-    ran = Kernels(*(np.array([getattr(one, name)[0] for one in chosen])[back] for name in names))
+    ran = Kernels(
+        *(np.array([getattr(kernel, name)[0] for kernel in chosen])[back] for name in names)
+    )
     return durations(
         times, ran, tuple(rows.shape), item, rows.sms, believed=layout.sm_count, layout=layout
     )
@@ -203,9 +207,9 @@ def _fit_choice(
             for value in values:
                 if value == habits[name]:
                     continue
-                found = loss(habits | {name: value})
-                if found < best - 1e-6:
-                    best, habits = found, habits | {name: value}
+                tried_loss = loss(habits | {name: value})
+                if tried_loss < best - 1e-6:
+                    best, habits = tried_loss, habits | {name: value}
         if best == before:
             break
     return Choice.model_validate(habits)
@@ -219,7 +223,7 @@ def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, Fitted]:
     GpuscopeError
         Of no kernel of a kind, nor of its kin, the tile can be told.
     """
-    found: dict[Key, Fitted] = {}
+    fitted_kinds: dict[Key, Fitted] = {}
     keys = sorted({kind(row) for row in rows})
     by_key = {key: [row for row in rows if kind(row) == key] for key in keys}
     times = {
@@ -240,15 +244,15 @@ def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, Fitted]:
             twins = [("bfloat16", 16), ("float16", 16)]
         elif item == 2 and width == 4:
             twins = [key, (dtype, 2)]
-        tiles = _tiles_of(Rows.of([row for one in twins for row in by_key.get(one, [])]))
+        tiles = _tiles_of(Rows.of([row for twin in twins for row in by_key.get(twin, [])]))
         if not tiles:
             raise GpuscopeError(
                 f"of no {dtype} kernel for rows aligned to {width} bytes the tile can be told: "
                 + ", ".join(sorted({row["kernels"][0][0] for row in by_key[key]}))
             )
         fitted = _fit_times(key, mine, layout, times[shares_constants(key)])
-        found[key] = Fitted(fitted, _fit_choice(fitted, tiles, item, mine, layout), tiles)
-    return found
+        fitted_kinds[key] = Fitted(fitted, _fit_choice(fitted, tiles, item, mine, layout), tiles)
+    return fitted_kinds
 
 
 def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -264,8 +268,8 @@ def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = ("launch_us", "sm_bytes_per_us", "bytes_per_us", "sharpness")
 
     def errors(x: Floats) -> Floats:
-        launch, one, every, p = np.exp(x)
-        rate = ((sms * one) ** -p + every**-p) ** (-1 / p)
+        launch, of_sm, of_memory, p = np.exp(x)
+        rate = ((sms * of_sm) ** -p + of_memory**-p) ** (-1 / p)
         return np.asarray(np.log((launch + moved / rate) / us))
 
     best = _descend(np.log([2.0, 2e4, 1.7e6, 10.0]), errors)

@@ -71,7 +71,7 @@ def measure(
     step
         Told after some shapes how many are done.
     """
-    found = Gemms()
+    gemms = Gemms()
     largest = max(max(m * n, m * k, k * n) for m, n, k in shapes)
     operands = {
         dtype: (device.random(largest, dtype, seed=0), device.random(largest, dtype, seed=1))
@@ -88,12 +88,12 @@ def measure(
         ]
         _measure_some(device, cases, operands, flop_per_ns, source)
         for case in cases:
-            found.rows += case.row(case.us)
-            found.told += [{**row, "told": case.told} for row in case.row(case.told_us)]
-            found.skipped += case.skipped
+            gemms.rows += case.row(case.us)
+            gemms.told += [{**row, "told": case.told} for row in case.row(case.told_us)]
+            gemms.skipped += case.skipped
         longest_ns = max(longest_ns, device.now_ns() - start_ns)
         step(min(first + AT_ONCE, len(shapes)))
-    return found
+    return gemms
 
 
 @dataclass
@@ -212,8 +212,9 @@ def _calls(trace: Trace) -> dict[int, list[list[tuple[int, Launched]]]]:
         kernels_of_call.append((start_ns, end_ns - start_ns, ran))
     return {
         int(category): [
-            [(took_ns, ran) for _, took_ns, ran in sorted(found[call])] for call in sorted(found)
+            [(took_ns, ran) for _, took_ns, ran in sorted(handle_calls[call])]
+            for call in sorted(handle_calls)
         ]
-        for category, found in calls.items()
+        for category, handle_calls in calls.items()
         if category is not None
     }

@@ -28,12 +28,12 @@ def fold_of(shapes: Iterable[Shape]) -> dict[Shape, int]:
     return {ordered[at]: index % FOLDS for index, at in enumerate(order)}
 
 
-def errors_of(found: Mapping[Key, Fitted], rows: Sequence[Row], *, layout: SmLayout) -> Errors:
+def errors_of(fitted: Mapping[Key, Fitted], rows: Sequence[Row], *, layout: SmLayout) -> Errors:
     """Return relative errors of predicted times, by dtype."""
     errors: Errors = {}
     for key in sorted({kind(row) for row in rows}):
         mine = Rows.of([row for row in rows if kind(row) == key])
-        us = predict(found[key], ITEM_BYTES[key[0]], mine, layout)
+        us = predict(fitted[key], ITEM_BYTES[key[0]], mine, layout)
         errors.setdefault(key[0], []).extend(np.abs(us / mine.us - 1).tolist())
     return errors
 
@@ -54,8 +54,8 @@ def table(errors: Errors, by_share: Errors) -> Table:
     rows = {}
     for dtype in [*sorted(errors), "all"]:
         ours, theirs = (
-            np.concatenate([one[name] for name in (sorted(one) if dtype == "all" else [dtype])])
-            for one in (errors, by_share)
+            np.concatenate([of[name] for name in (sorted(of) if dtype == "all" else [dtype])])
+            for of in (errors, by_share)
         )
         rows[dtype] = {
             "rows": len(ours), "median": float(np.median(ours)),
@@ -80,7 +80,7 @@ def cross_validate(
         rest = [row for row in rows if fold[tuple(row["shape"])] != index]
         kinds = {kind(row) for row in rest}
         out = [row for row in rows if fold[tuple(row["shape"])] == index and kind(row) in kinds]
-        for dtype, found in errors_of(fit_gemm(rest, layout), out, layout=layout).items():
-            errors.setdefault(dtype, []).extend(found)
+        for dtype, of_dtype in errors_of(fit_gemm(rest, layout), out, layout=layout).items():
+            errors.setdefault(dtype, []).extend(of_dtype)
         held += out
     return table(errors, share_errors(held, layout=layout))

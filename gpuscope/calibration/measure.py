@@ -103,11 +103,11 @@ def measure(
     dtypes = [name for name in ITEM_BYTES if _has(device, name)]
     most = min(MOST**2, info.memory_bytes // (4 * 2 * sum(ITEM_BYTES.values())))
     chosen = shapes(most_elements=most)[:shape_count]
-    found = gemms.measure(
+    measured = gemms.measure(
         device, chosen, dtypes, source, until_ns=until_ns,
         step=lambda done: progress(0.06 + 0.8 * done / len(chosen), "matrix products"),
     )  # fmt: skip
-    rows = list(found.rows)
+    rows = list(measured.rows)
     if "bfloat16" not in dtypes:
         rows += [{**row, "dtype": "bfloat16"} for row in rows if row["dtype"] == "float16"]
         notes.append("this GPU has no bfloat16: the times of float16 stand in")
@@ -120,8 +120,8 @@ def measure(
             "compute_capability": list(info.compute_capability),
             "memory_bytes": info.memory_bytes,
         },
-        constants=constants, gemm=rows, told=found.told, copy=copies, transfers=transfers,
-        metadata=metadata, skipped=found.skipped, notes=tuple(notes),
+        constants=constants, gemm=rows, told=measured.told, copy=copies, transfers=transfers,
+        metadata=metadata, skipped=measured.skipped, notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def profile_of(
                 "times": kinds[dtype, width].times.model_dump(),
                 "choice": kinds[dtype, width].choice.model_dump(),
             }
-            for width in sorted((one for of, one in kinds if of == dtype), reverse=True)
+            for width in sorted((width for name, width in kinds if name == dtype), reverse=True)
         ]
         for dtype in ITEM_BYTES
     }
@@ -82,7 +82,7 @@ def write_profile(profile: Mapping[str, object], target: Path) -> None:
         The file cannot be written.
     """
     text = json.dumps(profile, indent=1, ensure_ascii=False)
-    text = re.sub(r"\[[\s\d.,\[\]]+\]", lambda found: re.sub(r"\s+", "", found[0]), text)
+    text = re.sub(r"\[[\s\d.,\[\]]+\]", lambda match: re.sub(r"\s+", "", match[0]), text)
     ProfileFile.parse(text, str(target))
     with replacing(target) as temporary:
         temporary.write_text(text + "\n", "utf-8")

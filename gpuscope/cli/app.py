@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Annotated
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -51,9 +52,38 @@ def complain(text: str) -> None:
     stderr.print(text)
 
 
-def show(table: Table) -> None:
-    """Print a table."""
+def say_written(paths: Iterable[object]) -> None:
+    """Print which files were written."""
+    for path in paths:
+        say(f"wrote {path}")
+
+
+def show_table(
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    unbroken: Container[str] = (),
+) -> None:
+    """Print a table of plain text, each cell on one line.
+
+    Parameters
+    ----------
+    unbroken
+        Columns whose cells are not folded.
+    """
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column in unbroken)
+    for row in rows:
+        table.add_row(*(Text(clean(format_value(cell))) for cell in row))
     _stdout.print(table)
+
+
+def progress_bar(time_column: ProgressColumn) -> Progress:
+    """Return a bar that goes when it is done; descriptions are foreign text: no markup."""
+    description = TextColumn("{task.description}", markup=False)
+    return Progress(description, BarColumn(), time_column, console=stderr, transient=True)
 
 
 def show_check(text: str, todo: str, *, ok: bool) -> None:
@@ -66,11 +96,6 @@ def show_check(text: str, todo: str, *, ok: bool) -> None:
 def say_json(facts: object) -> None:
     """Print JSON for programs: ASCII without control characters."""
     sys.stdout.write(json.dumps(facts, indent=1).replace("\x7f", "\\u007f") + "\n")
-
-
-def add_row(table: Table, cells: Iterable[object]) -> None:
-    """Add a row of plain text, each cell on one line."""
-    table.add_row(*(Text(clean(format_value(one))) for one in cells))
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import TimeElapsedColumn
 
 from gpuscope._files import make_folder
 from gpuscope.calibration.calibrator import Calibration, calibrate
-from gpuscope.cli.app import Json, app, say, say_json, show, stderr
+from gpuscope.cli.app import Json, app, progress_bar, say, say_json, show_table
 from gpuscope.device.select import open_device
 
 
@@ -29,46 +30,38 @@ def calibrate_command(
     """
     target = open_device(device, quiet=as_json)
     make_folder(out.parent)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr, transient=True) as bar:
+    with progress_bar(TimeElapsedColumn()) as bar:
         task = bar.add_task("calibrating", total=1)
-        found = calibrate(
+        result = calibrate(
             target, out,
             progress=lambda done, what: bar.update(task, completed=done, description=what),
         )  # fmt: skip
     if as_json:
-        facts = {
-            "file": str(found.path), "errors": found.errors, "held_out": found.held_out,
-            "told_errors": found.told_errors, "unreadable": found.unreadable,
-            "skipped": found.skipped, "notes": found.notes, "measured_s": found.measured_s,
-            "fitted_s": found.fitted_s,
-        }  # fmt: skip
-        say_json(facts)
+        facts = {field.name: getattr(result, field.name) for field in fields(result)}
+        del facts["profile"]
+        say_json({"file": str(facts.pop("path")), **facts})
     else:
-        _show_calibration(found)
+        _show_calibration(result)
 
 
-def _show_calibration(found: Calibration) -> None:
-    table = Table(title="error of predicted GEMM times: median, 90th percentile")
+def _show_calibration(result: Calibration) -> None:
     titles = ("dtype", "rows", "in the fit", "shapes left out", "whole-GPU rate × SM share")
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    for dtype, one in found.errors.items():
-        other = found.held_out.get(dtype)
-        table.add_row(
-            dtype, str(one["rows"]), f"{one['median']:.1%}, {one['p90']:.1%}",
-            f"{other['median']:.1%}, {other['p90']:.1%}" if other else "–",
-            f"{one['share_median']:.1%}, {one['share_p90']:.1%}",
-        )  # fmt: skip
-    show(table)
-    lines = [f"{found.profile.measured.shapes} shapes; {found.profile.measured.source}"]
-    if told := found.told_errors:
-        lines.append(f"told the SM count: {told['median']:.1%}, {told['p90']:.1%}, in no fit")
-    if found.unreadable:
-        lines.append("kernels whose tile cannot be told: " + ", ".join(found.unreadable))
-    if found.skipped:
-        lines.append(f"{found.skipped} timings left out: each call would have taken too long")
-    lines.append(f"{found.measured_s:.0f} s of measuring, {found.fitted_s:.0f} s of fitting")
-    lines.append(f'wrote {found.path}: open_device("sim:{found.path}")')
-    for line in lines:
-        say(line)
+    rows = [
+        (dtype, errors["rows"], _median_p90(errors), _median_p90(result.held_out.get(dtype)),
+         _median_p90(errors, "share_"))
+        for dtype, errors in result.errors.items()
+    ]  # fmt: skip
+    show_table("error of predicted GEMM times: median, 90th percentile", titles, rows)
+    say(f"{result.profile.measured.shapes} shapes; {result.profile.measured.source}")
+    if result.told_errors:
+        say(f"told the SM count: {_median_p90(result.told_errors)}, in no fit")
+    if result.unreadable:
+        say("kernels whose tile cannot be told: " + ", ".join(result.unreadable))
+    if result.skipped:
+        say(f"{result.skipped} timings left out: each call would have taken too long")
+    say(f"{result.measured_s:.0f} s of measuring, {result.fitted_s:.0f} s of fitting")
+    say(f'wrote {result.path}: open_device("sim:{result.path}")')
+
+
+def _median_p90(errors: Mapping[str, float] | None, prefix: str = "") -> str:
+    return f"{errors[f'{prefix}median']:.1%}, {errors[f'{prefix}p90']:.1%}" if errors else "–"

@@ -11,14 +11,22 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import TimeRemainingColumn
 
 from gpuscope._files import make_folder, replacing
 from gpuscope.analysis.prediction import PredictionResult, prediction
 from gpuscope.analysis.result import format_value
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import Json, add_row, app, complain, say, say_json, show, stderr
+from gpuscope.cli.app import (
+    Json,
+    app,
+    complain,
+    progress_bar,
+    say,
+    say_json,
+    say_written,
+    show_table,
+)
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
@@ -84,23 +92,22 @@ def run_command(
 
 def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: bool) -> None:
     make_folder(out)
-    found = nsight.profile(experiment, out / "nsys.nsys-rep", device=device)
-    written = [found.report]
-    if found.trace is not None:
-        written.append(trace_report(found.trace, out / "nsys.html", title=experiment.name))
-        written.append(save_trace(found.trace, out / "nsys.parquet"))
+    profile = nsight.profile(experiment, out / "nsys.nsys-rep", device=device)
+    written = [profile.report]
+    if profile.trace is not None:
+        written.append(trace_report(profile.trace, out / "nsys.html", title=experiment.name))
+        written.append(save_trace(profile.trace, out / "nsys.parquet"))
     if as_json:
         facts = {
             "experiment": experiment.name,
-            "spans": len(found.trace) if found.trace is not None else None,
+            "spans": len(profile.trace) if profile.trace is not None else None,
             "files": [str(path) for path in written],
         }
         say_json(facts)
         return
-    if found.trace is not None:
-        say(repr(found.trace))
-    for path in written:
-        say(f"wrote {path}")
+    if profile.trace is not None:
+        say(repr(profile.trace))
+    say_written(written)
 
 
 @app.command("kinds")
@@ -123,19 +130,15 @@ def kinds_command(
             }
         )
     else:
-        table = Table(title="kinds of workloads")
-        for title in ("kind", "fields", "what"):
-            table.add_column(title, overflow="fold", no_wrap=title == "kind")
-        for spec in known.values():
-            add_row(
-                table,
-                (
-                    spec.kind_spelling(),
-                    ", ".join(field.text for field in spec.kind_fields()),
-                    spec.kind_summary(),
-                ),
+        rows = [
+            (
+                spec.kind_spelling(),
+                ", ".join(field.text for field in spec.kind_fields()),
+                spec.kind_summary(),
             )
-        show(table)
+            for spec in known.values()
+        ]
+        show_table("kinds of workloads", ("kind", "fields", "what"), rows, unbroken=("kind",))
     for words in broken_kinds():
         complain(words)
 
@@ -160,19 +163,19 @@ def predict_command(
     make_folder(out)
     result = _run_with_bar(experiment, target)
     written = write_run(result, out)
-    found = None
+    errors = None
     if measured is not None:
-        found = prediction(result, measured)
+        errors = prediction(result, measured)
         written.insert(0, prediction_report(result, measured, out / _COMPARED))
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
-        if found is not None:
-            facts["errors"] = found.rows()
+        if errors is not None:
+            facts["errors"] = errors.rows()
         say_json(facts)
-    elif found is None:
+    elif errors is None:
         _show(result, written)
     else:
-        _showerrors(found, written)
+        _show_errors(errors, written)
     if result.stopped:
         raise typer.Exit(FAILED)
 
@@ -205,26 +208,27 @@ def _trace_names(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _showerrors(found: PredictionResult, written: list[Path]) -> None:
-    table = Table(title="predicted and measured kernel time of a call, median")
-    for title in ("setting", "of", "predicted µs", "measured µs", "error"):
-        table.add_column(title, overflow="fold", no_wrap=title == "of")
-    for one in found.times:
-        cells = (
-            one.setting, one.of, format_value(one.predicted_ns / 1e3),
-            format_value(one.measured_ns / 1e3), f"{one.error:+.1%}",
-        )  # fmt: skip
-        add_row(table, cells)
-    show(table)
-    say(found.note)
-    for path in written:
-        say(f"wrote {path}")
+def _show_errors(errors: PredictionResult, written: list[Path]) -> None:
+    titles = ("setting", "of", "predicted µs", "measured µs", "error")
+    rows = [
+        (
+            time.setting,
+            time.of,
+            time.predicted_ns / 1e3,
+            time.measured_ns / 1e3,
+            f"{time.error:+.1%}",
+        )
+        for time in errors.times
+    ]
+    show_table(
+        "predicted and measured kernel time of a call, median", titles, rows, unbroken=("of",)
+    )
+    say(errors.note)
+    say_written(written)
 
 
 def _run_with_bar(experiment: Experiment, target: Device) -> Run:
-    # Names are foreign text: no markup.
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True) as bar:
+    with progress_bar(TimeRemainingColumn()) as bar:
         task = bar.add_task(experiment.name)
 
         def view(progress: RunProgress) -> None:
@@ -248,8 +252,8 @@ def write_run(result: Run, folder: Path) -> list[Path]:
     for setting, trace in result.items():
         slug = re.sub(r"[^A-Za-z0-9]+", "-", setting).strip("-")[:80] or "setting"
         slugs = itertools.chain([slug], (f"{slug}-{number}" for number in itertools.count(2)))
-        free = (f"trace-{one}.parquet" for one in slugs if f"trace-{one}.parquet" not in names)
-        names[next(free)] = trace
+        files = (f"trace-{slug}.parquet" for slug in slugs)
+        names[next(name for name in files if name not in names)] = trace
     _remove(comparison, folder / _COMPARED)
     paths = [save_trace(trace, folder / name) for name, trace in names.items()]
     with replacing(comparison) as temporary:
@@ -283,23 +287,25 @@ def _facts_of(result: Run) -> dict[str, object]:
     }
 
 
+_SHOWN = {
+    "setting": "setting",
+    "workload": "workload",
+    "latency_p50_us": "p50 µs",
+    "latency_p99_us": "p99 µs",
+    "tflop_per_s": "TFLOP/s",
+    "share_of_alone_on_whole_gpu": "of alone",
+}
+"""Column of a comparison → its title."""
+
+
 def _show(result: Run, written: list[Path]) -> None:
-    table = Table(title="what each workload got, by setting")
-    shown = {
-        "setting": "setting",
-        "workload": "workload",
-        "latency_p50_us": "p50 µs",
-        "latency_p99_us": "p99 µs",
-        "tflop_per_s": "TFLOP/s",
-        "share_of_alone_on_whole_gpu": "of alone",
-    }
-    for title in shown.values():
-        table.add_column(title, overflow="fold", no_wrap=title in ("setting", "workload"))
-    for row in result.comparison.to_pylist():
-        add_row(table, (row[name] for name in shown))
-    show(table)
-    for setting in result:
-        row = next(one for one in result.comparison.to_pylist() if one["setting"] == setting)
+    rows = result.comparison.to_pylist()
+    cells = ([row[name] for name in _SHOWN] for row in rows)
+    show_table(
+        "what each workload got, by setting", _SHOWN.values(), cells,
+        unbroken=("setting", "workload"),
+    )  # fmt: skip
+    for setting, row in {row["setting"]: row for row in rows}.items():
         overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
         say(f"{setting}: overlap {overlap}, gain {gain}")
     say("of alone: the rate over the rate alone on the whole GPU")
@@ -308,5 +314,4 @@ def _show(result: Run, written: list[Path]) -> None:
         say(missing)
     if result.stopped:
         say("stopped early: this is what was recorded until then")
-    for path in written:
-        say(f"wrote {path}")
+    say_written(written)

@@ -25,22 +25,22 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
 
     Example: gpuscope devices --json
     """
-    found: list[dict[str, object]] = []
+    devices: list[dict[str, object]] = []
     index = 0
     while True:
         try:
             device = open_device(f"cuda:{index}", quiet=True)
         except GpuscopeError as error:
             if index == 0:
-                found.append({"device": "cuda:0", "available": False, "what": why_not(error)})
+                devices.append({"device": "cuda:0", "available": False, "what": why_not(error)})
             break
-        found.append(_facts(device))
+        devices.append(_facts(device))
         index += 1
-    found.append(_facts(open_device("sim:h200", quiet=True)))
+    devices.append(_facts(open_device("sim:h200", quiet=True)))
     if as_json:
-        say_json(found)
+        say_json(devices)
         return
-    for facts in found:
+    for facts in devices:
         say(f"{facts['device']}: {facts['what']}")
 
 

@@ -10,12 +10,11 @@ from typing import Annotated
 
 import typer
 from rich.progress import Progress
-from rich.table import Table
 
 from gpuscope import analysis
 from gpuscope.analysis.result import Result
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import Json, add_row, app, complain, say, say_json, show, stderr
+from gpuscope.cli.app import Json, app, complain, say, say_json, show_table, stderr
 from gpuscope.errors import MissingEvidence
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import suffixes
@@ -88,8 +87,8 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
             "kinds": trace.kind_counts(),
             "provenance": trace.provenance,
             **{
-                name: found if isinstance(found, str) else found.rows()
-                for name, found in judged.items()
+                name: result if isinstance(result, str) else result.rows()
+                for name, result in judged.items()
             },
         }
         say_json(facts)
@@ -97,16 +96,16 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     say(f"{len(trace):,} spans: {counts or 'none'}")
     say(trace.provenance)
-    for name, found in judged.items():
-        if isinstance(found, str):
-            say(f"{name}: {found}")
+    for name, result in judged.items():
+        if isinstance(result, str):
+            say(f"{name}: {result}")
             continue
-        rows, left_out = found.most()
+        rows, left_out = result.most()
         if rows:
-            if found.incomplete:
-                say(f"{name}: {found.incomplete}")
-            shown = ({k: v for k, v in row.items() if k != "incomplete"} for row in rows)
-            show(_table(name, list(shown)))
+            if result.incomplete:
+                say(f"{name}: {result.incomplete}")
+            shown = [{k: v for k, v in row.items() if k != "incomplete"} for row in rows]
+            show_table(name, shown[0], (row.values() for row in shown))
         if left_out:
             say(f"{name}: {left_out}")
 
@@ -124,12 +123,3 @@ def _judged(judge: Callable[[Trace], Result], trace: Trace) -> Result | str:
         return judge(trace)
     except MissingEvidence as error:
         return str(error)
-
-
-def _table(title: str, rows: list[dict[str, object]]) -> Table:
-    table = Table(title=title)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        add_row(table, row.values())
-    return table

@@ -126,27 +126,35 @@ def measure_interference(
                 break
 
     def result() -> InterferenceResult:
-        found: dict[tuple[str, ...], list[Trace]] = {}
+        recorded: dict[tuple[str, ...], list[Trace]] = {}
         for turn in turns:
-            if turn in series.found:
-                found.setdefault(turn[1], []).append(series.found[turn]["default"])
-        stopped = series.stopped or len(series.found) < len(turns)
-        return _result(plan, found, inside=inside, stopped=stopped)
+            if turn in series.runs:
+                recorded.setdefault(turn[1], []).append(series.runs[turn]["default"])
+        stopped = series.stopped or len(series.runs) < len(turns)
+        return _result(plan, recorded, inside=inside, stopped=stopped)
 
     return as_far_as_measured(measure, result)
 
 
 def _result(
-    plan: Experiment, found: Mapping[tuple[str, ...], list[Trace]], *, inside: float, stopped: bool
+    plan: Experiment,
+    recorded: Mapping[tuple[str, ...], list[Trace]],
+    *,
+    inside: float,
+    stopped: bool,
 ) -> InterferenceResult:
-    every = [trace for traces in found.values() for trace in traces]
+    every = [trace for traces in recorded.values() for trace in traces]
     if not every:
         raise NothingRecorded("it was stopped before anything was recorded: measure again")
     whole = Trace.concat(every)
     return InterferenceResult(
         cells=tuple(
             interference(
-                found.get((of, given), ()), found.get((of,), ()), of=of, given=given, inside=inside
+                recorded.get((of, given), ()),
+                recorded.get((of,), ()),
+                of=of,
+                given=given,
+                inside=inside,
             )
             for of, given in itertools.permutations(plan.workloads, 2)
         ),

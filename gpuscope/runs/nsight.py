@@ -150,7 +150,7 @@ def profile(
     Cancelled
         ``cancel`` was set.
     GpuscopeError
-        The experiment failed; says what it said.
+        The experiment failed; quotes its output.
 
     Notes
     -----
@@ -167,7 +167,7 @@ def profile(
         raise InvalidArgument(f"tool is {given(tool)}; 'nsys' or 'ncu' is needed")
     launches = count("launches", launches, least=1)
     described = as_experiment(experiment)
-    found = _nsys.find(tool, program)
+    executable = _nsys.find(tool, program)
     target = _target(report, described, tool)
     with replacing(target) as temporary:
         folder = temporary.with_name("work")
@@ -181,11 +181,11 @@ def profile(
             if tool == "nsys"
             else _ncu_options(made, launches)
         )
-        command = (str(found), *options, *run)
-        status, said = _run(command, _environment(keep_private=keep_private), cancel)
+        command = (str(executable), *options, *run)
+        status, output = _run(command, _environment(keep_private=keep_private), cancel)
         if status or not made.exists():
-            raise _failure(tool, found, folder, status, said)
-        trace = _imported(made, folder, found) if tool == "nsys" else None
+            raise _failure(tool, executable, folder, status, output)
+        trace = _imported(made, folder, executable) if tool == "nsys" else None
         made.replace(temporary)
     return Profile(target, trace, command)
 
@@ -219,18 +219,18 @@ def _ncu_options(made: Path, launches: int) -> tuple[str, ...]:
 def _environment(*, keep_private: bool) -> dict[str, str]:
     """Return the process's environment: it finds the modules that this one finds."""
     chosen = {name: value for name, value in os.environ.items() if keep_private or name in _KEPT}
-    home = str(Path(__file__).resolve().parent.parent)
+    home = str(Path(__file__).resolve().parents[2])
     return {**chosen, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*filter(None, sys.path), home]))}
 
 
 def _run(
     command: tuple[str, ...], environment: Mapping[str, str], cancel: threading.Event | None
 ) -> tuple[int, bytes]:
-    """Run to the end or until told to stop; returns its status and what it said."""
-    with tempfile.TemporaryFile() as said:
+    """Run to the end or until cancelled; returns the exit status and the output."""
+    with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(  # noqa: S603 - the program that was found or named
-                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=said,
+                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         except (OSError, ValueError) as error:  # such as a NUL in the device's name
@@ -243,8 +243,8 @@ def _run(
         except BaseException:
             _end(process)
             raise
-        said.seek(0)
-        return status, said.read()
+        output.seek(0)
+        return status, output.read()
 
 
 def _wait(process: subprocess.Popen[bytes], cancel: threading.Event | None) -> int:
@@ -256,7 +256,7 @@ def _wait(process: subprocess.Popen[bytes], cancel: threading.Event | None) -> i
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all that it started, politely first."""
+    """Terminate a process group; kill what does not end."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
@@ -267,7 +267,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             time.sleep(_LOOK_S / 10)
 
 
-def _failure(tool: str, program: Path, folder: Path, status: int, said: bytes) -> GpuscopeError:
+def _failure(tool: str, program: Path, folder: Path, status: int, output: bytes) -> GpuscopeError:
     """Return what to raise where there is no report."""
     if tool == "nsys" and any(folder.glob("*.qdstrm")):
         missing = _nsys.missing_libraries(program)
@@ -276,7 +276,7 @@ def _failure(tool: str, program: Path, folder: Path, status: int, said: bytes) -
                 f"nsys recorded the experiment but cannot make a report of it: its importer needs "
                 f"{', '.join(missing)}. Install that, or use an nsys that is installed whole"
             )
-    text = _nsys.tail(said).replace(str(folder), "…")
+    text = _nsys.tail(output).replace(str(folder), "…")
     if status:
         return GpuscopeError(f"the experiment failed under {tool} (status {status}): {text}")
     return GpuscopeError(f"{tool} made no report: {text}")

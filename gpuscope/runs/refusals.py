@@ -93,7 +93,7 @@ def problems(
         Returns the model that has the field at a place, for the names of its others.
     """
     texts: dict[Place, list[str]] = {}
-    found: dict[Place, str] = {}
+    inputs: dict[Place, str] = {}
     for details in error.errors():
         value = details.get("input")
         place, allowed = _problem(details, fields, model_at)
@@ -103,9 +103,9 @@ def problems(
         simple = details["type"] not in _WITHOUT_INPUT and not isinstance(
             value, Mapping | list | tuple
         )
-        found[place] = f", but found {given(value)}" if simple else ""
+        inputs[place] = f", but found {given(value)}" if simple else ""
     return {
-        place: " or ".join(words).replace(" or should be ", " or ") + found[place]
+        place: " or ".join(words).replace(" or should be ", " or ") + inputs[place]
         for place, words in texts.items()
     }
 

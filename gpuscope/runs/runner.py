@@ -76,7 +76,9 @@ class Runner:
         foreground = [w for w in experiment.workloads.values() if not w.background]
         self.total = sum(w.repeats for w in foreground) * len(self.settings)
         self.done = 0
-        self.recordings: dict[str, list[Recording]] = {one.name: [] for one in self.settings}
+        self.recordings: dict[str, list[Recording]] = {
+            setting.name: [] for setting in self.settings
+        }
         self.alone: dict[tuple[str, str], list[Recording]] = {}
         self.handles: dict[tuple[str, object], Handle] = {}
         self.stream_ids: dict[tuple[str, str], int] = {}
@@ -199,17 +201,11 @@ class Runner:
 
     # -- one round of one setting -----------------------------------------------------
     def _round(self, setting: ResolvedSetting, number: int) -> None:
-        repeats = {
-            name: _share(spec.repeats, self.experiment.rounds, number)
-            for name, spec in setting.workloads.items()
-        }
         self.round = number
-        with self._streams(setting) as streams:
-            workers = self._workers(setting, streams, repeats, number)
-            for worker in workers:
-                worker.warm_up(self.device.now_ns, self.stop)
-            if self.stop.is_set():
-                return
+        workers = self._workers(setting, self._make_streams(setting), number)
+        for worker in workers:
+            worker.warm_up(self.device.now_ns, self.stop)
+        if not self.stop.is_set():
             began_ns = self.device.now_ns()
             recorded = self._recorded(self.recordings[setting.name])
             with recorded, annotate(f"round {number}"), _no_collection():
@@ -217,10 +213,6 @@ class Runner:
             if self.experiment.alone_repeats and not self.stop.is_set():
                 took_ns = self.device.now_ns() - began_ns
                 self._measure_alone(setting, workers, number, took_ns)
-
-    @contextlib.contextmanager
-    def _streams(self, setting: ResolvedSetting) -> Iterator[dict[str, Stream]]:
-        yield self._make_streams(setting)
         self._close_made()
 
     def _make_streams(self, setting: ResolvedSetting) -> dict[str, Stream]:
@@ -248,11 +240,7 @@ class Runner:
         return streams
 
     def _workers(
-        self,
-        setting: ResolvedSetting,
-        streams: Mapping[str, Stream],
-        repeats: Mapping[str, int],
-        number: int,
+        self, setting: ResolvedSetting, streams: Mapping[str, Stream], number: int
     ) -> list[Worker]:
         handles = {name: self._handle(name, spec) for name, spec in setting.workloads.items()}
         return [
@@ -260,7 +248,7 @@ class Runner:
                 handles[name],
                 streams[spec.stream],
                 spec,
-                repeats[name],
+                _share(spec.repeats, self.experiment.rounds, number),
                 random.Random(f"{self.experiment.seed} {name} {number}"),  # noqa: S311 - arrivals
                 queued_ns=QUEUED_NS // len(handles),
                 waits_on=[handles[other] for other in spec.waits_on],
@@ -320,7 +308,7 @@ class Runner:
             if now_finished != finished:
                 self.done += now_finished - finished
                 finished = now_finished
-                self._tell(setting, number)
+                self._report(setting, number)
             if all(worker.over for worker in foreground):
                 break
             if not waiting:
@@ -330,7 +318,7 @@ class Runner:
         for worker in workers:
             worker.finish()
 
-    def _tell(self, setting: str, number: int, phase: str = "together") -> None:
+    def _report(self, setting: str, number: int, phase: str = "together") -> None:
         if self.viewer is not None:
             self.viewer(Progress(setting, number, self.done, self.total, self.recording, phase))
 
@@ -359,10 +347,10 @@ class Runner:
         """
         if self.stop.is_set():
             return
-        told_ns = self.device.now_ns()
-        until_ns = told_ns + (took_ns if worker.background else 0)
+        reported_ns = self.device.now_ns()
+        until_ns = reported_ns + (took_ns if worker.background else 0)
         phase = f"{worker.handle.name} alone"
-        self._tell(setting, self.round, phase)
+        self._report(setting, self.round, phase)
         done = 0
         with self._recorded(self.alone.setdefault((setting, worker.handle.name), [])):
             while done < self.experiment.alone_repeats or self.device.now_ns() < until_ns:
@@ -372,9 +360,9 @@ class Runner:
                 worker.wait_one()
                 done += 1
                 now_ns = self.device.now_ns()
-                if now_ns - told_ns > LOOK_NS:
-                    told_ns = now_ns
-                    self._tell(setting, self.round, phase)
+                if now_ns - reported_ns > LOOK_NS:
+                    reported_ns = now_ns
+                    self._report(setting, self.round, phase)
             worker.finish()
 
 

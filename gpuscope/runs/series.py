@@ -34,7 +34,7 @@ class Series:
     ----------
     stopped
         Whether Ctrl-C or ``stop`` ended one of them early.
-    found
+    runs
         What was recorded, by key: it stands here before anything can interrupt.
     """
 
@@ -46,7 +46,7 @@ class Series:
         stop: threading.Event | None,
     ) -> None:
         self.stopped = False
-        self.found: dict[Hashable, Run] = {}
+        self.runs: dict[Hashable, Run] = {}
         self._total = sum(map(_calls, plans))
         self._done = 0
         self._device = device
@@ -56,7 +56,7 @@ class Series:
     def run(
         self, experiment: Experiment, label: str, key: Hashable, *, number: int | None = None
     ) -> None:
-        """Run the next one; what it recorded, if anything, is ``found[key]`` then.
+        """Run the next one; what it recorded, if anything, is ``runs[key]`` then.
 
         Parameters
         ----------
@@ -76,21 +76,21 @@ class Series:
             # Alone on the whole GPU it names no setting.
             several = experiment.settings and progress.setting
             setting = f"{label}: {progress.setting}" if several else label
-            told = replace(
+            overall = replace(
                 progress, setting=setting, done=before + progress.done, total=self._total,
                 round=progress.round if number is None else number,
             )  # fmt: skip
-            self._viewer(told)
+            self._viewer(overall)
 
         try:
             viewer = None if self._viewer is None else view
-            self.found[key] = run(experiment, self._device, viewer=viewer, stop=self._stop)
-            self.stopped = self.found[key].stopped
+            self.runs[key] = run(experiment, self._device, viewer=viewer, stop=self._stop)
+            self.stopped = self.runs[key].stopped
         except (KeyboardInterrupt, NothingRecorded):  # after Ctrl-C the event tells nothing
             self.stopped = True
 
 
 def _calls(experiment: Experiment) -> int:
     """Foreground calls of a run, as its progress counts them."""
-    foreground = (one for one in experiment.workloads.values() if not one.background)
-    return sum(one.repeats for one in foreground) * max(1, len(experiment.settings))
+    foreground = (spec for spec in experiment.workloads.values() if not spec.background)
+    return sum(spec.repeats for spec in foreground) * max(1, len(experiment.settings))

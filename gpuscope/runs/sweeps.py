@@ -127,13 +127,13 @@ def sweep(
 
     def keep(number: int) -> None:
         """Turn what was found at a point into rows; again where that was interrupted."""
-        made = series.found.get(number) or refused.get(number)
+        made = series.runs.get(number) or refused.get(number)
         if made is None:
             return
         tables[number] = _table(number, points[number], made, facts)
         if folder is not None and not (isinstance(made, Run) and made.stopped):
             _save(tables[number], _file(folder, number))
-        series.found.pop(number, None)  # its traces are large
+        series.runs.pop(number, None)  # its traces are large
         refused.pop(number, None)
 
     def measure() -> None:

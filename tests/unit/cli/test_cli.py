@@ -346,7 +346,7 @@ def test_ctrl_c_in_calibrate_writes_nothing(command, tmp_path, monkeypatch):
     ("change", "texts"),
     [
         ({"bogus": 1}, ["bogus: unknown key", "allowed: 'name'"]),
-        ({"partitions": {"a": -8}}, ["partitions.a: should be greater than 0", "-8"]),
+        ({"partitions": {"a": -8}}, ["partitions.a: should be a whole number of SMs", "-8"]),
         (
             {"streams": {"s": {"partition": "gone"}, "l": {}}},
             ["streams.s.partition: 'gone'", "allowed"],
@@ -675,6 +675,14 @@ def test_doctor_with_a_gpu_that_does_not_open(command, gpu_here, monkeypatch):
     assert code == 1
     assert "no  cuda:0: the GPU fell off the bus" in printed
     assert "→ Reboot the machine" in printed
+
+
+def test_doctor_says_that_nsight_sees_no_ranges_without_nvtx(command, monkeypatch):
+    words = "the package nvtx is not installed: Nsight sees no ranges. Run: pip install it"
+    monkeypatch.setattr(cli.doctor.nvtx, "missing", lambda: words)
+    printed = command("doctor")[1]
+    assert "no  nvtx: the package nvtx is not installed: Nsight sees no ranges\n" in printed
+    assert "→ pip install it" in printed
 
 
 def test_doctor_without_jupyter_is_no_failure_of_the_gpu(command, gpu_here, monkeypatch):

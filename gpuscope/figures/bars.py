@@ -52,15 +52,6 @@ def bar_properties(
     }
 
 
-def no_bars(one: Class) -> Properties:
-    """Return the same for a class without spans in the window."""
-    nothing = np.zeros(0)
-    return {
-        "base": [], "x": nothing, "y": nothing, "width": nothing, "hovertext": [],
-        "customdata": nothing, **({"text": []} if one[0] == _TEXTED else {}),
-    }  # fmt: skip
-
-
 def _texts(view: View, one: Class, rows: Array) -> Properties:
     """Return what stands in the bars of ranges, where they are few enough."""
     if one[0] != _TEXTED:

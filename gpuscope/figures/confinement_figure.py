@@ -16,6 +16,7 @@ from gpuscope.analysis.confinement import (
 )
 from gpuscope.analysis.escapes import Escape
 from gpuscope.figures import style
+from gpuscope.figures.places import heading
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
     duration,
@@ -73,11 +74,12 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
     }
     y, places = 6.0, []
     annotations: list[Properties] = []
+    font = {"size": 12, "color": style.INK}
     for one in result.partitions:
         places.append(y + _BAR / 2)
         y += _BAR + 2
         for line in _lines(one):
-            annotations.append(_text(line, y + _LINE / 2))
+            annotations.append(heading(line, y + _LINE / 2, font=font))
             y += _LINE
         y += 12
     return go.Figure(
@@ -95,18 +97,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
                 tickformat=".0%",
                 showgrid=False,
             ),
-            yaxis={
-                "range": [y, 0],
-                "tickmode": "array",
-                "tickvals": places,
-                "ticktext": [_label(one) for one in result.partitions],
-                "tickfont": {"size": 13},
-                "showgrid": False,
-                "zeroline": False,
-                "ticklabelstandoff": 6,
-                "automargin": True,
-                "fixedrange": True,
-            },
+            yaxis=style.label_axis(y, places, [_label(one) for one in result.partitions]),
         ),
     )
 
@@ -211,11 +202,3 @@ def _hover(one: PartitionConfinement, part: Evidence, ns: float, *, outside: boo
             more = f" and {len(ids) - 12:,} more" if len(ids) > 12 else ""
             lines.append(f"seen on SMs {', '.join(map(str, ids[:12]))}{more}")
     return "<br>".join(lines)
-
-
-def _text(text: str, y: float) -> Properties:
-    return {
-        "text": text, "x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "y",
-        "yanchor": "middle", "showarrow": False, "align": "left",
-        "font": {"size": 12, "color": style.INK},
-    }  # fmt: skip

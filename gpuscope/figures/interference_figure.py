@@ -141,7 +141,7 @@ def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, o
         for name, place in result.partitions.items()
     ]
     return {
-        "title": {"text": title, "standoff": 10, "font": {"size": 13}},
+        "title": style.titled(title),
         "tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": labels, "ticks": "",
         "tickangle": 0, "showgrid": False, "zeroline": False, "automargin": True,
         "fixedrange": True, "ticklabelstandoff": 4, **more,

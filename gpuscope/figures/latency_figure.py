@@ -83,13 +83,11 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
         legend_rows=len(data) // 2,
         xaxis=style.x_axis(
             "latency (µs, logarithmic)",
-            type="log",
-            dtick="D2",
-            tickformat=",~f",
+            **style.LOG_AXIS,
             automargin=True,
         ),
         yaxis={
-            "title": {"text": "share of calls", "standoff": 10, "font": {"size": 13}},
+            "title": style.titled("share of calls"),
             "range": [-0.02, 1.03],
             "tickformat": ".0%",
             "gridcolor": style.GRID,

@@ -74,26 +74,20 @@ class Places:
 def y_axis(places: Sequence[Places], height: float, **more: object) -> Properties:
     """Return the vertical axis: px from the top, the tracks' labels as ticks."""
     ticks = [one.ticks() for one in places]
-    return {
-        "range": [height, 0],
-        "tickmode": "array",
-        "tickvals": [centre for centres, _ in ticks for centre in centres],
-        "ticktext": [label for _, labels in ticks for label in labels],
-        "tickfont": {"size": 12},
-        "showgrid": False,
-        "zeroline": False,
-        "ticklabelstandoff": 6,
-        "automargin": True,
-        "fixedrange": True,
+    return style.label_axis(
+        height,
+        [centre for centres, _ in ticks for centre in centres],
+        [label for _, labels in ticks for label in labels],
+        tickfont={"size": 12},
         **more,
-    }
+    )
 
 
-def heading(text: str, y: float) -> Properties:
+def heading(text: str, y: float, **more: object) -> Properties:
     """Return a text at the left, safe for Plotly already."""
     return {
         "text": text, "x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "y",
-        "yanchor": "middle", "showarrow": False, "font": {"size": 13}, "align": "left",
+        "yanchor": "middle", "showarrow": False, "font": {"size": 13}, "align": "left", **more,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.prediction import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.figures import style
+from gpuscope.figures.places import heading, stripe
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
 from gpuscope.trace.model import Trace
@@ -17,6 +18,7 @@ from gpuscope.trace.model import Trace
 _ROW = 30
 _HEADING = 26
 _PREDICTED, _MEASURED = style.OKABE_ITO[1], style.OKABE_ITO[0]
+_FONT = {"size": 13, "color": style.INK}
 _COLUMNS = (("predicted", 0.78), ("measured", 0.9), ("error", 1.0))
 """Heading → where a column of the table ends, as a share of the figure's width."""
 
@@ -62,11 +64,9 @@ def prediction(
     setting = None
     for one in result.times:
         if one.setting and one.setting != setting:
-            annotations.append({
-                **_text(f"<b>{escape(one.setting, 40)}</b>", 0, y + _HEADING / 2),
-                "xanchor": "left",
-            })  # fmt: skip
-            shapes.append(_stripe(y, y + _HEADING))
+            setting_name = f"<b>{escape(one.setting, 40)}</b>"
+            annotations.append(heading(setting_name, y + _HEADING / 2, font=_FONT))
+            shapes.append(stripe(y, y + _HEADING, "#E3E9EF"))
             y += _HEADING
         setting = one.setting
         places.append(y + _ROW / 2)
@@ -86,21 +86,14 @@ def prediction(
             dtick=1,
             domain=[0, 0.65],
         ),
-        yaxis={
-            "range": [y, 0],
-            "tickmode": "array",
-            "tickvals": places,
-            "ticktext": [
+        yaxis=style.label_axis(
+            y,
+            places,
+            [
                 f"<i>{MAKESPAN}</i>" if one.of == MAKESPAN else escape(one.of, 24)
                 for one in result.times
             ],
-            "tickfont": {"size": 13},
-            "showgrid": False,
-            "zeroline": False,
-            "ticklabelstandoff": 6,
-            "automargin": True,
-            "fixedrange": True,
-        },
+        ),
     )
     return go.Figure(data=_marks(result, places), layout=layout)
 
@@ -191,14 +184,4 @@ def _notes(
 
 
 def _text(text: str, x: float, y: float) -> Properties:
-    return {
-        "text": text, "x": x, "xref": "paper", "xanchor": "right", "y": y, "yref": "y",
-        "yanchor": "middle", "showarrow": False, "font": {"size": 13, "color": style.INK},
-    }  # fmt: skip
-
-
-def _stripe(top: float, bottom: float) -> Properties:
-    return {
-        "type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": top, "y1": bottom,
-        "fillcolor": "#E3E9EF", "line": {"width": 0}, "layer": "below",
-    }  # fmt: skip
+    return heading(text, y, x=x, xanchor="right", font=_FONT)

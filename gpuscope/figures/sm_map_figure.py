@@ -120,7 +120,7 @@ def sm_map(
             showgrid=False,
         ),
         yaxis={
-            "title": {"text": "SM id", "standoff": 10, "font": {"size": 13}},
+            "title": style.titled("SM id"),
             "range": [blocks.height - 0.5, -0.5],
             "anchor": "x2" if strip else "x",
             "nticks": 18,

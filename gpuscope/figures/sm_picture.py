@@ -96,7 +96,7 @@ def sm_axis(count: int) -> Properties:
     ids = list(range(0, count, max(1, count // _TICKS)))
     return {
         "range": [count, 0],
-        "title": {"text": "SM id", "standoff": 10, "font": {"size": 13}},
+        "title": style.titled("SM id"),
         "tickmode": "array",
         "tickvals": [one + 0.5 for one in ids],
         "ticktext": [str(one) for one in ids],

@@ -132,10 +132,38 @@ def base_layout(
     }
 
 
+def titled(text: str) -> Properties:
+    """Return the title of an axis."""
+    return {"text": text, "standoff": 10, "font": {"size": 13}}
+
+
+def label_axis(
+    height: float, places: Sequence[float], labels: Sequence[str], **more: object
+) -> Properties:
+    """Return a vertical axis in px from the top, with labels at places."""
+    return {
+        "range": [height, 0],
+        "tickmode": "array",
+        "tickvals": places,
+        "ticktext": labels,
+        "tickfont": {"size": 13},
+        "showgrid": False,
+        "zeroline": False,
+        "ticklabelstandoff": 6,
+        "automargin": True,
+        "fixedrange": True,
+        **more,
+    }
+
+
+LOG_AXIS: Properties = {"type": "log", "dtick": "D2", "tickformat": ",~f"}
+"""What makes an axis of latencies logarithmic."""
+
+
 def x_axis(title: str, **more: object) -> Properties:
     """Return a horizontal axis."""
     return {
-        "title": {"text": title, "standoff": 10, "font": {"size": 13}},
+        "title": titled(title),
         "showgrid": True,
         "gridcolor": GRID,
         "zeroline": False,

@@ -134,14 +134,8 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
             automargin=True,
         ),
         yaxis={
-            "title": {
-                "text": f"latency of {escape(latency, 30)} (µs, logarithmic)",
-                "standoff": 10,
-                "font": {"size": 13},
-            },
-            "type": "log",
-            "dtick": "D2",
-            "tickformat": ",~f",
+            "title": style.titled(f"latency of {escape(latency, 30)} (µs, logarithmic)"),
+            **style.LOG_AXIS,
             "gridcolor": style.GRID,
             "zeroline": False,
             "automargin": True,

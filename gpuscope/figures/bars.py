@@ -36,25 +36,25 @@ def bar_properties(
     heights = [places.bar(place, lane) for place, lane in zip(view.place, view.lanes, strict=True)]
     centre, size = np.array(heights, np.float32).reshape(-1, 2).T
     members: dict[Class, list[int]] = {}
-    for place, one in enumerate(view.classes):
-        members.setdefault(one, []).append(place)
+    for place, bar_class in enumerate(view.classes):
+        members.setdefault(bar_class, []).append(place)
     return {
-        one: {
+        bar_class: {
             "base": [base[place] for place in mine],
             "x": width[mine],
             "y": centre[mine],
             "width": size[mine],
             "hovertext": [says[place] for place in mine],
             "customdata": rows[mine],
-            **_texts(view, one, rows[mine]),
+            **_texts(view, bar_class, rows[mine]),
         }
-        for one, mine in members.items()
+        for bar_class, mine in members.items()
     }
 
 
-def _texts(view: View, one: Class, rows: Array) -> Properties:
+def _texts(view: View, bar_class: Class, rows: Array) -> Properties:
     """Return what stands in the bars of ranges, where they are few enough."""
-    if one[0] != _TEXTED:
+    if bar_class[0] != _TEXTED:
         return {}
     if len(rows) > _MAX_TEXTS:
         return {"text": [""] * len(rows)}
@@ -62,9 +62,9 @@ def _texts(view: View, one: Class, rows: Array) -> Properties:
     return {"text": [escape(names.values[code], 40) for code in names.codes[rows].tolist()]}
 
 
-def look(tracks: Tracks, one: Class, colours: dict[str, str], unit: str) -> Properties:
+def look(tracks: Tracks, bar_class: Class, colours: dict[str, str], unit: str) -> Properties:
     """Return what stays the same of the bar trace of a class."""
-    kind, partition, is_open = one
+    kind, partition, is_open = bar_class
     how = style.KIND_STYLES[kind]
     label = how.label + (", open" if is_open else "")
     if partition is None:
@@ -84,7 +84,7 @@ def look(tracks: Tracks, one: Class, colours: dict[str, str], unit: str) -> Prop
         "orientation": "h",
         "name": name,
         "marker": marker,
-        "hovertemplate": template(tracks, one, unit),
+        "hovertemplate": template(tracks, bar_class, unit),
         "insidetextanchor": "start",
         "textangle": 0,
         "textposition": "inside" if kind == _TEXTED else "none",
@@ -117,9 +117,9 @@ def arrows(
     at = {row: place for place, row in enumerate(view.found.rows.tolist())}
     x: list[float | None] = []
     y: list[float | None] = []
-    for one in both.tolist():
-        x += [(int(ends[one]) - zero_ns) / unit_ns, (int(starts[one]) - zero_ns) / unit_ns, None]
-        for row in (int(cause[one]), int(effect[one])):
+    for wait in both.tolist():
+        x += [(int(ends[wait]) - zero_ns) / unit_ns, (int(starts[wait]) - zero_ns) / unit_ns, None]
+        for row in (int(cause[wait]), int(effect[wait])):
             place = at[row]
             y.append(places.bar(view.place[place], view.lanes[place])[0])
         y.append(None)

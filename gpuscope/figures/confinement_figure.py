@@ -68,17 +68,17 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
         result = judged
         notes, suffix = provenance_of(result.provenance), suffix_of(result, result.provenance)
     notes += [escape(line) for note in result.notes for line in wrapped(note)]
-    names = [one.partition for one in result.partitions]
+    names = [partition.partition for partition in result.partitions]
     colours = {
         name: style.OKABE_ITO[index % len(style.OKABE_ITO)] for index, name in enumerate(names)
     }
     y, places = 6.0, []
     annotations: list[Properties] = []
     font = {"size": 12, "color": style.INK}
-    for one in result.partitions:
+    for partition in result.partitions:
         places.append(y + _BAR / 2)
         y += _BAR + 2
-        for line in _lines(one):
+        for line in _lines(partition):
             annotations.append(heading(line, y + _LINE / 2, font=font))
             y += _LINE
         y += 12
@@ -97,40 +97,44 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
                 tickformat=".0%",
                 showgrid=False,
             ),
-            yaxis=style.label_axis(y, places, [_label(one) for one in result.partitions]),
+            yaxis=style.label_axis(
+                y, places, [_label(partition) for partition in result.partitions]
+            ),
         ),
     )
 
 
-def _label(one: PartitionConfinement) -> str:
-    count = "" if one.sm_count is None else f" ({one.sm_count} SMs)"
-    return f"<b>{escape(one.partition, 24)}</b>{count}"
+def _label(partition: PartitionConfinement) -> str:
+    count = "" if partition.sm_count is None else f" ({partition.sm_count} SMs)"
+    return f"<b>{escape(partition.partition, 24)}</b>{count}"
 
 
-def _lines(one: PartitionConfinement) -> list[str]:
+def _lines(partition: PartitionConfinement) -> list[str]:
     """Return what stands below a bar, safe for Plotly."""
-    if one.fraction is None:
+    if partition.fraction is None:
         return ["no work was given to it"]
     said = ", ".join(
         f"{part.kind}: {_share(part.fraction)} of {part.observations:,} {part.judged_by}"
-        for part in one.evidence
+        for part in partition.evidence
     )
-    inside = f"<b>{_share(one.fraction)} inside</b> of {duration(one.time_ns)}"
-    lines = [f"{inside} in {one.kernels:,} kernels; {said}"]
-    lines += [f"× escaped: {_escape_line(found, one)}" for found in one.escapes[:_NAMED]]
-    if len(one.escapes) > _NAMED:
-        rest = sum(found.time_ns for found in one.escapes[_NAMED:])
-        lines.append(f"× and {len(one.escapes) - _NAMED:,} more, {duration(rest)}")
-    lines += [escape(line) for note in one.notes for line in wrapped(note)]
+    inside = f"<b>{_share(partition.fraction)} inside</b> of {duration(partition.time_ns)}"
+    lines = [f"{inside} in {partition.kernels:,} kernels; {said}"]
+    lines += [
+        f"× escaped: {_escape_line(found, partition)}" for found in partition.escapes[:_NAMED]
+    ]
+    if len(partition.escapes) > _NAMED:
+        rest = sum(found.time_ns for found in partition.escapes[_NAMED:])
+        lines.append(f"× and {len(partition.escapes) - _NAMED:,} more, {duration(rest)}")
+    lines += [escape(line) for note in partition.notes for line in wrapped(note)]
     return lines
 
 
-def _escape_line(found: Escape, one: PartitionConfinement) -> str:
+def _escape_line(found: Escape, partition: PartitionConfinement) -> str:
     blocks = "" if found.blocks is None else f" ({found.blocks:,} blocks)"
     return (
         f"<b>{escape(found.kernel, 36)}</b> ×{found.kernels:,}{blocks} → "
         f"{escape(found.where, 44)}: {duration(found.time_ns)}, "
-        f"{_share(found.time_ns / one.time_ns)}"
+        f"{_share(found.time_ns / partition.time_ns)}"
     )
 
 
@@ -146,15 +150,15 @@ def _bars(result: ConfinementResult, places: list[float], colours: dict[str, str
     """Return the parts of all bars: inside by evidence, then escaped by evidence."""
     bars = []
     named: set[str] = set()
-    for one, y in zip(result.partitions, places, strict=True):
+    for partition, y in zip(result.partitions, places, strict=True):
         base = 0.0
-        for outside, part in itertools.product((False, True), one.evidence):
+        for outside, part in itertools.product((False, True), partition.evidence):
             ns = part.escaped_ns if outside else part.time_ns - part.escaped_ns
             if ns <= 0:
                 continue
-            width = ns / one.time_ns
+            width = ns / partition.time_ns
             name = f"{'escaped' if outside else 'inside'}, {part.kind}"
-            fill = style.tinted(colours[one.partition], _STRENGTH[part.kind])
+            fill = style.tinted(colours[partition.partition], _STRENGTH[part.kind])
             bars.append(
                 go.Bar(
                     orientation="h",
@@ -173,7 +177,7 @@ def _bars(result: ConfinementResult, places: list[float], colours: dict[str, str
                             "fgopacity": 0.5,
                         },
                     },
-                    hovertext=[_hover(one, part, ns, outside=outside)],
+                    hovertext=[_hover(partition, part, ns, outside=outside)],
                     hoverinfo="text",
                     name=name,
                     legendgroup=name,
@@ -186,19 +190,20 @@ def _bars(result: ConfinementResult, places: list[float], colours: dict[str, str
     return bars
 
 
-def _hover(one: PartitionConfinement, part: Evidence, ns: float, *, outside: bool) -> str:
+def _hover(partition: PartitionConfinement, part: Evidence, ns: float, *, outside: bool) -> str:
+    name = f"{'escaped' if outside else 'inside'}, {part.kind}"
     lines = [
-        f"<b>{escape(one.partition, 40)}</b>: {'escaped' if outside else 'inside'}, {part.kind}",
-        f"{duration(ns)} of {duration(one.time_ns)}, {_share(ns / one.time_ns)}",
+        f"<b>{escape(partition.partition, 40)}</b>: {name}",
+        f"{duration(ns)} of {duration(partition.time_ns)}, {_share(ns / partition.time_ns)}",
         f"{part.kernels:,} kernels judged by {part.observations:,} {part.judged_by}",
     ]
     if outside:
-        named = [found for found in one.escapes if found.evidence == part.kind]
-        lines += [_escape_line(found, one) for found in named[:10]]
+        named = [found for found in partition.escapes if found.evidence == part.kind]
+        lines += [_escape_line(found, partition) for found in named[:10]]
         if len(named) > 10:
             lines.append(f"and {len(named) - 10:,} more")
-        if one.escaping_sm_ids:
-            ids = one.escaping_sm_ids
+        if partition.escaping_sm_ids:
+            ids = partition.escaping_sm_ids
             more = f" and {len(ids) - 12:,} more" if len(ids) > 12 else ""
             lines.append(f"seen on SMs {', '.join(map(str, ids[:12]))}{more}")
     return "<br>".join(lines)

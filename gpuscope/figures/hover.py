@@ -18,13 +18,13 @@ _SHORTEST, _LONGEST = 32, 120
 _escaped = lru_cache(maxsize=65_536)(escape)
 
 
-def template(tracks: Tracks, one: Class, unit: str) -> str:
+def template(tracks: Tracks, bar_class: Class, unit: str) -> str:
     """Return what Plotly puts around the texts of a class."""
-    kind, partition, _ = one
+    kind, partition, _ = bar_class
     lines = [style.KIND_STYLES[kind].label]
     if partition is not None:
         lines[0] += f", partition {escape(partition_label(tracks.names, partition or None))}"
-    sources = tracks.classes.get(one, ())
+    sources = tracks.classes.get(bar_class, ())
     if len(sources) == 1:
         lines.append(f"source: {escape(sources[0], 40)}")
     # A percent sign would make Plotly look for a variable.
@@ -76,12 +76,12 @@ def _tails(view: View) -> list[str]:
     tails = []
     for known in zip(view.classes, view.is_host, codes, strict=True):
         if known not in made:
-            one, is_host, of_columns = known
+            bar_class, is_host, of_columns = known
             values = [
                 tracks.coded[name].values[code]
                 for name, code in zip(columns, of_columns, strict=True)
             ]
-            one_source = len(tracks.classes[one]) == 1
+            one_source = len(tracks.classes[bar_class]) == 1
             made[known] = _tail(tracks, values, is_host=is_host, one_source=one_source)
         tails.append(made[known])
     return tails

@@ -95,7 +95,7 @@ def interference(result: InterferenceResult) -> go.Figure:
 
 
 def _alone(result: InterferenceResult, of: str) -> list[str]:
-    cell = next(one for one in result.cells if one.of == of)
+    cell = next(measured for measured in result.cells if measured.of == of)
     if cell.alone_ns is None:
         return ["alone:", "not measured"]
     return ["alone", f"<b>{duration(cell.alone_ns)}</b>", f"n = {cell.alone_n:,}"]

@@ -69,16 +69,18 @@ def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class
     """Return classes in the order of a legend: host, whole GPU, then partitions as given."""
     found = set(classes)
     kinds = list(KIND_STYLES)
-    names = dict.fromkeys(["", *partitions, *sorted({one[1] or "" for one in found})])
+    names = dict.fromkeys(["", *partitions, *sorted({bar_class[1] or "" for bar_class in found})])
     place = {name: index for index, name in enumerate(names)}
     return tuple(
         sorted(
             found,
-            key=lambda one: (
-                -1 if one[1] is None else place[one[1]], kinds.index(one[0]), one[2]
+            key=lambda item: (
+                -1 if item[1] is None else place[item[1]],
+                kinds.index(item[0]),
+                item[2],
             ),
         )
-    )  # fmt: skip
+    )
 
 
 def labelled(

@@ -75,7 +75,7 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     ]
     if absent:
         line = f"no finished call in: {', '.join(clean(name, 40) for name in absent)}"
-        notes += [escape(one) for one in wrapped(line)]
+        notes += [escape(part) for part in wrapped(line)]
     layout = style.base_layout(
         f"Latency of {escape(handle, 60)}{title_suffix(traces.values())}",
         notes,

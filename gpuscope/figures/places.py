@@ -73,7 +73,7 @@ class Places:
 
 def y_axis(places: Sequence[Places], height: float, **more: object) -> Properties:
     """Return the vertical axis: px from the top, the tracks' labels as ticks."""
-    ticks = [one.ticks() for one in places]
+    ticks = [place.ticks() for place in places]
     return style.label_axis(
         height,
         [centre for centres, _ in ticks for centre in centres],

@@ -62,15 +62,15 @@ def prediction(
     annotations += [_text(f"<b>{name}</b>", x, y / 2) for name, x in _COLUMNS]
     shapes: list[Properties] = []
     setting = None
-    for one in result.times:
-        if one.setting and one.setting != setting:
-            setting_name = f"<b>{escape(one.setting, 40)}</b>"
+    for time in result.times:
+        if time.setting and time.setting != setting:
+            setting_name = f"<b>{escape(time.setting, 40)}</b>"
             annotations.append(heading(setting_name, y + _HEADING / 2, font=_FONT))
             shapes.append(stripe(y, y + _HEADING, "#E3E9EF"))
             y += _HEADING
-        setting = one.setting
+        setting = time.setting
         places.append(y + _ROW / 2)
-        annotations += _cells(one, y + _ROW / 2)
+        annotations += _cells(time, y + _ROW / 2)
         y += _ROW
     layout = style.base_layout(
         f"Predicted and measured{_suffix(result)}",
@@ -90,8 +90,8 @@ def prediction(
             y,
             places,
             [
-                f"<i>{MAKESPAN}</i>" if one.of == MAKESPAN else escape(one.of, 24)
-                for one in result.times
+                f"<i>{MAKESPAN}</i>" if time.of == MAKESPAN else escape(time.of, 24)
+                for time in result.times
             ],
         ),
     )
@@ -107,8 +107,8 @@ def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
     """Return a line between each pair, then both with their spread."""
     joined: list[float | None] = []
     heights: list[float | None] = []
-    for one, place in zip(result.times, places, strict=True):
-        joined += [one.predicted_ns / 1e3, one.measured_ns / 1e3, None]
+    for time, place in zip(result.times, places, strict=True):
+        joined += [time.predicted_ns / 1e3, time.measured_ns / 1e3, None]
         heights += [place, place, None]
     between = go.Scatter(
         x=joined, y=heights, mode="lines", hoverinfo="skip", showlegend=False,
@@ -119,7 +119,7 @@ def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
         ("measured", _MEASURED, "circle", 3),
         ("predicted", _PREDICTED, "diamond-open", -3),
     ):
-        sides = [_side(one, name) for one in result.times]
+        sides = [_side(time, name) for time in result.times]
         marks.append(
             go.Scatter(
                 x=[middle / 1e3 for middle, *_ in sides],
@@ -142,10 +142,10 @@ def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
                     "width": 0,
                 },
                 hovertext=[
-                    f"<b>{escape(one.of, 40)}</b> {escape(one.setting, 40)}<br>{name} "
+                    f"<b>{escape(time.of, 40)}</b> {escape(time.setting, 40)}<br>{name} "
                     f"{duration(middle)} (n = {count:,})<br>middle 80 %: {duration(low)} to "
-                    f"{duration(high)}<br>error of the prediction {one.error:+.1%}"
-                    for one, (middle, low, high, count) in zip(result.times, sides, strict=True)
+                    f"{duration(high)}<br>error of the prediction {time.error:+.1%}"
+                    for time, (middle, low, high, count) in zip(result.times, sides, strict=True)
                 ],
                 hoverinfo="text",
                 cliponaxis=False,
@@ -154,14 +154,14 @@ def _marks(result: PredictionResult, places: list[float]) -> list[go.Scatter]:
     return marks
 
 
-def _side(one: PredictedTime, name: str) -> tuple[float, float, float, int]:
+def _side(time: PredictedTime, name: str) -> tuple[float, float, float, int]:
     if name == "predicted":
-        return one.predicted_ns, *one.predicted_range_ns, one.predicted_n
-    return one.measured_ns, *one.measured_range_ns, one.measured_n
+        return time.predicted_ns, *time.predicted_range_ns, time.predicted_n
+    return time.measured_ns, *time.measured_range_ns, time.measured_n
 
 
-def _cells(one: PredictedTime, y: float) -> list[Properties]:
-    texts = (duration(one.predicted_ns), duration(one.measured_ns), f"<b>{one.error:+.1%}</b>")
+def _cells(time: PredictedTime, y: float) -> list[Properties]:
+    texts = (duration(time.predicted_ns), duration(time.measured_ns), f"<b>{time.error:+.1%}</b>")
     return [_text(text, x, y) for text, (_, x) in zip(texts, _COLUMNS, strict=True)]
 
 
@@ -175,8 +175,8 @@ def _notes(
         ("predicted", result.predicted, predicted),
         ("measured", result.measured, measured),
     ):
-        one = traces if isinstance(traces, Trace) else next(iter(traces.values()))
-        notes += provenance_of(f"{what}: {line}; {uncertainty(one)}")
+        trace = traces if isinstance(traces, Trace) else next(iter(traces.values()))
+        notes += provenance_of(f"{what}: {line}; {uncertainty(trace)}")
     if result.left_out:
         line = f"not compared: {'; '.join(result.left_out)}"
         notes += [escape(part) for part in wrapped(line)]

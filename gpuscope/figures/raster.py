@@ -213,13 +213,13 @@ class _Drawing:
         for number, line in enumerate(lines):
             self._draw.text((14, 42 + 18 * number), _plain(line), style.MUTED, self._plain)
         left, _, right, _ = self._box
-        for one in self._layout.get("annotations") or ():
-            x = self._x(one["x"]) if one.get("xref") == "x" else left + one["x"] * (right - left)
-            is_above = one["yref"] == "y domain"
-            y = self._box[1] - 10 if is_above else self._y(one["y"], self._axis(one["yref"]))
+        for note in self._layout.get("annotations") or ():
+            x = self._x(note["x"]) if note.get("xref") == "x" else left + note["x"] * (right - left)
+            is_above = note["yref"] == "y domain"
+            y = self._box[1] - 10 if is_above else self._y(note["y"], self._axis(note["yref"]))
             where = (min(x, right), y)
-            anchor = {"left": "lm", "right": "rm"}.get(one.get("xanchor"), "mm")
-            self._draw.text(where, _plain(one["text"]), style.INK, self._plain, anchor=anchor)
+            anchor = {"left": "lm", "right": "rm"}.get(note.get("xanchor"), "mm")
+            self._draw.text(where, _plain(note["text"]), style.INK, self._plain, anchor=anchor)
         x, y = 14.0, self._box[3] + 50
         for trace in traces:
             name = _plain(trace["name"])

@@ -52,7 +52,7 @@ class Blocks:
         self.starts, self.ends = trace.array("start_ns")[rows], trace.array("end_ns", fill=0)[rows]
         partition, names = codes(trace.spans.column("partition"))
         used, self.partition = np.unique(partition[rows], return_inverse=True)
-        self.partitions: list[str | None] = [names[one] for one in used]
+        self.partitions: list[str | None] = [names[code] for code in used]
         known = [
             facts.sm_count
             for facts in trace.metadata.devices.values()

@@ -90,7 +90,7 @@ def sm_map(
     share = (busy_ns / np.diff(edges)).astype(np.float32)
     unit, unit_ns = axis_unit(high - low)
     colours = style.partition_colours(
-        [trace], [one for one in blocks.partitions if one is not None]
+        [trace], [partition for partition in blocks.partitions if partition is not None]
     )
     cells = [
         _cells(trace, blocks, index, np.where(most == index, share, np.nan), colours)
@@ -98,9 +98,9 @@ def sm_map(
         if (most == index).any()
     ]
     step = (high - low) / bins / unit_ns
-    for one in cells:
-        one.update(x0=step / 2, dx=step)
-        one.update(
+    for cell in cells:
+        cell.update(x0=step / 2, dx=step)
+        cell.update(
             hovertemplate=f"<b>SM %{{y}}</b>, at %{{x:,.4~r}} {unit}<br>busy for %{{z:.1%}} of a "
             f"bin of {duration((high - low) / bins)}<br>most of it: %{{meta}}"
             "<extra></extra>"
@@ -182,10 +182,10 @@ def _workloads(trace: Trace, blocks: Blocks, index: int) -> str:
     name, names = codes(trace.spans.column("name"))
     own = np.where(category > 0, category, len(categories) + name)[blocks.rows[mine]]
     lasted = np.bincount(own, (blocks.ends - blocks.starts)[mine] + 1)
-    for one in np.flatnonzero(lasted):
-        label = (categories + names)[one]
-        found[label] = found.get(label, 0) + lasted[one]
-    said = [escape(one, 40) for one in sorted(found, key=lambda one: -found[one])]
+    for number in np.flatnonzero(lasted):
+        label = (categories + names)[number]
+        found[label] = found.get(label, 0) + lasted[number]
+    said = [escape(label, 40) for label in sorted(found, key=lambda label: -found[label])]
     more = f" and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
     return ", ".join(said[:_NAMED]) + more
 
@@ -194,9 +194,9 @@ def _strip(trace: Trace, height: int, colours: dict[str, str]) -> list[go.Heatma
     """Return the strip that says who owns each SM; nothing where no SM ids are known."""
     owners: list[list[str]] = [[] for _ in range(height)]
     for name, facts in trace.metadata.partitions.items():
-        for one in facts.sm_ids:
-            if 0 <= one < height:
-                owners[one].append(name)
+        for sm_id in facts.sm_ids:
+            if 0 <= sm_id < height:
+                owners[sm_id].append(name)
     if not any(owners):
         return []
     names = list(colours)
@@ -214,8 +214,8 @@ def _strip(trace: Trace, height: int, colours: dict[str, str]) -> list[go.Heatma
             showscale=False,
             xaxis="x2",
             hovertext=[
-                [f"SM {one} belongs to {' and '.join(escape(name, 40) for name in mine)}"]
-                for one, mine in enumerate(owners)
+                [f"SM {sm} belongs to {' and '.join(escape(name, 40) for name in mine)}"]
+                for sm, mine in enumerate(owners)
             ],
             hoverinfo="text",
             hoverongaps=False,

@@ -177,10 +177,10 @@ def _draw(
     if len(bands) == 1 and bands[0].setting is None:
         said = statement(bands[0].view, besides=() if held is None else ("block",))
         notes += [escape(line) for line in wrapped(said)]
-    if left_out := sum(one.left_out for one in frames):
+    if left_out := sum(frame.left_out for frame in frames):
         notes.append(f"{left_out:,} further event waits have no arrow")
     data = _bars(bands, frames, colours, unit) + _arrows(frames)
-    images = [one.image for one in frames if one.image is not None]
+    images = [frame.image for frame in frames if frame.image is not None]
     if images:
         data.append(_shading_key())
     axes: Properties = {"yaxis": y_axis(places, height)}
@@ -250,17 +250,19 @@ def _bars(
 ) -> list[Properties]:
     """Return one bar trace a class, over all bands."""
     data = []
-    for one in in_order((one for drawn in frames for one in drawn.bars), colours):
-        parts = [drawn.bars[one] for drawn in frames if one in drawn.bars]
+    for bar_class in in_order((bar for drawn in frames for bar in drawn.bars), colours):
+        parts = [drawn.bars[bar_class] for drawn in frames if bar_class in drawn.bars]
         tracks = next(
-            band.view.tracks for band, drawn in zip(bands, frames, strict=True) if one in drawn.bars
+            band.view.tracks
+            for band, drawn in zip(bands, frames, strict=True)
+            if bar_class in drawn.bars
         )
-        data.append({**look(tracks, one, colours, unit), **_joined(parts)})
+        data.append({**look(tracks, bar_class, colours, unit), **_joined(parts)})
     return data
 
 
 def _arrows(frames: Sequence[Frame]) -> list[Properties]:
-    waits = _joined([one.arrows for one in frames])
+    waits = _joined([frame.arrows for frame in frames])
     if not waits["x"]:
         return []
     return [{**arrow_look(), **waits}]

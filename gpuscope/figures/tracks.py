@@ -235,7 +235,7 @@ def _classes(
     on_stream = group[shown] == Group.STREAM
     columns = [code[name][shown] for name in ("kind", "partition", "source")]
     first, _ = combined(*columns, on_stream, is_open[shown])
-    found = {one: set(sources) for one, sources in known.items()}
+    found = {bar_class: set(sources) for bar_class, sources in known.items()}
     for row in first.tolist():
         kind, partition, source = (
             coded[name].values[column[row]]
@@ -244,4 +244,7 @@ def _classes(
         if partition is None and on_stream[row]:
             partition = ""
         found.setdefault((kind, partition, bool(is_open[shown[row]])), set()).add(source)
-    return {one: tuple(sorted(found[one])) for one in in_order(found, metadata.partitions)}
+    return {
+        bar_class: tuple(sorted(found[bar_class]))
+        for bar_class in in_order(found, metadata.partitions)
+    }

@@ -93,7 +93,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
             f"no point has both a latency of {latency!r} and a share that {throughput!r} keeps of "
             f"its rate alone: {'; '.join(left_out[:_SHOWN]) or 'no rows'}"
         )
-    settings = list(dict.fromkeys(one.setting for one in points if one.setting is not None))
+    settings = list(dict.fromkeys(point.setting for point in points if point.setting is not None))
     data = [_pairs(points)]
     for mark in _MARKS:
         best: list[_Point] = []
@@ -102,7 +102,9 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
             data.append(_line(front, mark, in_legend=not index))
             best += front
         for setting in [None, *settings]:
-            mine = [one for one in points if one.setting == setting and mark in one.latency_us]
+            mine = [
+                point for point in points if point.setting == setting and mark in point.latency_us
+            ]
             if mine:
                 place = -1 if setting is None else settings.index(setting)
                 data.append(_series(mine, best, mark, place))
@@ -190,8 +192,8 @@ def _fronts(points: Sequence[_Point], mark: str) -> list[list[_Point]]:
     """Return for each case the points that no other beats, by throughput."""
     fronts = []
     for case in dict.fromkeys(point.case for point in points):
-        mine = [one for one in points if one.case == case and mark in one.latency_us]
-        best = [one for one in mine if not any(other.beats(one, mark) for other in mine)]
+        mine = [point for point in points if point.case == case and mark in point.latency_us]
+        best = [point for point in mine if not any(other.beats(point, mark) for other in mine)]
         if best:
             fronts.append(sorted(best, key=lambda point: point.kept))
     return fronts

@@ -56,9 +56,9 @@ class View:
         if low >= high:
             raise InvalidArgument(f"the window ends at {high} ns, not after its start at {low} ns")
         counts = tracks.index.counts(
-            window_ns, np.array([one.number for one in tracks.tracks], int)
+            window_ns, np.array([track.number for track in tracks.tracks], int)
         )
-        there = [one for one, count in zip(tracks.tracks, counts, strict=True) if count]
+        there = [track for track, count in zip(tracks.tracks, counts, strict=True) if count]
         shown, hidden = busiest(there, tracks.busy_ns)
         view = cls.among(tracks, shown, window_ns, max_spans=max_spans, pixels=pixels)
         return cls(tracks, view.shown, view.found, int(counts.sum()), hidden)
@@ -74,7 +74,7 @@ class View:
         pixels: int = PIXELS,
     ) -> View:
         """Look at certain tracks, whether or not something is in them."""
-        numbers = np.array([one.number for one in shown], np.int64)
+        numbers = np.array([track.number for track in shown], np.int64)
         found = tracks.index.query(window_ns, pixels=pixels, k=max_spans, tracks=numbers)
         return cls(tracks, tuple(shown), found, found.total, 0)
 
@@ -83,12 +83,12 @@ class View:
         """Drawn span → position of its track in ``shown``."""
         position = np.zeros(len(self.tracks.tracks), np.int64)
         position[self.found.tracks] = np.arange(len(self.shown))
-        return [int(one) for one in position[self.tracks.track[self.found.rows]]]
+        return [int(at) for at in position[self.tracks.track[self.found.rows]]]
 
     @cached_property
     def is_open(self) -> list[bool]:
         """Drawn span → whether its end is unknown."""
-        return [bool(one) for one in self.tracks.end_ns[self.found.rows] == OPEN_NS]
+        return [bool(unknown) for unknown in self.tracks.end_ns[self.found.rows] == OPEN_NS]
 
     @cached_property
     def is_host(self) -> list[bool]:
@@ -142,7 +142,9 @@ class View:
         for at in np.lexsort((-ends, starts)).tolist():
             track = place[at]
             busy_until = free[track]
-            lane = next((one for one, until in enumerate(busy_until) if until <= start[at]), LANES)
+            lane = next(
+                (line for line, until in enumerate(busy_until) if until <= start[at]), LANES
+            )
             if lane == LANES and len(busy_until) < LANES:
                 lane = len(busy_until)
                 busy_until.append(0)

@@ -166,14 +166,14 @@ def warning(told: str) -> str:
 def result(found: Result, *, without: Sequence[str] = ()) -> str:
     """Return a result as a table, and what it lacks; of many rows as many as can be read."""
     rows, left_out = found.most()
-    kept = [{name: one for name, one in row.items() if name not in without} for row in rows]
+    kept = [{name: value for name, value in row.items() if name not in without} for row in rows]
     below = paragraph(f"{left_out}.", "muted") if left_out else ""
     return judged(kept, found.incomplete) + below
 
 
 def judged(rows: Sequence[Mapping[str, Any]], told: str, shares: Sequence[str] = ()) -> str:
     """Return rows as a table, below the sentence that says what they lack; all plain text."""
-    shown = [{name: one for name, one in row.items() if name != "incomplete"} for row in rows]
+    shown = [{name: value for name, value in row.items() if name != "incomplete"} for row in rows]
     return warning(told) + table(shown, shares)
 
 

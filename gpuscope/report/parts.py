@@ -78,7 +78,7 @@ def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
     label, labels = codes(found.spans.column("category"))
     counts = np.bincount(label[inside], minlength=len(labels))
     there = np.flatnonzero(counts).tolist()
-    least = min(there, key=lambda one: (counts[one], str(labels[one])))
+    least = min(there, key=lambda workload: (counts[workload], str(labels[workload])))
     rarest = starts[inside & (label == least)]
     return int(rarest[np.abs(rarest - middle).argmin()])
 

@@ -193,16 +193,18 @@ def _variants(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
     described: Mapping[str, Any] = run.experiment.get("settings") or {}
     plain = {name: _plainly(facts) for name, facts in described.items() if name in run.traces}
     lines = []
-    for one, other in itertools.permutations(plain, 2):
-        (bare, priority, told), (bare_2, priority_2, told_2) = plain[one], plain[other]
+    for setting, other in itertools.permutations(plain, 2):
+        (bare, priority, told), (bare_2, priority_2, told_2) = plain[setting], plain[other]
         if bare != bare_2:
             continue
         if told == told_2 and not priority and priority_2:
             lines += [
-                line for name in foreground if (line := _of_priority(run, rows, name, one, other))
+                line
+                for name in foreground
+                if (line := _of_priority(run, rows, name, setting, other))
             ]
         if priority == priority_2 and told != "off" and told_2 == "off":
-            lines += _of_target(rows, one, other)
+            lines += _of_target(rows, setting, other)
     return lines
 
 

@@ -85,8 +85,8 @@ def _latency(trace: Trace, traces: dict[str, Trace]) -> list[str]:
         found = analysis.latency(trace)
     except MissingEvidence as error:
         return [page.paragraph(str(error), "muted")]
-    handles = sorted(found.handles, key=lambda one: -one.n)
-    return [page.result(found), *parts.latency_figures(traces, [one.name for one in handles])]
+    handles = sorted(found.handles, key=lambda handle: -handle.n)
+    return [page.result(found), *parts.latency_figures(traces, [handle.name for handle in handles])]
 
 
 def _timelines(trace: Trace) -> list[str]:

@@ -16,7 +16,7 @@ _STATIC = Path(__file__).parent / "static"
 
 def script(name: str) -> str:
     """Return a widget's script with what all of them share: each has to be whole by itself."""
-    return "\n".join((_STATIC / one).read_text("utf-8") for one in ("dom.js", name))
+    return "\n".join((_STATIC / file).read_text("utf-8") for file in ("dom.js", name))
 
 
 class Control(anywidget.AnyWidget):

@@ -32,21 +32,21 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
         snapshot.tracks, snapshot.places.tracks, fetched, max_spans=SPANS, pixels=pixels
     )
     made = frame_of(view, snapshot.places, snapshot.colours, zero_ns=snapshot.zero_ns)
-    said = sum(len(text) for one in made.bars.values() for text in one["hovertext"])
+    said = sum(len(text) for bar in made.bars.values() for text in bar["hovertext"])
     bars = {
-        one: (
-            look(snapshot.tracks, one, snapshot.colours, "µs"),
+        bar_class: (
+            look(snapshot.tracks, bar_class, snapshot.colours, "µs"),
             _light(properties, said, snapshot),
         )
-        for one, properties in made.bars.items()
+        for bar_class, properties in made.bars.items()
     }
     drawn = Drawn(snapshot, view, bars, {}, {})
     waits = {name: made.arrows[name] for name in ("x", "y")}
     drawn.overlays.update(
         waits=waits, links=links(drawn), selected=outlines(drawn), measure=ruler(snapshot)
     )
-    for one in drawn.overlays.values():
-        ink(one, snapshot.theme.ink)
+    for overlay in drawn.overlays.values():
+        ink(overlay, snapshot.theme.ink)
     ticks = axis_ticks(snapshot.window_ns, fetched, snapshot.zero_ns)
     drawn.layout.update({f"xaxis.{name}": value for name, value in ticks.items()})
     drawn.layout["xaxis.range"] = [on_axis(snapshot, edge) for edge in snapshot.window_ns]
@@ -117,8 +117,8 @@ def _tracks(snapshot: Snapshot) -> Properties:
         / snapshot.height
     )
     shapes = [
-        {**one, "fillcolor": STRIPE} if one["type"] == "rect" else one
-        for one in snapshot.places.shapes
+        {**shape, "fillcolor": STRIPE} if shape["type"] == "rect" else shape
+        for shape in snapshot.places.shapes
     ]
     return {
         "yaxis.range": [snapshot.height, 0],

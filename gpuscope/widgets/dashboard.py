@@ -237,8 +237,8 @@ class Dashboard:
             self._closed = True
         self.stop()
         self.wait()
-        for one in (*self.widget.children, self.widget):
-            one.close()
+        for child in (*self.widget.children, self.widget):
+            child.close()
 
     # -- the run's own thread ---------------------------------------------------------
     def _begin(

@@ -111,13 +111,13 @@ def neighbours(trace: Trace, span: int) -> list[tuple[int, int, str]]:
         return []
     mine = pc.or_(pc.equal(edges.column("from"), span), pc.equal(edges.column("to"), span))
     found = edges.filter(mine).to_pylist()
-    return [(one["from"], one["to"], one["kind"]) for one in found]
+    return [(edge["from"], edge["to"], edge["kind"]) for edge in found]
 
 
 def links(trace: Trace, span: int) -> list[tuple[int, int]]:
     """Return which rows had to come before which, of a span and those next to it."""
     edges = neighbours(trace, span)
-    rows = rows_of_ids(trace, [one for pair in edges for one in pair[:2]])
+    rows = rows_of_ids(trace, [span_id for pair in edges for span_id in pair[:2]])
     return [(rows[a], rows[b]) for a, b, _ in edges if a in rows and b in rows]
 
 
@@ -155,7 +155,7 @@ def _related(trace: Trace, span: Row) -> list[list[str]]:
             found.append((f"follows ({kind})", before))
         else:
             found.append((f"comes before ({kind})", after))
-    known = _columns_of(trace, [one for _, one in found])
+    known = _columns_of(trace, [span_id for _, span_id in found])
     callers = [before for before, after, kind in edges if kind == "launch" and after == span["id"]]
     if around is None and callers and callers[0] in known:
         around = known[callers[0]]["parent"]
@@ -166,7 +166,11 @@ def _related(trace: Trace, span: Row) -> list[list[str]]:
         known[around] = parent
         found.append(("in", around))
         around = parent["parent"]
-    related = [[relation, _label(known[one]), str(one)] for relation, one in found if one in known]
+    related = [
+        [relation, _label(known[span_id]), str(span_id)]
+        for relation, span_id in found
+        if span_id in known
+    ]
     more = len(related) - _RELATED
     return related[:_RELATED] + ([["and", f"{more} more", str(span["id"])]] if more > 0 else [])
 
@@ -175,7 +179,7 @@ def _columns_of(trace: Trace, ids: list[int]) -> dict[int, Row]:
     rows = rows_of_ids(trace, ids[: 4 * _RELATED]) if ids else {}
     names = ["id", "kind", "name", "parent", "start_ns", "end_ns"]
     found = trace.spans.select(names).take(list(rows.values())).to_pylist() if rows else []
-    return {one["id"]: one for one in found}
+    return {row["id"]: row for row in found}
 
 
 def _label(span: Row) -> str:

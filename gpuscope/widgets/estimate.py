@@ -21,7 +21,7 @@ class Estimate:
     """
 
     def __init__(self, experiment: Experiment, clock: Callable[[], float]) -> None:
-        queued = sum(one.background for one in experiment.workloads.values())
+        queued = sum(workload.background for workload in experiment.workloads.values())
         self._factor = 1 + (2 * queued if experiment.alone_repeats else 0)
         self._clock = clock
         self._began_s: float | None = None

@@ -103,12 +103,12 @@ class Form:
     @property
     def is_valid(self) -> bool:
         """Whether they describe something that can be run."""
-        return not self.problem and all(one.is_valid for one in self.controls)
+        return not self.problem and all(control.is_valid for control in self.controls)
 
     def load(self, experiment: Experiment) -> None:
         """Show another experiment; of several settings the first that carves, else the last."""
         settings = experiment.resolve()
-        setting = next((one for one in settings if one.partitions), settings[-1])
+        setting = next((setting for setting in settings if setting.partitions), settings[-1])
         base = experiment.to_dict()
         for part in ("partitions", "streams", "workloads", "settings", "colors"):
             base.pop(part, None)

@@ -77,8 +77,8 @@ class Pump:
         batches = self._recording.batches(self._seen)
         self._seen += len(batches)
         if batches:
-            spans = schema.concat([one.spans for one in batches], schema.SPAN_TYPES)
-            edges = schema.concat([one.edges for one in batches], schema.EDGE_TYPES)
+            spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
+            edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
             spans, edges, _ = valid.sifted(spans, edges)
             self._grew(Trace(spans, edges, self._recording.known()))
 

@@ -110,7 +110,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
                 self.add_traces([go.Scatter(**_SMS)])
             for name, number in self._overlays.items():
                 traces[number] = dict(overlays.get(name, {}))
-            missing = [one for one in bars if one not in self._slots]
+            missing = [bar for bar in bars if bar not in self._slots]
             free = [number for number in self._bars if number not in self._slots.values()]
             more = range(len(self.data), len(self.data) + max(0, len(missing) - len(free)))
             if more:
@@ -119,10 +119,10 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             self._slots.update(zip(missing, [*free, *more], strict=False))
             for number in self._bars:
                 traces[number] = dict(_EMPTY)
-            for one, (look, there) in bars.items():
+            for bar_class, (look, there) in bars.items():
                 # To be told of its orientation, Plotly would choose the axes' ranges by itself.
                 how = {key: value for key, value in look.items() if key not in _SETTLED}
-                traces[self._slots[one]] = {**how, **there}
+                traces[self._slots[bar_class]] = {**how, **there}
             self._change(
                 {number: self._news(number, wanted) for number, wanted in traces.items()},
                 self._news("layout", layout),

@@ -97,7 +97,7 @@ def close_up(trace: Trace, summary: Summary) -> tuple[int, int] | None:
     """Return the end of a trace, up to the last kernel of a timed workload; or nothing."""
     kernels = trace.where(kind="kernel")
     queued = set(summary.background)
-    timed = [one for one in set(kernels.texts("category")) if one not in queued]
+    timed = [workload for workload in set(kernels.texts("category")) if workload not in queued]
     ends = (kernels.where(category=tuple(timed)) if timed else kernels).array("end_ns", fill=0)
     if not len(ends):
         return None
@@ -139,11 +139,11 @@ def _confined(now: Summary, colors: Mapping[str, str]) -> str:
     if result is None:
         return card(now, "Confinement", [html.text(now.unconfined)])
     lines = [
-        _of_partition(one, colors.get(one.partition, ""), whole=not now.incomplete)
-        for one in result.partitions
+        _of_partition(partition, colors.get(partition.partition, ""), whole=not now.incomplete)
+        for partition in result.partitions
     ]
     lines += [f"<small>{html.text(note)}</small>" for note in result.notes]
-    escaped = any(one.escapes for one in result.partitions)
+    escaped = any(partition.escapes for partition in result.partitions)
     if now.simulated:
         why = "" if escaped else "The simulated GPU confines by construction: t"
         lines.append(
@@ -156,29 +156,30 @@ def _confined(now: Summary, colors: Mapping[str, str]) -> str:
     return card(now, f"Confinement: {verdict}", lines, good=not escaped)
 
 
-def _of_partition(one: PartitionConfinement, color: str, *, whole: bool) -> str:
-    name = html.swatch(color) + f"<b>{html.text(one.partition, 40)}</b>"
-    if one.fraction is None:
+def _of_partition(partition: PartitionConfinement, color: str, *, whole: bool) -> str:
+    name = html.swatch(color) + f"<b>{html.text(partition.partition, 40)}</b>"
+    if partition.fraction is None:
         return f"{name}: no work was given to it."
     evidence = " and ".join(
-        f"{part.kind} ({part.observations:,} {part.judged_by})" for part in one.evidence
+        f"{part.kind} ({part.observations:,} {part.judged_by})" for part in partition.evidence
     )
-    within = f"its {one.sm_count} SMs" if one.sm_count is not None else "it"
-    work = f"{one.kernels:,} kernels, {duration(one.time_ns)}"
-    if not one.escapes:
+    within = f"its {partition.sm_count} SMs" if partition.sm_count is not None else "it"
+    work = f"{partition.kernels:,} kernels, {duration(partition.time_ns)}"
+    if not partition.escapes:
         what = "✓ {}: all of its work" if whole else "{}: what was recorded of its work"
         said = f"{what.format(name)} ({work}) ran inside {within}."
     else:
-        said = f"✗ {name}: {1 - one.fraction:.1%} of the time of its work ({work}) ran elsewhere: "
+        share = f"{1 - partition.fraction:.1%} of the time of its work"
+        said = f"✗ {name}: {share} ({work}) ran elsewhere: "
         said += "; ".join(
             f"{html.text(escape.kernel, 60)} ×{escape.kernels:,} → {html.text(escape.where, 60)}, "
             f"{duration(escape.time_ns)}"
-            for escape in one.escapes[:_NAMED]
+            for escape in partition.escapes[:_NAMED]
         )
-        more = len(one.escapes) - _NAMED
+        more = len(partition.escapes) - _NAMED
         said += f", and {more} more." if more > 0 else "."
     said += f" <small>Evidence: {html.text(evidence)}.</small>"
-    return said + "".join(f" <small>{html.text(note)}.</small>" for note in one.notes)
+    return said + "".join(f" <small>{html.text(note)}.</small>" for note in partition.notes)
 
 
 def _together(now: Summary, _colors: Mapping[str, str]) -> str:
@@ -305,10 +306,18 @@ def _moved(now: Summary, before: Summary) -> Iterator[tuple[str, str, str, str, 
             for column in ("overlap", "gain")
         ]
     if now.confinement is not None and before.confinement is not None:
-        kept = {one.partition: one.fraction for one in before.confinement.partitions}
+        kept = {
+            partition.partition: partition.fraction for partition in before.confinement.partitions
+        }
         pairs += [
-            (one.partition, "confinement", kept.get(one.partition), one.fraction, 1)
-            for one in now.confinement.partitions
+            (
+                partition.partition,
+                "confinement",
+                kept.get(partition.partition),
+                partition.fraction,
+                1,
+            )
+            for partition in now.confinement.partitions
         ]
     for of, what, was_value, is_value, better in pairs:
         if was_value is None or is_value is None:

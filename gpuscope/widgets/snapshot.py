@@ -124,10 +124,10 @@ class Drawn:
         rows = self.view.found.rows
         start, end = snapshot.tracks.start_ns[rows], snapshot.tracks.end_ns[rows]
         hit = np.flatnonzero((start <= time_ns + near) & (end >= time_ns - near))
-        for one in hit[::-1].tolist():  # the narrower lie above the wider
-            centre, size = snapshot.places.bar(self.view.place[one], self.view.lanes[one])
+        for place in hit[::-1].tolist():  # the narrower lie above the wider
+            centre, size = snapshot.places.bar(self.view.place[place], self.view.lanes[place])
             if abs(px - centre) <= size / 2 + 1:
-                return int(rows[one])
+                return int(rows[place])
         for index, track in enumerate(snapshot.places.tracks):
             if 0 <= px - snapshot.places.tops[index] < snapshot.places.heights[index]:
                 return self._merged_at(track, time_ns, near)

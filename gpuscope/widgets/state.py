@@ -132,8 +132,8 @@ class TimelineState:
         self.labels = [(label, label not in hidden) for label in labels]
         wanted = [track for track in tracks if track.label not in hidden]
         shown, self.left_out = busiest(wanted, busy_ns)
-        depths = self.tracks.index.depths(np.array([one.number for one in shown], np.int64))
-        lines = [int(one) for one in np.minimum(depths, LANES)]
+        depths = self.tracks.index.depths(np.array([track.number for track in shown], np.int64))
+        lines = [int(depth) for depth in np.minimum(depths, LANES)]
         before = getattr(self, "_places", None)
         if before is None or before.tracks != tuple(shown) or before.lines != lines:
             self._places = Places.of(shown, lines)
@@ -177,7 +177,7 @@ class TimelineState:
         Without a selected row, the first that starts in the window.
         """
         track, start = self.tracks.track, self.tracks.start_ns
-        order = [one.number for one in self._places.tracks]
+        order = [track.number for track in self._places.tracks]
         row = self.selected
         if row is None or int(track[row]) not in order:
             inside = np.isin(track, order) & (start >= window[0]) & (start < window[1])

@@ -45,7 +45,7 @@ def field(
         Other field → the values with which this one is shown; all of them have to fit.
     """
     return {
-        "name": name, "label": label, "type": type, "options": [list(one) for one in options],
+        "name": name, "label": label, "type": type, "options": [list(option) for option in options],
         "when": {other: list(values) for other, values in (when or {}).items()}, "hint": hint,
     }  # fmt: skip
 
@@ -166,8 +166,8 @@ class Table(Control):
         """Change fields of the row of that name, as the page does."""
         with self.lock:
             number = self.rows[self.names.index(row)]["id"]
-            for one, value in values.items():
-                self._do_edit(number, one, value)
+            for field, value in values.items():
+                self._do_edit(number, field, value)
 
     def add(self) -> None:
         """Add a row."""
@@ -231,7 +231,7 @@ class Table(Control):
 
     def _field_at(self, path: tuple[str, ...]) -> str:
         """Return the field that a path is about; empty where it is the row as a whole."""
-        shown = {one["name"] for one in self.fields}
+        shown = {described["name"] for described in self.fields}
         return path[2] if len(path) > 2 and path[2] in shown else ""
 
     # -- what subclasses say -------------------------------------------------------------
@@ -262,9 +262,11 @@ class Table(Control):
     def _do_edit(self, id: int, field: str, value: object) -> None:  # noqa: A002 - the page's word
         names = self.names
         renamed: dict[str, str] = {}
-        kind = next((one["type"] for one in self.fields if one["name"] == field), "")
+        kind = next(
+            (described["type"] for described in self.fields if described["name"] == field), ""
+        )
         if kind == "several":
-            value = [str(one) for one in value] if isinstance(value, list) else []
+            value = [str(item) for item in value] if isinstance(value, list) else []
         elif kind == "text" or isinstance(value, list | dict):
             value = str(value)
         rows = []
@@ -290,5 +292,5 @@ class Table(Control):
 
 def _followed(value: object, renamed: Mapping[str, str]) -> object:
     if isinstance(value, list):
-        return [renamed.get(one, one) for one in value]
+        return [renamed.get(name, name) for name in value]
     return renamed.get(value, value) if isinstance(value, str) else value

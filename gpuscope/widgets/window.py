@@ -76,7 +76,7 @@ def axis_ticks(window: Window, over: Window, zero_ns: int) -> Properties:
         Where ticks are made: more than the window, so that they are there while it is dragged.
     """
     width = window[1] - window[0]
-    unit, unit_ns = next(one for one in _UNITS if width >= 2 * one[1] or one[1] == 1)
+    unit, unit_ns = next(pair for pair in _UNITS if width >= 2 * pair[1] or pair[1] == 1)
     step = _nice_step(width / _TICKS)
     base = 0
     low = window[0] - zero_ns

@@ -1,4 +1,4 @@
-"""How full tracks are of spans that have no bar, as one small picture."""
+"""The shading of tracks by spans that have no bar of their own, as one small image."""
 
 from __future__ import annotations
 

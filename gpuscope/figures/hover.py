@@ -1,4 +1,4 @@
-"""What a timeline says about a span under the pointer."""
+"""Hover texts of a timeline."""
 
 from __future__ import annotations
 

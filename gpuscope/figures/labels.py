@@ -1,4 +1,4 @@
-"""What tracks and bars of a timeline are called, and their order."""
+"""Labels and order of a timeline's tracks and bars."""
 
 from __future__ import annotations
 

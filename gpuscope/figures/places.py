@@ -1,4 +1,4 @@
-"""Where the tracks of a timeline stand, and what marks them."""
+"""Vertical layout of a timeline's tracks: positions, stripes, headings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text in figures: foreign names made harmless, quantities written for people."""
+"""Text in figures: escaping of foreign names, formatting of quantities."""
 
 from __future__ import annotations
 

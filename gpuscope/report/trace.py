@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gpuscope import analysis
 from gpuscope._text import safe
-from gpuscope.analysis.result import Result
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.figures.timeline_figure import of_view
@@ -49,42 +48,36 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
         page.simulated_banner(traces),
         page.incomplete_banner(traces),
         "<h2>Partitions and streams</h2>",
-        _result(lambda: analysis.summary(trace)),
+        *_or_why_not(lambda: [page.result(analysis.summary(trace))]),
         "<h2>Overlap of streams</h2>",
-        _overlap(trace),
+        *_or_why_not(lambda: _overlap(trace)),
         *_timelines(trace),
         "<h2>Latency</h2>",
-        *_latency(trace, traces),
+        *_or_why_not(lambda: _latency(trace, traces)),
         *parts.ending(traces),
     ]
     return page.write(path, heading, sections)
 
 
-def _result(judge: Callable[[], Result]) -> str:
+def _or_why_not(judge: Callable[[], list[str]]) -> list[str]:
+    """Return what a trace is judged to be, or why it cannot be judged."""
     try:
-        found = judge()
+        return judge()
     except MissingEvidence as error:
-        return page.paragraph(str(error), "muted")
-    return page.result(found)
+        return [page.paragraph(str(error), "muted")]
 
 
-def _overlap(trace: Trace) -> str:
-    try:
-        found = analysis.overlap(trace, by="stream")
-    except MissingEvidence as error:
-        return page.paragraph(str(error), "muted")
+def _overlap(trace: Trace) -> list[str]:
+    found = analysis.overlap(trace, by="stream")
     gain = "unknown: no solo times" if found.gain is None else page.number(found.gain)
     if not found.pairs:
-        told = f"There is only one stream. Gain: {gain}. {found.incomplete}"
-        return page.paragraph(told, "muted")
-    return page.paragraph(f"Gain: {gain}.") + page.result(found, without=("gain",))
+        line = f"There is only one stream. Gain: {gain}. {found.incomplete}"
+        return [page.paragraph(line, "muted")]
+    return [page.paragraph(f"Gain: {gain}."), page.result(found, without=("gain",))]
 
 
 def _latency(trace: Trace, traces: dict[str, Trace]) -> list[str]:
-    try:
-        found = analysis.latency(trace)
-    except MissingEvidence as error:
-        return [page.paragraph(str(error), "muted")]
+    found = analysis.latency(trace)
     handles = sorted(found.handles, key=lambda handle: -handle.n)
     return [page.result(found), *parts.latency_figures(traces, [handle.name for handle in handles])]
 

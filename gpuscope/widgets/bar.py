@@ -1,4 +1,4 @@
-"""The toolbar of a timeline, and the ears and eyes that it has in the browser."""
+"""The toolbar of a timeline, and its event handlers in the browser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 
 class Bar(anywidget.AnyWidget):
-    """Buttons, search and status line; in the browser it attends to the plot beside it, too.
+    """Buttons, search and status line; its script also handles events of the plot beside it.
 
     It sends keys, clicks, the plot's width, the page's theme and the numbers of painted frames,
     each as a message ``{"do": what, …}``.
@@ -24,7 +24,7 @@ class Bar(anywidget.AnyWidget):
     Parameters
     ----------
     told
-        Called with each message; may be called on any thread.
+        Called with each message, on any thread.
     """
 
     _esm = (_STATIC / "timeline.js").read_text("utf-8")

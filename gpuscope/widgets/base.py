@@ -1,4 +1,4 @@
-"""What the widgets that draw themselves share: their script, their style, their lock."""
+"""The base of the widgets with scripts of their own: script, style, lock, actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How widgets hear of the browser while a cell keeps Python busy."""
+"""Handling messages of the browser while a cell is running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a snapshot to a frame: what the browser gets."""
+"""Makes the frame that is sent to the browser from a snapshot of the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about one span, for the panel below a timeline."""
+"""The panel below a timeline: everything known about the selected span."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a run's time has passed, and how much is left."""
+"""Progress and remaining time of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuscope.runs.runner import Progress
 
 
 class Estimate:
-    """Guesses from the progress of a run of one setting and round when it ends.
+    """Estimates when a run of one setting and round ends.
 
     Timed calls come at the rate of those before. Then each background workload runs alone,
     twice, for as long as it ran with the others; timed workloads alone take next to nothing.

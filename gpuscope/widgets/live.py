@@ -1,4 +1,4 @@
-"""Reading a recording that is on, in a thread of its own."""
+"""Reads a recording in progress from a background thread."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def _switch_quickly(*, on: bool) -> None:
 
 
 class Pump:
-    """Hands on what a recording has seen since the last reading, ten times a second at most.
+    """Delivers new rows of a recording, at most ten times a second.
 
     Parameters
     ----------
     grew
         Called with the new rows, under the metadata as known then.
     ended
-        Called when the recording has ended; it is not read any more.
+        Called when the recording has ended; reading stops.
     failed
-        Called with what reading or ``grew`` raised; reading goes on.
+        Called with exceptions of reading or of ``grew``; reading continues.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Pump:
         self._thread.start()
 
     def close(self) -> None:
-        """Read no more; returns when the reading that goes on, if any, is done."""
+        """Stop reading; returns when a reading in progress is done."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def read(self) -> None:
-        """Hand on what is new, if anything is."""
+        """Deliver new rows, if there are any."""
         batches = self._recording.batches(self._seen)
         self._seen += len(batches)
         if batches:

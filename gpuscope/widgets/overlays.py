@@ -1,4 +1,4 @@
-"""What lies over the bars: dependencies, what is selected, what was measured."""
+"""Overlays on the bars: dependencies, selection, measurement."""
 
 from __future__ import annotations
 

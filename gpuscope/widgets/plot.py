@@ -1,4 +1,9 @@
-"""The one FigureWidget of a timeline: opening one sends 5 MB, so it is kept and updated."""
+"""The FigureWidget of a timeline: opening one sends 5 MB, so it is kept and updated.
+
+Plotly has no public way to change a figure without validating every value, which takes longer
+than the rest of a frame, nor to send data without echoing it. Its private members (``_data``,
+``_layout_obj._props``, ``_send_update_msg``) are used by :class:`Plot` only.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +38,12 @@ Bars = Mapping[Class, tuple[Properties, Properties]]
 class Plot(go.FigureWidget):  # type: ignore[misc]
     """A FigureWidget whose traces stay, so that a frame is one message.
 
-    What a browser tells comes on another thread than what is drawn: both hold one lock.
+    Messages of the browser and frames come from different threads: both hold one lock.
 
     Parameters
     ----------
     ranged
-        Called with the range of the time axis when the plot was dragged or zoomed by itself.
+        Called with the range of the time axis when the user dragged or zoomed the plot.
     """
 
     # As text: anywidget keeps every widget whose script is a file for ever, to tell of its changes.
@@ -61,7 +66,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         self._is_made = True
 
     def set_state(self, sync_data: Properties) -> None:
-        """Take what a browser tells: where the plot was dragged to, and what its legend hides.
+        """Take messages of the browser: where the plot was dragged to, what its legend hides.
 
         The rest, such as what Plotly filled in after each frame, is of no use here; to take
         it in, and to echo it, costs as much as the frame.
@@ -88,7 +93,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         return state
 
     def settle(self) -> None:
-        """Send all of it anew: whoever keeps a widget's state keeps what was sent as a whole."""
+        """Send the whole state again: notebooks that save widgets save what was sent as a whole."""
         self.send_state(sorted(_WHOLE))
 
     def draw(self, bars: Bars, overlays: Mapping[str, Properties], layout: Properties) -> None:
@@ -136,10 +141,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         return news
 
     def _change(self, traces: Mapping[int, Properties], layout: Properties) -> None:
-        """Change the figure and tell the browser, without Plotly's own look at every value.
-
-        That takes longer than all the rest of a frame.
-        """
+        """Change the figure and send the changes, without Plotly's validation."""
         changed = [number for number, news in traces.items() if news]
         names = dict.fromkeys(name for news in traces.values() for name in news)
         for number in changed:
@@ -158,7 +160,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             )  # fmt: skip
 
     def forget(self) -> None:
-        """Let other classes have the traces: what is shown next has nothing to do with this."""
+        """Free the traces for other classes: something unrelated is shown next."""
         with self._lock:
             self._slots.clear()
 

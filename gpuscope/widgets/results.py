@@ -1,4 +1,4 @@
-"""What a run says: verdicts in words, the numbers behind them, what changed since the last one."""
+"""Results of a run: verdicts, the numbers behind them, changes since the run before."""
 
 from __future__ import annotations
 

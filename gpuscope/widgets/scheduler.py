@@ -1,4 +1,4 @@
-"""Drawing beside whoever asks for it: the latest state wins, and no frame is queued."""
+"""Redraws in a background thread: the latest state wins, frames are never queued."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import threading
 from collections.abc import Callable
 
 PATIENCE_S = 1.0
-"""How long the browser may take to paint a frame before the next one is sent all the same."""
+"""How long to wait for the browser to paint a frame before the next one is sent."""
 
 
 class RedrawScheduler:
-    """Draws what was asked for last, in a thread that lives while there is something to draw.
+    """Redraws the latest state in a thread that lives while there is something to draw.
 
-    A browser that cannot keep up must not get a backlog: it has one frame to paint and one
-    more on the way; the next is drawn when the first of them was painted, from the state of
-    that moment. Where nobody ever says so, because no browser shows the widget, frames do not
-    wait.
+    A slow browser must not get a backlog: at most two frames are on their way. The next one is
+    drawn from the current state when the first of them has been painted. If no browser shows
+    the widget, frames do not wait.
 
     Parameters
     ----------
@@ -23,7 +22,7 @@ class RedrawScheduler:
         Draws the current state and returns the frame's number, or ``None`` where nothing was
         sent to the browser.
     failed
-        Called with what ``draw`` raised; drawing goes on with the next frame.
+        Called with exceptions of ``draw``; drawing continues with the next frame.
 
     Attributes
     ----------
@@ -52,7 +51,7 @@ class RedrawScheduler:
         self._sent = self._painted = 0
 
     def ask(self) -> None:
-        """Have the current state drawn soon; returns at once."""
+        """Request a redraw; returns at once."""
         with self._lock:
             self._asked = True
             if self._closed or self._thread is not None:
@@ -61,14 +60,14 @@ class RedrawScheduler:
             self._thread.start()
 
     def painted(self, frame: int) -> None:
-        """Take note that a browser painted a frame."""
+        """Note that a browser has painted a frame."""
         with self._lock:
             self.is_seen = True
             self._painted = frame
             self._lock.notify_all()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was asked for is drawn; returns whether it is."""
+        """Wait until all requests are drawn; return whether they are."""
         with self._lock:
             thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -77,7 +76,7 @@ class RedrawScheduler:
         return not thread.is_alive()
 
     def close(self) -> None:
-        """Draw no more; returns when the frame that is being drawn, if any, is done."""
+        """Stop drawing; returns when a frame in progress is done."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()

@@ -1,4 +1,4 @@
-"""Going from one span to the next among those whose names match."""
+"""The matches of a search, and stepping through them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuscope.widgets.window import Window
 
 
 class Search:
-    """What is searched for, and where in the matches one is.
+    """A search text, its matches, and the current one.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Search:
         self.at = -1
 
     def look(self, state: TimelineState) -> None:
-        """Find what matches by now: more may have come."""
+        """Update the matches: rows may have been added."""
         here = self.rows[self.at] if self.at >= 0 else None
         self.rows = state.named(self.text)
         self.at = -1 if here is None else int(np.flatnonzero(self.rows == here)[0])

@@ -1,4 +1,4 @@
-"""One frame of the timeline: all that it is made of, and what the browser gets of it."""
+"""A frame of the timeline: the snapshot it is made from, and what is drawn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SNAP_PX, HIT_PX = 6, 2
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All that a frame is made of; nothing in it changes any more."""
+    """Immutable snapshot of the state that a frame is made from."""
 
     tracks: Tracks
     places: Places

@@ -1,4 +1,4 @@
-"""What a timeline shows: rows and tracks, also those that still come, and what is marked."""
+"""The state of a timeline: rows and tracks, which may grow, selection and marks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LINKS = 60
 
 
 class TimelineState:
-    """The state that frames are made of; whoever uses it holds a lock.
+    """The state that frames are made from. Not thread-safe: callers hold a lock.
 
     Parameters
     ----------

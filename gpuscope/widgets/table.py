@@ -1,4 +1,4 @@
-"""What StreamTable and WorkloadTable share: rows of fields, each with what is wrong beside it."""
+"""The base of StreamTable and WorkloadTable: rows of fields with errors beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colours of a plot on light and on dark paper; the paper itself is the page's."""
+"""Colours of a plot in light and dark themes; the background is the page's."""
 
 from __future__ import annotations
 

@@ -13,15 +13,15 @@ Item = TypeVar("Item")
 class LatestWins(Generic[Item]):
     """Draws the newest of many items in a thread of its own, at most once a period.
 
-    A browser that cannot keep up must not delay what is drawn, and drawing must not hold
-    up whoever offers: an item that nobody drew in time is forgotten.
+    A slow browser must not delay drawing, and drawing must not block the caller: an item not
+    drawn in time is dropped.
 
     Parameters
     ----------
     draw
         Called with one item at a time.
     failed
-        Called with what ``draw`` raised; drawing goes on with the next item.
+        Called with exceptions of ``draw``; drawing continues with the next item.
     period_s
         Seconds from one start of ``draw`` to the next, at least.
     clock
@@ -65,7 +65,7 @@ class LatestWins(Generic[Item]):
         self._latest.clear()
 
     def offer(self, item: Item) -> None:
-        """Take note of an item; returns at once."""
+        """Offer an item to be drawn; returns at once."""
         with self._lock:
             is_first = not self._latest
             self._latest[:] = [item]
@@ -73,7 +73,7 @@ class LatestWins(Generic[Item]):
             self._wake.set()
 
     def draw_latest(self) -> bool:
-        """Draw what was offered last, if there is something and the period is over."""
+        """Draw the latest item, if there is one and the period is over."""
         with self._lock:
             now_s = self._clock()
             if now_s < self._next_s or not self._latest:

@@ -1,4 +1,4 @@
-"""Timeline: what ran when, of a trace or of a recording that goes on, to zoom, search and ask."""
+"""Timeline: an interactive timeline of a trace or of a recording in progress."""
 
 from __future__ import annotations
 

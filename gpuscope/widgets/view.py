@@ -1,4 +1,4 @@
-"""A plot with its toolbar and its panel, drawn from a state by a thread."""
+"""A plot with toolbar and panel, redrawn from its state by a background thread."""
 
 from __future__ import annotations
 

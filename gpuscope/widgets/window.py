@@ -1,4 +1,4 @@
-"""Which part of time is in view: arithmetic on windows of whole ns, and the ticks below them."""
+"""Arithmetic on the window of time in view, in whole ns, and the ticks of its axis."""
 
 from __future__ import annotations
 

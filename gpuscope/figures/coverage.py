@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Sequence
 
 import numpy as np
+from PIL import Image
 
 from gpuscope._types import Array
 from gpuscope.figures import style
@@ -71,31 +71,11 @@ def layout_image(
 
 
 def png(pixels: Array, colours: Sequence[str]) -> bytes:
-    """Encode rows of pixels: 0 is empty, else colour · ``SHADES`` + shade, shades from 1 on.
-
-    Source of the format: the PNG specification, third edition; colour type 3.
-    """
-    height, width = pixels.shape
+    """Encode rows of pixels: 0 is empty, else colour · ``SHADES`` + shade, shades from 1 on."""
     alphas = np.linspace(255 * _FAINTEST, 255 * _STRONGEST, SHADES).astype(np.uint8).tobytes()
-    plain = b"".join(bytes.fromhex(colour[1:]) * SHADES for colour in colours)
-    # Most rows are like the one above: filter 2 writes the difference. Not so empty ones.
-    lines = np.zeros((height, width + 1), np.uint8)
-    lines[0, 1:] = pixels[0]
-    np.subtract(pixels[1:], pixels[:-1], out=lines[1:, 1:])
-    full: Array = np.asarray(pixels.any(axis=1))
-    full[0] = False
-    lines[full, 0] = 2
-    lines[~full, 1:] = pixels[~full]
-    # Runs of zeros, and noise: looking for more than runs takes longer and finds nothing.
-    packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-        (b"PLTE", b"\0\0\0" + plain),
-        (b"tRNS", b"\0" + alphas * len(colours)),
-        (b"IDAT", packer.compress(lines.tobytes()) + packer.flush()),
-        (b"IEND", b""),
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
+    image = Image.fromarray(pixels)
+    image.putpalette(b"\0\0\0" + b"".join(bytes.fromhex(colour[1:]) * SHADES for colour in colours))
+    file = io.BytesIO()
+    # More compression takes eight times as long and saves a fifth.
+    image.save(file, "PNG", transparency=b"\0" + alphas * len(colours), compress_level=1)
+    return file.getvalue()

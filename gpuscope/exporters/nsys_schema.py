@@ -128,13 +128,6 @@ EVENT_TYPES = {
     START_END: "NvtxStartEndRange", DOMAIN: "NvtxDomainCreate",
 }  # fmt: skip
 
-COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH",
-              "PtoP")  # fmt: skip
-"""Our names of the kinds of copies, by Nsight's number."""
-MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static",
-                "managed static", "unknown")  # fmt: skip
-"""Our names of the kinds of memory, by Nsight's number."""
-
 
 def statements(extra: Mapping[str, Sequence[str]]) -> list[str]:
     """Return what makes the tables, with the enumerations filled.

@@ -33,6 +33,7 @@ from gpuscope.exporters.nsys_values import (
 )
 from gpuscope.exporters.numbers import NOTHING, Contexts, Ids, column
 from gpuscope.exporters.progress import Step, check_count, silent
+from gpuscope.importers.nsys_work import COPY_KINDS, MEMORY_KINDS
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
@@ -247,13 +248,13 @@ class _Tables:
         }
 
     def _copies(self, rows: Array) -> dict[str, nsys.Column]:
-        copy = self.number("copy_kind", nsys.COPY_KINDS, rows)
+        copy = self.number("copy_kind", COPY_KINDS, rows)
         return {
             **self._work(rows),
             "bytes": self.column("nbytes", rows),
             "copyKind": np.where(copy == NOTHING, 0, copy),
-            "srcKind": self.number("src_kind", nsys.MEMORY_KINDS, rows),
-            "dstKind": self.number("dst_kind", nsys.MEMORY_KINDS, rows),
+            "srcKind": self.number("src_kind", MEMORY_KINDS, rows),
+            "dstKind": self.number("dst_kind", MEMORY_KINDS, rows),
             "copyCount": np.ones(len(rows), np.int64),
         }
 
@@ -261,7 +262,7 @@ class _Tables:
         return {
             **self._work(rows),
             "bytes": self.column("nbytes", rows),
-            "memKind": self.number("dst_kind", nsys.MEMORY_KINDS, rows),
+            "memKind": self.number("dst_kind", MEMORY_KINDS, rows),
         }
 
     def _calls(self, rows: Array) -> dict[str, nsys.Column]:

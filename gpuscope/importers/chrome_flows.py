@@ -78,14 +78,8 @@ def _bind(spans: Spans, rows: Array, ids: Array) -> Array:
 
 def edges(parts: list[tuple[Array, Array, str]]) -> pa.Table:
     """Return a table of edges from (from, to, kind)."""
-    count = sum(len(source) for source, _, _ in parts)
-    if not count:
-        return schema.table({}, schema.EDGE_TYPES)
     codes = np.repeat(np.arange(len(parts)), [len(source) for source, _, _ in parts])
-    return pa.table(
-        {
-            "from": pa.array(np.concatenate([source for source, _, _ in parts]).astype(np.int64)),
-            "to": pa.array(np.concatenate([target for _, target, _ in parts]).astype(np.int64)),
-            "kind": arrow.text_column(codes, [kind for _, _, kind in parts]),
-        }
+    source, target = (
+        np.concatenate([np.zeros(0, np.int64), *(part[side] for part in parts)]) for side in (0, 1)
     )
+    return arrow.edges(source, target, arrow.text_column(codes, [kind for _, _, kind in parts]))

@@ -29,6 +29,21 @@ _BESIDE = ("id", "kind", "name", "start_ns", "end_ns")
 """Columns that the event itself tells."""
 
 
+def check_version(found: object, needed: object) -> None:
+    """Refuse a trace of ours that another version wrote in another schema.
+
+    Raises
+    ------
+    TraceFormatError
+        It has another schema version.
+    """
+    if found != needed:
+        raise TraceFormatError(
+            f"gpuscope wrote it with schema version {found!r}, but this gpuscope reads version "
+            f"{schema.SCHEMA_VERSION}: use the gpuscope that wrote it, or record again"
+        )
+
+
 def metadata(top: dict[str, msgspec.Raw]) -> TraceMetadata | None:
     """Return the metadata of a trace of ours, ``None`` for others' traces.
 
@@ -40,12 +55,7 @@ def metadata(top: dict[str, msgspec.Raw]) -> TraceMetadata | None:
     other = raw.values(top["otherData"]) if "otherData" in top else None
     if not isinstance(other, dict) or not str(other.get("writer")).startswith("gpuscope "):
         return None
-    version = other.get("schema_version")
-    if version != schema.SCHEMA_VERSION:
-        raise TraceFormatError(
-            f"gpuscope wrote it with schema version {version!r}, but this gpuscope reads version "
-            f"{schema.SCHEMA_VERSION}: use the gpuscope that wrote it, or record again"
-        )
+    check_version(other.get("schema_version"), schema.SCHEMA_VERSION)
     return TraceMetadata.from_facts(other.get("metadata"))
 
 
@@ -189,15 +199,10 @@ class _Ends(msgspec.Struct, rename={"source": "from", "target": "to"}):
 
 def _edges(flows: list[Event]) -> pa.Table:
     """Return the edges; each arrow's beginning says where it leads from and to."""
-    if not flows:
-        return schema.table({}, schema.EDGE_TYPES)
     decode = msgspec.json.Decoder(_Ends).decode
-    ends = [decode(one.args) for one in flows]
-    kinds = ["launch" if one.cat == _LAUNCH else str(one.cat) for one in flows]
-    return pa.table(
-        {
-            "from": pa.array([one.source for one in ends], pa.int64()),
-            "to": pa.array([one.target for one in ends], pa.int64()),
-            "kind": pa.array(kinds, pa.string()).dictionary_encode(),
-        }
+    ends = [decode(flow.args) for flow in flows]
+    kinds = ["launch" if flow.cat == _LAUNCH else str(flow.cat) for flow in flows]
+    source, target = (
+        np.array([getattr(end, side) for end in ends], np.int64) for side in ("source", "target")
     )
+    return arrow.edges(source, target, pa.array(kinds, pa.string()).dictionary_encode())

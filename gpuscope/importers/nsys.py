@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
-from gpuscope.importers import nsys_own, nsys_ranges, nsys_work
+from gpuscope.importers import chrome_flows, nsys_own, nsys_ranges, nsys_work
 from gpuscope.importers.database import Database, opened
 from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.nsys_capture import API, KERNEL, NVTX, Capture
@@ -62,7 +60,12 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
         spans = _joined(tables)
         return Trace(spans if keep_private else scrub(spans), nsys_own.edges(database), own)
     spans = _joined([part.spans() for part in parts])
-    edges = _edges(nsys_work.launch_edges(work), nsys_work.wait_edges(capture, work, syncs))
+    edges = chrome_flows.edges(
+        [
+            (*nsys_work.launch_edges(work), "launch"),
+            (*nsys_work.wait_edges(capture, work, syncs), "event wait"),
+        ]
+    )
     spans, edges, left = valid.sifted(spans, edges)
     capture.not_taken |= {f"{what} not taken": count for what, count in left.items()}
     spans = _with_host(spans, capture) if keep_private else scrub(spans)
@@ -79,20 +82,6 @@ def _with_host(spans: pa.Table, capture: Capture) -> pa.Table:
         return spans
     column = arrow.constant(host, spans.num_rows)
     return spans.set_column(spans.schema.get_field_index("host"), "host", column)
-
-
-def _edges(launches: tuple[Array, Array], waits: tuple[Array, Array]) -> pa.Table:
-    count = len(launches[0]) + len(waits[0])
-    if not count:
-        return schema.table({}, schema.EDGE_TYPES)
-    codes = np.repeat([0, 1], [len(launches[0]), len(waits[0])])
-    return pa.table(
-        {
-            "from": pa.array(np.r_[launches[0], waits[0]]),
-            "to": pa.array(np.r_[launches[1], waits[1]]),
-            "kind": arrow.text_column(codes, ["launch", "event wait"]),
-        }
-    )
 
 
 def _metadata(capture: Capture, spans: pa.Table, *, keep_private: bool) -> TraceMetadata:

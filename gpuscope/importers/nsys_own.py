@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._types import Array
-from gpuscope.errors import TraceFormatError
-from gpuscope.importers.chrome_own import uuids
+from gpuscope.importers.chrome_own import check_version, uuids
 from gpuscope.importers.database import Database
 from gpuscope.importers.nsys_capture import NVTX, Capture, Part
 from gpuscope.trace import arrow, schema
@@ -38,12 +37,7 @@ def metadata(database: Database) -> TraceMetadata | None:
     if _METADATA not in database:
         return None
     facts = database.mapping(_METADATA, "name", "value")
-    if facts.get("schema_version") != str(schema.SCHEMA_VERSION):
-        raise TraceFormatError(
-            f"gpuscope wrote it with schema version {facts.get('schema_version')!r}, but this "
-            f"gpuscope reads version {schema.SCHEMA_VERSION}: use the gpuscope that wrote it, or "
-            "record again"
-        )
+    check_version(facts.get("schema_version"), str(schema.SCHEMA_VERSION))
     return TraceMetadata.from_json(str(facts.get("metadata")))
 
 
@@ -80,16 +74,8 @@ def rest(capture: Capture) -> pa.Table:
 def edges(database: Database) -> pa.Table:
     """Return the edges."""
     ends = database.integers(_EDGES, ("from", "to"))
-    if not len(ends["from"]):
-        return schema.table({}, schema.EDGE_TYPES)
     kinds = [kind for (kind,) in database.rows(_EDGES, ("kind",))]
-    return pa.table(
-        {
-            "from": pa.array(ends["from"]),
-            "to": pa.array(ends["to"]),
-            "kind": pa.array(kinds, pa.string()).dictionary_encode(),
-        }
-    )
+    return arrow.edges(ends["from"], ends["to"], pa.array(kinds, pa.string()).dictionary_encode())
 
 
 def _columns(capture: Capture, name: str, wanted: list[str], at: Array | None) -> Columns:

@@ -24,9 +24,9 @@ _SHARED = ("start", "end", "correlationId", "graphNodeId", *_PLACE)
 _NAMES = ("demangledName", "shortName", "mangledName")
 _CONFIG = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread",
            "staticSharedMemory", "dynamicSharedMemory")  # fmt: skip
-_COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH",
+COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH",
                "PtoP", "UVM HtoD", "UVM DtoH", "UVM DtoD")  # fmt: skip
-_MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static",
+MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static",
                  "managed static", "unknown")  # fmt: skip
 _SYNC_KINDS = ("unknown", "event synchronize", "stream wait event", "stream synchronize",
                "context synchronize")  # fmt: skip
@@ -176,7 +176,7 @@ def _config(values: list[int]) -> str | None:
 
 
 def _copy(capture: Capture, found: _Columns) -> Columns:
-    kinds = capture.words("ENUM_CUDA_MEMCPY_OPER", "CUDA_MEMCPY_KIND_", _COPY_KINDS)
+    kinds = capture.words("ENUM_CUDA_MEMCPY_OPER", "CUDA_MEMCPY_KIND_", COPY_KINDS)
     codes, numbers = arrow.coded(found["copyKind"])
     words = [kinds.get(number, f"kind {number}") for number in numbers]
     return {
@@ -197,7 +197,7 @@ def _set(capture: Capture, found: _Columns) -> Columns:
 
 
 def _memory(capture: Capture, values: Array) -> pa.DictionaryArray:
-    kinds = capture.words("ENUM_CUDA_MEM_KIND", "CUDA_MEMOPR_MEMORY_KIND_", _MEMORY_KINDS)
+    kinds = capture.words("ENUM_CUDA_MEM_KIND", "CUDA_MEMOPR_MEMORY_KIND_", MEMORY_KINDS)
     codes, numbers = arrow.coded(values)
     return arrow.text_column(
         codes, [None if one == NONE else kinds.get(one, f"kind {one}") for one in numbers]

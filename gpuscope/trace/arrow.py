@@ -77,6 +77,13 @@ def coded_array(*columns: Array) -> tuple[Array, Array]:
     return encoded.indices.to_numpy(zero_copy_only=False), distinct
 
 
+def edges(source: Array, target: Array, kinds: pa.DictionaryArray) -> pa.Table:
+    """Return a table of edges."""
+    if not len(source):
+        return schema.table({}, schema.EDGE_TYPES)
+    return pa.table({"from": pa.array(source), "to": pa.array(target), "kind": kinds})
+
+
 def nullable(values: Array, missing: Array) -> pa.Array:
     """Return an int64 column with nulls where ``missing``; all null costs nothing."""
     if missing.all():

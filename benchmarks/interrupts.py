@@ -19,42 +19,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from facts import row, write
 
 import gpuscope as gs
 from gpuscope.errors import NothingRecorded
 
-EXPERIMENT: dict[str, Any] = {
-    "name": "interrupted", "rounds": 1, "alone_repeats": 3, "streams": {"s": {}, "t": {}},
-    "settings": {
-        "carved": {
-            "partitions": {"a": 16, "b": "rest"},
-            "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
-        },
-        "whole": {},
-    },
-    "workloads": {
-        "load": {
-            "kind": "gemm", "m": 2048, "n": 2048, "k": 2048, "stream": "t", "background": True,
-        },
-        "small": {"kind": "gemm", "m": 256, "n": 256, "k": 256, "stream": "s", "repeats": 100},
-    },
-}  # fmt: skip
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from interrupting import experiment, gemm, kernels_of, left_behind, wrong_product
+
+EXPERIMENT = experiment(gemm(2048), gemm(256, repeats=100), alone_repeats=3)
 
 
 def wrong_after(gpu: Any) -> str | None:
     """Say what an interrupt left wrong, if anything."""
-    if gpu.partitions or gpu.calls.observers:
-        return (
-            f"left behind: {len(gpu.partitions)} partitions, {len(gpu.calls.observers)} recordings"
-        )
-    a = gpu.asarray(np.arange(16).reshape(4, 4), "float32")
-    with gpu.carve([16]) as parts, parts[0].create_stream() as stream:
-        product = gs.mm_out(gpu.empty((4, 4)), a, a, stream=stream)
-        stream.synchronize()
-        right = np.arange(16).reshape(4, 4) @ np.arange(16).reshape(4, 4)
-        return None if np.array_equal(gpu.to_host(product), right) else "a product is wrong"
+    return left_behind(gpu) or wrong_product(gpu)
 
 
 def interrupted_run(gpu: Any, after_s: float) -> str:
@@ -68,8 +47,7 @@ def interrupted_run(gpu: Any, after_s: float) -> str:
         return "interrupted outside the run"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    kernels = sum(trace.kind_counts().get("kernel", 0) for trace in run.values())
-    if not kernels:
+    if not kernels_of(run):
         return "wrong: the run kept no kernels"
     return "stopped, its data kept" if run.stopped else "over before the interrupt"
 

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 from fake_cupti import World
-from interrupts import RaiseAt
+from interrupting import Interrupt
 
 import gpuscope as gs
 from gpuscope.record import events, sources
@@ -21,6 +21,7 @@ from gpuscope.record.recorder import Recording
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 ERRORS = (KeyboardInterrupt, MemoryError, RuntimeError)
 READING = ("record", "trace")
+NOTING = ("record/calls.py", "record/ranges.py", "record/activity.py")
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def read_with_an_exception_at_each_line(work, recording, *rooms):
     for error in errors():
         number += 1
         work()
-        with RaiseAt(number, error, *rooms) as interrupt:
+        with Interrupt(*rooms, at=number, error=error) as interrupt:
             recording.batches()
         if not interrupt.raised:
             break
@@ -171,7 +172,7 @@ def ended_with_an_exception(number, error, recording, stop):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         stop()
-        with RaiseAt(number, error, "record") as interrupt:
+        with Interrupt("record", at=number, error=error) as interrupt:
             recording.stop()
         recording.stop(wait=False)
     return interrupt.raised
@@ -225,7 +226,7 @@ def test_an_exception_at_any_line_of_noting_a_launch_loses_no_other_and_is_count
         for number, error in zip(itertools.count(1), errors(), strict=False):
             with gs.profile(gpu) as recording:
                 stream.launch(kernel, 1_000, grid=1, block=32)
-                with RaiseAt(number, error, "record/calls.py", "record/activity.py") as interrupt:
+                with Interrupt(*NOTING, at=number, error=error) as interrupt:
                     stream.launch(kernel, 1_000, grid=1, block=32)
                 stream.launch(kernel, 1_000, grid=1, block=32)
             found = kernels(recording.trace)

@@ -12,22 +12,29 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
-import every_line
 import numpy as np
+from interrupting import (
+    CARVED,
+    Interrupt,
+    experiment,
+    gemm,
+    kernels_of,
+    left_behind,
+    places,
+    wrong_product,
+)
 
 import gpuscope as gs
 from gpuscope.device import borrowed, caller
 from gpuscope.device.device import Device
-from gpuscope.device.sim import allocation, backend, capture, engine, host, memory, ops
-from gpuscope.record import activity, annotate, order, recorder, rows
-from gpuscope.runs import execution, profiling, runner, series, sweeps, workers
+from gpuscope.record import recorder, rows
 from gpuscope.trace import Trace
 
-ENGINE = (engine, ops, host, allocation, backend, capture, memory)
-RECORDER = (recorder, activity, rows, order, annotate)
+_SIMULATED = ("engine", "ops", "host", "allocation", "backend", "capture", "memory")
+ENGINE = tuple(f"device/sim/{name}.py" for name in _SIMULATED)
+RUNNER = tuple(f"runs/{name}.py" for name in ("execution", "profiling", "runner", "workers"))
 
 
 def new_gpu() -> Device:
@@ -36,10 +43,10 @@ def new_gpu() -> Device:
 
 def try_everywhere(
     program: Callable[[Device], Any],
-    modules: tuple[ModuleType, ...],
+    rooms: tuple[str, ...],
     after: Callable[[Device, Any], None],
 ) -> None:
-    """Interrupt ``program`` at each place of ``modules``, on a fresh device each time.
+    """Interrupt ``program`` at each place of ``rooms``, on a fresh device each time.
 
     Parameters
     ----------
@@ -49,15 +56,14 @@ def try_everywhere(
     wrong: list[str] = []
     tried = 0
     program(new_gpu())  # imports what it needs, and fills what is kept
+    gc.collect()  # what other tests left runs none of the package's lines from now on
     gc.freeze()  # what is collected after an interrupt is what that left, not all of pytest
-    for place in every_line.places(lambda: program(new_gpu()), *modules):
+    for place in places(lambda: program(new_gpu()), *rooms):
         gpu, result = new_gpu(), None
         tried += 1
         try:
-            with every_line.Lines(modules, place):
+            with Interrupt(*rooms, at=place):
                 result = program(gpu)
-        except KeyboardInterrupt:
-            pass
         except Exception as error:  # noqa: BLE001 - every place is tried
             wrong.append(f"{place}: the program raised {error!r}")
             continue
@@ -172,28 +178,21 @@ def test_what_was_queued_before_an_interrupt_is_done_after_it():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # of streams that a queueing left
-        try_everywhere(program, (engine,), after)
+        try_everywhere(program, ENGINE[:1], after)
         gc.collect()
 
 
 # -- runs ---------------------------------------------------------------------------------
-SMALL: dict[str, Any] = {
-    "name": "small", "rounds": 1, "alone_repeats": 0, "streams": {"s": {}, "t": {}},
-    "settings": {
-        "carved": {
-            "partitions": {"a": 16, "b": "rest"},
-            "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
-        },
-        "whole": {},
-    },
-    "workloads": {
-        "load": {
-            "kind": "spin", "duration_us": 30, "stream": "t", "background": True, "warmup": 1,
-        },
-        "small": {
-            "kind": "gemm", "m": 64, "n": 64, "k": 64, "stream": "s", "repeats": 2, "warmup": 1,
-        },
-    },
+SMALL = experiment(
+    {"kind": "spin", "duration_us": 30, "warmup": 1},
+    gemm(64, repeats=2, warmup=1),
+    alone_repeats=0,
+)
+ONE_SETTING = {**SMALL, "settings": {"carved": CARVED}}
+CARVED_ALONE = {**ONE_SETTING, "alone_repeats": 1}
+POINT = {
+    "name": "point", "alone_repeats": 0, "streams": {"s": {}},
+    "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
 }  # fmt: skip
 
 
@@ -216,15 +215,10 @@ class Launches:
 
 
 def nothing_is_left(gpu: Device) -> None:
-    assert gpu.partitions == ()
+    assert left_behind(gpu) is None
     assert {stream.name for stream in gpu.streams} <= {"per-thread default"}
-    assert gpu.calls.observers == ()
     assert gs.get_caller_stream() is None
     assert gc.isenabled()
-
-
-def kernels_of(run: gs.runs.Run) -> int:
-    return sum(trace.kind_counts().get("kernel", 0) for trace in run.values())
 
 
 def test_interrupts_of_a_run_keep_what_was_recorded():
@@ -238,7 +232,7 @@ def test_interrupts_of_a_run_keep_what_was_recorded():
         except gs.errors.NothingRecorded:
             return None
 
-    whole = gs.run(SMALL, new_gpu())
+    whole = gs.run(ONE_SETTING, new_gpu())
     assert not whole.stopped
 
     def after(gpu: Device, run: gs.runs.Run | None) -> None:
@@ -246,11 +240,11 @@ def test_interrupts_of_a_run_keep_what_was_recorded():
         nothing_is_left(gpu)
         recorded = 0 if run is None else kernels_of(run)
         assert recorded == counts[-1].count, f"{recorded} of {counts[-1].count} kernels are kept"
-        assert kernels_of(gs.run(SMALL, gpu)) == kernels_of(whole)
+        assert kernels_of(gs.run(ONE_SETTING, gpu)) == kernels_of(whole)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, (execution, profiling, runner, workers), after)
+        try_everywhere(program, RUNNER, after)
 
 
 class Told:
@@ -331,7 +325,7 @@ def test_interrupts_of_a_recording_keep_every_row_once():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, RECORDER, after)
+        try_everywhere(program, ("record",), after)
 
 
 class Moment:
@@ -413,38 +407,34 @@ def test_an_interrupted_workload_leaves_its_stream_to_be_closed():
 
 
 def test_two_hundred_random_interrupts_of_runs_leave_the_device_usable():
-    described = {**SMALL, "alone_repeats": 1}
-    gs.run(described, new_gpu())  # imports what it needs
+    gs.run(CARVED_ALONE, new_gpu())  # imports what it needs
+    gc.collect()  # what other tests left passes no moments from now on
+    gc.freeze()
     with Moment() as moment:
-        whole = gs.run(described, new_gpu())
+        whole = gs.run(CARVED_ALONE, new_gpu())
     rng = random.Random(20)  # noqa: S311 - moments, not secrets
     gpu = new_gpu()
-    ended = Counter()
-    gc.freeze()
+    ended: Counter[str] = Counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(200):
             number = rng.randrange(1, moment.passed)
             try:
                 with Moment(number):
-                    run = gs.run(described, gpu)
+                    run = gs.run(CARVED_ALONE, gpu)
                 ended["stopped" if run.stopped else "whole"] += 1
             except (KeyboardInterrupt, gs.errors.NothingRecorded) as error:
                 ended[type(error).__name__] += 1
             nothing_is_left(gpu)
-            a = gpu.asarray([[2.0]], "float32")
-            assert gpu.to_host(gs.mm_out(gpu.empty((1, 1)), a, a)).tolist() == [[4.0]], number
+            assert wrong_product(gpu) is None, number
         gc.unfreeze()
-        assert kernels_of(gs.run(described, gpu)) == kernels_of(whole)
+        assert kernels_of(gs.run(CARVED_ALONE, gpu)) == kernels_of(whole)
     assert ended["stopped"] > 100, ended
 
 
 def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
-    point = {
-        "name": "point", "alone_repeats": 0, "streams": {"s": {}},
-        "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
-    }  # fmt: skip
     values = {"workloads.w.duration_us": [10, 20]}
+    whole = kernels_of(gs.run(POINT, new_gpu()))
     ended: list[int] = []
 
     def program(gpu: Device) -> Any:
@@ -455,7 +445,7 @@ def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
                 ended.append(progress.done)
 
         try:
-            return gs.runs.sweep(point, values, gpu, viewer=view)
+            return gs.runs.sweep(POINT, values, gpu, viewer=view)
         except gs.errors.NothingRecorded:
             return None
 
@@ -463,8 +453,8 @@ def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
         nothing_is_left(gpu)
         kept = 0 if result is None else len(result.table)
         assert kept >= len(ended), f"{kept} rows of {len(ended)} points"
-        assert len(gs.runs.sweep(point, values, gpu).table) == 2
+        assert kernels_of(gs.run(POINT, gpu)) == whole
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, (sweeps, series), after)
+        try_everywhere(program, ("runs/sweeps.py", "runs/series.py"), after)

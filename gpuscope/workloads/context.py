@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -26,6 +27,16 @@ AnyStream: TypeAlias = Any
 
 NOTHING: Final = object()
 """Is no stream and no operand, not even ``None``."""
+
+
+class _OfThread(threading.local):
+    """What tells this thread from all others; the system's numbers come again for later ones."""
+
+    def __init__(self) -> None:
+        self.token = object()
+
+
+of_thread = _OfThread()
 
 
 class Completion(Unique):

@@ -280,7 +280,7 @@ class FunctionHandle(Handle, Generic[_R]):
         context.own, work.operands.result = work.operands.result, ran
 
     def close(self) -> None:
-        """Wait for what is in flight and give scratch back; again does nothing."""
+        """Wait for what is in flight and give scratch back. Idempotent."""
         super().close()
         self._arena.close()
 

@@ -20,23 +20,20 @@ from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, close_all
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
-from gpuscope.workloads.context import NOTHING, AnyStream, Completion, Context, Passed, Work
+from gpuscope.workloads.context import (
+    NOTHING,
+    AnyStream,
+    Completion,
+    Context,
+    Passed,
+    Work,
+    of_thread,
+)
 
 __all__ = ["Completion", "Handle"]
 
 _log = logging.getLogger("gpuscope")
 _CLOSING_FAILED = "waiting for handle %r failed while it was closed"
-_MOST_IN_FLIGHT = 1024
-
-
-class _OfThread(threading.local):
-    """What tells this thread from all others; the system's numbers come again for later ones."""
-
-    def __init__(self) -> None:
-        self.token = object()
-
-
-_of_thread = _OfThread()
 
 
 class Handle(Closing):
@@ -74,6 +71,9 @@ class Handle(Closing):
     On a stream that is being captured, a call becomes part of that graph: it records no
     completion, and whoever launches the graph orders it.
 
+    A subclass queues its work in ``_launch(stream, operands)``. It may check operands in
+    ``_prepare(context, operands)``, and say there what the call returns.
+
     Origin: contract B, Torch-TensorRT #4314.
 
     Examples
@@ -93,7 +93,7 @@ class Handle(Closing):
 
     def __init__(self, owner: Device | Partition, *, name: str, max_in_flight: int = 1) -> None:
         max_in_flight = count(
-            "max_in_flight", max_in_flight, least=1, most=_MOST_IN_FLIGHT, error=InvalidOperand
+            "max_in_flight", max_in_flight, least=1, most=1024, error=InvalidOperand
         )
         require_kind("name", name, str)
         if not isinstance(owner, Device | Partition):
@@ -197,7 +197,7 @@ class Handle(Closing):
 
     def _refuse_inside(self, what: str) -> None:
         """Refuse what would wait for the lock that this thread holds."""
-        if self._inside is _of_thread.token:
+        if self._inside is of_thread.token:
             raise StreamError(
                 f"a call of {self.name!r}, or its observer, {what}: a handle runs one call at a "
                 "time. Do it after the call, or make another handle"
@@ -207,7 +207,7 @@ class Handle(Closing):
     def _one_call(self) -> Iterator[None]:
         """Hold the lock for a call that may run a user's function or observers."""
         with self._lock:
-            self._inside = _of_thread.token
+            self._inside = of_thread.token
             try:
                 yield
             finally:
@@ -271,7 +271,7 @@ class Handle(Closing):
     def _queue(self, context: Context, work: Work, stream: Stream, call: Call | None) -> None:
         """Queue one call behind what it must follow, and its completion event behind it."""
         device = self.device
-        thread = _of_thread.token
+        thread = of_thread.token
         context.ready = NOTHING
         if context.in_flight:
             if work.uploads or work.downloads:
@@ -396,7 +396,7 @@ class Handle(Closing):
 
     # -- life -------------------------------------------------------------------------
     def close(self) -> None:
-        """Wait for what is in flight; again does nothing. Never raises: failures are logged.
+        """Wait for what is in flight. Idempotent. Never raises: failures are logged.
 
         While this thread captures a stream, that is done when the capture has ended.
 

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.gaps import track_labels
+from gpuscope.analysis.gaps_analysis import track_labels
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.latency import P99_NEEDS
+from gpuscope.analysis.latency_analysis import P99_NEEDS
 from gpuscope.analysis.result import Result, Row, us
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.gaps import GPU_WORK
+from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.launch import launched
 from gpuscope.analysis.result import Result, Row, us
 from gpuscope.errors import MissingEvidence

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.intervals import grouped, kernels, makespans_ns
-from gpuscope.analysis.latency import latency
-from gpuscope.analysis.overlap import overlap
+from gpuscope.analysis.latency_analysis import latency
+from gpuscope.analysis.overlap_analysis import overlap
 from gpuscope.analysis.result import Row
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gpuscope import analysis
 from gpuscope._checks import door
-from gpuscope.analysis.confinement import (
+from gpuscope.analysis.confinement_analysis import (
     EVIDENCE,
     ConfinementResult,
     Evidence,

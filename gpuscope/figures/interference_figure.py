@@ -7,7 +7,7 @@ import textwrap
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
-from gpuscope.analysis.interference import Interference, InterferenceResult, definition
+from gpuscope.analysis.interference_analysis import Interference, InterferenceResult, definition
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import clean, duration, escape, provenance_of, suffix_of, wrapped

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
-from gpuscope.analysis.prediction import MAKESPAN, PredictedTime, PredictionResult
+from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.figures import style
 from gpuscope.figures.places import heading, stripe
 from gpuscope.figures.style import Properties

@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
-from gpuscope.analysis.latency import P99_NEEDS
+from gpuscope.analysis.latency_analysis import P99_NEEDS
 from gpuscope.analysis.sweep import SweepResult
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pydantic import BaseModel
 
 from gpuscope._checks import door, given
-from gpuscope.analysis.interference import InterferenceResult, interference
+from gpuscope.analysis.interference_analysis import InterferenceResult, interference
 from gpuscope.device.device import Device
 from gpuscope.device.sizes import Rounding, Sizes, named_sizes
 from gpuscope.errors import InvalidArgument, InvalidExperiment, NothingRecorded

@@ -13,7 +13,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import figures
-from gpuscope.analysis.interference import Interference, InterferenceResult, interference
+from gpuscope.analysis.interference_analysis import Interference, InterferenceResult, interference
 from gpuscope.record import recorder
 from gpuscope.trace.model import Trace
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.analysis.prediction import MAKESPAN
+from gpuscope.analysis.prediction_analysis import MAKESPAN
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuscope._checks import door
 from gpuscope.analysis.intervals import Busy, Groups, by_stream, grouped, kernels, makespans_ns
-from gpuscope.analysis.latency import P99_NEEDS
+from gpuscope.analysis.latency_analysis import P99_NEEDS
 from gpuscope.analysis.result import Result, Row
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace

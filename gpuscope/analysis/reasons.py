@@ -36,6 +36,13 @@ def explain(trace: Trace, span: int) -> Explanation:
     MissingEvidence
         There is no such row, it is no call and no work, or the trace says neither when it
         was launched nor what came before it.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> trace = gs.learn.case("A").trace
+    >>> gs.analysis.explain(trace, gs.learn.find(trace, "norm")).kind
+    'kernel'
     """
     rows = SpanRows(trace)
     row = rows.position(span)

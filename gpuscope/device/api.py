@@ -303,10 +303,7 @@ class Backend(Protocol):
         """
 
     def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
-        """Give scratch memory back, in the order of ``stream``; for ``None`` wait first.
-
-        Unless it is ``idle``: nothing uses it.
-        """
+        """Free memory in stream order; without a stream wait first, unless nothing uses it."""
 
     def use(self, stream: Stream, values: Sequence[object]) -> None:
         """Keep the memory of this backend's arrays among ``values`` for what is queued now.

@@ -115,7 +115,7 @@ class Arena:
         return unused
 
     def close(self) -> None:
-        """Give back what is kept; again does nothing. Never raises: failures are logged."""
+        """Give back what is kept. Idempotent. Never raises: failures are logged."""
         with self._lock:
             self._closed = True
             home, kept = self._stream, self._kept

@@ -129,21 +129,18 @@ class CpuBackend:
     # -- partitions -------------------------------------------------------------------
     def check_plan(self, plan: CarvePlan) -> None:
         """Refuse: there is nothing to carve."""
-        del plan
         raise CapabilityError(
             f"carving is not possible here: {self.capabilities.reasons['partitions']}"
         )
 
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
         """Refuse: there is nothing to carve."""
-        del planned
         raise CapabilityError(
             f"carving is not possible here: {self.capabilities.reasons['partitions']}"
         )
 
     def context_handle(self, partition: RawPartition) -> int:
         """Return 0: no driver knows of contexts here."""
-        del partition
         return 0
 
     def close_partition(self, raw: RawPartition) -> None:
@@ -154,16 +151,13 @@ class CpuBackend:
         self, partition: RawPartition, priority: int, *, blocking: bool = False
     ) -> tuple[RawStream, int]:
         """Return handle 0."""
-        del partition, priority, blocking
         return None, 0
 
     def borrow_stream(self, handle: int) -> RawStream:
         """Return nothing to hold."""
-        del handle
 
     def stream_kind(self, raw: RawStream) -> StreamKind:
         """Return that there is no barrier."""
-        del raw
         return "non-blocking"
 
     def default_stream(self) -> tuple[RawStream, int]:
@@ -178,7 +172,6 @@ class CpuBackend:
 
     def stream_done(self, raw: RawStream) -> bool:
         """Return true: all work is done."""
-        del raw
         return True
 
     def synchronize(self) -> None:
@@ -196,12 +189,10 @@ class CpuBackend:
 
     def make_event(self, *, timing: bool) -> RawEvent:
         """Make an event."""
-        del timing
         return _Mark()
 
     def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
         """Note the time."""
-        del stream, correlation
         event.time_ns = time.time_ns()
 
     def wait(self, stream: RawStream, event: RawEvent) -> None:
@@ -212,7 +203,6 @@ class CpuBackend:
 
     def event_done(self, event: RawEvent) -> bool:
         """Return true: all work is done."""
-        del event
         return True
 
     def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
@@ -257,13 +247,11 @@ class CpuBackend:
 
     def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
         """Return bytes."""
-        del stream
         self._reserved += nbytes
         return Memory(np.empty(nbytes, np.uint8).view(CpuArray), None, nbytes)
 
     def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
         """Forget bytes."""
-        del stream, idle
         self._reserved -= memory.nbytes
 
     def use(self, stream: Stream, values: Sequence[object]) -> None:
@@ -278,22 +266,18 @@ class CpuBackend:
 
     def begin_capture(self, stream: Stream) -> None:
         """Refuse: no graphs here."""
-        del stream
         self.capabilities.require("graphs", feature="capturing a stream")
 
     def end_capture(self, stream: Stream) -> RawGraph:
         """Refuse: no graphs here."""
-        del stream
         self.capabilities.require("graphs", feature="capturing a stream")
 
     def launch_graph(self, graph: RawGraph, stream: RawStream, correlation: int) -> None:
         """Refuse: no graphs here."""
-        del graph, stream, correlation
         self.capabilities.require("graphs", feature="launching a graph")
 
     def graph_is_empty(self, graph: RawGraph) -> bool:
         """Return false: there are none."""
-        del graph
         return False
 
     def close_graph(self, graph: RawGraph) -> None:
@@ -303,7 +287,6 @@ class CpuBackend:
         self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
     ) -> None:
         """Copy now."""
-        del stream
         start_ns = time.time_ns()
         destination[...] = source
         self._did("memcpy", "copy", correlation, start_ns)
@@ -312,13 +295,11 @@ class CpuBackend:
         self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
     ) -> None:
         """Call it now."""
-        del stream, correlation, graph
         function()
 
     # -- kernels ----------------------------------------------------------------------
     def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
         """Take the kernel's model; its source is not looked at."""
-        del source
         if model is None:
             raise CapabilityError(
                 f"kernel {name!r} cannot run here: {self.capabilities.reasons['compile_source']}"
@@ -335,7 +316,6 @@ class CpuBackend:
         correlation: int,
     ) -> None:
         """Compute what the kernel's model computes, now."""
-        del stream, grid, block
         start_ns = time.time_ns()
         model = kernel.model
         target = model.writes(args) if model is not None else None
@@ -347,7 +327,6 @@ class CpuBackend:
         self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
     ) -> None:
         """Multiply now, in float32 (float64 for float64)."""
-        del stream, sm_count
         start_ns = time.time_ns()
         out, a, b = operands
         work = DTYPES[plan.dtype].accumulator
@@ -357,7 +336,6 @@ class CpuBackend:
 
     def home_of(self, array: NativeArray) -> object:
         """Return the host: there is one."""
-        del array
         return self.home
 
     def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
@@ -389,7 +367,6 @@ class CpuBackend:
         self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
     ) -> None:
         """Copy into C order."""
-        del stream
         start_ns = time.time_ns()
         into[...] = array
         self._did("kernel", "rearrange", correlation, start_ns)

@@ -152,7 +152,7 @@ class Graph(Closing):
         self._held.append(values)
 
     def close(self) -> None:
-        """Wait for its launches, then destroy it; again does nothing.
+        """Wait for its launches, then destroy it. Idempotent.
 
         While this thread captures a stream, that is done when the capture has ended.
         """

@@ -120,7 +120,7 @@ class Partition(Unique):
             self._streams.pop(item, None)
 
     def close(self) -> None:
-        """Close handles, then streams, then the context; again does nothing.
+        """Close handles, then streams, then the context. Idempotent.
 
         While this thread captures a stream, that is done when the capture has ended.
 
@@ -251,7 +251,7 @@ class Partitions(Closing, Mapping[str, Partition]):
             return self._remainder
 
     def close(self) -> None:
-        """Close every partition; again does nothing.
+        """Close every partition. Idempotent.
 
         Raises
         ------

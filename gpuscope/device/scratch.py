@@ -129,7 +129,7 @@ class Scratch(Closing):
         return self._array is None
 
     def close(self) -> None:
-        """Give it back, in the order of its stream; again does nothing."""
+        """Give it back, in the order of its stream. Idempotent."""
         memory, self._memory, self._array = self._memory, None, None
         if memory is not None:
             self._give_back(memory)

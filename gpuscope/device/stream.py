@@ -143,7 +143,7 @@ class Stream(Closing, EventQueue):
         return self.raw
 
     def close(self) -> None:
-        """Wait for its work, then destroy it; again does nothing.
+        """Wait for its work, then destroy it. Idempotent.
 
         A stream made from somebody else's handle is only forgotten. While this thread captures
         another stream, waiting and destroying are put off until the capture has ended.
@@ -442,8 +442,11 @@ class Stream(Closing, EventQueue):
 
     def synchronize(self) -> None:
         """Wait on the host until everything queued here is done."""
-        raw = self._usable()
-        with self.device.calls.during("sync", "stream.synchronize", self):
+        raw, calls = self._usable(), self.device.calls
+        if not calls.observers:  # the common case, quickly
+            self._backend.sync_stream(raw)
+            return
+        with calls.during("sync", "stream.synchronize", self):
             self._backend.sync_stream(raw)
 
     @property

@@ -77,14 +77,12 @@ class CudaBackend(CudaMemory):
         With driver 580 a wait for the device does not wait for a graph in a partition's stream
         until other work follows it there; an event without timing is not enough.
         """
-        del correlation
         with self._current(), translated("the graph cannot be launched"):
             self._runtime.graphLaunch(graph[0], int(stream.handle))
             stream.record(graph[1])
 
     def graph_is_empty(self, graph: RawGraph) -> bool:
         """Return false: an executable graph cannot be asked."""
-        del graph
         return False
 
     def close_graph(self, graph: RawGraph) -> None:
@@ -102,7 +100,6 @@ class CudaBackend(CudaMemory):
         self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
     ) -> None:
         """Queue a copy between device arrays, or from or to C-contiguous NumPy arrays."""
-        del correlation
         pointers = []
         for array in (destination, source):
             ours = self._arrays.adopt(array)
@@ -121,7 +118,6 @@ class CudaBackend(CudaMemory):
         self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
     ) -> None:
         """Queue a host function; a graph keeps it, since CUDA keeps its address only."""
-        del correlation
         with self._current(), translated("the driver refuses a host function"):
             handle = int(stream.handle)
             if not self._runtime.streamIsCapturing(handle):
@@ -159,7 +155,6 @@ class CudaBackend(CudaMemory):
         correlation: int,
     ) -> None:
         """Launch a kernel; arrays become pointers, Python ints 64-bit integers."""
-        del correlation
         if kernel.raw is None:
             raise CapabilityError(f"kernel {kernel.name!r} was made for a simulated device")
         ndarray = self._cupy.ndarray
@@ -177,7 +172,6 @@ class CudaBackend(CudaMemory):
         self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
     ) -> None:
         """Queue a GEMM through cuBLAS; ``operands`` are the addresses of out, a and b."""
-        del correlation
         if not plan.bytes_out:
             return
         if self._is_current():
@@ -220,6 +214,5 @@ class CudaBackend(CudaMemory):
         self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
     ) -> None:
         """Queue CuPy's copy kernel."""
-        del correlation
         with self._current(), self._cupy.cuda.Stream.from_external(stream.raw):
             into[...] = array

@@ -142,7 +142,6 @@ class CudaStreams(CudaContext):
 
     def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
         """Record an event on a stream."""
-        del correlation
         try:
             if self._is_current():
                 stream.record(event)

@@ -138,7 +138,6 @@ class SimMemory(SimHost):
 
     def adopt(self, value: object, *, write: bool = False) -> SimArray | None:
         """Take a simulated array as it is."""
-        del write
         return value if isinstance(value, SimArray) else None
 
     def place(self, out: SimArray, a: SimArray, b: SimArray) -> Places:

@@ -86,7 +86,6 @@ class SimBackend(SimMemory):
 
     def context_handle(self, partition: SimPartition | None) -> int:
         """Return 0: no driver knows of contexts here."""
-        del partition
         return 0
 
     def close_partition(self, raw: SimPartition) -> None:
@@ -176,7 +175,6 @@ class SimBackend(SimMemory):
 
     def wait_for_all(self, handles: Collection[int]) -> None:
         """Wait for all work: nothing escapes that here."""
-        del handles
         self.synchronize()
 
     def close(self) -> None:
@@ -190,7 +188,7 @@ class SimBackend(SimMemory):
         """Do nothing: simulated arrays name no stream."""
 
     # -- events -----------------------------------------------------------------------
-    def make_event(self, *, timing: bool) -> SimEvent:  # noqa: ARG002 - free of cost here
+    def make_event(self, *, timing: bool) -> SimEvent:
         """Make an event."""
         return SimEvent()
 
@@ -290,7 +288,6 @@ class SimBackend(SimMemory):
     # -- kernels and host functions -----------------------------------------------------
     def compile(self, source: str, name: str, model: KernelModel | None) -> Kernel:
         """Take the kernel's model; its source is not looked at."""
-        del source
         if model is None:
             raise CapabilityError(
                 f"kernel {name!r} cannot run here: {self.capabilities.reasons['compile_source']} "
@@ -308,7 +305,6 @@ class SimBackend(SimMemory):
         correlation: int,
     ) -> None:
         """Queue what the kernel's model says it does."""
-        del block
         model = kernel.model
         if model is None:
             raise CapabilityError(f"kernel {kernel.name!r} has no model to simulate it by")
@@ -359,7 +355,6 @@ class SimBackend(SimMemory):
         graph: Graph | None,
     ) -> None:
         """Queue a host function; it runs at its place in the stream's virtual time."""
-        del graph
         name = getattr(function, "__name__", "host function")
         with self._lock:
             op = HostOp(stream, 0, correlation, name, function, HOST_FUNCTION_NS)

@@ -140,7 +140,12 @@ def with_table(function: _F) -> _F:
 
 
 def table(known: Iterable[Format] = BUILT_IN) -> str:
-    """Return a Markdown table of formats, the built-in ones if none are given.
+    """Return a Markdown table of formats.
+
+    Parameters
+    ----------
+    known
+        The formats; the built-in ones if none are given.
 
     Examples
     --------

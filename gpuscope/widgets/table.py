@@ -58,8 +58,11 @@ def names_of(what: str, names: Iterable[str]) -> list[str]:
     InvalidArgument
         They are no texts.
     """
-    found = None if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
-    if found is None or not all(isinstance(name, str) for name in found):
+    try:
+        found = [] if isinstance(names, str) else list(names)
+    except TypeError:  # a NumPy array without dimensions calls itself iterable, too
+        found = [names]
+    if isinstance(names, str) or not all(isinstance(name, str) for name in found):
         raise InvalidArgument(f"{what} is {given(names)}; a list of names is needed")
     return found
 

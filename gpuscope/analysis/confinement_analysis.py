@@ -11,7 +11,7 @@ from gpuscope._checks import door
 from gpuscope.analysis.escapes import Escape, Judgement, evidence_kind, judge, partitions_by_sm
 from gpuscope.analysis.given import GivenWork, give
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, Row
+from gpuscope.analysis.result import Result, Row, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -129,12 +129,7 @@ class ConfinementResult(Result):
     weight = "time (ms)"
 
     def __getitem__(self, name: str) -> PartitionConfinement:
-        for one in self.partitions:
-            if one.partition == name:
-                return one
-        raise KeyError(
-            f"no partition {name!r}; there are {[one.partition for one in self.partitions]}"
-        )
+        return named(self.partitions, name, "partition", "partition")
 
     def _rows(self) -> list[Row]:
         """One row per partition."""

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, Intervals, latest, stretch_sums, union
-from gpuscope.analysis.result import Result, Row, us
+from gpuscope.analysis.result import Result, Row, named, us
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -128,10 +128,7 @@ class GapsResult(Result):
     weight = "total (ms)"
 
     def __getitem__(self, name: str) -> TrackGaps:
-        for track in self.tracks:
-            if track.name == name:
-                return track
-        raise KeyError(f"no {self.by} {name!r}; there are {[track.name for track in self.tracks]}")
+        return named(self.tracks, name, self.by)
 
     def _rows(self) -> list[Row]:
         """One row per track."""

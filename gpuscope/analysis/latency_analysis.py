@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, by_workload
-from gpuscope.analysis.result import Result, Row
+from gpuscope.analysis.result import Result, Row, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
@@ -50,10 +50,7 @@ class LatencyResult(Result):
     weight = "n"
 
     def __getitem__(self, name: str) -> HandleLatency:
-        for handle in self.handles:
-            if handle.name == name:
-                return handle
-        raise KeyError(f"no handle {name!r}; there are {[handle.name for handle in self.handles]}")
+        return named(self.handles, name, "handle")
 
     def _rows(self) -> list[Row]:
         """One row per handle."""

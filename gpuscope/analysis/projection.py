@@ -12,7 +12,7 @@ from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.launch import launched
-from gpuscope.analysis.result import Result, Row, us
+from gpuscope.analysis.result import Result, Row, named, us
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -128,10 +128,7 @@ class ProjectionResult(Result):
     weight = "on GPU (ms)"
 
     def __getitem__(self, name: str) -> NamedProjection:
-        for one in self.names:
-            if one.name == name:
-                return one
-        raise KeyError(f"no range {name!r}; there are {[one.name for one in self.names[:20]]}")
+        return named(self.names, name, "range")
 
     def _rows(self) -> list[Row]:
         """One row per name and domain."""

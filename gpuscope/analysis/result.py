@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from gpuscope._text import shown
 
 Row: TypeAlias = dict[str, Any]
 """A row of a result: column → text, number or ``None``."""
+_Item = TypeVar("_Item")
+_NAMED = 20
 SHOWN = 100
 """Rows of a result that a page, a notebook or a terminal shows."""
 
@@ -26,6 +29,14 @@ def format_value(value: object) -> str:
 def us(ns: float | None) -> float | None:
     """Return µs of ns, nothing of nothing."""
     return None if ns is None else ns / 1e3
+
+
+def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name") -> _Item:
+    """Return the item of a name; :class:`KeyError` says which there are."""
+    there = [getattr(item, attribute) for item in items]
+    if name in there:
+        return items[there.index(name)]
+    raise KeyError(f"no {what} {name!r}; there are {there[:_NAMED]}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,12 @@ unpacks what a page says that it holds. Headers are Thrift's compact protocol.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from gpuscope.errors import TraceFormatError
 
+Fields: TypeAlias = dict[int, Any]
+"""Number of a field → its type and its value."""
 _MAGIC = b"PAR1"
 _HEADER = 1 << 16
 """Bytes of a page's header that are looked at; it holds numbers and two statistics."""
@@ -101,7 +103,7 @@ def survey(
     return Survey(rows, nbytes, frozenset(texts))
 
 
-def _structs(values: list[Any]) -> list[dict[int, Any]]:
+def _structs(values: list[Any]) -> list[Fields]:
     if not all(isinstance(value, dict) for value in values):
         raise TraceFormatError("its footer lists what is no part of a table")
     return values
@@ -113,7 +115,7 @@ def _texts(values: list[Any]) -> list[bytes]:
     return values
 
 
-def _pages(file: BinaryIO, size: int, facts: dict[int, Any]) -> int:
+def _pages(file: BinaryIO, size: int, facts: Fields) -> int:
     """Return the bytes that the pages of a column unpack to."""
     at = _of(facts, 9, _I64)
     if 11 in facts and 0 < _of(facts, 11, _I64) < at:
@@ -144,7 +146,7 @@ def _pages(file: BinaryIO, size: int, facts: dict[int, Any]) -> int:
     return nbytes
 
 
-def _of(fields: dict[int, Any], number: int, kind: int) -> Any:
+def _of(fields: Fields, number: int, kind: int) -> Any:
     """Return the value of a field that must be there, and of that type: a reader skips others."""
     found = fields.get(number)
     if found is None or found[0] != kind:
@@ -166,7 +168,7 @@ class _Reader:
         self._left = most_values
         self.at = 0
 
-    def struct(self, depth: int = 0) -> dict[int, Any]:
+    def struct(self, depth: int = 0) -> Fields:
         """Read a structure.
 
         Raises
@@ -176,7 +178,7 @@ class _Reader:
         """
         if depth > _DEEPEST:
             raise TraceFormatError("its footer nests deeper than any")
-        fields: dict[int, Any] = {}
+        fields: Fields = {}
         last = 0
         while head := self._byte():
             kind = head & 15
@@ -214,7 +216,7 @@ class _Reader:
         self.at += length
         return found
 
-    def _value(self, kind: int, depth: int, *, in_list: bool) -> Any:
+    def _value(self, kind: int, depth: int, *, in_list: bool) -> object:
         self._left -= 1
         if self._left < 0:
             raise TraceFormatError("its footer holds more than that of any trace")
@@ -230,7 +232,7 @@ class _Reader:
             return self.struct(depth + 1)
         raise TraceFormatError("its footer holds what none does")
 
-    def _list(self, depth: int) -> list[Any]:
+    def _list(self, depth: int) -> list[object]:
         head = self._byte()
         length = head >> 4 if head >> 4 < 15 else self._varint()
         if length > len(self._data) - self.at:

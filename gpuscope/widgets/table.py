@@ -58,11 +58,12 @@ def names_of(what: str, names: Iterable[str]) -> list[str]:
     InvalidArgument
         They are no texts.
     """
+    found: list[str] | None
     try:
-        found = [] if isinstance(names, str) else list(names)
+        found = list(names)
     except TypeError:  # a NumPy array without dimensions calls itself iterable, too
-        found = [names]
-    if isinstance(names, str) or not all(isinstance(name, str) for name in found):
+        found = None
+    if found is None or isinstance(names, str) or not all(isinstance(name, str) for name in found):
         raise InvalidArgument(f"{what} is {given(names)}; a list of names is needed")
     return found
 

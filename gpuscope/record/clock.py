@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Ints
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 
@@ -117,7 +117,7 @@ class ClockFit:
         bound = float((np.abs(weights) @ halves).max())
         return _Line(first, offset, float(beyond.mean() - drift * times.mean()), drift, bound)
 
-    def to_unix(self, readings: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def to_unix(self, readings: Ints) -> Ints:
         """Put readings of the clock on Unix time, ns."""
         line = self._line()
         since = readings.astype(np.int64) - (line.first + line.offset)

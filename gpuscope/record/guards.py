@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope._fork import free_in_children
+from gpuscope._types import Ints
 from gpuscope.device import caller
 
 NOTHING, UNSURE = -1, -2
@@ -38,7 +39,7 @@ class SelectionLog:
         """What was selected: each distinct object once."""
         self._numbers: dict[int, int] = {}
         self._changes: dict[int, list[list[int]]] = {}
-        self._tables: dict[int, np.ndarray[Any, Any]] = {}
+        self._tables: dict[int, Ints] = {}
         """Thread → its changes as far as they were looked at."""
         self._rewritten: set[int] = set()
         """Threads of which such a change became another since."""
@@ -106,9 +107,7 @@ class SelectionLog:
             number = UNSURE  # in a task nothing is selected; when the loop ends, the thread's is
         self._note(thread, number)
 
-    def selected(
-        self, threads: np.ndarray[Any, Any], times: np.ndarray[Any, Any]
-    ) -> np.ndarray[Any, Any]:
+    def selected(self, threads: Ints, times: Ints) -> Ints:
         """Return the number of the stream selected on each thread at each Unix time, ns."""
         found = np.full(len(times), NOTHING, np.int64)
         for thread in list(self._changes):
@@ -124,7 +123,7 @@ class SelectionLog:
             found[mine] = np.where(at >= 0, table[np.maximum(at, 0), 1], NOTHING)
         return found
 
-    def _table(self, thread: int) -> np.ndarray[Any, Any]:
+    def _table(self, thread: int) -> Ints:
         """Return a thread's changes; while it records this is asked again and again."""
         if thread in self._rewritten:
             self._rewritten.discard(thread)

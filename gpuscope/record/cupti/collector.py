@@ -20,6 +20,7 @@ import numpy as np
 
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION, arranged
+from gpuscope._types import Array
 from gpuscope.errors import CapabilityError, GpuscopeError, RecorderBusy
 from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.library import COMPLETED, REQUESTED, Library, Refused
@@ -44,7 +45,7 @@ _API_KINDS: Mapping[str, tuple[int, ...]] = {
 }
 """What API calls to record → kinds, from little to much."""
 
-Sink = Callable[[int, np.ndarray[Any, Any]], None]
+Sink = Callable[[int, Array], None]
 """Takes the number of a buffer and its bytes, which it must not change. A number that comes again
 is the same buffer."""
 
@@ -69,8 +70,8 @@ class Collector:
         self._lock = free_in_children(threading.RLock())
         self._owners: dict[int, tuple[Sink, int, str]] = {}
         self._undo = contextlib.ExitStack()
-        self._arrays: dict[int, np.ndarray[Any, Any]] = {}
-        self._ready: list[np.ndarray[Any, Any]] = []
+        self._arrays: dict[int, Array] = {}
+        self._ready: list[Array] = []
         self._numbers: dict[int, int] = {}
         """Address of a buffer → its number, a new one each time that CUPTI asks for one."""
         self._full: list[tuple[int, int]] = []

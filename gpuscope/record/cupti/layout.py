@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 
 MEMCPY, MEMSET, DRIVER, RUNTIME, CONTEXT = 1, 2, 4, 5, 9
@@ -143,12 +143,12 @@ class Found:
         That record's kind, or ``None``.
     """
 
-    offsets: Mapping[int, np.ndarray[Any, Any]]
+    offsets: Mapping[int, Array]
     unread: int = 0
     unread_kind: int | None = None
 
 
-def find_records(buffer: np.ndarray[Any, Any], sizes: Mapping[int, int]) -> Found:
+def find_records(buffer: Array, sizes: Mapping[int, int]) -> Found:
     """Return where each record of ``buffer`` begins.
 
     Launching the same things again and again writes the same kinds again and again: what
@@ -165,7 +165,7 @@ def find_records(buffer: np.ndarray[Any, Any], sizes: Mapping[int, int]) -> Foun
     kinds = words.data
     end = len(words)
     steps = {kind: size // 4 for kind, size in sizes.items()}
-    pieces: dict[int, list[np.ndarray[Any, Any]]] = {}
+    pieces: dict[int, list[Array]] = {}
     position, unread_kind = 0, None
     while position < end and unread_kind is None:
         starts, seen, after, unread_kind = _walk(kinds, position, end, steps, _WINDOW)
@@ -190,7 +190,7 @@ def find_records(buffer: np.ndarray[Any, Any], sizes: Mapping[int, int]) -> Foun
 
 
 def _walk(
-    kinds: Any, position: int, end: int, steps: Mapping[int, int], limit: int
+    kinds: memoryview, position: int, end: int, steps: Mapping[int, int], limit: int
 ) -> tuple[list[int], list[int], int, int | None]:
     """Walk up to ``limit`` records; positions and sizes in 4-byte words."""
     starts: list[int] = []
@@ -217,7 +217,7 @@ def _period(seen: list[int]) -> int:
 
 
 def _rounds(
-    words: np.ndarray[Any, Any],
+    words: Array,
     starts: list[int],
     seen: list[int],
     position: int,
@@ -246,9 +246,7 @@ _CHUNK = 2048
 """Records read at a time: all fields of so many are in the processor's cache together."""
 
 
-def read_records(
-    buffer: np.ndarray[Any, Any], found: Found
-) -> dict[int, dict[str, np.ndarray[Any, Any]]]:
+def read_records(buffer: Array, found: Found) -> dict[int, dict[str, Array]]:
     """Return kind → field → values for every kind whose fields are known."""
     return {
         kind: _read(buffer, offsets, FIELDS[kind])
@@ -258,15 +256,17 @@ def read_records(
 
 
 def _read(
-    buffer: np.ndarray[Any, Any],
-    offsets: np.ndarray[Any, Any],
+    buffer: Array,
+    offsets: Array,
     fields: Mapping[str, tuple[int, str]],
-) -> dict[str, np.ndarray[Any, Any]]:
+) -> dict[str, Array]:
     views = {
         code: buffer[: len(buffer) // int(code[1]) * int(code[1])].view(code)
         for code in {code for _, code in fields.values()}
     }
-    columns = {name: np.empty(len(offsets), code) for name, (_, code) in fields.items()}
+    columns: dict[str, Array] = {
+        name: np.empty(len(offsets), code) for name, (_, code) in fields.items()
+    }
     for first in range(0, len(offsets), _CHUNK):
         chunk = offsets[first : first + _CHUNK]
         step = int(chunk[1] - chunk[0]) if len(chunk) > 1 else 8
@@ -283,6 +283,6 @@ def _read(
     return columns
 
 
-def join(parts: list[dict[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
+def join(parts: list[dict[str, Array]]) -> dict[str, Array]:
     """Concatenate records of one kind."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

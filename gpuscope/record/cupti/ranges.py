@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ from gpuscope._types import Array
 from gpuscope.record import nvtx
 from gpuscope.record.cupti import tables
 from gpuscope.record.cupti.library import text_at
-from gpuscope.record.cupti.tables import Columns
+from gpuscope.record.cupti.tables import Column, Columns
 from gpuscope.record.rows import keep, range_row
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
@@ -38,7 +37,7 @@ class Ranges:
         """Return what undoes all that is done here next."""
         return keep(self, "_fresh", "_data", "_early_ends", "_open", "_done", "_numbers")
 
-    def take(self, records: Any) -> None:
+    def take(self, records: Mapping[int, Columns]) -> None:
         """Take the markers of a buffer."""
         markers, data = tables.markers_of(records)
         if markers is not None:
@@ -105,12 +104,14 @@ class Ranges:
         )
         return np.where(at >= 0, every["row"][np.maximum(at, 0)], NONE) if len(every["row"]) else at
 
-    def rows(self, *, over: bool) -> Any:
+    def rows(self, *, over: bool) -> pa.Table | None:
         """Return a table of the ranges that ended, at the end of those still open, too."""
         self._update()
         if self._open is None:
             return None
-        names = {int(one): self._text(int(one)) for one in np.unique(self._open["name"])}
+        names = {
+            int(address): self._text(int(address)) for address in np.unique(self._open["name"])
+        }
         canary = np.array([names[int(one)] == nvtx.CANARY for one in self._open["name"]], bool)
         ended = (self._open["last"] != _OPEN) | over
         now = tables.select(self._open, ended & ~canary)
@@ -121,11 +122,11 @@ class Ranges:
         count = len(now["row"])
         if not count:
             return None
-        domains = {int(one): self._text(int(one)) for one in np.unique(now["domain"])}
+        domains = {int(address): self._text(int(address)) for address in np.unique(now["domain"])}
         name_codes, name_at = arrow.coded(now["name"])
         domain_codes, domain_at = arrow.coded(now["domain"])
         last = now["last"]
-        columns: dict[str, Any] = {
+        columns: dict[str, Column] = {
             "id": now["row"],
             "parent": arrow.nullable(parents, parents == NONE),
             "kind": arrow.text_column(now["is_mark"].astype(np.int64), ["range", "mark"]),
@@ -143,7 +144,7 @@ class Ranges:
         }  # fmt: skip
         return arrow.table(columns, count)
 
-    def _styles(self, now: Columns, domains: dict[int, str]) -> dict[str, Any]:
+    def _styles(self, now: Columns, domains: dict[int, str]) -> dict[str, Column]:
         """Return colours, categories and payloads."""
         if not self._data:
             return {}
@@ -152,7 +153,7 @@ class Ranges:
         there = at >= 0
         picked = tables.select(data, np.maximum(at, 0))
         colored = there & (picked["color"] != 0)
-        columns: dict[str, Any] = {}
+        columns: dict[str, Column] = {}
         if colored.any():
             opaque = np.where(picked["color"] >> 24, picked["color"], picked["color"] | 0xFF000000)
             columns["color"] = pa.array(opaque.astype(np.uint32), mask=~colored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
 import plotly.io as pio
@@ -66,12 +66,16 @@ th.text, td.text { text-align: left; white-space: normal; overflow-wrap: break-w
 """
 
 
+Row: TypeAlias = Mapping[str, Any]
+"""A row of a table: texts, numbers or ``None`` by column."""
+
+
 def paragraph(text: str, css: str = "") -> str:
     """Return a paragraph; ``text`` is plain."""
     return f'<p class="{css}">{safe(text)}</p>' if css else f"<p>{safe(text)}</p>"
 
 
-def table(rows: Sequence[Mapping[str, Any]], shares: Sequence[str] = ()) -> str:
+def table(rows: Sequence[Row], shares: Sequence[str] = ()) -> str:
     """Return rows as an HTML table; numbers stand right, shares are per cent.
 
     Parameters
@@ -102,7 +106,7 @@ def table(rows: Sequence[Mapping[str, Any]], shares: Sequence[str] = ()) -> str:
     return f'<div class="scroll"><table>{inside}</table></div>'
 
 
-def number(value: Any, *, is_share: bool = False) -> str:
+def number(value: float | str | None, *, is_share: bool = False) -> str:
     """Write a value for people: a dash for nothing, four digits, thousands apart."""
     if value is None:
         return "–"
@@ -171,7 +175,7 @@ def result(found: Result, *, without: Sequence[str] = ()) -> str:
     return judged(kept, found.incomplete) + below
 
 
-def judged(rows: Sequence[Mapping[str, Any]], told: str, shares: Sequence[str] = ()) -> str:
+def judged(rows: Sequence[Row], told: str, shares: Sequence[str] = ()) -> str:
     """Return rows as a table, below the sentence that says what they lack; all plain text."""
     shown = [{name: value for name, value in row.items() if name != "incomplete"} for row in rows]
     return warning(told) + table(shown, shares)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gpuscope import analysis, figures
 from gpuscope._text import safe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.report import page, parts
+from gpuscope.report.page import Row
 from gpuscope.trace.run import Run, incomplete
 
 _HEADINGS = {
@@ -37,8 +37,6 @@ _WON = 1.2
 _HELPS = 0.9
 """A latency below this share of another is called better."""
 _SHARES = ("Share of alone on the whole GPU",)
-
-Row = dict[str, Any]
 
 
 def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path:
@@ -108,7 +106,7 @@ def _too_good(run: Run) -> list[str]:
 
 def _workloads(run: Run, rows: list[Row]) -> tuple[list[str], list[str]]:
     """Return the background workloads and those whose latency counts."""
-    described: Mapping[str, Any] = run.experiment.get("workloads") or {}
+    described: Row = run.experiment.get("workloads") or {}
     background = [name for name, facts in described.items() if facts.get("background")]
     timed = dict.fromkeys(row["workload"] for row in rows if row["latency_n"])
     return background, [name for name in timed if name not in background]
@@ -130,7 +128,7 @@ def _headed(row: Row) -> Row:
     }
 
 
-def _told(rows: list[Row]) -> list[Row]:
+def _told(rows: Sequence[Row]) -> list[Row]:
     """Leave out columns that say nothing in any row."""
     told = {name for row in rows for name, value in row.items() if value is not None}
     return [{name: value for name, value in row.items() if name in told} for row in rows]
@@ -190,7 +188,7 @@ def _ratio(rows: list[Row], workload: str) -> str | None:
 
 def _variants(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
     """Say what stream priority and the SM-count target did, by settings that differ in one."""
-    described: Mapping[str, Any] = run.experiment.get("settings") or {}
+    described: Row = run.experiment.get("settings") or {}
     plain = {name: _plainly(facts) for name, facts in described.items() if name in run.traces}
     lines = []
     for setting, other in itertools.permutations(plain, 2):
@@ -208,7 +206,7 @@ def _variants(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
     return lines
 
 
-def _plainly(facts: Mapping[str, Any]) -> tuple[Any, dict[str, int], Any]:
+def _plainly(facts: Row) -> tuple[object, dict[str, int], object]:
     """Split a setting into what is carved and used, its streams' priorities, and the target."""
     streams = {name: dict(spec) for name, spec in (facts.get("streams") or {}).items()}
     priorities = {

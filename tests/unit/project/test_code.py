@@ -15,13 +15,13 @@ import gpuscope
 
 ROOT = Path(__file__).resolve().parents[3]
 
-CODE_LINES = 32_300
+CODE_LINES = 31_950
 """May only go down, unless a feature is added: then by what the feature takes."""
-ANY_PER_1000 = 7.5
+ANY_PER_1000 = 6
 """May only go down."""
 PRIVATE_READS = 0
 BY_STRING = 0
-LONG_MODULES = 1
+LONG_MODULES = 0
 """May only go down."""
 TOP_NAMES = 20
 

@@ -36,8 +36,8 @@ def test_what_nobody_asked_for_is_the_remainder(gpu):
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        ({"a": 0}, "0 SMs asked for"),
-        ({"a": -8}, "-8 SMs asked for"),
+        ({"a": 0}, "whole number of SMs from 1, .* found 0"),
+        ({"a": -8}, "whole number of SMs from 1, .* found -8"),
         ({"a": 7}, "8 above"),
         ({"a": 200}, "132 below"),
         ({"a": "rest", "b": "rest"}, "only one"),

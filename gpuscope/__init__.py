@@ -65,7 +65,7 @@ __getattr__ = public(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES})
 
 
 def _shown_timeline() -> LiveView:

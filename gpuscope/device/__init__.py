@@ -61,4 +61,4 @@ __getattr__ = public(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES})

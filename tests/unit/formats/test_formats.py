@@ -181,7 +181,7 @@ def test_the_cell_magic_writes_it(plugin, tmp_path):
     shell.run_line_magic("load_ext", "gpuscope")
     shell.user_ns["gpu"] = gs.open_device("sim:h200", quiet=True)
     shell.run_cell_magic(
-        "gpuscope", f"--export {tmp_path / 'cell.lines'}",
+        "gpuscope", f"--device gpu --export {tmp_path / 'cell.lines'}",
         "import gpuscope as gs\nwith gpu.create_stream() as stream:\n"
         "    gs.Gemm(gpu, m=64, n=64, k=64).execute(stream=stream)\n",
     )  # fmt: skip

@@ -7,8 +7,10 @@ import contextlib
 import gc
 import itertools
 import random
+import signal
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -345,11 +347,17 @@ class Moment:
         self._number = number
 
     def __enter__(self) -> Moment:
+        # Who starts a program in the background may have it ignore Ctrl-C.
+        self._handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.setprofile(self._pass)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        try:
+            time.sleep(0)  # a Ctrl-C that is on its way arrives here at the latest
+        finally:
+            signal.signal(signal.SIGINT, self._handler)
 
     def _pass(self, _: object, event: str, __: object) -> None:
         if event not in ("call", "c_return"):

@@ -148,9 +148,9 @@ class Runner:
                 try:
                     self.device.plan_carve(setting.partitions, rounding=setting.rounding)
                 except InvalidPartition as error:
+                    where = " (in an experiment: rounding, at the top or in the setting)"
                     raise InvalidPartition(
-                        f"setting {setting.name!r}: {error} (in an experiment: rounding, at the "
-                        "top or in the setting)"
+                        f"setting {setting.name!r}: {error}{where * ('rounding' in str(error))}"
                     ) from error
         try:
             for number in range(self.experiment.rounds):

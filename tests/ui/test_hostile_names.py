@@ -326,7 +326,7 @@ def test_fragments_of_the_dashboard_do_not_act(browser_page, tmp_path):
     found = {}
     for name in NAMES:
         found |= {
-            f"problem {name}": dashboard.problem(name), f"note {name}": dashboard.note(name),
+            f"note {name}": dashboard.note(name),
             f"card {name}": dashboard.card(name, [dashboard.text(name)]),
         }  # fmt: skip
     for what, content in found.items():

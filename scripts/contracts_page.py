@@ -33,108 +33,109 @@ CONTRACTS = (
     Contract(
         "A", "guard", "The caller's stream", "ExecuTorch #20158 (caller-stream guard)",
         (
-            "Without a guard `get_caller_stream()` is `None`.",
-            "Entering selects; leaving restores what was there before, also on an exception.",
+            "Without a guard, `get_caller_stream()` returns `None`.",
+            "Entering selects; leaving restores the previous selection, also after an exception.",
             "Guards nest: the innermost wins.",
-            "A null stream and the per-thread stream are selections, not `None`.",
-            "A selection belongs to one thread and one asyncio task.",
-            "No copies, no pickles; entering twice, leaving twice or elsewhere changes nothing.",
-            "Pure state: no device is touched, nothing is owned.",
-            "One slot a process: across reloads and second copies of the package.",
-            "Takes gpuscope streams, `__cuda_stream__` and integers; returns the very object.",
-            "`bind=` for CuPy and PyTorch where they are imported; not across an `await`.",
-            "A C function in a capsule reads the slot ([how](native.md)).",
-            "Apart from it: a current stream for each thread and device.",
-            "A backend call installs its stream and restores or clears, also on an error.",
-            "With a handle's own graph replay: refused before any state changes.",
+            "The null stream and the per-thread default stream count as selections, not as `None`.",
+            "A selection applies to one thread and one asyncio task.",
+            "No copies, no pickles; entering or leaving twice or elsewhere raises without effect.",
+            "A guard is pure state: it touches no device and owns nothing.",
+            "One slot per process, shared across reloads and by second copies of the package.",
+            "Accepts gpuscope streams, `__cuda_stream__` and integers; returns the same object.",
+            "`bind=` also selects in CuPy and PyTorch, if imported; not across an `await`.",
+            "Native code reads the slot through a C function in a capsule ([how](native.md)).",
+            "Separately, each thread has a current stream for each device.",
+            "A backend call sets the current stream, then restores or clears it, also on an error.",
+            "A handle that replays its own graph refuses a selected stream; no state changes.",
         ),
     ),
     Contract(
         "B", "handle", "Reusable handles", "Torch-TensorRT #4314 (engine on the caller's stream)",
         (
-            "Owns no stream: explicit, else the caller's, else the thread's, else the default.",
-            "With a stream selected `execute()` returns at once, in flight.",
-            "With an operand in host memory it waits.",
-            "Reuse is safe without the caller waiting, and the host does not wait for it.",
-            "Closing and collection wait for the event, not for the stream, and never raise.",
-            "If the event cannot be recorded the stream is synchronised, and the error raised.",
+            "Uses the explicit stream, else the caller's, the thread's, the default; owns none.",
+            "With a stream selected, `execute()` returns at once while the work is in flight.",
+            "With an operand in host memory, `execute()` waits.",
+            "A handle can be reused without waiting; the host is not blocked either.",
+            "`close()` and garbage collection wait for the event, not the stream, and never raise.",
+            "If recording the event fails, the stream is synchronised and the error raised.",
             "A copy that fails after the launch still drains the stream.",
-            "The current device is switched only when it differs, and restored on every way out.",
-            "A lock serialises `execute()`; `max_in_flight=N` lets N calls overlap.",
-            "Errors for a wrong stream name the cause and the call that fixes it.",
-            "A partition that cannot be made is an error; what was granted is told as granted.",
+            "The current device is switched only if it differs, and restored on every exit path.",
+            "A lock serialises `execute()`; `max_in_flight=N` allows N overlapping calls.",
+            "Errors about a wrong stream name the cause and the call that fixes it.",
+            "A partition that cannot be created is an error; the granted size is reported.",
         ),
     ),
     Contract(
         "C", "scratch", "Scratch memory", "ONNX Runtime #29244 (stream-tagged scratch)",
         (
-            "A workload's function gets a context with `stream` and `scratch`, for that call.",
-            "Scratch is tagged with the call's stream; unknown handles give untagged memory.",
-            "The map from handle to stream is of this call only, and empty after it.",
-            "Contexts nest and restore; outside any call scratch is untagged.",
-            "Freed memory is reused on its stream at once, elsewhere only after a wait.",
+            "A workload function gets a context with `stream` and `scratch`, valid for the call.",
+            "Scratch is tagged with the call's stream; an unknown handle gives untagged memory.",
+            "The map from handles to streams lasts for one call and is empty afterwards.",
+            "Contexts nest and restore; outside any call, scratch is untagged.",
+            "Freed memory is reused at once on its stream, and on others only after a wait.",
             "Zero bytes allocate nothing; negative and overflowing sizes raise.",
-            "After warm-up no new memory; under capture it is taken before.",
-            "The capability is true only where stream-tagged allocation is there.",
+            "After warm-up, no call allocates; a capture uses memory allocated before it.",
+            "The capability is true only if stream-tagged allocation is available.",
         ),
     ),
     Contract(
         "D", "streams", "Streams and events", "Quadrants #407 (streams and events)",
         (
-            "`with` waits, then destroys; partitions own their streams; a forgotten one warns.",
-            "A stream made from somebody else's handle is never destroyed.",
-            "Closed streams and events raise, and never fall through to the default.",
+            "`with` waits, then destroys; partitions own their streams; an unclosed stream warns.",
+            "A stream that wraps a foreign handle is never destroyed.",
+            "Closed streams and events raise; they never fall through to the default stream.",
             "A launch sets the thread's current stream and restores the previous one.",
-            "Record, wait, synchronise, `elapsed_ns`; timing is on unless asked off.",
-            "A device that is gone: using raises, destroying is silent, also at the very end.",
+            "Events: record, wait, synchronise, `elapsed_ns`; timing is on by default.",
+            "On a lost device, use raises and destruction is silent, also at interpreter exit.",
             "Any thread may use any stream.",
-            "Two threads launching one workload share no argument or workspace memory.",
-            'On `open_device("cpu")` every operation works and does nothing.',
+            "Two threads that launch one workload share no argument or workspace memory.",
+            'On `open_device("cpu")`, every stream and event operation is accepted as a no-op.',
             "Two streams that should overlap do.",
             "Every launch takes a keyword-only `stream=`.",
-            "Event times over long spans and across partitions.",
+            "Event times hold over long spans and across partitions.",
         ),
     ),
     Contract(
         "E", "mm_out", "`mm_out(out, a, b)`", "ExecuTorch #19360 (cuBLAS `mm_out`)",
         (
-            "Checks in one order; each error names the argument, what was found and is needed.",
-            "Dtypes and accumulation; NaNs in `out` do not survive; empty sizes.",
-            "Row-major, column-major and transposed views are not copied; other strides are.",
-            "Picks its stream as B1; returns without waiting when one is selected.",
-            "One cuBLAS handle a thread and device, a workspace a stream; can be captured.",
-            "CuPy, `__cuda_array_interface__` and DLPack without a copy.",
-            "Exact on small integers; within the bounds of a float64 reference.",
+            "Checks run in a fixed order; errors name the argument, what was found and required.",
+            "Dtypes and accumulation are defined; NaNs in `out` are overwritten; sizes may be 0.",
+            "Row-major, column-major and transposed views are used in place; others are copied.",
+            "Chooses its stream as in B1; returns without waiting if one is selected.",
+            "A cuBLAS handle per thread and device, a workspace per stream; can be captured.",
+            "Accepts CuPy, `__cuda_array_interface__` and DLPack without a copy.",
+            "Exact on small integers; otherwise within error bounds of a float64 reference.",
         ),
     ),
 )  # fmt: skip
 
 HEAD = """# The stream contracts, rule by rule
 
-Five published designs say how work should land on the stream its caller chose. gpuscope
-implements them; each rule has tests that carry its number, `test_guard_03_…` for A3.
+Five published designs specify how work should reach the stream that its caller chose. gpuscope
+implements them. Each rule below has tests whose names carry its number: `test_guard_03_…` tests
+rule A3.
 
-Generated from the test tree by `python scripts/contracts_page.py`; do not edit. *Where* says
-what a rule's tests run on: the simulated GPU (sim), `open_device("cpu")` (cpu), a real GPU
-(GPU; `make test-gpu`), or no device at all (none), which includes stand-ins for drivers and
-libraries.
+This page is generated from the test tree by `python scripts/contracts_page.py`; do not edit it.
+The column *where* lists what a rule's tests run on: the simulated GPU (sim), `open_device("cpu")`
+(cpu), a real GPU (GPU; `make test-gpu`), or no device (none), possibly with stand-ins for drivers
+and libraries.
 """
 
-NOTES = """## How rules are read
+NOTES = """## Details of some rules
 
-- D6: leaving `with`, and `close()`, wait for the stream's work first; on a device that is gone
-  it is this wait that raises. What follows, the destroying, is silent, and so are destructors.
-  At the interpreter's end nothing is said: no traceback, and no ResourceWarning either.
-- A3: a guard left on its thread and in its task while one entered later is active, as by a
-  generator that is closed early, is taken out: the innermost still wins, and what its exit
-  restores is the next guard outside it that is still active.
-- A10: a simulated stream is none of CuPy's or PyTorch's, and leaves theirs as they are. A bound
-  guard left out of order raises, and selects no more; CuPy and PyTorch get their streams back
+- **A3**: a guard may be left, on its thread and in its task, while a guard entered later is still
+  active. A generator that is closed early does so. The guard is then removed. The innermost guard
+  still wins, and its exit restores the next outer guard that is still active.
+- **A10**: a simulated stream cannot be bound: CuPy and PyTorch keep their current streams. Leaving
+  a bound guard out of order raises and ends its selection. CuPy and PyTorch get their streams back
   when the next guard inside it is left.
-- A12: a stream that `get_current_stream` created belongs to the registry: it needs no closing.
-- E6: sharing memory by DLPack queues no waits between streams. Which stream follows which is the
-  caller's choice, as everywhere. Where a CUDA array interface names a stream, as its version 3
-  lets it, the call's stream waits for that one by an event; the host does not.
+- **A12**: a stream that `get_current_stream` created belongs to the registry and needs no closing.
+- **D6**: leaving `with`, and `close()`, first wait for the stream's work. On a lost device, this
+  wait raises. The destruction that follows is silent, and so are destructors. At interpreter exit
+  there is no traceback and no `ResourceWarning`.
+- **E6**: sharing memory through DLPack queues no waits between streams. Ordering the streams is up
+  to the caller, as everywhere. If a CUDA array interface names a stream (version 3 allows this),
+  the call's stream waits for it by an event, and the host does not wait.
 """
 
 

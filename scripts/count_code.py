@@ -39,7 +39,7 @@ BY_STRING = {
     "gpuscope/_lazy.py": "lazy public names",
     "gpuscope/_optional.py": "optional libraries",
     "gpuscope/_plotly.py": "modules that Plotly imports before it needs them",
-    "gpuscope/workloads/by_name.py": "the user's own module, in kind = python:module:function",
+    "gpuscope/workloads/builtin.py": "the user's own module, in kind = python:module:function",
 }
 """Files that may import by string, and what."""
 _NAMED_TUPLE = {"_fields", "_asdict", "_replace", "_make"}

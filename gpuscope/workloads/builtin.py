@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import inspect
+import operator
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveInt, StrictBool, StrictInt, StrictStr, field_validator
 
 from gpuscope import workloads
 from gpuscope.device.dtypes import Dtype
+from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
+    from gpuscope.workloads.function import workload
     from gpuscope.workloads.handle import Handle
 
 PYTHON = "python"
@@ -173,6 +178,8 @@ class PythonSpec(WorkloadSpec):
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
         """Import what it names, and make a handle of it.
 
+        A class is given ``name`` and ``seed`` too, where it has such parameters.
+
         Raises
         ------
         InvalidExperiment
@@ -181,12 +188,57 @@ class PythonSpec(WorkloadSpec):
         GpuscopeError
             Importing the module fails.
         """
-        from gpuscope.workloads.by_name import make_by_name  # noqa: PLC0415 - loads NumPy
+        place = f"workloads.{name}"
+        found = self._imported(f"{place}.kind")
+        called: Callable[..., object] = found
+        offered: dict[str, object] = {"name": name, "seed": seed}
+        if isinstance(found, workloads.workload):
+            called, offered = found.function, {}
+        signature = inspect.signature(called)
+        keywords = {key: offered[key] for key in offered if key in signature.parameters} | self.args
+        try:
+            signature.bind(None, **keywords)
+        except TypeError as error:
+            raise InvalidExperiment(
+                f"{place}.args: {self.kind!r} does not take them: {error}"
+            ) from error
+        if isinstance(found, workloads.workload):
+            return found(device, name=name, arguments=self.args)
+        handle: Handle = found(device, **keywords)
+        handle.name = name
+        return handle
 
-        return make_by_name(
-            device, self.module, self.function, self.args, name=name, seed=seed,
-            path=f"workloads.{name}",
-        )  # fmt: skip
+    def _imported(self, place: str) -> workload[object] | Callable[..., Handle]:
+        """Import its module, and return what it names there: a workload or a class of handles."""
+        try:
+            found: object = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if self.module == missing or self.module.startswith(f"{missing}."):
+                raise InvalidExperiment(
+                    f"{place}: there is no module {missing!r}: install it, or name its folder in "
+                    "PYTHONPATH"
+                ) from error
+            raise GpuscopeError(f"{place}: importing {self.module!r} fails: {error}") from error
+        except Exception as error:
+            raise GpuscopeError(
+                f"{place}: importing {self.module!r} fails: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            found = operator.attrgetter(self.function)(found)
+        except AttributeError as error:
+            raise InvalidExperiment(
+                f"{place}: module {self.module!r} has no {self.function!r}"
+            ) from error
+        if isinstance(found, workloads.workload):
+            return found
+        if isinstance(found, type) and issubclass(found, workloads.Handle):
+            return found
+        raise InvalidExperiment(
+            f"{place}: {self.function!r} of module {self.module!r} is {type(found).__name__}, not "
+            "a workload: decorate the function with @gpuscope.workloads.workload, or name a "
+            "subclass of gpuscope.workloads.Handle"
+        )
 
 
 BUILT_IN: Mapping[str, type[WorkloadSpec]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from gpuscope._types import Array
@@ -93,6 +94,7 @@ class Completion(Unique):
             self._device.registry.give_event(self._event)
 
 
+@dataclass(slots=True, eq=False)
 class Work:
     """What one call does.
 
@@ -113,25 +115,15 @@ class Work:
         Arrays of other libraries: where they name a stream, the work waits for it.
     """
 
-    __slots__ = ("downloads", "follows", "keep", "operands", "result", "uploads")
-
-    def __init__(
-        self,
-        operands: Passed,
-        result: object = None,
-        keep: tuple[NativeArray, ...] = (),
-        uploads: Sequence[Upload] = (),
-        downloads: Sequence[Download] = (),
-        follows: Sequence[NativeArray] = (),
-    ) -> None:
-        self.operands = operands
-        self.result = result
-        self.keep = keep
-        self.uploads = uploads
-        self.downloads = downloads
-        self.follows = follows
+    operands: Passed
+    result: NativeArray = None
+    keep: tuple[NativeArray, ...] = ()
+    uploads: Sequence[Upload] = ()
+    downloads: Sequence[Download] = ()
+    follows: Sequence[NativeArray] = ()
 
 
+@dataclass(slots=True, eq=False)
 class Context:
     """What belongs to one of the calls that a handle may have in flight.
 
@@ -157,23 +149,17 @@ class Context:
         Arrays of its own: operands, and device copies of host operands by name.
     """
 
-    __slots__ = (
-        "completion", "event", "graph", "in_flight", "kept", "next", "own", "ready", "staging",
-        "stream", "thread",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.next: Context = self
-        self.event: Event | None = None
-        self.completion: Completion | None = None
-        self.stream: Stream | None = None
-        self.thread: object = None
-        self.in_flight = False
-        self.ready: object = NOTHING
-        self.graph: Graph | None = None
-        self.kept: tuple[NativeArray, ...] = ()
-        self.own: NativeArray = None
-        self.staging: dict[str, NativeArray] = {}
+    next: Context = field(init=False)
+    event: Event | None = None
+    completion: Completion | None = None
+    stream: Stream | None = None
+    thread: object = None
+    in_flight: bool = False
+    ready: object = NOTHING
+    graph: Graph | None = None
+    kept: tuple[NativeArray, ...] = ()
+    own: NativeArray = None
+    staging: dict[str, NativeArray] = field(default_factory=dict)
 
     def runs(self) -> bool:
         """Whether its latest call is still running, as far as the host can see now."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuscope._checks import count, require_kind
+from gpuscope._types import Array
 from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -13,13 +16,60 @@ from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Context, Passed, Work
 from gpuscope.workloads.handle import Handle
 
-_SOURCE = Path(__file__).with_name("copy.cu").read_text("utf-8")
 BLOCK = 512
 """Threads of a block."""
 _BLOCKS_PER_SM = 4
 
 
-class Copy(Handle):
+@functools.cache
+def source(*files: str) -> str:
+    """Return the text of files beside this one, joined."""
+    return "".join(Path(__file__).with_name(name).read_text("utf-8") for name in files)
+
+
+class MemoryKernel(Handle):
+    """A kernel that reads an array of its own, ``x``, and writes another, bound by memory.
+
+    The simulated GPU takes as long as for a copy of ``x``. A subclass says where the kernel is.
+    """
+
+    _files: tuple[str, ...]
+    _function: str
+
+    def __init__(
+        self,
+        owner: Device | Partition,
+        shape: int | tuple[int, ...],
+        compute: Callable[[Array], Array],
+        *,
+        name: str,
+        seed: int,
+        max_in_flight: int,
+    ) -> None:
+        super().__init__(owner, name=name, max_in_flight=max_in_flight)
+        self.x = self.device.random(shape, "float32", seed=seed)
+        """The array that it reads, on the device."""
+        for context in self._contexts:
+            context.own = self.device.empty(shape, "float32")
+        nbytes = self.x.nbytes
+        self._moved = 2 * nbytes
+        self._kernel = self.device.compile(
+            source(*self._files),
+            self._function,
+            model=KernelModel(
+                lambda profile, _grid, _args, sm_count: profile.copy_cost(nbytes, sm_count),
+                reads=lambda args: [args[1]],
+                writes=lambda args: args[0],
+                compute=compute,
+            ),
+        )
+
+    def _prepare(self, context: Context, operands: Passed) -> Work:
+        del operands
+        return Work(context.own, context.own, (context.own,))
+
+
+class Copy(MemoryKernel):
     """Copy ``nbytes`` from one device array of its own to another, with a kernel.
 
     ``execute()`` returns the array written.
@@ -53,6 +103,10 @@ class Copy(Handle):
     1008
     """
 
+    _files: tuple[str, ...] = ("copy.cu",)
+    _function = "copy_kernel"
+    _what = "copy"
+
     def __init__(
         self,
         owner: Device | Partition,
@@ -64,26 +118,12 @@ class Copy(Handle):
     ) -> None:
         nbytes = count("nbytes", nbytes, least=1, most=2**62, error=InvalidOperand)
         require_kind("name", name, str, None)
-        super().__init__(owner, name=name or f"copy {nbytes} B", max_in_flight=max_in_flight)
         self._vectors = -(-nbytes // 16)
         self.nbytes = self._vectors * 16
-        self._source = self.device.random(self._vectors * 4, "float32", seed=seed)
-        for context in self._contexts:
-            context.own = self.device.empty(self._vectors * 4, "float32")
-        self._kernel = self.device.compile(
-            _SOURCE,
-            "copy_kernel",
-            model=KernelModel(
-                lambda profile, _grid, _args, sm_count: profile.copy_cost(self.nbytes, sm_count),
-                reads=lambda args: [args[1]],
-                writes=lambda args: args[0],
-                compute=lambda values: values,
-            ),
-        )
-
-    def _prepare(self, context: Context, operands: Passed) -> Work:
-        del operands
-        return Work(context.own, context.own, (context.own,))
+        super().__init__(
+            owner, self._vectors * 4, lambda values: values,
+            name=name or f"{self._what} {nbytes} B", seed=seed, max_in_flight=max_in_flight,
+        )  # fmt: skip
 
     def _grid(self, stream: Stream) -> int:
         partition = stream.partition
@@ -92,6 +132,6 @@ class Copy(Handle):
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         stream.launch(
-            self._kernel, operands, self._source, self._vectors,
-            grid=self._grid(stream), block=BLOCK, nbytes=2 * self.nbytes,
+            self._kernel, operands, self.x, self._vectors,
+            grid=self._grid(stream), block=BLOCK, nbytes=self._moved,
         )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from gpuscope._checks import count, given, require_kind
-from gpuscope._types import Array
 from gpuscope.device.api import MatmulPlan
 from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
@@ -96,6 +96,7 @@ def mm_out(
     return out
 
 
+@dataclass(slots=True, eq=False)
 class _GemmContext(Context):
     """A context that remembers the latest operands, as they were given, and what they mean.
 
@@ -103,21 +104,17 @@ class _GemmContext(Context):
     memory never moves, are remembered.
     """
 
-    __slots__ = ("a", "b", "out", "placed", "plan", "result", "sm_count")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a: NativeArray = NOTHING
-        self.b: NativeArray = NOTHING
-        self.out: NativeArray = NOTHING
-        self.plan: MatmulPlan | None = None
-        self.placed: PlacedOperands = None
-        self.result: NativeArray = None
-        self.sm_count = 0
+    a: NativeArray = NOTHING
+    b: NativeArray = NOTHING
+    out: NativeArray = NOTHING
+    plan: MatmulPlan | None = None
+    placed: PlacedOperands = None
+    result: NativeArray = None
+    sm_count: int = 0
 
     def forget(self, device: Device) -> None:
         """Let go of the operands too."""
-        super().forget(device)
+        Context.forget(self, device)  # dataclass made this class anew: no bare super()
         self.a = self.b = self.out = NOTHING
         self.plan = self.placed = self.result = None
 
@@ -165,6 +162,7 @@ class Gemm(Handle):
     """
 
     _context_type = _GemmContext
+    _usual_name = "gemm {m}x{n}x{k} {dtype}"
 
     def __init__(
         self,
@@ -196,9 +194,8 @@ class Gemm(Handle):
             count("sm_count_target", sm_count_target, least=1, most=LARGEST, error=InvalidOperand)
         seed = count("seed", seed, most=LARGEST, error=InvalidOperand)
         require_kind("name", name, str, None)
-        super().__init__(
-            owner, name=name or f"gemm {m}x{n}x{k} {dtype}", max_in_flight=max_in_flight
-        )
+        name = name or self._usual_name.format(m=m, n=n, k=k, dtype=dtype)
+        super().__init__(owner, name=name, max_in_flight=max_in_flight)
         self.m, self.n, self.k = m, n, k
         self.dtype = dtype
         self._sm_count_target: SmCountTarget = sm_count_target
@@ -348,9 +345,9 @@ class Gemm(Handle):
         uploads: list[Upload] = []
         downloads: list[Download] = []
         if plan is None:
-            a = self._staged(context, "a", a, (self.m, self.k), uploads)
-            b = self._staged(context, "b", b, (self.k, self.n), uploads)
-            out = self._staged_out(context, out, downloads)
+            a = self._staged(context, "a", a, uploads, downloads)
+            b = self._staged(context, "b", b, uploads, downloads)
+            out = self._staged(context, "out", out, uploads, downloads)
             (out, a, b), plan = check(self.device, out, a, b, key_of(out, a, b))
         if not self._fits(plan):
             raise InvalidOperand(
@@ -380,44 +377,34 @@ class Gemm(Handle):
             value, self.device.backend.array_type
         )
 
-    def _staging(
-        self, context: Context, name: str, values: Array, shape: tuple[int, int]
-    ) -> NativeArray:
-        """Return the context's array on the device for a NumPy operand, after its checks."""
-        dtype = as_dtype(self.dtype)
-        if values.shape != shape or values.dtype != dtype:
-            raise InvalidOperand(
-                f"{name} is {values.shape} {values.dtype} in host memory, but this Gemm is "
-                f"{self.m}x{self.n}x{self.k} {self.dtype}: {shape} {dtype} is needed"
-            )
-        if name not in context.staging:
-            context.staging[name] = self.device.empty(shape, dtype)
-        return context.staging[name]
-
     def _staged(
         self,
         context: Context,
         name: str,
         value: NativeArray,
-        shape: tuple[int, int],
         uploads: list[Upload],
+        downloads: list[Download],
     ) -> NativeArray:
+        """Return the context's array on the device for a NumPy operand, and note its copy."""
         if not self._is_on_host(value):
             return value
-        array = self._staging(context, name, value, shape)
-        uploads.append((array, np.ascontiguousarray(value)))
-        return array
-
-    def _staged_out(
-        self, context: Context, out: NativeArray, downloads: list[Download]
-    ) -> NativeArray:
-        if not self._is_on_host(out):
-            return out
-        array = self._staging(context, "out", out, (self.m, self.n))
-        if not out.flags.writeable:
+        shape = {"a": (self.m, self.k), "b": (self.k, self.n), "out": (self.m, self.n)}[name]
+        dtype = as_dtype(self.dtype)
+        if value.shape != shape or value.dtype != dtype:
+            raise InvalidOperand(
+                f"{name} is {value.shape} {value.dtype} in host memory, but this Gemm is "
+                f"{self.m}x{self.n}x{self.k} {self.dtype}: {shape} {dtype} is needed"
+            )
+        if name not in context.staging:
+            context.staging[name] = self.device.empty(shape, dtype)
+        array = context.staging[name]
+        if name != "out":
+            uploads.append((array, np.ascontiguousarray(value)))
+            return array
+        if not value.flags.writeable:
             raise InvalidOperand("out is a read-only NumPy array: give one that can be written")
-        values = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-        downloads.append((out, values, array))
+        buffer = value if value.flags.c_contiguous else np.empty(shape, dtype)
+        downloads.append((value, buffer, array))
         return array
 
     def _sm_count(self, stream: Stream) -> int:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from gpuscope._checks import count, require_kind
 from gpuscope._types import Array
-from gpuscope.device.api import KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
-from gpuscope.workloads.context import Context, Passed, Work
-from gpuscope.workloads.handle import Handle
+from gpuscope.workloads.context import Passed
+from gpuscope.workloads.copy import MemoryKernel
 
-_SOURCE = Path(__file__).with_name("softmax.cu").read_text("utf-8")
 _BLOCK = 256
 _LIMIT = 2**31 - 1
 
 
-class Softmax(Handle):
+class Softmax(MemoryKernel):
     """``out[i, j] = exp(x[i, j]) / Σⱼ exp(x[i, j])`` in float32, one thread block for each row.
 
     ``execute()`` returns the array written.
@@ -61,6 +56,9 @@ class Softmax(Handle):
     [1.0, 1.0, 1.0, 1.0]
     """
 
+    _files = ("softmax.cu",)
+    _function = "softmax_kernel"
+
     def __init__(
         self,
         owner: Device | Partition,
@@ -74,38 +72,15 @@ class Softmax(Handle):
         rows = count("rows", rows, least=1, most=_LIMIT, error=InvalidOperand)
         columns = count("columns", columns, least=1, most=_LIMIT, error=InvalidOperand)
         require_kind("name", name, str, None)
-        super().__init__(
-            owner, name=name or f"softmax {rows}x{columns}", max_in_flight=max_in_flight
-        )
         self.rows, self.columns = rows, columns
-        self._x = self.device.random((rows, columns), "float32", seed=seed)
-        for context in self._contexts:
-            context.own = self.device.empty((rows, columns), "float32")
-        nbytes = 4 * rows * columns
-        self._moved = 2 * nbytes
-        self._kernel = self.device.compile(
-            _SOURCE,
-            "softmax_kernel",
-            model=KernelModel(
-                lambda profile, _grid, _args, sm_count: profile.copy_cost(nbytes, sm_count),
-                reads=lambda args: [args[1]],
-                writes=lambda args: args[0],
-                compute=_softmax,
-            ),
-        )
-
-    @property
-    def x(self) -> NativeArray:
-        """The array that it reads, on the device."""
-        return self._x
-
-    def _prepare(self, context: Context, operands: Passed) -> Work:
-        del operands
-        return Work(context.own, context.own, (context.own,))
+        super().__init__(
+            owner, (rows, columns), _softmax,
+            name=name or f"softmax {rows}x{columns}", seed=seed, max_in_flight=max_in_flight,
+        )  # fmt: skip
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         stream.launch(
-            self._kernel, operands, self._x, self.columns,
+            self._kernel, operands, self.x, self.columns,
             grid=self.rows, block=_BLOCK, nbytes=self._moved,
         )  # fmt: skip
 

@@ -16,11 +16,9 @@ no block records: there ``blocks`` is ``None``.
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import numpy as np
 
-from gpuscope._checks import require_kind
 from gpuscope._types import Array
 from gpuscope.device import binding
 from gpuscope.device.api import Backend, Kernel, KernelModel, MatmulPlan
@@ -30,10 +28,11 @@ from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 from gpuscope.workloads.context import Passed
-from gpuscope.workloads.copy import BLOCK, Copy
+from gpuscope.workloads.copy import BLOCK, Copy, source
 from gpuscope.workloads.gemm import Gemm
 from gpuscope.workloads.product import PlacedOperands
 
+_COMMON = "traced_common.cu"
 _TILE = 128
 _THREADS = 256
 _TENSOR_CORES_SINCE = (8, 0)
@@ -52,12 +51,6 @@ def _records(device: Device, stream: Stream, blocks: int) -> NativeArray:
             return device.empty((blocks, 3), "uint64")
         finally:
             binding.unbind(bound)
-
-
-@functools.cache
-def _source(name: str) -> str:
-    folder = Path(__file__).parent
-    return "".join((folder / part).read_text("utf-8") for part in ("traced_common.cu", name))
 
 
 class TracedGemm(Gemm):
@@ -106,6 +99,8 @@ class TracedGemm(Gemm):
     0
     """
 
+    _usual_name = "traced gemm {m}x{n}x{k}"
+
     def __init__(
         self,
         owner: Device | Partition,
@@ -117,12 +112,10 @@ class TracedGemm(Gemm):
         seed: int = 0,
         max_in_flight: int = 1,
     ) -> None:
-        require_kind("name", name, str, None)
         super().__init__(
             owner, m=m, n=n, k=k, dtype="float16", sm_count_target=None, name=name, seed=seed,
             max_in_flight=max_in_flight,
         )  # fmt: skip
-        self.name = name or f"traced gemm {m}x{n}x{k}"
         device = self.device
         found = device.info.compute_capability
         if device.capabilities.compile_source and found < _TENSOR_CORES_SINCE:
@@ -131,7 +124,7 @@ class TracedGemm(Gemm):
                 f"{found[0]}.{found[1]} was found. A Gemm is possible, without block records"
             )
         self._kernel = device.compile(
-            _source("traced_gemm.cu"), "traced_gemm",
+            source(_COMMON, "traced_gemm.cu"), "traced_gemm",
             model=KernelModel(
                 lambda profile, _grid, args, sm_count: profile.gemm_cost(
                     args[3], args[4], args[5], "float16", sm_count, 0
@@ -234,27 +227,15 @@ class TracedCopy(Copy):
     0
     """
 
-    def __init__(
-        self,
-        owner: Device | Partition,
-        *,
-        nbytes: int,
-        name: str | None = None,
-        seed: int = 0,
-        max_in_flight: int = 1,
-    ) -> None:
-        require_kind("name", name, str, None)
-        super().__init__(owner, nbytes=nbytes, name=name, seed=seed, max_in_flight=max_in_flight)
-        self.name = name or f"traced copy {nbytes} B"
-        self._kernel = self.device.compile(
-            _source("traced_copy.cu"), "traced_copy", model=self._kernel.model
-        )
+    _files = (_COMMON, "traced_copy.cu")
+    _function = "traced_copy"
+    _what = "traced copy"
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         grid = self._grid(stream)
         records = _records(self.device, stream, grid)
         stream.launch(
-            self._kernel, operands, self._source, self._vectors,
+            self._kernel, operands, self.x, self._vectors,
             _NOWHERE if records is None else records,
-            grid=grid, block=BLOCK, nbytes=2 * self.nbytes, blocks=records,
+            grid=grid, block=BLOCK, nbytes=self._moved, blocks=records,
         )  # fmt: skip

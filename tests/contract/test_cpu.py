@@ -189,7 +189,7 @@ def test_streams_09_handles(cpu):
         gemm.execute()
     with Copy(cpu, nbytes=1000) as copy:
         target = copy.execute()
-        assert (cpu.to_host(target) == cpu.to_host(copy._source)).all()
+        assert (cpu.to_host(target) == cpu.to_host(copy.x)).all()
     with Spin(cpu, duration_ns=1_000_000_000) as spin:
         spin.execute()
 

@@ -135,7 +135,7 @@ def test_recording_changes_no_result(gpu, observe):
             launches = observe(lambda: results.append(handle.execute(stream=stream)))  # noqa: B023
             assert np.array_equal(gpu.to_host(results[0]), plain)
             assert launches[0].blocks is not None
-        assert np.array_equal(plain, gpu.to_host(copy._source))
+        assert np.array_equal(plain, gpu.to_host(copy.x))
 
 
 # -- block records --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.workloads import registry
-from gpuscope.workloads.by_name import make_by_name
+from gpuscope.workloads.builtin import PythonSpec
 from gpuscope.workloads.spec import WorkloadSpec
 from gpuscope.workloads.spin import Spin
 
@@ -257,7 +257,8 @@ def test_python_takes_a_subclass_of_handle(monkeypatch):
     assert run["default"].kind_counts()["kernel"] == 2
     assert run.comparison.column("kernel_median_us").to_pylist() == [7.0]
     for attribute in ("Nap", "Nameless"):
-        handle = make_by_name(gpu, __name__, attribute, {}, name="w", seed=5, path="workloads.w")
+        spec = PythonSpec(kind=f"python:{__name__}:{attribute}", stream="s")
+        handle = spec.make(gpu, name="w", seed=5)
         assert handle.name == "w"
         assert getattr(handle, "seed", 5) == 5
     with pytest.raises(InvalidExperiment, match=r"workloads\.w\.args: .* unexpected keyword"):

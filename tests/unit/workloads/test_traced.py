@@ -219,7 +219,7 @@ def test_the_copy_is_equal(gpu):
         assert handle.nbytes == 1008
         out = handle.execute(stream=stream)
         stream.synchronize()
-        assert np.array_equal(gpu.to_host(out), gpu.to_host(handle._source))
+        assert np.array_equal(gpu.to_host(out), gpu.to_host(handle.x))
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, 1.5, True, None])

@@ -4,6 +4,7 @@
 #   make test UI=no              without the tests that drive a browser
 #   make test READERS=no         without the tests that open exports with other tools
 #   make test BASE=no            without the test of the base install in an environment of its own
+#   make test COVERAGE=no        without counting the lines that tests reach
 #   make test-gpu OFFLINE=1      on a machine without a network, after `make gpu-wheels` elsewhere
 #   make fuzz EXAMPLES=20000     how many examples each property is tried on
 
@@ -16,6 +17,8 @@ CUDA_EXTRA ?= auto
 UI ?= yes
 READERS ?= yes
 BASE ?= yes
+COVERAGE ?= yes
+PYTHONS ?= 3.11 3.12 3.13 3.14
 OFFLINE ?=
 EXAMPLES ?= 2000
 
@@ -27,19 +30,21 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-base lab bench test-gpu bench-gpu docs fuzz gpu-wheels clean distclean
+.PHONY: help run check test test-base test-pythons lock lab bench test-gpu bench-gpu docs fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
 	@echo 'make check       style, types, arrows, unit tests of the rooms that changed'
 	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
 	@echo 'make test-base   open, draw and export a trace with the base install and nothing else'
+	@echo 'make test-pythons   the tests without a browser on each Python of $(PYTHONS) that is installed'
 	@echo 'make lab         open JupyterLab on notebooks/'
 	@echo 'make bench       benchmarks that need no GPU'
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
 	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/h200.json (OFFLINE=1 too)'
 	@echo 'make docs        the documentation, its notebooks executed, in site/html/'
 	@echo 'make fuzz        20,000 damaged traces a format, property tests on EXAMPLES=2000'
+	@echo 'make lock        write scripts/locked.txt, the versions that CI installs'
 	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
 	@echo 'make clean       remove outputs and caches; distclean: .venv and .wheels too'
 
@@ -61,13 +66,29 @@ test:
 	@test '$(UI)' = no || scripts/chromium.sh
 	@test '$(READERS)' = no || scripts/readers.sh
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist loadfile \
-		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
+		$$(test '$(READERS)' != no || echo --ignore=tests/interop) \
+		$$(test '$(COVERAGE)' = no || echo --cov --cov-report=)
 	@test '$(UI)' = no || $(PY) -m pytest -m ui
 	@test '$(BASE)' = no || $(MAKE) --no-print-directory test-base
 
 test-base:
-	@$(SETUP) base
+	@$(SETUP) --folder .cache/base base
 	.cache/base/bin/python tests/base_install.py
+
+test-pythons:
+	@for version in $(PYTHONS); do \
+		folder=.cache/python$$version; \
+		command -v python$$version >/dev/null || { echo "python$$version is not installed"; continue; }; \
+		python$$version scripts/setup_venv.py --cuda none --folder $$folder test && \
+		$$folder/bin/python -m pytest -m "not gpu and not ui" --ignore=tests/interop -n auto --dist loadfile || exit; \
+	done
+
+lock:
+	@rm -rf .cache/lock
+	@$(SETUP) --folder .cache/lock lock
+	@{ echo '# What CI installs, written by `make lock`.'; \
+		.cache/lock/bin/python -m pip freeze --exclude-editable; } >scripts/locked.txt
+	@rm -rf .cache/lock
 
 lab:
 	@$(SETUP) run
@@ -109,4 +130,4 @@ clean:
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv .wheels
+	rm -rf .venv .wheels .cache

@@ -17,7 +17,7 @@ except ImportError:
 }
 
 bare=
-for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3 python}; do
+for candidate in ${PYTHON:-python3.14 python3.13 python3.12 python3.11 python3 python}; do
     found=$(command -v "$candidate") || continue
     try "$found"
     case $? in

@@ -1,9 +1,11 @@
-"""Make .venv in the checkout and install what a task needs, once.
+"""Make an environment in the checkout and install what a task needs, once.
 
-    python scripts/setup_venv.py [--cuda auto|none|cuda12|cuda13] run|docs|test|gpu|base
+    python scripts/setup_venv.py [--cuda auto|none|cuda12|cuda13] [--folder .venv]
+                                 run|docs|test|gpu|base|lock
 
-``base`` has an environment of its own, .cache/base, with nothing but the base install. A
-stamp in the environment holds what was asked for and the hash of pyproject.toml: while both
+``test``, ``docs`` and ``base`` install the versions in scripts/locked.txt, as CI does; the
+others what is newest, as users do. ``base`` is the base install and nothing else. A stamp in the
+environment holds what was asked for and the hash of pyproject.toml and locked.txt: while they
 stay as they are, nothing is done.
 """
 
@@ -28,19 +30,21 @@ EXTRAS = {
     "test": {"dev", "full"},
     "gpu": {"dev", "full"},
     "base": set(),
+    "lock": {"dev", "full"},
 }
-FOLDERS = {"base": ROOT / ".cache" / "base"}
-"""Environments of tasks that do not use .venv."""
+LOCKED = ROOT / "scripts" / "locked.txt"
+"""Versions that CI uses; `make lock` writes them anew."""
 CUPY = {"cuda12": "cupy-cuda12x", "cuda13": "cupy-cuda13x"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cuda", default="auto", choices=["auto", "none", *CUPY])
+    parser.add_argument("--folder", default=".venv", help="where in the checkout")
     parser.add_argument("task", choices=EXTRAS)
     asked = parser.parse_args()
 
-    folder = FOLDERS.get(asked.task, ROOT / ".venv")
+    folder = ROOT / asked.folder
     cuda, why = _cuda(asked.cuda, asked.task)
     if asked.task == "gpu" and not cuda:
         print(f"this task needs a GPU: {why}", file=sys.stderr)
@@ -61,7 +65,9 @@ def main() -> int:
     what = f"gpuscope[{names}]" if names else "gpuscope"
     size = ", several GB for CUDA" if cuda else ""
     print(f"installing {what} into {name} ({why}{size}) …", flush=True)
-    if status := _pip(folder, "install", "--editable", f"{ROOT}[{names}]" if names else str(ROOT)):
+    locked = ["--constraint", str(LOCKED)] if asked.task in {"test", "docs", "base"} else []
+    package = f"{ROOT}[{names}]" if names else str(ROOT)
+    if status := _pip(folder, "install", *locked, "--editable", package):
         print("the installation failed: pip says why above", file=sys.stderr)
         return status
     _write_stamp(folder, extras | (done or set()))
@@ -72,7 +78,7 @@ def main() -> int:
 def _cuda(asked: str, task: str) -> tuple[str, str]:
     if task == "base":
         return "", "what opens a trace"
-    if task in {"test", "docs"} and asked == "auto":
+    if task in {"test", "docs", "lock"} and asked == "auto":
         return "", "no GPU needed"
     if asked == "auto":
         return cuda_extra.choose(cuda_extra.driver_version())
@@ -115,7 +121,8 @@ def _pip(folder: Path, command: str, *arguments: str) -> int:
 
 
 def _digest() -> str:
-    return hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    contents = (ROOT / "pyproject.toml").read_bytes() + LOCKED.read_bytes()
+    return hashlib.sha256(contents).hexdigest()
 
 
 def _stamp_of(folder: Path) -> Path:
@@ -131,14 +138,14 @@ def _stamp(folder: Path) -> dict:
 
 
 def _read_stamp(folder: Path) -> set[str] | None:
-    """Return the extras installed for this pyproject.toml, or None to install again."""
+    """Return the extras installed for these requirements, or None to install again."""
     stamp = _stamp(folder)
-    good = stamp.get("pyproject") == _digest() and stamp.get("checkout") == str(ROOT)
+    good = stamp.get("requirements") == _digest() and stamp.get("checkout") == str(ROOT)
     return set(stamp["extras"]) if good and _python(folder).exists() else None
 
 
 def _write_stamp(folder: Path, extras: set[str]) -> None:
-    content = {"checkout": str(ROOT), "pyproject": _digest(), "extras": sorted(extras)}
+    content = {"checkout": str(ROOT), "requirements": _digest(), "extras": sorted(extras)}
     _stamp_of(folder).write_text(json.dumps(content) + "\n")
 
 

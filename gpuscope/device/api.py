@@ -6,8 +6,8 @@ Partition hold, once for all, the rules of who may use what and when.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -18,6 +18,7 @@ from gpuscope.device.raw import (
     Health,
     KernelArgs,
     Mark,
+    MatmulPlan,
     Memory,
     NativeArray,
     Operands,
@@ -193,7 +194,10 @@ class Kernel:
 
 
 class Backend(Protocol):
-    """What a device must be able to do. Raw handles are the backend's own business."""
+    """What a device must be able to do. Raw handles are the backend's own business.
+
+    Methods with a body are those of a device without a driver, streams, partitions or graphs.
+    """
 
     info: DeviceInfo
     capabilities: Capabilities
@@ -214,24 +218,30 @@ class Backend(Protocol):
 
     def health(self) -> Health:
         """Return clocks, power and throttle reasons as they stand, where they can be told."""
+        return {}
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``, on devices that know it themselves."""
 
     def check_plan(self, plan: CarvePlan) -> None:
         """Ask the driver whether it would grant ``plan``; creates nothing."""
+        self.capabilities.require("partitions", feature="carving")
 
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
         """Make partitions and find their SM ids; rolls back if any fails."""
+        self.capabilities.require("partitions", feature="carving")
+        return []
 
     def close_partition(self, raw: RawPartition) -> None:
         """Destroy a partition whose streams are closed."""
+        return
 
     def context_handle(self, partition: RawPartition) -> int:
         """Return the driver's handle of a partition's context, for ``None`` of the device's.
 
         0 where there is no driver.
         """
+        return 0
 
     def make_stream(
         self, partition: RawPartition, priority: int, *, blocking: bool = False
@@ -240,24 +250,30 @@ class Backend(Protocol):
 
         A ``blocking`` one, which no partition has, knows the legacy default stream's barrier.
         """
+        return None, 0
 
     def borrow_stream(self, handle: int) -> RawStream:
         """Wrap a stream that somebody else owns."""
 
     def stream_kind(self, raw: RawStream) -> StreamKind:
         """Return how a stream stands to the legacy default stream."""
+        return "non-blocking"
 
     def default_stream(self) -> tuple[RawStream, int]:
         """Return the per-thread default stream."""
+        return None, 0
 
     def close_stream(self, raw: RawStream, handle: int) -> None:
         """Destroy an idle stream."""
+        return
 
     def sync_stream(self, raw: RawStream) -> None:
         """Wait on the host until everything queued on a stream is done."""
+        return
 
     def stream_done(self, raw: RawStream) -> bool:
         """Whether everything queued on a stream is done."""
+        return True
 
     def make_event(self, *, timing: bool) -> RawEvent:
         """Make an event."""
@@ -267,18 +283,22 @@ class Backend(Protocol):
 
     def wait(self, stream: RawStream, event: RawEvent) -> None:
         """Make a stream wait for an event's latest record."""
+        return
 
     def sync_event(self, event: RawEvent) -> None:
         """Wait on the host for an event."""
+        return
 
     def event_done(self, event: RawEvent) -> bool:
         """Whether an event's latest record is done."""
+        return True
 
     def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
         """Nanoseconds between two recorded events."""
 
     def close_event(self, raw: RawEvent) -> None:
         """Destroy an event."""
+        return
 
     def empty(self, shape: Shape, dtype: DType) -> NativeArray:
         """Return an uninitialised array on the device."""
@@ -310,6 +330,7 @@ class Backend(Protocol):
 
         It is given out again when the work on ``stream`` is done, also if nobody holds them.
         """
+        return
 
     def mark(self, stream: RawStream) -> Mark:
         """Return a mark behind what is queued on a stream, for its memory's pool."""
@@ -319,18 +340,23 @@ class Backend(Protocol):
 
     def begin_capture(self, stream: Stream) -> None:
         """Let what is queued on ``stream`` from now on become a graph instead of running."""
+        self.capabilities.require("graphs", feature="capturing a stream")
 
     def end_capture(self, stream: Stream) -> RawGraph:
         """End it and return the graph, ready to launch."""
+        self.capabilities.require("graphs", feature="capturing a stream")
 
     def launch_graph(self, graph: RawGraph, stream: RawStream, correlation: int) -> None:
         """Queue all of a graph's work."""
+        self.capabilities.require("graphs", feature="launching a graph")
 
     def graph_is_empty(self, graph: RawGraph) -> bool:
         """Whether a graph is known to have no work."""
+        return False
 
     def close_graph(self, graph: RawGraph) -> None:
         """Wait for a graph's latest launch, then destroy it."""
+        return
 
     def fill_random(self, array: NativeArray, seed: int) -> None:
         """Fill an array with uniform values in [-0.5, 0.5) and wait for it."""
@@ -373,6 +399,7 @@ class Backend(Protocol):
 
     def follow(self, stream: RawStream, value: object) -> None:
         """Let ``stream`` wait for the stream that an array of another library names, if any."""
+        return
 
     def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
         """Say where adopted arrays are, and what :meth:`matmul` takes of them."""
@@ -391,58 +418,12 @@ class Backend(Protocol):
         A driver's wait for the device may miss work in a partition: see `docs/design.md`. So the
         contexts of the partitions that the streams lie in are waited for, too.
         """
+        self.synchronize()
 
     def close(self) -> None:
         """Release what is kept for the next use."""
+        return
 
-    def current(self) -> AbstractContextManager[None]:
+    def current(self) -> contextlib.AbstractContextManager[None]:
         """Make the device current for libraries that ask which one is; restored on leaving."""
-
-
-@dataclass(frozen=True, slots=True)
-class MatmulPlan:
-    """A checked ``out[m, n] = a[m, k] @ b[k, n]`` of one dtype, ``out`` in C order.
-
-    Attributes
-    ----------
-    transpose_a, transpose_b
-        Whether an input is column-major, that is, a transposed view.
-    row_a, row_b
-        Leading dimensions in elements.
-    copy_a, copy_b
-        Whether an input's strides are neither, so that it is copied first.
-    bytes_out, bytes_a, bytes_b
-        From an operand's lowest byte to the one after its highest.
-    below_a, below_b
-        Bytes below an input's first element: a reversed view has some.
-    copies
-        Whether any input is copied.
-    name
-        Of the kernel in traces.
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: str
-    transpose_a: bool
-    row_a: int
-    copy_a: bool
-    transpose_b: bool
-    row_b: int
-    copy_b: bool
-    bytes_out: int
-    bytes_a: int
-    bytes_b: int
-    below_a: int
-    below_b: int
-    copies: bool
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"gemm_{self.dtype}_{self.m}x{self.n}x{self.k}")
-
-    @property
-    def flop_count(self) -> int:
-        """Floating-point operations: a multiply and an add for each of m · n · k."""
-        return 2 * self.m * self.n * self.k
+        return contextlib.nullcontext()

@@ -5,39 +5,33 @@ Work is done when its call returns. Handles are 0. Nothing can be carved.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuscope._types import Array, DType
-from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel, MatmulPlan
+from gpuscope.device.api import Backend, Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.calls import Activity
-from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import no_host_memory
 from gpuscope.device.raw import (
-    GrantedPartition,
-    Health,
     Mark,
+    MatmulPlan,
     Memory,
     NativeArray,
     Operands,
     Places,
     RawEvent,
-    RawGraph,
-    RawPartition,
     RawStream,
     Shape,
-    StreamKind,
 )
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
@@ -58,7 +52,7 @@ class CpuArray(np.ndarray[Any, Any]):
     """An array of the CPU device: NumPy's, under a name of its own."""
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """The host as a device."""
 
     array_type: type = CpuArray
@@ -113,10 +107,6 @@ class CpuBackend:
         """Return the system's ids."""
         return os.getpid(), threading.get_native_id()
 
-    def health(self) -> Health:
-        """Return nothing: nobody is asked."""
-        return {}
-
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``."""
         self._sink = sink
@@ -126,66 +116,12 @@ class CpuBackend:
             end_ns = time.time_ns()
             self._sink(Activity(kind, name, correlation, start_ns, start_ns, end_ns))
 
-    # -- partitions -------------------------------------------------------------------
-    def check_plan(self, plan: CarvePlan) -> None:
-        """Refuse: there is nothing to carve."""
-        raise CapabilityError(
-            f"carving is not possible here: {self.capabilities.reasons['partitions']}"
-        )
-
-    def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
-        """Refuse: there is nothing to carve."""
-        raise CapabilityError(
-            f"carving is not possible here: {self.capabilities.reasons['partitions']}"
-        )
-
-    def context_handle(self, partition: RawPartition) -> int:
-        """Return 0: no driver knows of contexts here."""
-        return 0
-
-    def close_partition(self, raw: RawPartition) -> None:
-        """Do nothing."""
-
-    # -- streams and events: all work, none does anything -------------------------------
-    def make_stream(
-        self, partition: RawPartition, priority: int, *, blocking: bool = False
-    ) -> tuple[RawStream, int]:
-        """Return handle 0."""
-        return None, 0
-
+    # -- streams and events: all work, most as in the base class ----------------------
     def borrow_stream(self, handle: int) -> RawStream:
         """Return nothing to hold."""
 
-    def stream_kind(self, raw: RawStream) -> StreamKind:
-        """Return that there is no barrier."""
-        return "non-blocking"
-
-    def default_stream(self) -> tuple[RawStream, int]:
-        """Return handle 0."""
-        return None, 0
-
-    def close_stream(self, raw: RawStream, handle: int) -> None:
-        """Do nothing."""
-
-    def sync_stream(self, raw: RawStream) -> None:
-        """Do nothing: all work is done."""
-
-    def stream_done(self, raw: RawStream) -> bool:
-        """Return true: all work is done."""
-        return True
-
     def synchronize(self) -> None:
         """Do nothing: all work is done."""
-
-    def wait_for_all(self, handles: Collection[int]) -> None:
-        """Do nothing: all work is done."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is kept."""
-
-    def current(self) -> AbstractContextManager[None]:
-        """Do nothing: there is one host."""
-        return contextlib.nullcontext()
 
     def make_event(self, *, timing: bool) -> RawEvent:
         """Make an event."""
@@ -195,24 +131,11 @@ class CpuBackend:
         """Note the time."""
         event.time_ns = time.time_ns()
 
-    def wait(self, stream: RawStream, event: RawEvent) -> None:
-        """Do nothing: all work is done."""
-
-    def sync_event(self, event: RawEvent) -> None:
-        """Do nothing: all work is done."""
-
-    def event_done(self, event: RawEvent) -> bool:
-        """Return true: all work is done."""
-        return True
-
     def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
         """Return ns between two records, by the host's clock; 0 for one never recorded."""
         if start.time_ns is None or end.time_ns is None:
             return 0
         return int(end.time_ns - start.time_ns)
-
-    def close_event(self, raw: RawEvent) -> None:
-        """Do nothing."""
 
     # -- memory -----------------------------------------------------------------------
     def empty(self, shape: Shape, dtype: DType) -> NativeArray:
@@ -254,34 +177,12 @@ class CpuBackend:
         """Forget bytes."""
         self._reserved -= memory.nbytes
 
-    def use(self, stream: Stream, values: Sequence[object]) -> None:
-        """Do nothing: all work is done."""
-
     def mark(self, stream: RawStream) -> Mark:
         """Return nothing: all work is done."""
 
     def reserved_bytes(self) -> int:
         """Return what is taken."""
         return self._reserved
-
-    def begin_capture(self, stream: Stream) -> None:
-        """Refuse: no graphs here."""
-        self.capabilities.require("graphs", feature="capturing a stream")
-
-    def end_capture(self, stream: Stream) -> RawGraph:
-        """Refuse: no graphs here."""
-        self.capabilities.require("graphs", feature="capturing a stream")
-
-    def launch_graph(self, graph: RawGraph, stream: RawStream, correlation: int) -> None:
-        """Refuse: no graphs here."""
-        self.capabilities.require("graphs", feature="launching a graph")
-
-    def graph_is_empty(self, graph: RawGraph) -> bool:
-        """Return false: there are none."""
-        return False
-
-    def close_graph(self, graph: RawGraph) -> None:
-        """Do nothing: there is none."""
 
     def copy(
         self, stream: RawStream, destination: NativeArray, source: NativeArray, correlation: int
@@ -345,9 +246,6 @@ class CpuBackend:
         if write and not value.flags.writeable:
             raise InvalidOperand("it is read-only: give an array that can be written")
         return value
-
-    def follow(self, stream: RawStream, value: object) -> None:
-        """Do nothing: all work is done."""
 
     def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
         """Return addresses, and the arrays.

@@ -1,9 +1,9 @@
-"""What a backend hands out and takes back, opaque to everything else; and arrays of any library."""
+"""What a backend hands out and takes back, opaque to everything else; arrays; plans of GEMMs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from gpuscope._types import DType
@@ -103,3 +103,52 @@ class GrantedPartition:
     sm_ids: tuple[int, ...]
     context: int
     sm_count_target: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulPlan:
+    """A checked ``out[m, n] = a[m, k] @ b[k, n]`` of one dtype, ``out`` in C order.
+
+    Attributes
+    ----------
+    transpose_a, transpose_b
+        Whether an input is column-major, that is, a transposed view.
+    row_a, row_b
+        Leading dimensions in elements.
+    copy_a, copy_b
+        Whether an input's strides are neither, so that it is copied first.
+    bytes_out, bytes_a, bytes_b
+        From an operand's lowest byte to the one after its highest.
+    below_a, below_b
+        Bytes below an input's first element: a reversed view has some.
+    copies
+        Whether any input is copied.
+    name
+        Of the kernel in traces.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    transpose_a: bool
+    row_a: int
+    copy_a: bool
+    transpose_b: bool
+    row_b: int
+    copy_b: bool
+    bytes_out: int
+    bytes_a: int
+    bytes_b: int
+    below_a: int
+    below_b: int
+    copies: bool
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"gemm_{self.dtype}_{self.m}x{self.n}x{self.k}")
+
+    @property
+    def flop_count(self) -> int:
+        """Floating-point operations: a multiply and an add for each of m · n · k."""
+        return 2 * self.m * self.n * self.k

@@ -8,14 +8,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gpuscope._checks import count, given, require_kind
-from gpuscope.device.api import MatmulPlan
 from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.event import take_event
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import NativeArray
+from gpuscope.device.raw import MatmulPlan, NativeArray
 from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand, StreamError

@@ -9,11 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.api import MatmulPlan
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
-from gpuscope.device.raw import Memory, NativeArray
+from gpuscope.device.raw import MatmulPlan, Memory, NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 

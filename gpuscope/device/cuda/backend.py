@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 
-from gpuscope.device.api import Kernel, KernelModel, MatmulPlan
+from gpuscope.device.api import Kernel, KernelModel
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.allocation import CudaMemory
 from gpuscope.device.cuda.driver import CudaObject
 from gpuscope.device.cuda.errors import translated
 from gpuscope.device.graph import Graph
-from gpuscope.device.raw import NativeArray, Operands, Places, RawGraph, RawStream
+from gpuscope.device.raw import MatmulPlan, NativeArray, Operands, Places, RawGraph, RawStream
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
 

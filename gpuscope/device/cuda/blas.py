@@ -10,14 +10,13 @@ from collections.abc import Callable
 import numpy as np
 
 from gpuscope._optional import require
-from gpuscope.device.api import MatmulPlan
 from gpuscope.device.cuda import captures
 from gpuscope.device.cuda.arrays import cupy
 from gpuscope.device.cuda.driver import CudaObject
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Tag
-from gpuscope.device.raw import Mark, RawStream
+from gpuscope.device.raw import Mark, MatmulPlan, RawStream
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError, StreamError
 

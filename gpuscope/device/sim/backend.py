@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.api import Kernel, KernelCost, KernelModel, MatmulPlan
-from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, sm_count_to_tell
+from gpuscope.device.api import Kernel, KernelCost, KernelModel
+from gpuscope.device.carve import REMAINDER, PlannedPartition, sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
-from gpuscope.device.raw import GrantedPartition, KernelArgs, Operands, StreamKind
+from gpuscope.device.raw import GrantedPartition, KernelArgs, MatmulPlan, Operands, StreamKind
 from gpuscope.device.sim.allocation import SimMemory
 from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS, HOST_FUNCTION_NS
 from gpuscope.device.sim.capture import Capture, refusal
@@ -53,9 +51,6 @@ class SimBackend(SimMemory):
         self._contexts = itertools.count(2)
 
     # -- partitions -------------------------------------------------------------------
-    def check_plan(self, plan: CarvePlan) -> None:
-        """Grant every plan that adds up: there is no driver to ask."""
-
     def _mask(self, parts: Sequence[int]) -> int:
         mask = 0
         width = self.layout.quantum_sm_count
@@ -83,13 +78,6 @@ class SimBackend(SimMemory):
                     GrantedPartition(SimPartition(mask, context), len(ids), ids, context, told)
                 )
             return made
-
-    def context_handle(self, partition: SimPartition | None) -> int:
-        """Return 0: no driver knows of contexts here."""
-        return 0
-
-    def close_partition(self, raw: SimPartition) -> None:
-        """Do nothing: it is only a number."""
 
     # -- streams ----------------------------------------------------------------------
     def make_stream(
@@ -173,20 +161,6 @@ class SimBackend(SimMemory):
             for failure in self.engine.failures:
                 failure.tell()
 
-    def wait_for_all(self, handles: Collection[int]) -> None:
-        """Wait for all work: nothing escapes that here."""
-        self.synchronize()
-
-    def close(self) -> None:
-        """Do nothing: nothing is kept."""
-
-    def current(self) -> AbstractContextManager[None]:
-        """Do nothing: no library has a current simulated device."""
-        return contextlib.nullcontext()
-
-    def follow(self, stream: SimStream, value: object) -> None:
-        """Do nothing: simulated arrays name no stream."""
-
     # -- events -----------------------------------------------------------------------
     def make_event(self, *, timing: bool) -> SimEvent:
         """Make an event."""
@@ -246,9 +220,6 @@ class SimBackend(SimMemory):
                         "elapsed_ns needs two events that are recorded and done: synchronize first"
                     )
             return _done_ns(end) - _done_ns(start)
-
-    def close_event(self, raw: SimEvent) -> None:
-        """Do nothing: memory is freed with the object."""
 
     # -- graphs -----------------------------------------------------------------------
     def begin_capture(self, stream: Stream) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from gpuscope._fork import free_in_children
-from gpuscope.device.api import Capabilities, DeviceInfo, KernelCost
+from gpuscope.device.api import Backend, Capabilities, DeviceInfo, KernelCost
 from gpuscope.device.calls import Activity
-from gpuscope.device.raw import Health
 from gpuscope.device.sim.assumed import PENDING_LAUNCHES
 from gpuscope.device.sim.capture import Capture, refusal
 from gpuscope.device.sim.engine import Engine
@@ -29,7 +28,7 @@ _MOST_WAVES = 1 << 21
 _PACE_SLACK_NS = 2_000_000
 
 
-class SimHost:
+class SimHost(Backend):
     """The virtual host: its clock, what calls cost it, and its waits for the engine.
 
     Parameters
@@ -201,10 +200,6 @@ class SimHost:
         if number is None:
             number = self._of_thread.number = next(self._threads)
         return 1, number
-
-    def health(self) -> Health:
-        """Return nothing: a simulated GPU neither heats nor throttles."""
-        return {}
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``."""

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -33,6 +34,7 @@ class CallFacts(TypedDict, total=False):
     blocks: NativeArray
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One host call that a device made, from its entry to its return.
 
@@ -59,48 +61,24 @@ class Call:
         Read it when the launch is done. ``None`` where it writes nothing of the kind.
     """
 
-    __slots__ = (
-        "blocks", "correlation", "device_key", "end_ns", "event", "flop_count", "graph",
-        "intended", "kind", "launch_config", "name", "nbytes", "parent", "start_ns", "stream",
-        "superseded", "thread", "workload",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        kind: str,
-        name: str,
-        device_key: str,
-        correlation: int,
-        thread: int,
-        start_ns: int,
-        stream: Stream | None,
-        intended: Stream | None,
-        *,
-        flop_count: int | None = None,
-        nbytes: int | None = None,
-        launch_config: str | None = None,
-        event: Event | None = None,
-        graph: Graph | None = None,
-        blocks: NativeArray = None,
-    ) -> None:
-        self.kind = kind
-        self.name = name
-        self.device_key = device_key
-        self.correlation = correlation
-        self.thread = thread
-        self.start_ns = start_ns
-        self.end_ns: int | None = None
-        self.stream = stream
-        self.intended = intended
-        self.flop_count = flop_count
-        self.nbytes = nbytes
-        self.launch_config = launch_config
-        self.event = event
-        self.graph = graph
-        self.blocks = blocks
-        self.parent: int | None = None
-        self.workload: str | None = None
-        self.superseded = False
+    kind: str
+    name: str
+    device_key: str
+    correlation: int
+    thread: int
+    start_ns: int
+    stream: Stream | None
+    intended: Stream | None
+    flop_count: int | None = None
+    nbytes: int | None = None
+    launch_config: str | None = None
+    event: Event | None = None
+    graph: Graph | None = None
+    blocks: NativeArray = None
+    end_ns: int | None = None
+    parent: int | None = None
+    workload: str | None = None
+    superseded: bool = False
 
 
 class Release(NamedTuple):
@@ -270,22 +248,28 @@ class CallLog:
             observer.call_ends(call)
 
     @contextlib.contextmanager
-    def during(
+    def observed(
         self,
         kind: str,
         name: str,
-        stream: Stream | None = None,
+        stream: Stream | None,
+        intended: Stream | None,
         **facts: Unpack[CallFacts],
-    ) -> Iterator[None]:
-        """Tell observers, if there are any, that a call begins and ends with the block."""
-        if not self.observers:
-            yield
-            return
-        call = self.begin(kind, name, stream, stream, **facts)
+    ) -> Iterator[Call]:
+        """Tell observers that a call begins and ends with the block."""
+        call = self.begin(kind, name, stream, intended, **facts)
         try:
-            yield
+            yield call
         finally:
             self.end(call)
+
+    def during(
+        self, kind: str, name: str, stream: Stream | None = None, **facts: Unpack[CallFacts]
+    ) -> AbstractContextManager[object]:
+        """As :meth:`observed` for a call that needs no number where nobody watches."""
+        if not self.observers:
+            return nullcontext()
+        return self.observed(kind, name, stream, stream, **facts)
 
     def enter_handle(self, call: Call | None) -> Call | None:
         """Let calls of this thread name ``call``'s handle as theirs; returns the one before."""

@@ -127,13 +127,12 @@ class Graph(Closing):
         device = self.device
         self._require_captured()
         chosen, selected = device.choose_stream(stream)
-        call = device.calls.begin("launch", self.name, chosen, chosen, graph=self)
-        try:
-            with self._lock:  # its launches follow each other, and so do the events behind them
-                self._require_captured()
-                device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
-        finally:
-            device.calls.end(call)
+        with (
+            device.calls.observed("launch", self.name, chosen, chosen, graph=self) as call,
+            self._lock,  # its launches follow each other, and so do the events behind them
+        ):
+            self._require_captured()
+            device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
         if not selected:
             chosen.synchronize()
 

@@ -308,14 +308,14 @@ class Stream(Closing, EventQueue):
                 f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
                 f"{destination.shape} {destination.dtype}"
             )
-        call = self.device.calls.begin(
-            "copy", "copy", self, _intended(self), nbytes=int(source.nbytes)
-        )
-        try:
-            self._backend.copy(raw, destination, source, call.correlation)
-        finally:
-            self.hold(destination, source)
-            self.device.calls.end(call)
+        nbytes = int(source.nbytes)
+        with self.device.calls.observed(
+            "copy", "copy", self, _intended(self), nbytes=nbytes
+        ) as call:
+            try:
+                self._backend.copy(raw, destination, source, call.correlation)
+            finally:
+                self.hold(destination, source)
 
     def hold(self, *arrays: object) -> None:
         """Keep the memory of gpuscope's arrays until the work queued here is done.
@@ -341,11 +341,8 @@ class Stream(Closing, EventQueue):
         if not callable(function):
             raise InvalidOperand(f"function is {given(function)}: one without arguments is needed")
         name = str(getattr(function, "__name__", "host function"))
-        call = self.device.calls.begin("host_call", name, self, self)
-        try:
+        with self.device.calls.observed("host_call", name, self, self) as call:
             self._backend.host_call(raw, function, call.correlation, self.graph)
-        finally:
-            self.device.calls.end(call)
 
     def capture(self, *, name: str | None = None) -> AbstractContextManager[Graph]:
         """Let what is queued in the ``with`` block become a graph instead of running.
@@ -434,11 +431,8 @@ class Stream(Closing, EventQueue):
             self._backend.wait(raw, event.usable())
             return
         recorded = event if event.correlation is not None else None  # else it orders nothing
-        call = device.calls.begin("wait", "stream.wait", self, self, event=recorded)
-        try:
+        with device.calls.observed("wait", "stream.wait", self, self, event=recorded):
             self._backend.wait(raw, event.usable())
-        finally:
-            device.calls.end(call)
 
     def synchronize(self) -> None:
         """Wait on the host until everything queued here is done."""

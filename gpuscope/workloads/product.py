@@ -237,9 +237,7 @@ def _copied(
         memory = allocate(device, array.nbytes, stream)
         taken.append(memory)
         copy = memory.array.view(array.dtype).reshape(array.shape)
-    call = device.calls.begin("launch", "rearrange", stream, stream, nbytes=2 * array.nbytes)
-    try:
+    nbytes = 2 * array.nbytes
+    with device.calls.observed("launch", "rearrange", stream, stream, nbytes=nbytes) as call:
         device.backend.rearrange(stream, copy, array, call.correlation)
-    finally:
-        device.calls.end(call)
     return copy

@@ -7,15 +7,19 @@ have overlap 1 and gain 1. *Work given to P* is every kernel launched while a st
 partition P was selected, whatever ran it; *confinement(P)* = its time inside P / all its time.
 """
 
-from gpuscope.analysis.concurrency_analysis import ConcurrencyResult as ConcurrencyResult
-from gpuscope.analysis.concurrency_analysis import concurrency as concurrency
+from gpuscope.analysis.busy_analysis import ConcurrencyResult as ConcurrencyResult
+from gpuscope.analysis.busy_analysis import OverlapResult as OverlapResult
+from gpuscope.analysis.busy_analysis import PairOverlap as PairOverlap
+from gpuscope.analysis.busy_analysis import SummaryResult as SummaryResult
+from gpuscope.analysis.busy_analysis import SummaryRow as SummaryRow
+from gpuscope.analysis.busy_analysis import concurrency as concurrency
+from gpuscope.analysis.busy_analysis import overlap as overlap
+from gpuscope.analysis.busy_analysis import summary as summary
 from gpuscope.analysis.confinement_analysis import ConfinementResult as ConfinementResult
 from gpuscope.analysis.confinement_analysis import Evidence as Evidence
 from gpuscope.analysis.confinement_analysis import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement_analysis import confinement as confinement
 from gpuscope.analysis.escapes import Escape as Escape
-from gpuscope.analysis.explanation import Explanation as Explanation
-from gpuscope.analysis.explanation import Reason as Reason
 from gpuscope.analysis.gaps_analysis import Gap as Gap
 from gpuscope.analysis.gaps_analysis import GapsResult as GapsResult
 from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps
@@ -25,24 +29,20 @@ from gpuscope.analysis.interference_analysis import InterferenceResult as Interf
 from gpuscope.analysis.interference_analysis import interference as interference
 from gpuscope.analysis.latency_analysis import HandleLatency as HandleLatency
 from gpuscope.analysis.latency_analysis import LatencyResult as LatencyResult
+from gpuscope.analysis.latency_analysis import LaunchLatency as LaunchLatency
+from gpuscope.analysis.latency_analysis import LaunchLatencyResult as LaunchLatencyResult
 from gpuscope.analysis.latency_analysis import QueueDepth as QueueDepth
 from gpuscope.analysis.latency_analysis import latency as latency
+from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
 from gpuscope.analysis.latency_analysis import queue_depth as queue_depth
-from gpuscope.analysis.launch import LaunchLatency as LaunchLatency
-from gpuscope.analysis.launch import LaunchLatencyResult as LaunchLatencyResult
-from gpuscope.analysis.launch import launch_latency as launch_latency
-from gpuscope.analysis.overlap_analysis import OverlapResult as OverlapResult
-from gpuscope.analysis.overlap_analysis import PairOverlap as PairOverlap
-from gpuscope.analysis.overlap_analysis import overlap as overlap
 from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
 from gpuscope.analysis.prediction_analysis import PredictionResult as PredictionResult
 from gpuscope.analysis.prediction_analysis import prediction as prediction
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult
 from gpuscope.analysis.projection import range_projection as range_projection
+from gpuscope.analysis.reasons import Explanation as Explanation
+from gpuscope.analysis.reasons import Reason as Reason
 from gpuscope.analysis.reasons import explain as explain
+from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table
-from gpuscope.analysis.summary_analysis import SummaryResult as SummaryResult
-from gpuscope.analysis.summary_analysis import SummaryRow as SummaryRow
-from gpuscope.analysis.summary_analysis import summary as summary
-from gpuscope.analysis.sweep import SweepResult as SweepResult

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope.analysis.escapes import Escape, Judgement, evidence_kind, judge, partitions_by_sm
-from gpuscope.analysis.given import GivenWork, give
+from gpuscope.analysis import escapes
+from gpuscope.analysis.escapes import Escape, GivenWork, Judgement
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, Row, named
 from gpuscope.errors import MissingEvidence
@@ -125,7 +125,6 @@ class ConfinementResult(Result):
 
     partitions: tuple[PartitionConfinement, ...]
     notes: tuple[str, ...]
-    provenance: str
     weight = "time (ms)"
 
     def __getitem__(self, name: str) -> PartitionConfinement:
@@ -213,7 +212,7 @@ def confinement(
     """
     rows = rows_of(trace, "kernel")
     work = GivenWork(trace, rows[~is_open(trace)[rows]])
-    notes = give(trace, work, intended or {})
+    notes = escapes.give(trace, work, intended or {})
     if not (work.target >= 0).any():
         raise MissingEvidence(
             f"none of {len(work.rows):,} finished kernels was given to a partition: record with "
@@ -224,10 +223,10 @@ def confinement(
     unfinished = len(rows) - len(work.rows)
     if unfinished:
         notes.append(f"{unfinished:,} unfinished kernels are not judged")
-    found = judge(trace, work, notes)
+    found = escapes.judge(trace, work, notes)
     given = (work.names[index] for index in np.unique(work.target) if index >= 0)
     groups = Groups(work.target + 1, ["", *work.names])
-    owners = partitions_by_sm(trace)
+    owners = escapes.partitions_by_sm(trace)
     place = {name: index for index, name in enumerate(trace.metadata.partitions)}
     return ConfinementResult(
         tuple(
@@ -235,7 +234,7 @@ def confinement(
             for name in dict.fromkeys([*trace.metadata.partitions, *given])
         ),
         tuple(notes),
-        trace.provenance,
+        provenance=trace.provenance,
         incomplete=trace.metadata.incomplete,
     )
 
@@ -264,7 +263,7 @@ def _partition(
         if kernels:
             evidence.append(
                 Evidence(
-                    kind=evidence_kind(trace, by_blocks=by_blocks),
+                    kind=escapes.evidence_kind(trace, by_blocks=by_blocks),
                     judged_by="blocks" if by_blocks else "kernels",
                     observations=int(found.blocks[mine].sum()) if by_blocks else kernels,
                     kernels=kernels,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, Intervals, latest, stretch_sums, union
-from gpuscope.analysis.result import Result, Row, named, us
+from gpuscope.analysis.result import Result, Row, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -106,14 +107,14 @@ class TrackGaps:
     """
 
     name: str
-    spans: int
-    busy_ns: int
-    busy_fraction: float
-    number: int
-    total_ns: int
-    median_ns: float | None
-    p90_ns: float | None
-    max_ns: int | None
+    spans: Annotated[int, "spans"]
+    busy_ns: Annotated[int, "busy (ms)"]
+    busy_fraction: Annotated[float, "busy share"]
+    number: Annotated[int, "gaps"]
+    total_ns: Annotated[int, "total (ms)"]
+    median_ns: Annotated[float | None, "median (µs)"]
+    p90_ns: Annotated[float | None, "p90 (µs)"]
+    max_ns: Annotated[int | None, "max (µs)"]
     longest: tuple[Gap, ...]
 
 
@@ -124,7 +125,6 @@ class GapsResult(Result):
     by: str
     min_ns: int
     tracks: tuple[TrackGaps, ...]
-    provenance: str
     weight = "total (ms)"
 
     def __getitem__(self, name: str) -> TrackGaps:
@@ -135,18 +135,9 @@ class GapsResult(Result):
         return [
             {
                 self.by: track.name,
-                "spans": track.spans,
-                "busy (ms)": track.busy_ns / 1e6,
-                "busy share": track.busy_fraction,
-                "gaps": track.number,
-                "total (ms)": track.total_ns / 1e6,
-                "median (µs)": us(track.median_ns),
-                "p90 (µs)": us(track.p90_ns),
-                "max (µs)": us(track.max_ns),
-                "longest is between": (
-                    f"{track.longest[0].before} and {track.longest[0].after}"
-                    if track.longest
-                    else None
+                **row_of(track),
+                "longest is between": next(
+                    (f"{gap.before} and {gap.after}" for gap in track.longest), None
                 ),
             }
             for track in self.tracks
@@ -216,7 +207,9 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     tracks = _tracks(
         trace, labels, code[order], rows[order], starts[order], ends[order], windows, min_ns
     )
-    return GapsResult(by, min_ns, tracks, trace.provenance, incomplete=trace.metadata.incomplete)
+    return GapsResult(
+        by, min_ns, tracks, provenance=trace.provenance, incomplete=trace.metadata.incomplete
+    )
 
 
 def _tracks(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from gpuscope._checks import SeveralOf, door
 from gpuscope.analysis.intervals import Intervals, grouped, kernels, union
-from gpuscope.analysis.result import Result, Row
+from gpuscope.analysis.result import Result, Row, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
@@ -38,35 +39,21 @@ class Interference(Result):
         Why there is no value: of A, which is ``of``, and B, which is ``given``.
     """
 
-    of: str
-    given: str
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-    alone_n: int
-    median_ns: float | None
-    alone_ns: float | None
+    of: Annotated[str, "a"]
+    given: Annotated[str, "given b"]
+    value: Annotated[float | None, "interference"]
+    low: Annotated[float | None, "least of a round"]
+    high: Annotated[float | None, "greatest of a round"]
+    n: Annotated[int, "n"]
+    median_ns: Annotated[float | None, "median (µs)"]
+    alone_ns: Annotated[float | None, "alone (µs)"]
+    alone_n: Annotated[int, "n alone"]
     inside: float
-    reason: str | None
-    provenance: str
+    reason: Annotated[str | None, "why not"]
 
     def _rows(self) -> list[Row]:
         """One row."""
-        return [
-            {
-                "a": self.of,
-                "given b": self.given,
-                "interference": self.value,
-                "least of a round": self.low,
-                "greatest of a round": self.high,
-                "n": self.n,
-                "median (µs)": None if self.median_ns is None else self.median_ns / 1e3,
-                "alone (µs)": None if self.alone_ns is None else self.alone_ns / 1e3,
-                "n alone": self.alone_n,
-                "why not": self.reason,
-            }
-        ]
+        return [row_of(self)]
 
     @property
     def note(self) -> str:
@@ -91,7 +78,6 @@ class InterferenceResult(Result):
     cells: tuple[Interference, ...]
     partitions: Mapping[str, str]
     stopped: bool
-    provenance: str
 
     def __getitem__(self, names: tuple[str, str]) -> float | None:
         return self.cell(*names).value

@@ -13,7 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gpuscope._types import Array, Ints
+from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
@@ -129,6 +129,13 @@ class Groups(Generic[Label]):
         # From the nearer of the two, as numpy does: the last digit is the same.
         near = part < 0.5
         return np.asarray(np.where(near, below + apart * part, above - apart * (1 - part)))
+
+    def medians(self, values: Array, known: Bools) -> list[float | None]:
+        """Group → median of its rows' known values; ``None`` where it has none."""
+        some = Groups.of(self.code[known], range(len(self)))
+        middle = some.quantiles(values[known], (0.5,))[:, 0].tolist()
+        found = dict(zip(some.labels, middle, strict=True))
+        return [found.get(index) for index in range(len(self))]
 
 
 def grouped(trace: Trace, by: str) -> Groups[str]:
@@ -287,3 +294,16 @@ def makespans_ns(trace: Trace, groups: Groups[Label], starts: Intervals, ends: I
 def makespan_ns(trace: Trace, starts: Intervals, ends: Intervals) -> int:
     """Return the same for all spans together."""
     return int(makespans_ns(trace, Groups(np.zeros(len(starts), np.int64), [""]), starts, ends)[0])
+
+
+def rates(
+    trace: Trace, groups: Groups[Label], starts: Intervals, ends: Intervals
+) -> list[float | None]:
+    """Group → operations over its makespan, TFLOP/s; ``None`` where its spans do not state them."""
+    flops = trace.array("flop_count", fill=-1)
+    unknown, total = groups.sums(flops < 0).tolist(), groups.sums(flops).tolist()
+    spans_ns = makespans_ns(trace, groups, starts, ends).tolist()
+    return [
+        float(count) / span_ns / 1e3 if not missing and span_ns > 0 else None
+        for missing, count, span_ns in zip(unknown, total, spans_ns, strict=True)
+    ]

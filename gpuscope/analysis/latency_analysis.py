@@ -1,25 +1,49 @@
-"""Latency of handles: from entering execute() to completion seen, and what was queued then."""
+"""Latency: of handles, from entering execute() to completion seen; of launches, to kernel start."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+import pyarrow as pa
 
 from gpuscope._checks import door
 from gpuscope._types import Array
+from gpuscope.analysis.gaps_analysis import track_labels
 from gpuscope.analysis.intervals import Groups, by_workload
-from gpuscope.analysis.result import Result, Row, named
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, named, row_of
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import is_open
+from gpuscope.trace.columns import codes, combined, edge_rows, is_open, rows_of
 from gpuscope.trace.model import Trace
-
-P99_NEEDS = 1000
-"""Samples below which no p99 is stated."""
 
 
 @dataclass(frozen=True)
-class HandleLatency:
+class _Quantiles:
+    """How long what goes by one name took, ns; ``p99_ns`` is ``None`` below 1,000 samples."""
+
+    name: Annotated[str, "name"]
+    n: Annotated[int, "n"]
+    p50_ns: Annotated[float, "p50 (µs)"]
+    p90_ns: Annotated[float, "p90 (µs)"]
+    p99_ns: Annotated[float | None, "p99 (µs)"]
+    max_ns: Annotated[int, "max (µs)"]
+
+
+def _quantiles(
+    groups: Groups[str], took: Array
+) -> Iterator[tuple[str, int, float, float, float | None, int]]:
+    """Yield what :class:`_Quantiles` holds of each group."""
+    quantiles = groups.quantiles(took, (0.5, 0.9, 0.99, 1)).tolist()
+    for name, n, (p50, p90, p99, most) in zip(
+        groups.labels, groups.counts.tolist(), quantiles, strict=True
+    ):
+        yield name, n, p50, p90, p99 if n >= P99_NEEDS else None, int(most)
+
+
+@dataclass(frozen=True)
+class HandleLatency(_Quantiles):
     """Latency of one handle, ns.
 
     Attributes
@@ -32,13 +56,8 @@ class HandleLatency:
         ``None`` with fewer than 1,000 samples.
     """
 
-    name: str
-    n: int
-    unseen: int
-    p50_ns: float
-    p90_ns: float
-    p99_ns: float | None
-    max_ns: int
+    name: Annotated[str, "handle"]
+    unseen: Annotated[int, "never waited for"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,6 @@ class LatencyResult(Result):
     """Latency by handle."""
 
     handles: tuple[HandleLatency, ...]
-    provenance: str
     weight = "n"
 
     def __getitem__(self, name: str) -> HandleLatency:
@@ -54,18 +72,7 @@ class LatencyResult(Result):
 
     def _rows(self) -> list[Row]:
         """One row per handle."""
-        return [
-            {
-                "handle": handle.name,
-                "n": handle.n,
-                "p50 (µs)": handle.p50_ns / 1e3,
-                "p90 (µs)": handle.p90_ns / 1e3,
-                "p99 (µs)": None if handle.p99_ns is None else handle.p99_ns / 1e3,
-                "max (µs)": handle.max_ns / 1e3,
-                "never waited for": handle.unseen,
-            }
-            for handle in self.handles
-        ]
+        return list(map(row_of, self.handles))
 
     @property
     def note(self) -> str:
@@ -115,23 +122,17 @@ def latency(trace: Trace) -> LatencyResult:
     (5, True, None)
     """
     calls, took, every = durations_ns(trace)
-    found = []
-    if len(calls):
-        quantiles = calls.quantiles(took, (0.5, 0.9, 0.99, 1)).tolist()
-        found = [
-            HandleLatency(
-                label, count, every[label] - count, p50, p90, p99 if count >= P99_NEEDS else None,
-                int(most),
-            )
-            for label, count, (p50, p90, p99, most) in zip(
-                calls.labels, calls.counts.tolist(), quantiles, strict=True
-            )
-        ]  # fmt: skip
+    found = [
+        HandleLatency(*quantiles, unseen=every[quantiles[0]] - quantiles[1])
+        for quantiles in _quantiles(calls, took)
+    ]
     if not found:
         raise MissingEvidence(
             "no handle's completion was seen: call handle.wait() or ask is_done while recording"
         )
-    return LatencyResult(tuple(found), trace.provenance, incomplete=trace.metadata.incomplete)
+    return LatencyResult(
+        tuple(found), provenance=trace.provenance, incomplete=trace.metadata.incomplete
+    )
 
 
 @dataclass(frozen=True)
@@ -204,4 +205,164 @@ def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     depths = np.searchsorted(queued, times, "right") - np.searchsorted(ended, times, "right")
     return QueueDepth(
         of, at, tuple(int(depth) for depth in depths), incomplete=trace.metadata.incomplete
+    )
+
+
+def launch_calls(trace: Trace) -> Array:
+    """Row → position of the host call that launched it, −1 where none is known.
+
+    Of several calls that the edges name for one row, the last to begin: the innermost.
+    """
+    calls = np.full(len(trace), -1, np.int64)
+    code, kinds = codes(trace.edges.column("kind"))
+    if "launch" not in kinds or not len(trace):
+        return calls
+    edges = trace.edges.filter(pa.array(code == kinds.index("launch")))
+    call, work = edge_rows(trace, edges)
+    known = (call >= 0) & (work >= 0)
+    call, work = call[known], work[known]
+    order = np.argsort(trace.array("start_ns")[call], kind="stable")
+    calls[work[order]] = call[order]  # of equal targets the last assignment stays
+    return calls
+
+
+def launched(trace: Trace, rows: Array) -> tuple[Array, Array]:
+    """Return those of ``rows`` whose launch call is known, and the calls' positions.
+
+    Raises
+    ------
+    MissingEvidence
+        None of them has one.
+    """
+    calls = launch_calls(trace)[rows]
+    if not (calls >= 0).any():
+        raise MissingEvidence(
+            f"none of {len(rows):,} rows of GPU work is linked to its launch call: record with "
+            "launch ids, profile(launch_ids=True), which is the default"
+        )
+    return rows[calls >= 0], calls[calls >= 0]
+
+
+@dataclass(frozen=True)
+class LaunchLatency(_Quantiles):
+    """Launch latency of the kernels of one stream or name, ns.
+
+    Attributes
+    ----------
+    p99_ns
+        ``None`` with fewer than 1,000 kernels.
+    queueing_p50_ns
+        Median of the time from the launch call's end to the kernel's start, 0 where the kernel
+        started before the call returned; ``None`` where no call's end is known.
+    queueing_share
+        The sum of these times / the sum of the latencies.
+    """
+
+    queueing_p50_ns: Annotated[float | None, "queueing p50 (µs)"]
+    queueing_share: Annotated[float | None, "queueing share"]
+
+
+@dataclass(frozen=True)
+class LaunchLatencyResult(Result):
+    """Launch latency by stream and by kernel.
+
+    Attributes
+    ----------
+    unmatched
+        Kernels whose launch call is unknown: not in the quantiles.
+    before_call
+        Kernels that seem to start before their launch call, by an error of the clocks. They
+        are in the quantiles as they are.
+    """
+
+    streams: tuple[LaunchLatency, ...]
+    kernels: tuple[LaunchLatency, ...]
+    unmatched: int
+    before_call: int
+    weight = "n"
+
+    def _rows(self) -> list[Row]:
+        """One row per stream, then one per kernel name."""
+        return [
+            {"of": what, **row_of(one)}
+            for what, group in (("stream", self.streams), ("kernel", self.kernels))
+            for one in group
+        ]
+
+    @property
+    def note(self) -> str:
+        """Definition and provenance in one line."""
+        doubts = ""
+        if self.unmatched:
+            doubts += f" {self.unmatched:,} kernels have no known launch call."
+        if self.before_call:
+            doubts += f" {self.before_call:,} seem to start before theirs (clock error)."
+        return (
+            "launch latency: kernel start − start of its launch call; queueing: the part after "
+            f"the call returned; p99 needs n ≥ {P99_NEEDS}.{doubts} {self.provenance}"
+        )
+
+
+@door(trace=Trace)
+def launch_latency(trace: Trace) -> LaunchLatencyResult:
+    """Return how long after its launch call each kernel started, by stream and by kernel.
+
+    The kernels of a graph share one launch call.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no kernel, or no kernel is linked to its launch call.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    >>> seen = gs.analysis.launch_latency(recording.trace).streams[0]
+    >>> seen.name, seen.n, seen.max_ns > 50_000  # the second one queued behind the first
+    ('s', 2, True)
+    """
+    every = rows_of(trace, "kernel")
+    if not len(every):
+        raise MissingEvidence(
+            "the trace holds no kernel: record with profile() while work is launched"
+        )
+    rows, calls = launched(trace, every)
+    starts = trace.array("start_ns")
+    waited = starts[rows] - starts[calls]
+    returned = trace.array("end_ns", fill=0)[calls]
+    queued = np.where(is_open(trace)[calls], -1, np.maximum(starts[rows] - returned, 0))
+    code, labels = track_labels(trace, rows, "stream")
+    name, names = codes(trace.spans.column("name"))
+    return LaunchLatencyResult(
+        _groups(code, labels, waited, queued),
+        _groups(name[rows], [str(one) for one in names], waited, queued),
+        unmatched=len(every) - len(rows),
+        before_call=int(np.count_nonzero(waited < 0)),
+        provenance=trace.provenance,
+        incomplete=trace.metadata.incomplete,
+    )
+
+
+def _groups(
+    code: Array, labels: list[str], waited: Array, queued: Array
+) -> tuple[LaunchLatency, ...]:
+    """Return the quantiles of each group that has rows; ``queued`` is −1 where unknown."""
+    first, dense = combined(code)
+    groups = Groups(dense, [labels[one] for one in code[first].tolist()])
+    known = queued >= 0
+    medians = groups.medians(queued, known)
+    total = groups.sums(np.where(known, waited, 0)).tolist()
+    queueing = groups.sums(np.where(known, queued, 0)).tolist()
+    return tuple(
+        LaunchLatency(
+            *quantiles,
+            medians[index],
+            queueing[index] / total[index] if total[index] > 0 else None,
+        )
+        for index, quantiles in enumerate(_quantiles(groups, waited))
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from gpuscope._checks import MappingOf, door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import Groups, by_workload, kernels, makespan_ns
-from gpuscope.analysis.launch import launch_calls, positions
-from gpuscope.analysis.result import Result, Row
+from gpuscope.analysis.latency_analysis import launch_calls
+from gpuscope.analysis.result import Result, Row, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import combined, is_open, rows_of
 from gpuscope.trace.joins import DEEPEST, match
@@ -44,12 +45,12 @@ class PredictedTime:
         The 10th and the 90th percentile.
     """
 
-    setting: str
-    of: str
-    predicted_n: int
-    measured_n: int
-    predicted_ns: float
-    measured_ns: float
+    setting: Annotated[str, "setting"]
+    of: Annotated[str, "of"]
+    predicted_n: Annotated[int, "n predicted"]
+    measured_n: Annotated[int, "n measured"]
+    predicted_ns: Annotated[float, "predicted (µs)"]
+    measured_ns: Annotated[float, "measured (µs)"]
     predicted_range_ns: tuple[float, float]
     measured_range_ns: tuple[float, float]
 
@@ -91,18 +92,7 @@ class PredictionResult(Result):
 
     def _rows(self) -> list[Row]:
         """One row per setting and workload, and one for each setting's makespan."""
-        return [
-            {
-                "setting": one.setting,
-                "of": one.of,
-                "n predicted": one.predicted_n,
-                "n measured": one.measured_n,
-                "predicted (µs)": one.predicted_ns / 1e3,
-                "measured (µs)": one.measured_ns / 1e3,
-                "error": one.error,
-            }
-            for one in self.times
-        ]
+        return [{**row_of(one), "error": one.error} for one in self.times]
 
     @property
     def note(self) -> str:
@@ -301,7 +291,7 @@ def _calls(trace: Trace) -> Array:
     launch = np.where(call >= 0, call, np.where(number >= 0, shared, np.arange(size)))
     is_handle = np.zeros(size, bool)
     is_handle[rows_of(trace, "handle")] = True
-    parent = positions(trace, trace.spans.column("parent"))
+    parent = match(trace.array("parent", fill=-1), trace.array("id"))
     at = np.where(call >= 0, call, np.arange(size))
     for _ in range(DEEPEST):
         above = np.where(is_handle[at], -1, parent[at])

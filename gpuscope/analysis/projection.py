@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pyarrow as pa
 from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.gaps_analysis import GPU_WORK
-from gpuscope.analysis.launch import launched
-from gpuscope.analysis.result import Result, Row, named, us
+from gpuscope.analysis.intervals import Busy, Groups
+from gpuscope.analysis.latency_analysis import launched
+from gpuscope.analysis.result import Result, Row, named, row_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -88,18 +90,18 @@ class NamedProjection:
         Sum of each range's union of spans.
     """
 
-    name: str
-    domain: str | None
-    n: int
-    launched: int
-    kernels: int
-    copies: int
-    graphs: int
-    host_ns: int
-    host_median_ns: float | None
-    projected_ns: int
-    projected_median_ns: float | None
-    busy_ns: int
+    name: Annotated[str, "range"]
+    domain: Annotated[str | None, "domain"]
+    n: Annotated[int, "n"]
+    launched: Annotated[int, "with GPU work"]
+    kernels: Annotated[int, "kernels"]
+    copies: Annotated[int, "copies"]
+    graphs: Annotated[int, "graphs"]
+    host_ns: Annotated[int, "host (ms)"]
+    host_median_ns: Annotated[float | None, "host median (µs)"]
+    projected_ns: Annotated[int, "on GPU (ms)"]
+    projected_median_ns: Annotated[float | None, "on GPU median (µs)"]
+    busy_ns: Annotated[int, "GPU busy (ms)"]
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,6 @@ class ProjectionResult(Result):
     ranges: pa.Table = field(repr=False)
     unmatched: int
     left_out: int
-    provenance: str
     weight = "on GPU (ms)"
 
     def __getitem__(self, name: str) -> NamedProjection:
@@ -132,20 +133,12 @@ class ProjectionResult(Result):
 
     def _rows(self) -> list[Row]:
         """One row per name and domain."""
+        nothing = {"on GPU (ms)": None, "GPU busy (ms)": None}
         return [
             {
-                "range": one.name,
-                "domain": one.domain,
-                "n": one.n,
-                "with GPU work": one.launched,
-                "kernels": one.kernels,
-                "copies": one.copies,
+                **row_of(one),
                 "graphs": one.graphs or None,
-                "host (ms)": one.host_ns / 1e6,
-                "host median (µs)": us(one.host_median_ns),
-                "on GPU (ms)": one.projected_ns / 1e6 if one.launched else None,
-                "on GPU median (µs)": us(one.projected_median_ns),
-                "GPU busy (ms)": one.busy_ns / 1e6 if one.launched else None,
+                **({} if one.launched else nothing),
             }
             for one in self.names
         ]
@@ -274,85 +267,44 @@ def _ranges(trace: Trace, name: str | None, domain: str | None) -> Array:
 
 
 def _extents(starts: Array, ends: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
-    """First start, last end and length of the union of the spans [low, high), for each pair.
-
-    Spans are ranked by start and by end, so that one sort of small numbers orders all pairs
-    and one running maximum serves all of them.
-    """
-    first, last, busy = (np.zeros(len(low), np.int64) for _ in range(3))
-    count = len(starts)
-    by_start, by_end = np.argsort(starts, kind="stable"), np.argsort(ends, kind="stable")
-    start_rank, end_rank = np.empty(count, np.int64), np.empty(count, np.int64)
-    start_rank[by_start] = end_rank[by_end] = np.arange(count)
-    sorted_ends = ends[by_end]
+    """First start, last end and length of the union of the spans [low, high), for each pair."""
+    first, last, busy_ns = (np.zeros(len(low), np.int64) for _ in range(3))
     for number, place in pairs(low, high):
-        if not len(number):
-            continue
-        base = int(number[0])
-        key = np.sort((number - base) * count + start_rank[place])
-        group, rank = np.divmod(key, count)
-        span = by_start[rank]
-        top = np.maximum.accumulate(group * count + end_rank[span])
-        latest = sorted_ends[top - group * count]
-        opens = np.r_[True, group[1:] != group[:-1]]
-        seen = np.where(opens, starts[span], np.r_[0, latest[:-1]])
-        grown = np.r_[0, np.cumsum(np.maximum(latest - np.maximum(starts[span], seen), 0))]
-        at = np.flatnonzero(opens)
-        until = np.r_[at[1:], len(group)]
-        mine = base + group[at]
-        first[mine] = starts[span[at]]
-        last[mine] = latest[until - 1]
-        busy[mine] = grown[until] - grown[at]
-    return first, last, busy
+        mine, code = np.unique(number, return_inverse=True)
+        busy = Busy.of(Groups(code, mine.tolist()), starts[place], ends[place])
+        first[mine] = busy.start[busy.first[:-1]]
+        last[mine] = busy.end[busy.first[1:] - 1]
+        busy_ns[mine] = busy.ns
+    return first, last, busy_ns
 
 
 def _by_name(table: pa.Table) -> tuple[NamedProjection, ...]:
     name, names = codes(table.column("name"))
     domain, domains = codes(table.column("domain"))
     first, code = combined(domain, name)
-    number = np.bincount(code)
-    host, host_median, _ = _totals(table.column("host_ns"), code, len(first))
-    projected, median, seen = _totals(table.column("projected_ns"), code, len(first))
-    busy, kernels, copies, graphs = (
-        _totals(table.column(column), code, len(first))[0]
-        for column in ("busy_ns", "kernels", "copies", "graphs")
-    )
+    groups = Groups(code, first.tolist())
+    counts = {
+        column: groups.sums(np.asarray(table.column(column).fill_null(0))).tolist()
+        for column in ("kernels", "copies", "graphs", "host_ns", "projected_ns", "busy_ns")
+    }
+    known = {
+        column: np.asarray(table.column(column).is_valid(), dtype=bool)
+        for column in ("host_ns", "projected_ns")
+    }
+    medians = {
+        column: groups.medians(np.asarray(table.column(column).fill_null(0)), there)
+        for column, there in known.items()
+    }
+    launched = groups.sums(known["projected_ns"].astype(np.int64)).tolist()
     return tuple(
         NamedProjection(
             names[name[row]],
             domains[domain[row]],
-            int(number[index]),
-            int(seen[index]),
-            int(kernels[index]),
-            int(copies[index]),
-            int(graphs[index]),
-            int(host[index]),
-            host_median[index],
-            int(projected[index]),
-            median[index],
-            int(busy[index]),
+            n=int(groups.counts[index]),
+            launched=launched[index],
+            host_median_ns=medians["host_ns"][index],
+            projected_median_ns=medians["projected_ns"][index],
+            **{column: values[index] for column, values in counts.items()},
         )
         for index, row in enumerate(first)
     )
-
-
-def _totals(
-    column: pa.ChunkedArray, code: Array, groups: int
-) -> tuple[Array, list[float | None], Array]:
-    """Sum, median and number of the values that are not null, by group."""
-    known = np.asarray(column.is_valid(), dtype=bool)
-    values, code = np.asarray(column.fill_null(0))[known], code[known]
-    order = np.lexsort((values, code))
-    values = values[order]
-    bounds = np.searchsorted(code[order], np.arange(groups + 1))
-    total = np.r_[0, np.cumsum(values)]
-    count = np.diff(bounds)
-    if not len(values):
-        return np.zeros(groups, np.int64), [None] * groups, count
-    middle = values[np.minimum(bounds[:-1] + np.maximum(count - 1, 0) // 2, len(values) - 1)]
-    other = values[np.minimum(bounds[:-1] + count // 2, len(values) - 1)]
-    medians = [
-        float(value) if here else None
-        for value, here in zip(((middle + other) / 2).tolist(), count.tolist(), strict=True)
-    ]
-    return total[bounds[1:]] - total[bounds[:-1]], medians, count

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_origin, get_type_hints
 
 from gpuscope._text import shown
 
@@ -13,6 +14,9 @@ Row: TypeAlias = dict[str, Any]
 """A row of a result: column → text, number or ``None``."""
 _Item = TypeVar("_Item")
 _NAMED = 20
+_UNITS = {"(µs)": 1e3, "(ms)": 1e6}
+P99_NEEDS = 1000
+"""Samples below which no p99 is stated."""
 SHOWN = 100
 """Rows of a result that a page, a notebook or a terminal shows."""
 
@@ -26,9 +30,27 @@ def format_value(value: object) -> str:
     return str(value)
 
 
-def us(ns: float | None) -> float | None:
-    """Return µs of ns, nothing of nothing."""
-    return None if ns is None else ns / 1e3
+@cache
+def _columns(kind: type) -> dict[str, tuple[str, float | None]]:
+    """Return field → column and how many ns its unit has, of fields annotated with a column."""
+    return {
+        name: (hint.__metadata__[0], _UNITS.get(hint.__metadata__[0][-4:]))
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if get_origin(hint) is Annotated
+    }
+
+
+def row_of(item: object) -> Row:
+    """Return the row of an item: a column for each field that is ``Annotated[type, column]``.
+
+    Such fields hold ns where the column's name ends with another unit of time.
+    """
+    row = {}
+    kind: type = type(item)
+    for name, (column, unit_ns) in _columns(kind).items():
+        value = getattr(item, name)
+        row[column] = value if unit_ns is None or value is None else value / unit_ns
+    return row
 
 
 def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name") -> _Item:
@@ -48,9 +70,12 @@ class Result:
     incomplete
         How many rows of the trace are missing and why
         (:attr:`gpuscope.trace.metadata.TraceMetadata.incomplete`); empty if none is.
+    provenance
+        Where the times come from.
     """
 
     incomplete: str = ""
+    provenance: str = ""
     weight: ClassVar[str] = ""
     """The column by which rows are chosen where there are too many to be read."""
 
@@ -94,7 +119,7 @@ class Result:
     @property
     def note(self) -> str:
         """What the rows rest on, in one line; empty if there is nothing to say."""
-        return self.incomplete
+        return self.provenance or self.incomplete
 
     def _repr_html_(self) -> str:
         rows, left_out = self._most(self._rows())

@@ -1,19 +1,24 @@
-"""The settings of one experiment side by side, as a table."""
+"""The settings of an experiment as a table, those of a sweep, and what workloads reach alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gpuscope._checks import MappingOf, door
-from gpuscope.analysis.intervals import grouped, kernels, makespans_ns
+from gpuscope._text import clean
+from gpuscope._types import Ints
+from gpuscope.analysis.busy_analysis import overlap
+from gpuscope.analysis.intervals import grouped, kernels, rates
 from gpuscope.analysis.latency_analysis import latency
-from gpuscope.analysis.overlap_analysis import overlap
-from gpuscope.analysis.result import Row
+from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes
-from gpuscope.trace.metadata import SoloFacts
+from gpuscope.trace.metadata import Description, SoloFacts
 from gpuscope.trace.model import Trace
 
 COLUMNS = {
@@ -76,25 +81,20 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
         except MissingEvidence:
             seen = {}
         starts, ends = found.array("start_ns"), found.array("end_ns")
-        flops = found.array("flop_count", fill=-1)
         partition, partitions = codes(found.spans.column("partition"))
         groups = grouped(found, "workload")
         number = {label: index for index, label in enumerate(groups.labels)}
         medians = groups.quantiles(ends - starts, (0.5,))[:, 0].tolist()
-        spans_ns = makespans_ns(found, groups, starts, ends).tolist()
-        unknown, total = groups.sums(flops < 0).tolist(), groups.sums(flops).tolist()
+        tflop_per_s = rates(found, groups, starts, ends)
         planned = (trace.metadata.experiment or {}).get("workloads", {})
         for workload in dict.fromkeys([*(one for one in planned if one in number), *number]):
             index = number[workload]
-            known = not unknown[index] and spans_ns[index] > 0
-            rate = float(total[index]) / spans_ns[index] / 1e3 if known else None
             alone = trace.metadata.solo.get(workload, SoloFacts()).whole_gpu_tflop_per_s
             plan = planned.get(workload, {})
             # A background's latency is its queue's length, and arrivals at given times set
             # their own rate: neither says anything about the GPU.
             times = None if plan.get("background") else seen.get(workload)
-            if plan.get("rate_hz") is not None:
-                rate = None
+            rate = tflop_per_s[index] if plan.get("rate_hz") is None else None
             rows.append(
                 {
                     "setting": setting,
@@ -115,3 +115,93 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                 }
             )
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
+
+
+@dataclass(frozen=True)
+class SweepResult(Result):
+    """An experiment run at every point of a grid of parameters.
+
+    Attributes
+    ----------
+    table
+        One row per point, setting and workload: a column for each parameter, named by its
+        path, then the columns of :data:`COLUMNS`, then ``error``. A
+        point that could not be run, or only in part, says why there; of one that could not be
+        run, only that row is left.
+    experiment
+        The description that was varied.
+    parameters
+        Path → values.
+    stopped
+        Whether it was stopped before every point was finished.
+    """
+
+    table: pa.Table = field(repr=False)
+    experiment: Description
+    parameters: Mapping[str, tuple[Any, ...]]
+    stopped: bool
+
+    def _rows(self) -> list[Row]:
+        """One row per point, setting and workload."""
+        return list(self.table.to_pylist())
+
+    @property
+    def note(self) -> str:
+        """What was varied, and provenance, in one line."""
+        varied = ", ".join(f"{path} = {list(values)}" for path, values in self.parameters.items())
+        stopped = "stopped early. " if self.stopped else ""
+        return clean(f"{stopped}{self.experiment.get('name')} at {varied}. {self.provenance}")
+
+
+def solo_statistics(
+    in_place: Sequence[Trace], whole_gpu: Sequence[Trace], *, paced: bool
+) -> SoloFacts | None:
+    """Return what one workload reached alone; ``None`` if no kernel of it ended.
+
+    Parameters
+    ----------
+    in_place
+        Recordings of it on its own stream and partition.
+    whole_gpu
+        Recordings of it on the unpartitioned GPU.
+    paced
+        Whether its calls arrive at given times: their rate says nothing about the GPU.
+    """
+    kernels, whole_kernels = _ended_kernels(in_place), _ended_kernels(whole_gpu)
+    durations, whole_durations = _durations(kernels), _durations(whole_kernels)
+    if not len(durations):
+        return None
+    names = {name for trace in kernels for name in trace.texts("name")}
+    # A workload that launches different kernels has no typical one.
+    typical = np.median(durations) if len(names) == 1 else np.mean(durations)
+    return SoloFacts(
+        kernel_ns=float(typical),
+        n=len(durations),
+        whole_gpu_kernel_ns=float(np.median(whole_durations)) if len(whole_durations) else None,
+        whole_gpu_tflop_per_s=None if paced else _tflop_per_s(whole_kernels),
+    )
+
+
+def _ended_kernels(traces: Sequence[Trace]) -> list[Trace]:
+    """Keep kernels; leave out those that still ran when the recording was stopped."""
+    kept = []
+    for trace in traces:
+        kernels = trace.where(kind="kernel").spans
+        ended = kernels.filter(kernels.column("end_ns").is_valid())
+        kept.append(Trace(ended, trace.edges, trace.metadata))
+    return kept
+
+
+def _durations(kernels: Sequence[Trace]) -> Ints:
+    durations = [trace.array("end_ns") - trace.array("start_ns") for trace in kernels]
+    return np.concatenate([np.zeros(0, np.int64), *durations])
+
+
+def _tflop_per_s(kernels: Sequence[Trace]) -> float | None:
+    """Operations over first start to last end, summed over traces."""
+    flops = span_ns = 0.0
+    for trace in kernels:
+        if len(trace):
+            flops += float(trace.array("flop_count", fill=0).sum())
+            span_ns += float(trace.array("end_ns").max() - trace.array("start_ns").min())
+    return flops / span_ns / 1e3 if flops and span_ns else None

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import edge_rows
 from gpuscope.trace.model import Trace
 
 WORK = ("kernel", "memcpy", "memset", "host function", "graph")
@@ -288,13 +289,8 @@ class SpanRows:
                 pc.is_in(edges.column("kind").cast(pa.string()),
                          value_set=pa.array(["event wait", "graph", "legacy default stream"]))
             )  # fmt: skip
-            by_id = np.argsort(self.ids, kind="stable")
-            ids = [np.asarray(waits.column(name)) for name in ("from", "to")]
-            before, after = (
-                by_id[np.minimum(np.searchsorted(self.ids[by_id], named), len(by_id) - 1)]
-                for named in ids
-            )
-            known = (self.ids[before] == ids[0]) & (self.ids[after] == ids[1])
+            before, after = edge_rows(self.trace, waits)
+            known = (before >= 0) & (after >= 0)
             known &= self.ends[before] <= self.starts[after]
             np.maximum.at(free, after[known], self.ends[before[known]])
         return free

@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._types import Array
-from gpuscope.analysis.launch import positions
 from gpuscope.exporters.about import version
 from gpuscope.exporters.chrome_names import Names
 from gpuscope.exporters.chrome_text import argument, bytes_of, joined, micros, number
@@ -31,7 +30,7 @@ from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.exporters.progress import Step, check_count, silent
 from gpuscope.exporters.tracks import LAYOUT
 from gpuscope.trace import schema
-from gpuscope.trace.columns import codes, combined
+from gpuscope.trace.columns import codes, combined, edge_rows
 from gpuscope.trace.model import Trace
 
 CATEGORIES = {
@@ -172,7 +171,7 @@ class _Events:
         An edge to a row that is not there, or that is a counter's, is left out and counted.
         """
         edges = self.trace.edges
-        source, target = (positions(self.trace, edges.column(name)) for name in ("from", "to"))
+        source, target = edge_rows(self.trace, edges)
         known = (source >= 0) & (target >= 0)
         known[known] = ~self.counter[source[known]] & ~self.counter[target[known]]
         edge = np.flatnonzero(known)

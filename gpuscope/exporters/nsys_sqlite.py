@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
-from gpuscope.analysis.launch import launch_calls
+from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.errors import ExportError
 from gpuscope.exporters import nsys_schema as nsys
 from gpuscope.exporters.nsys_facts import facts

@@ -11,7 +11,8 @@ from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
 from gpuscope._types import Array
 from gpuscope.analysis.intervals import by_workload
-from gpuscope.analysis.latency_analysis import P99_NEEDS, HandleLatency
+from gpuscope.analysis.latency_analysis import HandleLatency
+from gpuscope.analysis.result import P99_NEEDS
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import clean, duration, escape, provenance_lines, title_suffix, wrapped

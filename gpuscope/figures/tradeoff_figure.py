@@ -9,8 +9,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from gpuscope._checks import door
-from gpuscope.analysis.latency_analysis import P99_NEEDS
-from gpuscope.analysis.sweep import SweepResult
+from gpuscope.analysis.result import P99_NEEDS
+from gpuscope.analysis.settings import SweepResult
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import clean, duration, escape, provenance_of, suffix_of, wrapped

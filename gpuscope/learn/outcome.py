@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuscope import figures
 from gpuscope._checks import door
-from gpuscope.analysis.explanation import Explanation
+from gpuscope.analysis.reasons import Explanation
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.style import INK, OKABE_ITO
 from gpuscope.figures.text import axis_unit, clean

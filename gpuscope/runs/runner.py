@@ -11,8 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuscope.analysis.settings import settings_table
-from gpuscope.analysis.solo import solo_statistics
+from gpuscope.analysis.settings import settings_table, solo_statistics
 from gpuscope.device.caller import innermost_guard
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from gpuscope._checks import door
 from gpuscope._files import make_folder, replacing
 from gpuscope._text import clean
-from gpuscope.analysis.settings import COLUMNS
-from gpuscope.analysis.sweep import SweepResult
+from gpuscope.analysis.settings import COLUMNS, SweepResult
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
 from gpuscope.runs.execution import opened

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._types import Bools, Ints
+from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
 _FEW = 1 << 20
@@ -24,6 +25,15 @@ def rows_of(trace: Trace, *kinds: str) -> Ints:
 def is_open(trace: Trace) -> Bools:
     """Return row → whether its end is unknown."""
     return np.asarray(trace.spans.column("end_ns").is_null(), dtype=bool)
+
+
+def edge_rows(trace: Trace, edges: pa.Table) -> tuple[Ints, Ints]:
+    """Return the rows that edges of a trace lead from and to; NONE for one that is not there."""
+    source, target = (
+        match(np.asarray(edges.column(name).to_numpy(), np.int64), trace.array("id"))
+        for name in ("from", "to")
+    )
+    return source, target
 
 
 def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:

@@ -15,8 +15,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import figures
-from gpuscope.analysis.settings import COLUMNS
-from gpuscope.analysis.sweep import SweepResult
+from gpuscope.analysis.settings import COLUMNS, SweepResult
 from gpuscope.record import recorder
 from gpuscope.runs.sweeps import load_sweep
 

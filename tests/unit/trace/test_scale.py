@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscope import analysis, cli
+from gpuscope.analysis.busy_analysis import MOST
 from gpuscope.analysis.intervals import Groups, intersection_ns, length, union
-from gpuscope.analysis.overlap_analysis import MOST
 from gpuscope.analysis.result import SHOWN
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import trace_report

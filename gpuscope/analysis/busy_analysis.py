@@ -1,17 +1,27 @@
-"""Overlap and gain: what ran at the same time, and what that was worth."""
+"""When kernels kept the GPU busy: overlap and gain, concurrency, what each stream did."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import Busy, Groups, Intervals, grouped, kernels, makespan_ns
-from gpuscope.analysis.result import Result, Row
+from gpuscope.analysis.intervals import (
+    Busy,
+    Groups,
+    Intervals,
+    grouped,
+    kernels,
+    makespan_ns,
+    rates,
+)
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, row_of
+from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
 
 MOST = 50
@@ -30,11 +40,11 @@ class PairOverlap:
         the source states none. Bracketing events count waiting for SMs as running.
     """
 
-    a: str
-    b: str
-    busy_a_ns: int
-    busy_b_ns: int
-    overlap_ns: int
+    a: Annotated[str, "a"]
+    b: Annotated[str, "b"]
+    busy_a_ns: Annotated[int, "busy a (ms)"]
+    busy_b_ns: Annotated[int, "busy b (ms)"]
+    overlap_ns: Annotated[int, "overlap (ms)"]
     tight_fraction: float | None = None
 
     @property
@@ -65,7 +75,6 @@ class OverlapResult(Result):
     pairs: tuple[PairOverlap, ...]
     gain: float | None
     makespan_ns: int
-    provenance: str
     left_out: int = 0
     _all: _All | None = field(default=None, repr=False, compare=False)
     weight = "overlap (ms)"
@@ -98,11 +107,7 @@ class OverlapResult(Result):
         """One row per pair."""
         return [
             {
-                "a": pair.a,
-                "b": pair.b,
-                "busy a (ms)": pair.busy_a_ns / 1e6,
-                "busy b (ms)": pair.busy_b_ns / 1e6,
-                "overlap (ms)": pair.overlap_ns / 1e6,
+                **row_of(pair),
                 "overlap": pair.fraction,
                 "overlap (tight)": pair.tight_fraction,
                 "gain": self.gain,
@@ -163,8 +168,8 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     every = len(groups) * (len(groups) - 1) // 2
     pairs = tuple(_pairs(groups.labels, chosen, busy, tight))
     return OverlapResult(
-        by, pairs, _gain(found, makespan), makespan, trace.provenance, every - len(pairs),
-        _All(number, busy, tight), incomplete=trace.metadata.incomplete,
+        by, pairs, _gain(found, makespan), makespan, every - len(pairs), _All(number, busy, tight),
+        provenance=trace.provenance, incomplete=trace.metadata.incomplete,
     )  # fmt: skip
 
 
@@ -217,3 +222,166 @@ def _shrunk(found: Trace, starts: Intervals, ends: Intervals, groups: Groups[str
 def _fraction(shared_ns: int, *busy_ns: int) -> float:
     shorter = min(busy_ns)
     return shared_ns / shorter if shorter else 0.0
+
+
+@dataclass(frozen=True)
+class ConcurrencyResult(Result):
+    """How many groups were busy, over time.
+
+    Attributes
+    ----------
+    mean
+        Time average of the number of busy groups, over the time when any is.
+    time_ns
+        Number of busy groups → ns.
+    """
+
+    by: str
+    mean: float
+    time_ns: dict[int, int]
+    weight = "ms"
+
+    def _rows(self) -> list[Row]:
+        """One row per number of busy groups."""
+        total = sum(self.time_ns.values())
+        return [
+            {f"busy {self.by}s": count, "ms": ns / 1e6, "share of busy time": ns / total}
+            for count, ns in sorted(self.time_ns.items())
+        ]
+
+    @property
+    def note(self) -> str:
+        """Definition and provenance in one line."""
+        return f"on average {self.mean:.3f} {self.by}s busy while any is. {self.provenance}"
+
+
+@door(trace=Trace, by=str)
+def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
+    """Count how many groups of kernels are busy at once.
+
+    Parameters
+    ----------
+    by
+        ``"partition"``, ``"stream"`` or ``"workload"``.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished kernel.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> gs.analysis.concurrency(trace).time_ns
+    {1: 120, 2: 40}
+    """
+    found = kernels(trace)
+    busy = Busy.of(grouped(found, by), found.array("start_ns"), found.array("end_ns"))
+    times = np.r_[busy.start, busy.end]
+    order = np.argsort(times, kind="stable")
+    level = np.cumsum(np.where(order < len(busy.start), 1, -1))[:-1]
+    used, code = np.unique(level, return_inverse=True)
+    totals = Groups(code, used.tolist()).sums(np.diff(times[order]))
+    time_ns = {
+        count: ns
+        for count, ns in zip(used.tolist(), totals.tolist(), strict=True)
+        if count > 0 and ns > 0
+    }
+    busy_ns = sum(time_ns.values())
+    mean = sum(count * ns for count, ns in time_ns.items()) / busy_ns if busy_ns else 0.0
+    return ConcurrencyResult(
+        by, mean, time_ns, provenance=trace.provenance, incomplete=trace.metadata.incomplete
+    )
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """What one stream of one partition did.
+
+    Attributes
+    ----------
+    busy_ns
+        Union of its kernel spans.
+    p99_ns
+        ``None`` with fewer than 1,000 kernels.
+    tflop_per_s
+        Its floating-point operations / first start to last end, in TFLOP/s; ``None``
+        where its kernels do not state their operations.
+    """
+
+    partition: Annotated[str, "partition"]
+    stream: Annotated[str, "stream"]
+    kernels: Annotated[int, "kernels"]
+    busy_ns: Annotated[int, "busy (ms)"]
+    median_ns: Annotated[float, "median (µs)"]
+    p99_ns: Annotated[float | None, "p99 (µs)"]
+    tflop_per_s: Annotated[float | None, "TFLOP/s"]
+
+
+@dataclass(frozen=True)
+class SummaryResult(Result):
+    """One row per partition and stream."""
+
+    streams: tuple[SummaryRow, ...]
+    weight = "busy (ms)"
+
+    def _rows(self) -> list[Row]:
+        """One row per partition and stream."""
+        return list(map(row_of, self.streams))
+
+
+@door(trace=Trace)
+def summary(trace: Trace) -> SummaryResult:
+    """Summarise kernels per partition and stream.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished kernel.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> from gpuscope.trace import Trace
+    >>> trace = Trace.from_columns({
+    ...     "id": [1, 2], "kind": ["kernel", "kernel"], "name": ["k", "k"], "stream": [7, 8],
+    ...     "start_ns": [0, 60], "end_ns": [100, 160], "source": ["cupti", "cupti"],
+    ... })
+    >>> [(row.stream, row.kernels, row.busy_ns) for row in gs.analysis.summary(trace).streams]
+    [('stream 7', 1, 100), ('stream 8', 1, 100)]
+    """
+    found = kernels(trace)
+    starts, ends = found.array("start_ns"), found.array("end_ns")
+    groups = _by_both(grouped(found, "partition"), grouped(found, "stream"))
+    columns = zip(
+        groups.labels,
+        groups.counts.tolist(),
+        Busy.of(groups, starts, ends).ns.tolist(),
+        groups.quantiles(ends - starts, (0.5, 0.99)).tolist(),
+        rates(found, groups, starts, ends),
+        strict=True,
+    )
+    rows = [
+        SummaryRow(*label, count, busy_ns, median, p99 if count >= P99_NEEDS else None, rate)
+        for label, count, busy_ns, (median, p99), rate in columns
+    ]
+    return SummaryResult(
+        tuple(sorted(rows, key=lambda row: (row.partition, row.stream))),
+        provenance=trace.provenance,
+        incomplete=trace.metadata.incomplete,
+    )
+
+
+def _by_both(partitions: Groups[str], streams: Groups[str]) -> Groups[tuple[str, str]]:
+    """Group rows by partition and stream."""
+    first, code = combined(partitions.code, streams.code)
+    labels = [
+        (partitions.labels[partitions.code[row]], streams.labels[streams.code[row]])
+        for row in first.tolist()
+    ]
+    return Groups(code, labels)

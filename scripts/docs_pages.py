@@ -28,53 +28,58 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from facts import BESIDE  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-NOTE = """Kernel times: {source}. (Events alone would mostly time the wait for SMs in the setting
-without a partition.) `overlap_tight` shrinks every span by its stated uncertainty; it is empty if
-none is stated. A share of alone above 1 is noise: the reference is measured last, on a hotter
-GPU."""
+NOTE = """Kernel times come from {source}. (Without a partition, events alone would mostly time the
+wait for SMs.) `overlap_tight` shrinks every span by its stated uncertainty; it is empty if no
+uncertainty is stated. A share of alone above 1 is noise: the reference is measured last, on a
+hotter GPU."""
 
-COUNTS = """Counts agree if nsys has each of our kernels equally often in every pass. nsys watches
-the program from its start: one call before the passes, the warm-up pass and the
-measured pass. gpuscope records the measured pass only. So {ours} kernels of ours are 1
-+ 2 × {ours} of nsys's."""
+COUNTS = """Counts agree if nsys sees each of our kernels equally often in every pass. nsys records
+the whole program: one call before the passes, the warm-up pass and the measured pass. gpuscope
+records only the measured pass. So where gpuscope counts {ours}, nsys counts 1 + 2 × {ours}."""
 
 CALIBRATION = """## Your own GPU
 
     gpuscope calibrate --out gpu.json
     gpuscope predict examples/quickstart.toml --gpu-profile gpu.json
 
-or `gpuscope.calibration.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`.
+In Python: `gpuscope.calibration.calibrate(path="gpu.json")`, then `open_device("sim:gpu.json")`.
 
 Calibration takes less than 3 minutes and needs CUPTI (`gpuscope doctor` says how to install it).
-Run it on an idle GPU, in a process that has not recorded yet: with CUPTI on, calls cost more. It
-prints the median and 90th percentile of the errors of predicted GEMM times, for the shapes in the
-fit and for a fifth of the shapes that a second fit leaves out. The file is written at the end,
-completely or not at all.
+Run it on an idle GPU, in a process that has not recorded yet: once CUPTI is on, calls cost more. It
+prints the median and 90th percentile of the errors of predicted GEMM times, both for the shapes in
+the fit and for a fifth of the shapes, which a second fit leaves out. The file is written at the
+end, completely or not at all.
 
-- **Host costs**: 100 calls at a time through gpuscope, Python included, median of seven; a
-  partition includes the probe of its SMs. Recorded kernels give the medians of three times: from
-  a launch call's end to its kernel, from a kernel's end to the host's return from a wait, and
-  between two queued GEMMs.
-- **Copies**: 64 MiB to the device and back, one rate for both directions; 512 MiB on the device;
-  the element-wise copy kernel over 64 and 512 MiB on every measured SM count.
-- **GEMMs**: up to 320 shapes, a few chosen and the others random (sides from 16 to 8192, half of
-  them not multiples of 64), in four dtypes, on up to eight SM counts, each call alone. The fit
-  uses calls that are not told the SM count; calls that are told only judge it. Calls that would
-  take longer than 60 ms are left out and counted; a slow GPU measures fewer shapes, at least 40.
+- **Host costs**: each call is timed 100 at a time through gpuscope, Python included; the median of
+  seven such measurements counts. Creating a partition includes the probe of its SMs. Recorded
+  kernels give the medians of three times: from the end of a launch call to the kernel's start, from
+  a kernel's end to the host's return from a wait, and between two queued GEMMs.
+- **Copies**: 64 MiB to the device and back, with one rate for both directions; 512 MiB on the
+  device; the element-wise copy kernel over 64 and 512 MiB on every measured SM count.
+- **GEMMs**: up to 320 shapes in four dtypes, on up to eight SM counts, each call alone. A few
+  shapes are fixed and the others random: sides from 16 to 8192, half of them not multiples of 64.
+  The fit uses calls in which cuBLAS is not told the SM count; calls with the count told only test
+  the fit. Calls that would take longer than 60 ms are left out and counted. On a slow GPU fewer
+  shapes are measured, but at least 40.
 - **Kernels**: the tile is read from the kernel's name (cuBLAS and CUTLASS, from Volta to
   Blackwell). Otherwise it is inferred from the kernel's grids, if some tile explains at least two
-  of them. Kernels whose tile remains unknown are named, and are in no fit.
+  of them. Kernels whose tile remains unknown are listed and not used in the fit.
 
-Without green contexts (drivers before CUDA 12.4) everything is measured on all SMs. The simulated
-GPU cannot be carved then, and the cost of a partition is an H200's. A GPU without bfloat16 gets
-float16's times for it. `measured.source` in the file says so. The number of blocks that an SM
-holds is estimated with the registers and shared memory of a Hopper SM; the fit absorbs a constant
-factor.
+Without green contexts (drivers before CUDA 12.4), everything is measured on all SMs. The simulated
+GPU then cannot be carved, and the cost of a partition is that of an H200. A GPU without bfloat16
+gets the times of float16 for it. `measured.source` in the file states both. The number of blocks
+that an SM holds is estimated from the registers and shared memory of a Hopper SM; the fit absorbs a
+constant factor.
 
-All of this has run on an H200 only (2026-11-21): 47 s of measuring and 20 s of fitting. Errors of
-GEMM times: median 6.1 %, p90 25.5 % in the fit; 6.8 % and 28.9 % for the shapes left out. For 60
-shapes drawn and measured afterwards: 6.1 % and 24.3 % not told the SM count, 6.4 % and 23.6 %
-told it.
+Calibration has been tested on an H200 only (2026-11-21): 47 s of measuring and 20 s of fitting.
+Errors of GEMM times:
+
+| shapes | median | p90 |
+| --- | --- | --- |
+| in the fit | 6.1 % | 25.5 % |
+| left out of the fit | 6.8 % | 28.9 % |
+| 60 drawn and measured afterwards, SM count not told | 6.1 % | 24.3 % |
+| the same 60, SM count told | 6.4 % | 23.6 % |
 """.splitlines()
 
 GROUPS = {
@@ -107,17 +112,17 @@ def h200_page(facts: dict[str, Any]) -> str:
     lines = [
         "# Figures measured on an H200",
         "",
-        "Generated from `benchmarks/results/h200.json` by `make docs`; do not edit.",
+        "Generated from `benchmarks/results/` by `make docs`; do not edit. A goal that was missed",
+        "is marked **no**. *Told* means that cuBLAS was told the partition's SM count. Ratios",
+        "compare measurements of one run, taken in turns on the same data. Values in parentheses",
+        "are the least and the greatest, unless stated otherwise.",
         "",
         f"- Date: {facts['date']}",
         f"- Device: {facts['device']}, {facts['sm_count']} SMs, {facts['driver']}",
         f"- Versions: {versions}",
         f"- Command: `{facts['command']}` (`make bench-gpu`)",
         "",
-        "Ratios compare within one run, in turns, on the same data.",
-        "",
-        *(f"- {note}" for note in facts.get("notes", ())),
-        "",
+        *([*(f"- {note}" for note in facts["notes"]), ""] if facts.get("notes") else []),
     ]
     for group, title in GROUPS.items():
         rows = [row for row in facts["rows"] if row["group"] == group]
@@ -129,7 +134,8 @@ def h200_page(facts: dict[str, Any]) -> str:
         for row in rows:
             value = f"{number(row['value'])} {row['unit']}".strip()
             met = "–" if row["goal"] == BESIDE else "yes" if row["met"] else "**no**"
-            lines.append(f"| {row['what']} | {row['goal']} | {value} | {met} |")
+            what = row["what"].replace("|", "\\|")
+            lines.append(f"| {what} | {row['goal']} | {value} | {met} |")
         lines.append("")
     lines += soaks_section()
     lines += traced_section(json.loads((RESULTS / "traced.json").read_text("utf-8")))
@@ -140,8 +146,8 @@ def h200_page(facts: dict[str, Any]) -> str:
 
 
 def soaks_section() -> list[str]:
-    """What is lost, wrong or broken after minutes of what would do that."""
-    lines = ["## Nothing lost, nothing wrong", ""]
+    """Losses, wrong values and broken devices after minutes of stress."""
+    lines = ["## Stress tests", ""]
     lines += ["| what | goal | measured | met | date, command |", "| --- | --- | --- | --- | --- |"]
     for name in SOAKS:
         facts = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
@@ -155,11 +161,11 @@ def soaks_section() -> list[str]:
 
 
 def traced_section(facts: dict[str, Any]) -> list[str]:
-    """What writing the SM and the times of every thread block costs."""
+    """The cost of recording the SM and the times of every thread block."""
     lines = [
         f"## Traced kernels ({facts['date']}, `{facts['command']}`)",
         "",
-        "Recording thread blocks on / off, in turns; the goal is ≤ 1.03.",
+        "Time with the recording of thread blocks on / off, measured in turns. The goal is ≤ 1.03.",
         "",
         "| work | off, µs | on / off, median (least to most) | met |",
         "| --- | --- | --- | --- |",
@@ -171,9 +177,9 @@ def traced_section(facts: dict[str, Any]) -> list[str]:
             lines.append(f"| {kind} {name} | {costs} | {met} |")
     best = facts["gemm"]["4096³"]
     ours, cublas = number(best["tflop_per_s"]), number(best["gemm_tflop_per_s"])
-    rates = f"{ours} TFLOP/s at 4096³, cuBLAS {cublas}"
+    rates = f"reaches {ours} TFLOP/s at 4096³, cuBLAS {cublas}"
     step = facts["timer"]["step_ns"]
-    lines += ["", f"The traced GEMM does {rates}. `%globaltimer` steps by {step} ns.", ""]
+    lines += ["", f"The traced GEMM {rates}. `%globaltimer` has steps of {step} ns.", ""]
     return lines
 
 
@@ -184,9 +190,10 @@ def details(row: dict[str, Any]) -> list[str]:
         lines += [f"{row['what']}: {spread(row['spread'])} {row['unit']}{bare}.", ""]
     if "first_ms" in row:
         text = f"{row['what']}: {spread(row['spread'])} {row['unit']}; the first call, which "
-        text += f"compiles the probe kernel, {number(row['first_ms'])} ms. SMs seen: "
-        text += f"{row['union']}, disjoint: {row['disjoint']}. The same again, with the contexts "
-        lines += [f"{text}that were kept: {spread(row['again_ms'])} ms.", ""]
+        disjoint = "disjoint" if row["disjoint"] else "not disjoint"
+        text += f"compiles the probe kernel, {number(row['first_ms'])} ms. The probe saw "
+        text += f"{row['union']} SMs, {disjoint}. Repeated with the contexts kept: "
+        lines += [f"{text}{spread(row['again_ms'])} ms.", ""]
     if "us" in row:
         lines += ["Host cost of one call, µs, median (least to most):", ""]
         lines += [f"- {name}: {spread(found)}" for name, found in row["us"].items()]
@@ -203,8 +210,8 @@ def details(row: dict[str, Any]) -> list[str]:
                      str(v).replace("|", "\\|") for v in one.values())  # fmt: skip
             lines.append("| " + " | ".join(cells) + " |")
         queued = ", ".join(f"{name}: {count}" for name, count in row["least_queued"].items())
-        text = f"Load kernels queued at every sample, at least: {queued}. "
-        source = row.get("source", "events around each launch")
+        text = f"Fewest load kernels queued at any sample: {queued}. "
+        source = row.get("source", "events around each launch").replace("cupti", "CUPTI")
         lines += ["", f"{text}The run took {number(row['seconds'])} s.", ""]
         lines += [NOTE.format(source=source), ""]
     if "kernels" in row and isinstance(row["kernels"], dict):
@@ -246,18 +253,18 @@ def error_table(facts: dict[str, Any]) -> list[str]:
     inside, told = row["in_fit"]["all"], row["told"]
     return [
         *prose(
-            f"By `{facts['command']}` on {facts['date']}: {row['shapes']} shapes in {row['folds']}",
-            "folds, each predicted by a fit to the others. A shape is in one fold, with all its",
-            "dtypes and SM counts.",
+            f"Computed by `{facts['command']}` on {facts['date']}: {row['shapes']} shapes in",
+            f"{row['folds']} folds, each predicted by a fit to the others. A shape is in one fold,",
+            "with all its dtypes and SM counts.",
         ),
         "",
         *errors_by_dtype(row["error"]),
         "",
         *prose(
-            f"In the fit itself: median {percent(inside['median'])}, p90",
-            f"{percent(inside['p90'])}. Told an SM count ({told['rows']} float16 squares from",
-            f"2048³, measured apart and in no fit): median {percent(told['median'])}, at most",
-            f"{percent(told['max'])}.",
+            f"Without leaving a fold out, the median error is {percent(inside['median'])} and the",
+            f"p90 {percent(inside['p90'])}. For {told['rows']} float16 squares from 2048³,",
+            "measured separately with the SM count told and used in no fit, the median error is",
+            f"{percent(told['median'])} and the largest {percent(told['max'])}.",
         ),
     ]
 
@@ -280,30 +287,30 @@ def fresh_table(facts: dict[str, Any]) -> list[str]:
     return [
         *prose(
             f"Measured by `make bench-gpu` on an {measured['device']} on {measured['date']} (seed",
-            f"{measured['seed']}), the library not told the SM count:",
+            f"{measured['seed']}), cuBLAS not told the SM count:",
         ),
         "",
         *errors_by_dtype(row["fresh"]),
         "",
         *prose(
             f"{percent(row['off_by_half'])} of these rows are off by more than 1.5×,",
-            f"{percent(row['off_by_two'])} by more than 2×. 16-bit products whose rows are not",
-            "aligned to 16 bytes, these and shapes of the fit measured again: median",
-            f"{percent(row['unaligned']['median'])}, p90 {percent(row['unaligned']['p90'])}.",
-            f"How well measurements agree with each other ({again['rows']} rows of the fit",
-            f"measured again): median {percent(again['median'])}, p90 {percent(again['p90'])}.",
+            f"{percent(row['off_by_two'])} by more than 2×. For 16-bit products whose rows are not",
+            "aligned to 16 bytes, including shapes of the fit that were measured again, the median",
+            f"error is {percent(row['unaligned']['median'])} and the p90",
+            f"{percent(row['unaligned']['p90'])}.",
+            f"Measurements themselves repeat within {percent(again['median'])} at the median and",
+            f"{percent(again['p90'])} at p90 ({again['rows']} rows of the fit measured again).",
         ),
         "",
         *prose(
-            "The same shapes, the library told how many SMs there are; no time in the fit is of a",
-            "GEMM that was told:",
+            "The same shapes, with cuBLAS told the SM count. The fit contains no such time:",
         ),
         "",
         *errors_by_dtype(row["fresh_told"]),
         "",
-        "Small float16 squares in µs, measured and simulated:",
+        "Small float16 squares in µs, without and with the SM count told:",
         "",
-        "| product | SMs | not told | simulated | told | simulated |",
+        "| product | SMs | not told: measured | simulated | told: measured | simulated |",
         "| --- | --- | --- | --- | --- | --- |",
         *(
             f"| {one['n']}³ | {one['sms']} | "
@@ -320,8 +327,9 @@ def pairs_table(facts: dict[str, Any]) -> list[str]:
     row = row_with(facts, "pairs")
     lines = [
         *prose(
-            f"Median error {percent(row['median'])}, at worst {percent(row['worst'])}. *Slowest*",
-            "is a workload's longest kernel beside the other, over its median alone: a, b.",
+            f"The median error is {percent(row['median'])}, the worst {percent(row['worst'])}.",
+            "*Slowest* is the duration of a workload's longest kernel beside the other workload /",
+            "its median duration alone, for a and b.",
         ),
         "",
         "| a | b | SMs | measured ms | simulated ms | error | slowest, measured | simulated |",
@@ -341,7 +349,7 @@ def pairs_table(facts: dict[str, Any]) -> list[str]:
 
 
 def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
-    """What the results show to be different on hardware."""
+    """Differences between simulation and hardware that the results show."""
     beside = [one for one in row_with(cpu, "pairs")["pairs"] if one["sms"]]
 
     def most(key: str, *names: str) -> float:
@@ -367,34 +375,33 @@ def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
         (
             "- **Concurrent kernels share memory bandwidth only**, and a GEMM reads its operands",
             "once. On hardware they also share caches and power, and a GEMM reads its operands",
-            "repeatedly. The slowest kernel beside another, against its median",
-            f"alone: gemm4096 beside gemm4096 took {both('gemm4096')}, sgemm2048 beside gemm4096",
+            "repeatedly. The slowest kernel beside another workload took, compared with its median",
+            f"alone: gemm4096 beside gemm4096 {both('gemm4096')}, sgemm2048 beside gemm4096",
             f"{both('sgemm2048', 'gemm4096')}, gemm8192 beside gemv",
             f"{both('gemm8192', 'gemv')}, small512 beside gemm8192",
-            f"{both('small512', 'gemm8192')}. So makespans come out short rather than long.",
+            f"{both('small512', 'gemm8192')}. So simulated makespans tend to be too short.",
         ),
         (
             "- **Only CUDA's calls take host time**; recording and an experiment's own loop take",
-            "none. A 512³ float16 product alone on 16 SMs, from its launch until the host sees it",
-            f"done: simulated {bare['simulated_us']['p50']:.0f} µs, on an H200",
-            f"{bare['latency_us']['p50']:.0f} µs bare and {recorded['latency_us']['p50']:.0f} µs",
+            "none. A 512³ float16 product alone on 16 SMs, from its launch until the host sees its",
+            f"completion, takes {bare['simulated_us']['p50']:.0f} µs simulated. On an H200 it",
+            f"takes {bare['latency_us']['p50']:.0f} µs, and {recorded['latency_us']['p50']:.0f} µs",
             "while gpuscope records each call in Python. Experiments always record, so their",
             "simulated median latencies are too short by about that difference.",
         ),
         (
-            "- **There is no jitter**, neither of the host, nor of clocks, nor of blocks. The",
-            f"same product's p99 is {bare['latency_us']['p99']:.0f} µs bare and",
-            f"{recorded['latency_us']['p99']:.0f} µs recorded; simulated it is the median,",
-            f"{bare['simulated_us']['p99']:.0f} µs. The tail is missing; recording causes most of",
-            "it.",
+            "- **There is no jitter** of the host, of clocks or of blocks, and so no tail. On an",
+            f"H200 the same product's p99 is {bare['latency_us']['p99']:.0f} µs, and",
+            f"{recorded['latency_us']['p99']:.0f} µs recorded: recording causes most of the tail.",
+            f"Simulated, p99 equals the median, {bare['simulated_us']['p99']:.0f} µs.",
         ),
         (
             "- **All blocks of a kernel take equally long.** On hardware a persistent kernel's",
             "blocks end at different times, and the next kernel starts block by block. In the",
-            "quickstart without a partition the small kernel takes",
+            "quickstart without a partition, the small kernel takes",
             f"{settings[shared]['kernel_median_us']:.0f} µs from its first block's start",
-            f"(simulated {simulated[shared]['kernel_median_us']:.0f} µs), so that it overlaps with",
-            f"the load for {percent(settings[shared]['overlap'])} of its time (simulated",
+            f"(simulated {simulated[shared]['kernel_median_us']:.0f} µs). It therefore overlaps",
+            f"with the load for {percent(settings[shared]['overlap'])} of its time (simulated",
             f"{percent(simulated[shared]['overlap'])}).",
         ),
     ]
@@ -406,7 +413,7 @@ def profile_page() -> str:
     lines = [
         "# GPU profiles",
         "",
-        "Made from `gpuscope/device/sim/schema.py` by `make docs`; do not edit.",
+        "Generated from `gpuscope/device/sim/schema.py` by `make docs`; do not edit.",
         "",
         "A GPU profile is a JSON file that describes a GPU to the simulator: its SMs, the cost of",
         "host calls, and the constants of its kernels' times. `sim:h200` ships with the package;",
@@ -415,9 +422,9 @@ def profile_page() -> str:
         "such as `gemm.float16.0.times.load_us`. [How a GEMM is",
         "timed](simulator.md#how-a-gemm-is-timed) explains the constants.",
         "",
-        "No figure comes from a datasheet: `gpuscope calibrate` measures a GPU, and",
-        "`python scripts/fit_profile.py` fits `sim:h200` by the same code to the measurements in",
-        "`benchmarks/data/`.",
+        "No figure comes from a datasheet. `gpuscope calibrate` measures a GPU.",
+        "`python scripts/fit_profile.py` uses the same code to fit `sim:h200` to the measurements",
+        "in `benchmarks/data/`.",
         "",
         *CALIBRATION,
         "",
@@ -427,6 +434,7 @@ def profile_page() -> str:
         ("`device`", schema.DeviceLayout),
         ("`measured`", schema.Measured),
         ("`constants`", schema.HostCosts),
+        ("`transfers`", schema.Transfers),
         ("`copy`", schema.CopyTimes),
         ("`gemm.DTYPE.N`, for float16, bfloat16, float32 and float64", schema.GemmKernels),
         ("`gemm.DTYPE.N.times`", schema.KernelTimes),
@@ -478,11 +486,15 @@ def quickstart_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
                 cells = (one["setting"].replace("|", "\\|"), one["workload"], name,
                          number(other[name]), number(one[name]))  # fmt: skip
                 lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, "", *prose(*quickstart_gaps(simulated, gpu))]
+    for paragraph in quickstart_gaps(simulated, gpu):
+        lines += ["", *prose(*paragraph)]
+    return lines
 
 
-def quickstart_gaps(simulated: dict[Any, Any], gpu: dict[str, Any]) -> list[str]:
-    """What is known of the differences in latency, and what is not."""
+def quickstart_gaps(
+    simulated: dict[Any, Any], gpu: dict[str, Any]
+) -> tuple[list[str], list[str], list[str]]:
+    """Paragraphs on the differences in latency: their size, what explains them, what may."""
     measured = {(one["setting"], one["workload"]): one
                 for row in gpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
     shared, apart = ("no partition", "small"), ("16 | rest", "small")
@@ -501,28 +513,35 @@ def quickstart_gaps(simulated: dict[Any, Any], gpu: dict[str, Any]) -> list[str]
     gap = measured[apart]["latency_p99_us"] - simulated[apart]["latency_p99_us"]
     recording = recorded["p99"] - bare["p99"]
     jitter = bare["p99"] - bare["p50"]
-    return [
-        "Without a partition the small GEMM's simulated p50 is",
-        f"{off(shared, 'latency_p50_us')} and its p99 {off(shared, 'latency_p99_us')}; in",
-        f"`16 | rest` they are {off(apart, 'latency_p50_us')} and",
-        f"{off(apart, 'latency_p99_us')}. So the partition makes p99 {gain(simulated)} times as",
-        f"short, where it measured {gain(measured)}. What is known of the {gap:.0f} µs that p99",
-        f"lacks in the partition: alone, the product's p99 was {recording:.0f} µs longer recorded",
-        f"than bare, and bare {jitter:.0f} µs longer than its median (the second and third",
-        "difference above; not measured on the quickstart's host, and parts of a p99 need not",
-        "add up).",
-        *(
-            [
-                f"The remaining {left:.0f} µs are not explained. Candidates not measured apart:",
-                "another host, and the experiment's loop, whose one thread also feeds the load.",
-            ]
-            if (left := gap - recording - jitter) > 0
-            else [f"Together that is {-left:.0f} µs more than is missing."]
-        ),
-        "Without a partition, p50 is too long although host time is missing. The last difference",
-        "above fits that: on hardware the first SMs become free before a kernel of the load ends.",
-        "How much of it that explains was not measured.",
-    ]
+    return (
+        [
+            "Without a partition, the small GEMM's simulated p50 is",
+            f"{off(shared, 'latency_p50_us')} and its p99 {off(shared, 'latency_p99_us')}. In",
+            f"`16 | rest` they are {off(apart, 'latency_p50_us')} and",
+            f"{off(apart, 'latency_p99_us')}. So the simulated partition makes p99",
+            f"{gain(simulated)} times shorter, and the real one {gain(measured)} times.",
+        ],
+        [
+            f"Two differences listed above contribute to the {gap:.0f} µs that p99 lacks in the",
+            f"partition. For the product alone, recording added {recording:.0f} µs to p99, and",
+            f"without recording p99 was {jitter:.0f} µs above the median. (This was not measured",
+            "on the quickstart's host, and parts of a p99 need not add up.)",
+            *(
+                [
+                    f"The remaining {left:.0f} µs are not explained. Possible causes, not measured",
+                    "separately: the other host, and the experiment's loop, whose one thread also",
+                    "feeds the load.",
+                ]
+                if (left := gap - recording - jitter) > 0
+                else [f"Together they are {-left:.0f} µs more than is missing."]
+            ),
+        ],
+        [
+            "Without a partition, p50 is too long although host time is missing. The last",
+            "difference listed above is a likely cause: on hardware the first SMs become free",
+            "before a kernel of the load ends. How much this explains was not measured.",
+        ],
+    )
 
 
 def between(text: str, name: str, inside: list[str]) -> str:

@@ -22,9 +22,9 @@ from gpuscope.record.calls import CallLog
 from gpuscope.record.clock import ClockFit, step_notes
 from gpuscope.record.facts import device_facts, partition_facts, versions
 from gpuscope.record.ranges import RangeLog
-from gpuscope.record.rows import Batch, keep, together
-from gpuscope.record.source import Calibration
-from gpuscope.record.sources import MEMORY_LIMIT, Options, Sources
+from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
+from gpuscope.record.source import MEMORY_LIMIT, Calibration, Options, Source
+from gpuscope.record.sources import start_sources
 from gpuscope.trace import schema, valid
 from gpuscope.trace.metadata import ClockFacts, StreamFacts, TraceMetadata
 from gpuscope.trace.model import Trace
@@ -103,10 +103,13 @@ class Recording:
         if devices:  # a simulated device's numbers are not the system's
             numbers = devices[0].backend.process_and_thread
             self._process, thread = numbers()[0], lambda: numbers()[1]
-        self.sources = Sources(devices, Options(source, detail, launch_ids, memory_limit))
+        self._options = Options(source, detail, launch_ids, memory_limit)
+        self.sources: list[Source] = []
+        self._source_of: dict[str, Source] = {}
+        """Device key → what times that device's work."""
         self._ranges = RangeLog(self._clock, thread, self._process)
         infos = {key: device.info for key, device in self._device_by_key.items()}
-        self._calls = CallLog(infos, self.sources.of_device, self._ranges, self._process)
+        self._calls = CallLog(infos, self._source_of, self._ranges, self._process)
         self._reading = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
         self._batches: list[Batch] = []
@@ -117,6 +120,8 @@ class Recording:
         self._lost = {"dropped": 0, "unmatched": 0}
         self._notes: list[str] = []
         self._globaltimers: dict[str, ClockFit] = {}
+        self._clocks: dict[int, Mapping[str, Calibration]] = {}
+        """Place of a source that is closed → its clocks."""
         self._waited = True
         self._all_read = False
 
@@ -134,13 +139,13 @@ class Recording:
         global running  # noqa: PLW0603 - the one place that knows what is on
         self._began_at = self._both_clocks()
         self._window = [self._began_at[0]]  # first: from now on there is something to stop
-        self._notes += self.sources.start()
+        self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
             device.calls.observe(self._calls)
             self._calls.note_partitions(device.partitions)
         self._began_at = self._both_clocks()
         self._window = [self._began_at[0]]
-        if not self.sources.see_ranges:
+        if not any(source.sees_ranges for source in self.sources):
             with _running_lock:
                 running = (*running, self._ranges)
         if without_nvtx := nvtx.missing():
@@ -174,7 +179,7 @@ class Recording:
 
     def _wait(self) -> None:
         """Wait for what anybody launched on streams of ours, or that guards selected."""
-        foreign = self.sources.foreign_streams
+        foreign = {handle for source in self.sources for handle in source.foreign_streams}
         for device in self.devices:
             ours = {stream.handle for stream in device.streams if not stream.capturing}
             device.backend.wait_for_all([*(ours | foreign).difference(_DEFAULT_STREAMS)])
@@ -184,16 +189,20 @@ class Recording:
         for device in self.devices:
             device.calls.unobserve(self._calls)
         with self._reading:  # nobody reads batches meanwhile
-            self.sources.finish(wait=waited)
+            for source in self.sources:
+                source.finish(wait=waited)
         if len(self._window) == 1:
             self._window.append(self._window_end())
-            if not self.sources.compare_clocks:
+            if not any(source.compares_clocks for source in self.sources):
                 self._notes += step_notes([self._began_at, self._both_clocks()])
         self._waited = waited
         self._compare_globaltimers()
         batches = self._collect(over=True)
         self._account(batches)
-        clocks = self.sources.close()
+        for place, source in enumerate(self.sources):
+            if place not in self._clocks:
+                self._clocks[place] = source.close()
+        clocks = {name: facts for part in self._clocks.values() for name, facts in part.items()}
         for key, fit in self._globaltimers.items():
             clocks.setdefault(f"globaltimer {key}", fit.facts())
         self._trace = self._join(batches, clocks)
@@ -204,7 +213,7 @@ class Recording:
     def _account(self, batches: list[Batch]) -> None:
         """Count what is missing: every row that was read is kept, every launch has one."""
         kept = sum(batch.spans.num_rows for batch in batches)
-        unfinished = [call for _, call in self.sources.unfinished()]
+        unfinished = [call for source in self.sources for call in source.unfinished]
         missing = [call for call in unfinished if self._waited or call.graph is not None]
         self._lost = {"dropped": abs(self._drained - kept), "unmatched": len(missing)}
         if self._drained != kept:
@@ -223,8 +232,8 @@ class Recording:
             self._calls.blocks = BlockSource()
             return
         for key in sorted(traced - self._globaltimers.keys()):
-            source = self.sources.of_device[key]
-            self._globaltimers[key] = source.globaltimer(self._device_by_key[key])
+            device = self._device_by_key[key]
+            self._globaltimers[key] = self._source_of[key].globaltimer(device)
 
     def snapshot(self) -> Trace:
         """Return what was recorded so far, as a trace; the recording goes on."""
@@ -233,7 +242,7 @@ class Recording:
     def _join(self, batches: list[Batch], clocks: Mapping[str, Calibration]) -> Trace:
         spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
         edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
-        if self.sources.may_lack_work and edges.num_rows:
+        if any(source.may_lack_work for source in self.sources) and edges.num_rows:
             launches = pc.equal(edges.column("kind").cast(pa.string()), "launch")
             waits = valid.between(edges.filter(pc.invert(launches)), spans.column("id"))
             edges = schema.concat([edges.filter(launches), waits], schema.EDGE_TYPES)
@@ -305,27 +314,34 @@ class Recording:
     def _begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading changes next."""
         self._settle()
-        parts = (self._calls, self._ranges, self.sources)
         return together(
-            *(part.begin_reading() for part in parts), keep(self, "_drained", "_all_read")
+            self._calls.begin_reading(),
+            self._ranges.begin_reading(),
+            *(source.begin_reading() for source in self.sources),
+            keep(self, "_drained", "_all_read"),
         )
 
     def _settle(self) -> None:
         """Forget what was handed out; done again where it was interrupted."""
-        for part in (self.sources, self._calls, self._ranges):
-            part.settle()
+        for source in self.sources:
+            source.settle()
+        self._calls.settle()
+        self._ranges.settle()
 
     def _read(self, *, over: bool) -> list[Batch]:
         """Return batches of what was taken in, at the end also of what is open."""
-        rows = self.sources.new_rows(over=over, now_ns=self._clock())
+        at_once = max((source.rows_at_once for source in self.sources), default=ROWS_AT_ONCE)
+        rows = Rows(at_once=at_once, over=over, open_since_ns=self._clock())
         self._all_read = over
         self._ranges.drain(rows)
         self._calls.drain(rows)
-        self.sources.drain(rows)
+        for source in self.sources:
+            source.drain(rows)
         if over and not self._waited:
-            for source, call in self.sources.unfinished():
-                if call.graph is None:
-                    self._calls.add_unfinished(call, source.name, rows)
+            for source in self.sources:
+                for call in source.unfinished:
+                    if call.graph is None:
+                        self._calls.add_unfinished(call, source.name, rows)
         rows.freeze()
         if over and self._calls.blocks.devices:
             rows.batches += self._calls.blocks.read(self._device_by_key, self._globaltimers)
@@ -341,7 +357,7 @@ class Recording:
         counts = {"received": self._calls.received + self._calls.open_count, **self._lost}
         notes = list(self._notes)
         complete = not any(self._lost.values())
-        for facts in self.sources.facts():
+        for facts in [source.facts() for source in self.sources]:
             streams.update(facts.streams)
             for name, partition in facts.partitions.items():
                 partitions.setdefault(name, partition_facts(partition))

@@ -1,22 +1,54 @@
-"""The protocol that every source implements; a recording knows no class of source."""
+"""What every source can be asked for; a recording knows no class of source."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal
 
 from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
+from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
 from gpuscope.record.clock import ClockFit
-from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, work_row
+from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, together, work_row
 from gpuscope.trace.metadata import StreamFacts
 
 Calibration = Mapping[str, float]
 """How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
+
+
+MEMORY_LIMIT = 2 << 30
+"""Bytes of buffers that CUPTI may fill between two readings, unless asked otherwise."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a recording was asked for; see :class:`~gpuscope.record.recorder.Recording`.
+
+    Raises
+    ------
+    GpuscopeError
+        A value is none that it can have.
+    """
+
+    source: Literal["auto", "cupti", "events"]
+    detail: Literal["launches", "full"]
+    launch_ids: bool | Literal["runtime"]
+    memory_limit: int
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("source", self.source, ("auto", "cupti", "events")),
+            ("detail", self.detail, ("launches", "full")),
+            ("launch_ids", self.launch_ids, (True, False, "runtime")),
+        ):
+            if value not in allowed:
+                raise GpuscopeError(
+                    f"{name} is {value!r}; it can be {' or '.join(map(str, allowed))}"
+                )
 
 
 @dataclass
@@ -62,8 +94,8 @@ class SourceFacts:
     completeness: Completeness = field(default_factory=Completeness)
 
 
-class Source(Protocol):
-    """Finds out when the work of some devices ran.
+class Source:
+    """Finds out when the work of some devices ran. What a source has no use for does nothing.
 
     Attributes
     ----------
@@ -73,8 +105,6 @@ class Source(Protocol):
         Kinds of calls whose work it times: :meth:`before` and :meth:`after` get these calls.
     rows_at_once
         How many of the recording's rows may become a batch before :meth:`drain`.
-    sees_ranges
-        Whether it records NVTX ranges itself.
     compares_clocks
         Whether it notes by itself that the system's clock was set.
     numbers_calls
@@ -84,15 +114,24 @@ class Source(Protocol):
     """
 
     name: str
-    timed_kinds: frozenset[str]
-    rows_at_once: int
-    compares_clocks: bool
-    numbers_calls: bool
-    may_lack_work: bool
+    timed_kinds = frozenset({"launch", "copy"})
+    rows_at_once = ROWS_AT_ONCE
+    compares_clocks = numbers_calls = may_lack_work = False
 
     @property
     def sees_ranges(self) -> bool:
         """Whether it records NVTX ranges itself."""
+        return False
+
+    @property
+    def unfinished(self) -> Sequence[Call]:
+        """Calls that returned and whose work has no row; empty where it counts them itself."""
+        return ()
+
+    @property
+    def foreign_streams(self) -> Sequence[int]:
+        """Handles of other libraries' streams to wait for at the end."""
+        return ()
 
     def start(self) -> None:
         """Begin to record; what fails here is undone."""
@@ -108,23 +147,20 @@ class Source(Protocol):
 
     def hold(self, call: Call, row: Row, rows: Rows, /) -> None:
         """Add the row of a timed call to ``rows``, now or when more is known of the call."""
+        number = call.correlation
+        if call.stream is not None:
+            rows.edges.append((call_row(number), work_row(number), "launch"))
+        rows.spans.append(row)
 
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
+        return together()
 
     def drain(self, rows: Rows) -> None:
         """Add what is complete to ``rows``, which hold the host's rows of this reading."""
 
     def settle(self) -> None:
         """Forget what was handed out. Idempotent."""
-
-    @property
-    def unfinished(self) -> Sequence[Call]:
-        """Calls that returned and whose work has no row; empty where it counts them itself."""
-
-    @property
-    def foreign_streams(self) -> Sequence[int]:
-        """Handles of other libraries' streams to wait for at the end."""
 
     def finish(self, *, wait: bool) -> None:
         """Record no more. Idempotent; what was recorded can still be read.
@@ -137,15 +173,18 @@ class Source(Protocol):
 
     def globaltimer(self, device: Device) -> ClockFit:
         """Return how a device's %globaltimer stands to the recording's clock."""
+        return globaltimer_fit(device)
 
     def close(self) -> Mapping[str, Calibration]:
         """Release everything; returns clock → calibration."""
+        return {}
 
     def facts(self) -> SourceFacts:
-        """Return what is known by now."""
+        """Return what is known by now beside what the calls tell."""
+        return SourceFacts()
 
 
-class DeviceSource:
+class DeviceSource(Source):
     """A source that times one device's calls, each by itself.
 
     Parameters
@@ -154,35 +193,5 @@ class DeviceSource:
         The device whose calls it gets.
     """
 
-    name: str
-    timed_kinds = frozenset({"launch", "copy"})
-    rows_at_once = ROWS_AT_ONCE
-    sees_ranges = compares_clocks = numbers_calls = may_lack_work = False
-    foreign_streams: Sequence[int] = ()
-
     def __init__(self, device: Device) -> None:
         self._device = device
-
-    def start(self) -> None:
-        """Do nothing: its device tells it of calls."""
-
-    def activity(self, activity: Activity) -> None:
-        """Ignore it."""
-
-    def hold(self, call: Call, row: Row, rows: Rows) -> None:
-        """Add the row, and the edge to the work that the call launched."""
-        number = call.correlation
-        if call.stream is not None:
-            rows.edges.append((call_row(number), work_row(number), "launch"))
-        rows.spans.append(row)
-
-    def finish(self, *, wait: bool) -> None:
-        """Do nothing: its device tells it of no more calls."""
-
-    def globaltimer(self, device: Device) -> ClockFit:
-        """Measure it."""
-        return globaltimer_fit(device)
-
-    def facts(self) -> SourceFacts:
-        """Return nothing: the calls tell it all."""
-        return SourceFacts()

@@ -15,7 +15,7 @@ from gpuscope._optional import needed_for
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_devices
 from gpuscope.record.recorder import Recording
-from gpuscope.record.sources import MEMORY_LIMIT
+from gpuscope.record.source import MEMORY_LIMIT
 
 
 @contextlib.contextmanager

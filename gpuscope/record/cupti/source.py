@@ -6,12 +6,11 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping
 
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
-from gpuscope.device.calls import Activity, Call
+from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.handles import raw_handle
 from gpuscope.device.stream import Stream
@@ -20,13 +19,13 @@ from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.canary import Canaries
-from gpuscope.record.cupti.collector import Collector, get_collector
+from gpuscope.record.cupti.collector import get_collector
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.places import Places
 from gpuscope.record.cupti.records import Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Row, Rows, together
-from gpuscope.record.source import Calibration, Completeness, SourceFacts
+from gpuscope.record.source import Calibration, Completeness, Options, Source, SourceFacts
 from gpuscope.trace import schema
 
 _GRAPHS_S = 3.0
@@ -37,41 +36,28 @@ _TAGS = 400
 _API_CALLS: Mapping[bool | str, str] = {False: "none", True: "launches", "runtime": "runtime"}
 
 
-class CuptiSource:
+class CuptiSource(Source):
     """The life of a recording with CUPTI: from buffers to :class:`Records` to rows.
 
     Parameters
     ----------
     devices
         Open devices, whose partitions and streams have names; may be none.
-    detail
-        ``"launches"``: of API calls those that launch, copy or set. ``"full"``: all of them,
-        and synchronisations.
-    launch_ids
-        Whether API calls are recorded at all; ``"runtime"``: the CUDA runtime's alone.
-    memory_limit
-        Bytes of buffers at most; what does not fit is dropped and counted.
+    options
+        Which API calls to record (``detail="full"``: all of them, and synchronisations), and in
+        how much memory: what does not fit is dropped and counted.
     """
 
     name = "cupti"
     timed_kinds = frozenset({"launch", "copy", "setup"})
     rows_at_once = sys.maxsize  # all of them get the NVTX range around them
     compares_clocks = numbers_calls = may_lack_work = True
-    unfinished: Sequence[Call] = ()
 
-    def __init__(
-        self,
-        devices: tuple[Device, ...],
-        *,
-        detail: Literal["launches", "full"],
-        launch_ids: bool | Literal["runtime"],
-        memory_limit: int,
-        collector: Collector | None = None,
-    ) -> None:
+    def __init__(self, devices: tuple[Device, ...], options: Options) -> None:
         self._cuda = [device for device in devices if device.info.kind == "cuda"]
-        self._which = "all" if detail == "full" else _API_CALLS[launch_ids]
-        self._limit = memory_limit
-        self._collector = collector or get_collector()
+        self._which = "all" if options.detail == "full" else _API_CALLS[options.launch_ids]
+        self._limit = options.memory_limit
+        self._collector = get_collector()
         library = self._collector.library
         counts = dict.fromkeys(("received", "dropped", "unmatched", "unread_bytes"), 0)
         self._found = Completeness(counts)
@@ -259,12 +245,6 @@ class CuptiSource:
         """Look at the stream while it is alive."""
         self._places.before(call)
 
-    def after(self, call: Call) -> None:
-        """Nothing: CUPTI times it."""
-
-    def activity(self, activity: Activity) -> None:
-        """Nothing: CUPTI tells of it."""
-
     def hold(self, call: Call, row: Row, _rows: Rows, /) -> None:
         """Keep a launch's row until CUPTI's record of the call is there."""
         self._links.hold(call, row)
@@ -307,9 +287,6 @@ class CuptiSource:
             self._collector.collect(forced=False)
         self._read_buffers()
         return self._keep()
-
-    def settle(self) -> None:
-        """Nothing: what was handed out is forgotten already."""
 
     def drain(self, rows: Rows) -> None:
         """Add what is complete; at the end everything, also what has no partner."""

@@ -424,7 +424,7 @@ def confinement(gpu: Any, row: Row) -> list[dict]:
 def mixed_pairs(gpu: Any) -> dict[str, Any]:
     """Time 2,000 kernels of mixed sizes by events, and by CUPTI beside them."""
     import gpuscope as gs
-    from gpuscope.record.cupti import layout
+    from gpuscope.record.cupti import layout, tables
     from gpuscope.record.cupti.collector import get_collector
     from gpuscope.trace.joins import match
     from gpuscope.workloads.copy import Copy
@@ -461,7 +461,7 @@ def mixed_pairs(gpu: Any) -> dict[str, Any]:
         read = layout.read_records(raw, layout.find_records(raw, collector.sizes))
         kernels.append(read[layout.KERNEL])
         apis += [read[kind] for kind in (layout.RUNTIME, layout.DRIVER) if kind in read]
-    exact, api = layout.join(kernels), layout.join(apis)
+    exact, api = tables.join_columns(kernels), tables.join_columns(apis)
     launched_by = match(exact["correlation"], api["correlation"])
     middle = (api["start"] + api["end"])[launched_by].astype(np.int64) // 2
     stated = events.trace.where(kind="kernel")

@@ -82,9 +82,7 @@ def _rows(calls: list[Call], device: Device, clock: ClockFit) -> Batch:
     count = len(every)
 
     def text(values: Sequence[str | None]) -> pa.Array:
-        distinct = list(dict.fromkeys(values))
-        codes = np.array([distinct.index(value) for value in values], np.int64)
-        return arrow.text_column(codes[of_call], distinct)
+        return arrow.texts(values).take(pa.array(of_call))
 
     correlations = np.array([call.correlation for call in calls], np.int64)
     places = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)

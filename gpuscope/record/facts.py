@@ -7,6 +7,8 @@ import platform
 from collections.abc import Mapping
 from functools import cache
 
+import msgspec
+
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
@@ -24,17 +26,8 @@ def device_facts(device: Device, *, health: bool) -> DeviceFacts:
     health
         Also ask the driver for clocks, power and throttling, which takes a while.
     """
-    info = device.info
-    return DeviceFacts(
-        index=info.index,
-        uuid=info.uuid,
-        name=info.name,
-        sm_count=info.sm_count,
-        driver=info.driver,
-        launch_latency_ns=info.launch_latency_ns,
-        kernel_gap_ns=info.kernel_gap_ns,
-        **(device.backend.health() if health else {}),
-    )
+    facts = msgspec.convert(device.info, DeviceFacts, from_attributes=True)
+    return msgspec.structs.replace(facts, **(device.backend.health() if health else {}))
 
 
 def stream_facts(stream: Stream) -> StreamFacts:
@@ -53,15 +46,8 @@ def stream_facts(stream: Stream) -> StreamFacts:
 
 def partition_facts(partition: Partition) -> PartitionFacts:
     """Return the facts of a partition."""
-    return PartitionFacts(
-        asked=partition.asked,
-        sm_count=partition.sm_count,
-        sm_ids=tuple(partition.sm_ids),
-        sm_count_target=partition.sm_count_target,
-        context=partition.context,
-        shares_with=tuple(partition.shares_with),
-        color=partition.color or None,
-    )
+    facts = msgspec.convert(partition, PartitionFacts, from_attributes=True)
+    return msgspec.structs.replace(facts, color=facts.color or None)
 
 
 @cache

@@ -66,14 +66,19 @@ def coded_rows(*columns: Array) -> tuple[Array, list[tuple[int, ...]]]:
 
 def coded_array(*columns: Array) -> tuple[Array, Array]:
     """Return what :func:`coded_rows` does, the distinct rows as an array."""
-    flat = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+    return distinct_rows(np.stack([np.asarray(column, np.int64) for column in columns], axis=1))
+
+
+def distinct_rows(table: Array) -> tuple[Array, Array]:
+    """Return numbers of the distinct rows of an array, and these rows in order of appearance."""
+    flat = np.ascontiguousarray(table)
     packed = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(8 * len(columns)), len(flat), [None, pa.py_buffer(flat)]
+        pa.binary(flat.shape[1] * flat.itemsize), len(flat), [None, pa.py_buffer(flat)]
     )
     encoded = packed.dictionary_encode()
-    rows = np.frombuffer(encoded.dictionary.buffers()[1], np.int64)
-    count = len(encoded.dictionary)
-    distinct = rows[: count * len(columns)].reshape(count, len(columns))
+    rows = np.frombuffer(encoded.dictionary.buffers()[1], flat.dtype)
+    count, width = len(encoded.dictionary), flat.shape[1]
+    distinct = rows[: count * width].reshape(count, width)
     return encoded.indices.to_numpy(zero_copy_only=False), distinct
 
 

@@ -281,8 +281,3 @@ def _read(
             else:
                 columns[name][first:stop] = views[code][(chunk + at) // width]
     return columns
-
-
-def join(parts: list[dict[str, Array]]) -> dict[str, Array]:
-    """Concatenate records of one kind."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -309,9 +309,8 @@ class Links:
         columns: dict[str, Column] = {"intended_partition": self._intended(which, calls, selected)}
         if not calls:
             return columns
-        names: list[str | None] = list(dict.fromkeys(call.workload for call in calls))
-        codes = np.array([names.index(call.workload) for call in calls], np.int64)
-        columns["category"] = arrow.text_column(np.where(linked, codes[which], NONE), names)
+        workloads = arrow.texts([call.workload for call in calls])
+        columns["category"] = workloads.take(pa.array(which, mask=~linked))
         columns["external_correlation"] = arrow.nullable(
             np.where(linked, correlations[which], NONE), ~linked
         )
@@ -335,7 +334,7 @@ class Links:
         unsure = int(((selected == UNSURE) & (which == NONE)).sum())
         if unsure:
             self._found.add("in_shared_tasks", unsure)
-        return arrow.text_column(*_distinct(codes, texts))
+        return arrow.texts(texts).take(pa.array(codes, mask=codes == NONE))
 
 
 def _batch(columns: dict[str, Column], count: int, edges: pa.Table | None = None) -> Batch:
@@ -357,11 +356,3 @@ def _stated(amounts: list[int | None], which: Ints, is_first: Bools) -> Ints:
     stated = np.array([NONE if amount is None else amount for amount in amounts], np.int64)
     own = np.where(which >= 0, stated[which], NONE)
     return np.where(is_first | (own == NONE), own, 0)
-
-
-def _distinct(codes: Ints, texts: list[str | None]) -> tuple[Ints, list[str | None]]:
-    """Return the same with each text once."""
-    unique = list(dict.fromkeys(texts))
-    place = {text: number for number, text in enumerate(unique)}
-    new = np.array([place[text] for text in texts] or [NONE], np.int64)
-    return np.where(codes >= 0, new[np.maximum(codes, 0)], NONE), unique

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from gpuscope._types import Array
 from gpuscope.record import nvtx
-from gpuscope.record.cupti import tables
+from gpuscope.record.cupti import layout, tables
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.tables import Column, Columns
 from gpuscope.record.rows import keep, range_row
@@ -17,6 +17,7 @@ from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
 
 _OPEN = np.iinfo(np.int64).max
+_MARK, _BEGIN, _END = 1, 2, 4
 
 
 class Ranges:
@@ -39,11 +40,9 @@ class Ranges:
 
     def take(self, records: Mapping[int, Columns]) -> None:
         """Take the markers of a buffer."""
-        markers, data = tables.markers_of(records)
-        if markers is not None:
-            self._fresh.append(dict(markers))
-        if data is not None:
-            self._data.append(dict(data))
+        for kind, parts in ((layout.MARKER, self._fresh), (layout.MARKER_DATA, self._data)):
+            if kind in records:
+                parts.append(dict(records[kind]))
 
     def _text(self, address: int) -> str:
         text = self._texts.get(address)
@@ -53,11 +52,10 @@ class Ranges:
 
     def drop_canaries(self) -> bool:
         """Forget everything so far; returns whether a canary was among it."""
-        names = {
-            self._text(int(address))
-            for part in self._fresh
-            for address in np.unique(part["name"]).tolist()
+        addresses = {
+            address for part in self._fresh for address in np.unique(part["name"]).tolist()
         }
+        names = {self._text(address) for address in addresses}
         self._fresh.clear()
         self._data.clear()
         return nvtx.CANARY in names
@@ -68,16 +66,15 @@ class Ranges:
             return
         markers = tables.join_columns([*self._early_ends, *self._fresh])
         self._fresh = []
-        marks, begins, ends = tables.split_markers(markers)
-        both = np.sort(np.concatenate([marks, begins]))
-        new = tables.select(markers, both)
+        ends = np.flatnonzero(markers["flags"] & _END)
+        new = tables.select(markers, (markers["flags"] & (_MARK | _BEGIN)) != 0)
+        count = len(new["time"])
         new["first"] = new.pop("time").astype(np.int64)
-        is_mark = (new["flags"] & 1) != 0
-        new["last"] = np.where(is_mark, new["first"], _OPEN)
-        new["is_mark"] = is_mark
-        new["row"] = range_row(np.arange(self._numbers, self._numbers + len(both), dtype=np.int64))
+        new["is_mark"] = (new["flags"] & _MARK) != 0
+        new["last"] = np.where(new["is_mark"], new["first"], _OPEN)
+        new["row"] = range_row(np.arange(self._numbers, self._numbers + count, dtype=np.int64))
         new["end_thread"] = new["thread"].copy()
-        self._numbers += len(both)
+        self._numbers += count
         every = new if self._open is None else tables.join_columns([self._open, new])
         at = joins.match(markers["marker"][ends], every["marker"])
         found = at >= 0
@@ -109,10 +106,9 @@ class Ranges:
         self._update()
         if self._open is None:
             return None
-        names = {
-            int(address): self._text(int(address)) for address in np.unique(self._open["name"])
-        }
-        canary = np.array([names[int(one)] == nvtx.CANARY for one in self._open["name"]], bool)
+        codes, addresses = arrow.coded(self._open["name"])
+        is_canary = [self._text(address) == nvtx.CANARY for address in addresses]
+        canary = np.array(is_canary, bool)[codes]
         ended = (self._open["last"] != _OPEN) | over
         now = tables.select(self._open, ended & ~canary)
         parents = self.around(now["thread"], now["first"] - 1)
@@ -122,29 +118,29 @@ class Ranges:
         count = len(now["row"])
         if not count:
             return None
-        domains = {int(address): self._text(int(address)) for address in np.unique(now["domain"])}
-        name_codes, name_at = arrow.coded(now["name"])
-        domain_codes, domain_at = arrow.coded(now["domain"])
         last = now["last"]
         columns: dict[str, Column] = {
             "id": now["row"],
             "parent": arrow.nullable(parents, parents == NONE),
             "kind": arrow.text_column(now["is_mark"].astype(np.int64), ["range", "mark"]),
-            "name": arrow.text_column(name_codes, [names[int(one)] or "(no message)"
-                                                    for one in name_at]),
+            "name": self._text_column(now["name"], "(no message)"),
             "start_ns": now["first"],
             "end_ns": arrow.nullable(last, last == _OPEN),
             "process": now["process"].astype(np.int64),
             "thread": now["thread"].astype(np.int64),
             "end_thread": arrow.nullable(now["end_thread"], now["end_thread"] == now["thread"]),
-            "domain": arrow.text_column(domain_codes, [domains[int(one)] or None
-                                                        for one in domain_at]),
+            "domain": self._text_column(now["domain"], None),
             "source": arrow.constant("nvtx", count),
-            **self._styles(now, domains),
-        }  # fmt: skip
+            **self._styles(now),
+        }
         return arrow.table(columns, count)
 
-    def _styles(self, now: Columns, domains: dict[int, str]) -> dict[str, Column]:
+    def _text_column(self, addresses: Array, empty: str | None) -> pa.Array:
+        """Return the texts at addresses, and ``empty`` where there is none."""
+        codes, distinct = arrow.coded(addresses)
+        return arrow.text_column(codes, [self._text(address) or empty for address in distinct])
+
+    def _styles(self, now: Columns) -> dict[str, Column]:
         """Return colours, categories and payloads."""
         if not self._data:
             return {}
@@ -157,17 +153,18 @@ class Ranges:
         if colored.any():
             opaque = np.where(picked["color"] >> 24, picked["color"], picked["color"] | 0xFF000000)
             columns["color"] = pa.array(opaque.astype(np.uint32), mask=~colored)
-        categories = [
-            nvtx.category_name(domains[int(domain)], int(number)) if ok and number else None
-            for ok, number, domain in zip(there, picked["category"], now["domain"], strict=True)
-        ] if (there & (picked["category"] != 0)).any() else []  # fmt: skip
-        if categories:
-            columns["category"] = pa.array(categories).dictionary_encode()
+        numbered = there & (picked["category"] != 0)
+        if numbered.any():
+            numbers = zip(numbered, picked["category"], now["domain"], strict=True)
+            columns["category"] = arrow.texts([
+                nvtx.category_name(self._text(int(domain)), int(number)) if known else None
+                for known, number, domain in numbers
+            ])  # fmt: skip
         told = there & ((picked["payload"] != 0) | (picked["payload_kind"] == tables.SIGNED))
-        payloads = [
-            tables.payload_text(int(kind), int(raw)) if ok else None
-            for ok, kind, raw in zip(told, picked["payload_kind"], picked["payload"], strict=True)
-        ] if told.any() else []  # fmt: skip
-        if payloads:
-            columns["payload"] = pa.array(payloads, pa.string()).dictionary_encode()
+        if told.any():
+            payloads = zip(told, picked["payload_kind"], picked["payload"], strict=True)
+            columns["payload"] = arrow.texts([
+                tables.payload_text(int(kind), int(raw)) if known else None
+                for known, kind, raw in payloads
+            ])  # fmt: skip
         return columns

@@ -29,7 +29,6 @@ _COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA"
                "PtoP")  # fmt: skip
 _MEMORY_KINDS = ("unknown", "pageable", "pinned", "device", "array", "managed", "device static",
                  "managed static")  # fmt: skip
-_MARK, _BEGIN, _END = 1, 2, 4
 _SYNC_KINDS = ("unknown", "event synchronize", "stream wait event", "stream synchronize",
                "context synchronize")  # fmt: skip
 
@@ -125,15 +124,10 @@ def api_columns(apis: Columns, codes: Ints, names: list[str]) -> dict[str, Colum
 
 def config_column(config: Array, work: Array) -> pa.Array:
     """Return the launch configurations as JSON, each distinct one once."""
-    flat = np.ascontiguousarray(config)
-    width = flat.shape[1] * flat.itemsize
-    packed = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(width), len(flat), [None, pa.py_buffer(flat)]
-    )
-    codes, distinct = arrow.coded(packed)
+    codes, distinct = arrow.distinct_rows(config)
     texts = []
-    for raw in distinct:
-        facts = dict(zip(_CONFIG, np.frombuffer(raw, np.uint32).tolist(), strict=True))
+    for sizes in distinct.tolist():
+        facts = dict(zip(_CONFIG, sizes, strict=True))
         shown: dict[str, int | list[int]] = {
             name: [facts[f"{name}_{axis}"] for axis in "xyz"] for name in ("grid", "block")
         }
@@ -142,7 +136,7 @@ def config_column(config: Array, work: Array) -> pa.Array:
         shown["registers"] = facts["registers"]
         shown["shared_memory"] = facts["static_shared"] + facts["dynamic_shared"]
         texts.append(json.dumps(shown))
-    return arrow.text_column(np.where(work == KERNEL, codes, NONE), list(texts))
+    return arrow.text_column(np.where(work == KERNEL, codes, NONE), texts)
 
 
 def _known(numbers: Array, names: tuple[str, ...]) -> Array:
@@ -162,8 +156,7 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
     count = len(work["start"])
     kind = work["work"].astype(np.int64)
     codes, addresses = arrow.coded(work["name"])
-    kernels = {number: name_at(int(address)) for number, address in enumerate(addresses)}
-    names = [kernels[number] for number in range(len(addresses))]
+    names = [name_at(address) for address in addresses]
     labels = [f"{kind} copy" for kind in _COPY_KINDS]
     name_codes = np.where(kind == KERNEL, codes, NONE)
     copies = kind == COPY
@@ -199,13 +192,6 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
 
 
 # -- NVTX ----------------------------------------------------------------------------------
-def markers_of(
-    records: Mapping[int, Columns],
-) -> tuple[Columns | None, Columns | None]:
-    """Return the markers and the markers' data of a buffer."""
-    return records.get(layout.MARKER), records.get(layout.MARKER_DATA)
-
-
 SIGNED = 4
 _PAYLOADS = {0: "f8", 1: "u8", SIGNED: "i8"}
 """``CUpti_MetricValueKind`` → NumPy type: double, unsigned, signed."""
@@ -228,13 +214,3 @@ def sync_columns(syncs: Columns) -> dict[str, Column]:
         "correlation": syncs["correlation"].astype(np.int64),
         "source": arrow.constant("cupti", len(syncs["start"])),
     }
-
-
-def split_markers(markers: Columns) -> tuple[Array, Array, Array]:
-    """Return the rows of marks, of range begins and of range ends."""
-    flags = markers["flags"]
-    return (
-        np.flatnonzero(flags & _MARK),
-        np.flatnonzero(flags & _BEGIN),
-        np.flatnonzero(flags & _END),
-    )

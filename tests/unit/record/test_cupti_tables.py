@@ -325,17 +325,6 @@ def test_payloads_are_told_as_json_by_their_kind(kind, value, text):
         assert json.loads(text) == value
 
 
-def test_markers_are_split_into_marks_begins_and_ends():
-    found, data = tables.markers_of(read([
-        (layout.MARKER, {"flags": 2, "marker": 5}), (layout.MARKER, {"flags": 1, "marker": 6}),
-        (layout.MARKER, {"flags": 4, "marker": 5}), (layout.MARKER_DATA, {"marker": 6}),
-    ]))  # fmt: skip
-    marks, begins, ends = (found["marker"][rows].tolist() for rows in tables.split_markers(found))
-    assert (marks, begins, ends) == ([6], [5], [5])
-    assert data["marker"].tolist() == [6]
-    assert tables.markers_of(read([kernel()])) == (None, None)
-
-
 def sync_names(*types):
     fields = layout.FIELDS[layout.SYNCHRONIZATION]
     syncs = {name: np.array(types, np.uint32) for name in fields}
@@ -360,5 +349,5 @@ def test_the_real_recording_as_work():
     assert (copy["nbytes"], copy["copy_kind"], copy["dst_kind"]) == (262144, "DtoH", "pageable")
     nvjet = [row for row in rows if row["name"].startswith("nvjet")]
     assert {json.loads(row["launch_config"])["cluster"][0] for row in nvjet} == {4}
-    data = tables.markers_of(records)[1]
+    data = records[layout.MARKER_DATA]
     assert tables.payload_text(int(data["payload_kind"][0]), int(data["payload"][0])) == "7"

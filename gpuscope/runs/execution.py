@@ -1,17 +1,22 @@
-"""Running an experiment: on a device, on a simulated one, or for a tool that records it."""
+"""Running experiments: one or several, on a device, on a simulated one, or for another tool."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from gpuscope._checks import door, require_kind
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
+from gpuscope.errors import NothingRecorded
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
-from gpuscope.runs.runner import Performance, Runner, Viewer
+from gpuscope.runs.runner import Progress, Runner, Viewer
 from gpuscope.trace.run import Run
+
+_Result = TypeVar("_Result")
 
 
 def run(
@@ -58,8 +63,7 @@ def run(
     >>> run["default"].kind_counts()["kernel"]
     2
     """
-    described, target = _prepared(experiment, device, viewer, stop)
-    return Runner(described, target, viewer, stop or threading.Event()).run()
+    return _runner(experiment, device, viewer, stop).run()
 
 
 @door(gpu_profile=(str, Path))
@@ -129,28 +133,30 @@ def perform(
     InvalidExperiment, InvalidPartition, GpuscopeError
         As in :func:`run`.
     """
-    described, target = _prepared(experiment, device, None, stop)
-    performance = Performance(described, target, None, stop or threading.Event())
-    interrupted = False
+    runner = _runner(experiment, device, None, stop, records=False)
     try:
-        performance.perform()
+        runner.perform()
     except KeyboardInterrupt:
-        interrupted = True
-    if interrupted:
-        performance.settle()
-        raise KeyboardInterrupt
+        pass  # what it left is looked after when nothing holds on to it any more
+    else:
+        return
+    runner.settle()
+    raise KeyboardInterrupt
 
 
-def _prepared(
+def _runner(
     experiment: Description,
     device: Device | str | None,
     viewer: Viewer | None,
     stop: threading.Event | None,
-) -> tuple[Experiment, Device]:
+    *,
+    records: bool = True,
+) -> Runner:
     require_kind("device", device, Device, str, None)
     require_kind("viewer", viewer, Callable, None)
     require_kind("stop", stop, threading.Event, None)
-    return as_experiment(experiment), opened(device)
+    described, target = as_experiment(experiment), opened(device)
+    return Runner(described, target, viewer, stop or threading.Event(), records=records)
 
 
 def opened(device: Device | str | None) -> Device:
@@ -158,3 +164,83 @@ def opened(device: Device | str | None) -> Device:
     if isinstance(device, Device):
         return device
     return open_device("auto" if device is None else device)
+
+
+# -- several, one after the other ----------------------------------------------------------
+def as_far_as_measured(measure: Callable[[], None], result: Callable[[], _Result]) -> _Result:
+    """Measure, and return the result; after an interrupt of either, that of what there is."""
+    try:
+        measure()
+        return result()
+    except KeyboardInterrupt:
+        pass
+    return result()
+
+
+class Series:
+    """Runs experiments for one viewer: it sees one progress over all of them.
+
+    Attributes
+    ----------
+    stopped
+        Whether Ctrl-C or ``stop`` ended one of them early.
+    runs
+        What was recorded, by key: it stands here before anything can interrupt.
+    """
+
+    def __init__(
+        self,
+        plans: Iterable[Experiment],
+        device: Device,
+        viewer: Viewer | None,
+        stop: threading.Event | None,
+    ) -> None:
+        self.stopped = False
+        self.runs: dict[Hashable, Run] = {}
+        self._total = sum(map(_calls, plans))
+        self._done = 0
+        self._device = device
+        self._viewer = viewer
+        self._stop = stop or threading.Event()
+
+    def run(
+        self, experiment: Experiment, label: str, key: Hashable, *, number: int | None = None
+    ) -> None:
+        """Run the next one; what it recorded, if anything, is ``runs[key]`` then.
+
+        Parameters
+        ----------
+        label
+            Which one it is, for the viewer: stands before the setting where there are several.
+        number
+            The round to tell the viewer, where each of these runs is but one.
+        """
+        before = self._done
+        self._done += _calls(experiment)
+        self.stopped = self.stopped or self._stop.is_set()
+        if self.stopped:
+            return
+
+        def view(progress: Progress) -> None:
+            assert self._viewer is not None  # noqa: S101 - or nobody calls this
+            # Alone on the whole GPU it names no setting.
+            several = experiment.settings and progress.setting
+            setting = f"{label}: {progress.setting}" if several else label
+            overall = replace(
+                progress, setting=setting, done=before + progress.done, total=self._total,
+                round=progress.round if number is None else number,
+            )  # fmt: skip
+            self._viewer(overall)
+
+        try:
+            viewer = None if self._viewer is None else view
+            self.runs[key] = run(experiment, self._device, viewer=viewer, stop=self._stop)
+            self.stopped = self.runs[key].stopped
+        except (KeyboardInterrupt, NothingRecorded):  # after Ctrl-C the event tells nothing
+            self.stopped = True
+
+
+def _calls(experiment: Experiment) -> int:
+    """Foreground calls of a run, as its progress counts them."""
+    foreground = (spec for spec in experiment.workloads.values() if not spec.background)
+    return sum(spec.repeats for spec in foreground) * max(1, len(experiment.settings))

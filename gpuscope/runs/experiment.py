@@ -17,23 +17,12 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import (
-    PydanticCustomError,
-    PydanticSerializationError,
-)
+from pydantic_core import PydanticCustomError, PydanticSerializationError
 
 from gpuscope._optional import require
 from gpuscope.device.sizes import EXPECTED, Rounding, Size
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
-from gpuscope.runs.refusals import (
-    Place,
-    check_plain,
-    check_size,
-    explain,
-    keys,
-    problems,
-    refuse,
-)
+from gpuscope.runs.refusals import Place, check_plain, check_size, explain, keys, problems, refuse
 from gpuscope.workloads.builtin import SmCountTarget
 from gpuscope.workloads.registry import AnyWorkload, find_kind
 from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec

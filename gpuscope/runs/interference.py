@@ -15,10 +15,9 @@ from gpuscope.device.sizes import Rounding, Sizes, named_sizes
 from gpuscope.errors import InvalidArgument, InvalidExperiment, NothingRecorded
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
-from gpuscope.runs.execution import opened
+from gpuscope.runs.execution import Series, as_far_as_measured, opened
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Viewer
-from gpuscope.runs.series import Series, as_far_as_measured
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.spec import WorkloadSpec
 

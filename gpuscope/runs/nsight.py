@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +41,16 @@ except GpuscopeError as error:
     sys.exit(str(error))
 """
 _SUFFIXES = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
+_OPTIONS = {
+    "nsys": (
+        "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+        "--cuda-graph-trace={graphs}", "--force-overwrite=true", "--output={made}",
+    ),
+    "ncu": (
+        "--clock-control=none", "--nvtx", "--launch-count={launches}", "--force-overwrite",
+        "--export={made}",
+    ),
+}  # fmt: skip
 _KEPT = frozenset({
     "PATH", "HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_NUMERIC", "TMPDIR",
     "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME",
@@ -176,11 +185,11 @@ def profile(
         description.write_text(json.dumps(described.to_dict()), "utf-8")
         made = folder / f"report{_SUFFIXES[tool]}"
         run = (sys.executable, "-c", _PROGRAM, str(description), device)
-        options = (
-            _nsys_options(made, graph_nodes=graph_nodes)
-            if tool == "nsys"
-            else _ncu_options(made, launches)
-        )
+        values = {
+            "made": made.with_suffix(""), "launches": launches,
+            "graphs": "node" if graph_nodes else "graph",
+        }  # fmt: skip
+        options = (option.format_map(values) for option in _OPTIONS[tool])
         command = (str(executable), *options, *run)
         status, output = _run(command, _environment(keep_private=keep_private), cancel)
         if status or not made.exists():
@@ -199,21 +208,6 @@ def _target(report: str | Path | None, experiment: Experiment, tool: str) -> Pat
     if target.suffix != suffix:
         raise ExportError(f"a report of {tool} ends in {suffix}, {target.name!r} does not")
     return target
-
-
-def _nsys_options(made: Path, *, graph_nodes: bool) -> tuple[str, ...]:
-    return (
-        "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
-        f"--cuda-graph-trace={'node' if graph_nodes else 'graph'}", "--force-overwrite=true",
-        f"--output={made.with_suffix('')}",
-    )  # fmt: skip
-
-
-def _ncu_options(made: Path, launches: int) -> tuple[str, ...]:
-    return (
-        "--clock-control=none", "--nvtx", f"--launch-count={launches}", "--force-overwrite",
-        f"--export={made.with_suffix('')}",
-    )  # fmt: skip
 
 
 def _environment(*, keep_private: bool) -> dict[str, str]:
@@ -239,20 +233,16 @@ def _run(
                 "the device's name"
             ) from error
         try:
-            status = _wait(process, cancel)
-        except BaseException:
-            _end(process)
-            raise
+            while (status := process.poll()) is None and not (cancel and cancel.is_set()):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
+        finally:
+            if process.returncode is None:
+                _end(process)
+        if status is None:
+            raise Cancelled("profiling was cancelled: no report was left")
         output.seek(0)
         return status, output.read()
-
-
-def _wait(process: subprocess.Popen[bytes], cancel: threading.Event | None) -> int:
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_S)
-        if cancel is not None and cancel.is_set():
-            raise Cancelled("profiling was cancelled: no report was left")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -260,11 +250,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
-        until = time.monotonic() + 5
-        while time.monotonic() < until:
-            if process.poll() is not None:
-                return
-            time.sleep(_LOOK_S / 10)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+            return
 
 
 def _failure(tool: str, program: Path, folder: Path, status: int, output: bytes) -> GpuscopeError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from gpuscope import _live
-from gpuscope._checks import require_kind
+from gpuscope._checks import door
 from gpuscope._live import LiveView, ViewMaker
 from gpuscope._optional import needed_for
 from gpuscope.device.device import Device
@@ -18,6 +18,10 @@ from gpuscope.record.recorder import Recording
 from gpuscope.record.source import MEMORY_LIMIT
 
 
+@door(
+    device=(Device, None), source=str, detail=str, launch_ids=(bool, str), wait=bool,
+    live=(bool, Callable),
+)  # fmt: skip
 @contextlib.contextmanager
 def profile(
     device: Device | None = None,
@@ -82,12 +86,6 @@ def profile(
     >>> recording.trace.kind_counts()["kernel"]
     1
     """
-    require_kind("device", device, Device, None)
-    for name, value in (("source", source), ("detail", detail)):
-        require_kind(name, value, str)
-    require_kind("launch_ids", launch_ids, bool, str)
-    require_kind("wait", wait, bool)
-    require_kind("live", live, bool, Callable)
     recording = Recording(
         (device,) if device is not None else _one_clock(),
         source=source,

@@ -62,15 +62,26 @@ Viewer = Callable[[Progress], None]
 
 
 class Runner:
-    """One run: its handles, its traces so far, its way to stop."""
+    """One run: its handles, its traces so far, its way to stop.
+
+    Where a tool outside records, ``records`` is false: nothing is recorded here, nothing is run
+    alone, and ranges name the settings.
+    """
 
     def __init__(
-        self, experiment: Experiment, device: Device, viewer: Viewer | None, stop: threading.Event
+        self,
+        experiment: Experiment,
+        device: Device,
+        viewer: Viewer | None,
+        stop: threading.Event,
+        *,
+        records: bool = True,
     ) -> None:
         self.experiment = experiment
         self.device = device
         self.viewer = viewer
         self.stop = stop
+        self.records = records
         self.settings = experiment.resolve()
         foreground = [w for w in experiment.workloads.values() if not w.background]
         self.total = sum(w.repeats for w in foreground) * len(self.settings)
@@ -156,7 +167,8 @@ class Runner:
                 for setting in self.settings:
                     if self.stop.is_set():
                         break
-                    self._round(setting, number)
+                    with contextlib.nullcontext() if self.records else annotate(setting.name):
+                        self._round(setting, number)
         except Exception:
             self._end()
             raise
@@ -209,7 +221,7 @@ class Runner:
             recorded = self._recorded(self.recordings[setting.name])
             with recorded, annotate(f"round {number}"), _no_collection():
                 self._drive(setting.name, number, workers)
-            if self.experiment.alone_repeats and not self.stop.is_set():
+            if self.records and self.experiment.alone_repeats and not self.stop.is_set():
                 took_ns = self.device.now_ns() - began_ns
                 self._measure_alone(setting, workers, number, took_ns)
         self._close_made()
@@ -224,15 +236,9 @@ class Runner:
                 partitions[name].color = color
         streams: dict[str, Stream] = {}
         for name, spec in setting.streams.items():
-            if spec.partition is not None and partitions:
-                home = partitions[spec.partition]
-                self._open.append(home.create_stream(name=name, priority=spec.priority))
-            else:
-                self._open.append(
-                    self.device.create_stream(
-                        name=name, priority=spec.priority, blocking=spec.blocking
-                    )
-                )
+            home = self.device if spec.partition is None else partitions[spec.partition]
+            only_devices = {"blocking": True} if spec.blocking else {}
+            self._open.append(home.create_stream(name=name, priority=spec.priority, **only_devices))
             stream = streams[name] = self._open[-1]
             # The same stream in every round, as far as the trace is concerned.
             stream.take_number(self.stream_ids.setdefault((setting.name, name), stream.id))
@@ -271,6 +277,9 @@ class Runner:
     @contextlib.contextmanager
     def _recorded(self, kept: list[Recording]) -> Iterator[None]:
         """Record; what is kept before it begins is there whatever happens."""
+        if not self.records:
+            yield
+            return
         self.recording = Recording((self.device,))
         kept.append(self.recording)
         self.recording.start()
@@ -281,8 +290,8 @@ class Runner:
     def _drive(self, setting: str, number: int, workers: list[Worker]) -> None:
         """Issue and poll until the foreground is done: one host thread, nothing blocks."""
         clock = self.device.now_ns
-        foreground = [worker for worker in workers if not worker.background]
-        background = [worker for worker in workers if worker.background]
+        foreground = [worker for worker in workers if not worker.spec.background]
+        background = [worker for worker in workers if worker.spec.background]
         for worker in workers:
             worker.begin(clock())
         finished = 0
@@ -347,7 +356,7 @@ class Runner:
         if self.stop.is_set():
             return
         reported_ns = self.device.now_ns()
-        until_ns = reported_ns + (took_ns if worker.background else 0)
+        until_ns = reported_ns + (took_ns if worker.spec.background else 0)
         phase = f"{worker.handle.name} alone"
         self._report(setting, self.round, phase)
         done = 0
@@ -363,24 +372,6 @@ class Runner:
                     reported_ns = now_ns
                     self._report(setting, self.round, phase)
             worker.finish()
-
-
-class Performance(Runner):
-    """A run that a tool outside records: nothing is recorded here, and nothing is run alone."""
-
-    def _round(self, setting: ResolvedSetting, number: int) -> None:
-        with annotate(setting.name):
-            super()._round(setting, number)
-
-    @contextlib.contextmanager
-    def _recorded(self, kept: list[Recording]) -> Iterator[None]:
-        del kept
-        yield
-
-    def _measure_alone(
-        self, setting: ResolvedSetting, workers: list[Worker], number: int, took_ns: int
-    ) -> None:
-        pass
 
 
 @contextlib.contextmanager

@@ -21,10 +21,9 @@ from gpuscope._text import clean
 from gpuscope.analysis.settings import COLUMNS, SweepResult
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
-from gpuscope.runs.execution import opened
+from gpuscope.runs.execution import Series, as_far_as_measured, opened
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.runs.runner import Viewer
-from gpuscope.runs.series import Series, as_far_as_measured
 from gpuscope.trace.run import Run
 
 Value = bool | int | float | str

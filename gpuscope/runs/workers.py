@@ -6,6 +6,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.stream import Stream
@@ -17,36 +18,38 @@ QUEUED_NS = 100_000_000
 means this soon."""
 
 
+@dataclass(eq=False)
 class Worker:
-    """One workload being driven: what is queued, what is left, when the next is due."""
+    """One workload being driven.
 
-    def __init__(
-        self,
-        handle: Handle,
-        stream: Stream,
-        spec: WorkloadSpec,
-        repeats: int,
-        rng: random.Random,
-        *,
-        queued_ns: int = QUEUED_NS,
-        waits_on: Sequence[Handle] = (),
-        unguarded: Stream | None = None,
-    ) -> None:
-        self.handle = handle
-        self.stream = stream
-        self.background = spec.background
-        self.limit = 1  # until it is known how long a call takes
-        self.left = repeats
-        self.finished = 0
-        self.due_ns = 0
-        self._spec = spec
-        self._rng = rng
-        self._queued_ns = queued_ns
-        self._waits_on = waits_on
-        self._unguarded = unguarded
-        self._queue: deque[Completion] = deque()
-        self._last_done_ns = 0
-        self._pace_ns = 0
+    Attributes
+    ----------
+    left
+        Calls to launch.
+    queued_ns
+        Estimated work that it may keep queued.
+    waits_on
+        Its stream waits for the latest call of each of these.
+    unguarded
+        Where it launches in place of its stream, if it does without a guard.
+    limit
+        Calls in flight at most: 1 until it is known how long a call takes.
+    """
+
+    handle: Handle
+    stream: Stream
+    spec: WorkloadSpec
+    left: int
+    rng: random.Random
+    queued_ns: int = QUEUED_NS
+    waits_on: Sequence[Handle] = ()
+    unguarded: Stream | None = None
+    limit: int = field(default=1, init=False)
+    finished: int = field(default=0, init=False)
+    due_ns: int = field(default=0, init=False)
+    _queue: deque[Completion] = field(default_factory=deque, init=False)
+    _last_done_ns: int = field(default=0, init=False)
+    _pace_ns: int = field(default=0, init=False)
 
     @property
     def queued(self) -> int:
@@ -64,7 +67,7 @@ class Worker:
 
     def warm_up(self, clock: Callable[[], int], stop: threading.Event) -> None:
         """Run it, one call at a time so that Stop means soon, and learn how long a call takes."""
-        for _ in range(self._spec.warmup):
+        for _ in range(self.spec.warmup):
             if stop.is_set():
                 return
             began_ns = clock()
@@ -75,16 +78,16 @@ class Worker:
     def _learn(self, pace_ns: int) -> None:
         """Queue as many calls as may be, for calls that take so long."""
         self._pace_ns = pace_ns
-        self.limit = max(1, min(self._spec.max_queued, self._queued_ns // max(1, pace_ns)))
+        self.limit = max(1, min(self.spec.max_queued, self.queued_ns // max(1, pace_ns)))
 
     def _launch(self) -> None:
-        stream = self._unguarded or self.stream
-        for other in self._waits_on:
+        stream = self.unguarded or self.stream
+        for other in self.waits_on:
             if (completion := other.completion) is not None:
                 stream.wait(completion.event)
-        if self._unguarded is not None:
+        if self.unguarded is not None:
             with self.handle.device.calls.meant_for(self.stream):
-                self.handle.execute(stream=self._unguarded)
+                self.handle.execute(stream=self.unguarded)
             return
         with CallerStreamGuard(self.stream):
             self.handle.execute()
@@ -95,10 +98,10 @@ class Worker:
         completion = self.handle.completion
         assert completion is not None  # noqa: S101 - execute() made one
         self._queue.append(completion)
-        rate = self._spec.rate_hz
+        rate = self.spec.rate_hz
         if rate is not None:
-            poisson = self._spec.arrival == "poisson"
-            self.due_ns += round(1e9 * (self._rng.expovariate(rate) if poisson else 1 / rate))
+            poisson = self.spec.arrival == "poisson"
+            self.due_ns += round(1e9 * (self.rng.expovariate(rate) if poisson else 1 / rate))
 
     def top_up(self) -> None:
         """Queue up to the limit."""

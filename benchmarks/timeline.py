@@ -27,7 +27,7 @@ import pyarrow as pa
 from gpuscope import figures
 from gpuscope.figures import style
 from gpuscope.figures.frame import frame_of
-from gpuscope.figures.places import Places
+from gpuscope.figures.labels import Places
 from gpuscope.figures.raster import png
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View

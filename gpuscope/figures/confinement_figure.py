@@ -16,7 +16,7 @@ from gpuscope.analysis.confinement_analysis import (
 )
 from gpuscope.analysis.escapes import Escape
 from gpuscope.figures import style
-from gpuscope.figures.places import heading
+from gpuscope.figures.labels import heading
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
     duration,

@@ -2,16 +2,313 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import base64
+import io
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-from gpuscope.figures.bars import arrows, bar_properties
-from gpuscope.figures.coverage import coverage_image
-from gpuscope.figures.labels import Class
-from gpuscope.figures.places import Places
+import numpy as np
+from PIL import Image
+
+from gpuscope._types import Array
+from gpuscope.figures import style
+from gpuscope.figures.labels import Class, Places, partition_label
 from gpuscope.figures.style import Properties
-from gpuscope.figures.text import clean
+from gpuscope.figures.text import clean, duration, escape
+from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import LANES, View
+from gpuscope.trace.query import Selection
+
+_CHARACTERS = 44_000
+"""What the names in a frame may take; with many spans each is cut shorter."""
+_SHORTEST, _LONGEST = 32, 120
+
+_escaped = lru_cache(maxsize=65_536)(escape)
+
+
+def template(tracks: Tracks, bar_class: Class, unit: str) -> str:
+    """Return what Plotly puts around the texts of a class."""
+    kind, partition, _ = bar_class
+    lines = [style.KIND_STYLES[kind].label]
+    if partition is not None:
+        lines[0] += f", partition {escape(partition_label(tracks.names, partition or None))}"
+    sources = tracks.classes.get(bar_class, ())
+    if len(sources) == 1:
+        lines.append(f"source: {escape(sources[0], 40)}")
+    # A percent sign would make Plotly look for a variable.
+    constant = "<br>".join(lines).replace("%", "&#37;")
+    return f"<b>%{{hovertext}}<br>from %{{base:,.3f}} {unit}<br>{constant}<extra></extra>"
+
+
+def hovers(view: View) -> list[str]:
+    """Return one text a drawn span, for the template of its class."""
+    tracks, rows = view.tracks, view.found.rows
+    limit = min(_LONGEST, max(_SHORTEST, _CHARACTERS // max(1, len(rows))))
+    coded = tracks.coded["name"]
+    names = [_short(coded.values[code], limit) for code in coded.codes[rows].tolist()]
+    tails = _tails(view)
+    early, late = (column.tolist() for column in tracks.uncertainties(rows))
+    times = zip(tracks.start_ns[rows].tolist(), tracks.end_ns[rows].tolist(), strict=True)
+    low, high = view.found.window_ns
+    said = []
+    for place, (start, end) in enumerate(times):
+        is_open = view.is_open[place]
+        if is_open:
+            lasts = f"OPEN: its end was not seen; {duration(high - start)} until the window's end"
+        else:
+            lasts = duration(end - start) if end > start else "an instant"
+            if end > high:
+                lasts += f", {duration(end - high)} of it after the window"
+        if start < low:
+            lasts += f", {duration(low - start)} of it before the window"
+        if early[place]:
+            lasts += f"<br>true start up to {duration(early[place])} later"
+        if late[place] and not is_open:
+            lasts += f"<br>true end up to {duration(late[place])} earlier"
+        said.append(f"{names[place]}</b><br>{lasts}{tails[place]}")
+    return said
+
+
+def _short(text: str, limit: int) -> str:
+    said = _escaped(text, limit)
+    # Letters outside ASCII and escapes take more than a byte each.
+    return said if 2 * len(said.encode()) <= 3 * limit else _escaped(text, limit // 3)
+
+
+def _tails(view: View) -> list[str]:
+    """Return what rows that differ in little else share: stream, intention, status."""
+    tracks, rows = view.tracks, view.found.rows
+    columns = ("partition", "intended_partition", "stream", "status", "source")
+    codes = zip(*(tracks.coded[name].codes[rows].tolist() for name in columns), strict=True)
+    made: dict[tuple[Any, ...], str] = {}
+    tails = []
+    for known in zip(view.classes, view.is_host, codes, strict=True):
+        if known not in made:
+            bar_class, is_host, of_columns = known
+            values = [
+                tracks.coded[name].values[code]
+                for name, code in zip(columns, of_columns, strict=True)
+            ]
+            one_source = len(tracks.classes[bar_class]) == 1
+            made[known] = _tail(tracks, values, is_host=is_host, one_source=one_source)
+        tails.append(made[known])
+    return tails
+
+
+def _tail(tracks: Tracks, values: list[Any], *, is_host: bool, one_source: bool) -> str:
+    partition, intended, stream, status, source = values
+    lines = []
+    if stream is not None or not is_host:
+        known = escape(tracks.names.stream_name(stream), 60)
+        lines.append(known if "stream" in known else f"stream {known}")
+    if intended is not None and intended != partition:
+        lines.append(f"<b>intended for partition {escape(intended, 40)}</b>")
+    if status is not None:
+        lines.append(f"status {escape(status, 60)}")
+    if not one_source:
+        lines.append(f"source: {escape(source, 40)}")
+    return "".join(f"<br>{line}" for line in lines)
+
+
+SHADES = 10
+_FAINTEST, _STRONGEST = 0.2, 0.85
+_PX = 2
+_MARGIN = 2
+"""Px of a track above and below its part of the picture."""
+
+
+def track_colours(places: Places, colours: dict[str, str]) -> list[str]:
+    """Return the colour of each track."""
+    return [
+        style.HOST_COLOUR if track.is_host
+        else style.WHOLE_GPU_COLOUR if track.partition is None
+        else colours[track.partition]
+        for track in places.tracks
+    ]  # fmt: skip
+
+
+def coverage_image(
+    found: Selection, places: Places, colours: dict[str, str], zero_ns: int, unit_ns: float
+) -> Properties | None:
+    """Return the picture as a layout image for Plotly; ``None`` if every span has a bar.
+
+    A column is as opaque as its time is covered, and never quite empty where a span begins.
+    """
+    if not found.merged:
+        return None
+    names = track_colours(places, colours)
+    palette = list(dict.fromkeys(names))
+    shade = np.maximum(np.ceil(found.coverage * SHADES), found.begins > 0).astype(np.uint8)
+    first = np.array([palette.index(name) * SHADES for name in names], np.uint8)[:, None]
+    spare = np.zeros((1, shade.shape[1]), np.uint8)
+    pixels = np.concatenate([np.where(shade, first + shade, 0), spare]).astype(np.uint8)
+    track = np.full(places.bottom // _PX, -1)
+    for index, (top, height) in enumerate(zip(places.tops, places.heights, strict=True)):
+        track[(top + _MARGIN) // _PX : (top + height - _MARGIN) // _PX] = index
+    return layout_image(
+        png(pixels[track], palette),
+        x=(found.origin_ns - zero_ns) / unit_ns,
+        length=found.coverage.shape[1] * found.column_ns / unit_ns,
+        height=places.bottom,
+    )
+
+
+def layout_image(
+    picture: bytes, *, x: float, length: float, height: float, axis: str = ""
+) -> Properties:
+    """Return a picture as a layout image that lies under the traces and moves with the axes."""
+    return {
+        "source": "data:image/png;base64," + base64.b64encode(picture).decode(),
+        "xref": "x", "x": x, "sizex": length, "xanchor": "left",
+        "yref": f"y{axis}", "y": 0, "sizey": height, "yanchor": "top",
+        "sizing": "stretch", "layer": "below",
+    }  # fmt: skip
+
+
+def png(pixels: Array, colours: Sequence[str]) -> bytes:
+    """Encode rows of pixels: 0 is empty, else colour · ``SHADES`` + shade, shades from 1 on."""
+    alphas = np.linspace(255 * _FAINTEST, 255 * _STRONGEST, SHADES).astype(np.uint8).tobytes()
+    image = Image.fromarray(pixels)
+    image.putpalette(b"\0\0\0" + b"".join(bytes.fromhex(colour[1:]) * SHADES for colour in colours))
+    file = io.BytesIO()
+    # More compression takes eight times as long and saves a fifth.
+    image.save(file, "PNG", transparency=b"\0" + alphas * len(colours), compress_level=1)
+    return file.getvalue()
+
+
+MAX_ARROWS = 200
+_MAX_TEXTS = 300
+_TEXTED = "range"
+
+
+def bar_properties(
+    view: View, places: Places, zero_ns: int, unit_ns: float
+) -> dict[Class, Properties]:
+    """Return what changes from view to view of the bar trace of each class that has spans.
+
+    Times are clipped to the window and given since ``zero_ns`` in units of ``unit_ns``.
+    ``customdata`` holds the spans' rows.
+    """
+    tracks, rows = view.tracks, view.found.rows
+    low, high = view.found.window_ns
+    start = np.maximum(tracks.start_ns[rows], low)
+    width = (np.minimum(tracks.end_ns[rows], high) - start) / unit_ns
+    base = ((start - zero_ns) / unit_ns).tolist()
+    says = hovers(view)
+    heights = [places.bar(place, lane) for place, lane in zip(view.place, view.lanes, strict=True)]
+    centre, size = np.array(heights, np.float32).reshape(-1, 2).T
+    members: dict[Class, list[int]] = {}
+    for place, bar_class in enumerate(view.classes):
+        members.setdefault(bar_class, []).append(place)
+    return {
+        bar_class: {
+            "base": [base[place] for place in mine],
+            "x": width[mine],
+            "y": centre[mine],
+            "width": size[mine],
+            "hovertext": [says[place] for place in mine],
+            "customdata": rows[mine],
+            **_texts(view, bar_class, rows[mine]),
+        }
+        for bar_class, mine in members.items()
+    }
+
+
+def _texts(view: View, bar_class: Class, rows: Array) -> Properties:
+    """Return what stands in the bars of ranges, where they are few enough."""
+    if bar_class[0] != _TEXTED:
+        return {}
+    if len(rows) > _MAX_TEXTS:
+        return {"text": [""] * len(rows)}
+    names = view.tracks.coded["name"]
+    return {"text": [escape(names.values[code], 40) for code in names.codes[rows].tolist()]}
+
+
+def look(tracks: Tracks, bar_class: Class, colours: dict[str, str], unit: str) -> Properties:
+    """Return what stays the same of the bar trace of a class."""
+    kind, partition, is_open = bar_class
+    how = style.KIND_STYLES[kind]
+    label = how.label + (", open" if is_open else "")
+    if partition is None:
+        colour, name = style.HOST_COLOUR, label
+    elif not partition:
+        colour, name = style.WHOLE_GPU_COLOUR, f"whole GPU: {label}"
+    else:
+        colour, name = colours[partition], f"{escape(partition, 24)}: {label}"
+    marker: Properties = {
+        "color": style.tinted(colour, 0.7 * how.strength if is_open else how.strength),
+        "line": {"width": 0.7, "color": style.darker(colour)},
+    }
+    if how.pattern or is_open:
+        marker["pattern"] = {"shape": how.pattern or "-", "size": 6, "solidity": 0.35}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "marker": marker,
+        "hovertemplate": template(tracks, bar_class, unit),
+        "insidetextanchor": "start",
+        "textangle": 0,
+        "textposition": "inside" if kind == _TEXTED else "none",
+        "textfont": {"size": 11, "color": style.INK},
+        "cliponaxis": True,
+    }
+
+
+def arrows(
+    view: View, places: Places, zero_ns: int, unit_ns: float, most: int = MAX_ARROWS
+) -> tuple[Properties, int]:
+    """Return event waits as one line trace, and how many in the window have no arrow.
+
+    Arrows lead from bar to bar, the earliest first: from the end of the span that recorded
+    the event to the start of the one that waited for it.
+    """
+    tracks, waits = view.tracks, view.tracks.waits
+    cause, effect = waits.cause, waits.effect
+    low, high = view.found.window_ns
+    ends, starts = tracks.end_ns[cause], tracks.start_ns[effect]
+    shown = np.zeros(len(tracks.tracks) + 1, bool)
+    shown[view.found.tracks] = True
+    seen = np.flatnonzero(
+        (np.minimum(ends, starts) < high) & (np.maximum(ends, starts) > low)
+        & shown[tracks.track[cause]] & shown[tracks.track[effect]]
+    )  # fmt: skip
+    rows = np.sort(view.found.rows)
+    both = seen[_among(cause[seen], rows) & _among(effect[seen], rows)]
+    both = both[np.argsort(starts[both], kind="stable")][:most]
+    at = {row: place for place, row in enumerate(view.found.rows.tolist())}
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for wait in both.tolist():
+        x += [(int(ends[wait]) - zero_ns) / unit_ns, (int(starts[wait]) - zero_ns) / unit_ns, None]
+        for row in (int(cause[wait]), int(effect[wait])):
+            place = at[row]
+            y.append(places.bar(view.place[place], view.lanes[place])[0])
+        y.append(None)
+    return {"x": x, "y": y, "marker.size": [0, 9, 0] * len(both)}, len(seen) - len(both)
+
+
+def _among(values: Array, ascending: Array) -> Array:
+    place = np.searchsorted(ascending, values)
+    among: Array = np.r_[ascending, -1][place] == values
+    return among
+
+
+def arrow_look() -> Properties:
+    """Return what stays the same of the arrows' trace."""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "event wait",
+        "line": {"width": 1.3, "color": style.INK},
+        "marker": {
+            "symbol": "arrow", "angleref": "previous", "color": style.INK, "opacity": 1,
+            "line": {"width": 0},
+        },
+        "hoverinfo": "skip",
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
 from gpuscope.analysis.prediction_analysis import MAKESPAN, PredictedTime, PredictionResult
 from gpuscope.figures import style
-from gpuscope.figures.places import heading, stripe
+from gpuscope.figures.labels import heading, stripe
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
 from gpuscope.trace.model import Trace

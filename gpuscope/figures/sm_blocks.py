@@ -1,13 +1,18 @@
-"""Which thread blocks held which SM when: the rows of the maps of SMs."""
+"""Which thread blocks held which SM when, and the picture of it under a timeline."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from gpuscope._types import Array
+from gpuscope.analysis.intervals import Busy, Groups
 from gpuscope.errors import MissingEvidence
+from gpuscope.figures import style
+from gpuscope.figures.frame import SHADES, layout_image, png
+from gpuscope.figures.style import Properties
 from gpuscope.trace.columns import codes, is_open, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import Index
@@ -94,19 +99,26 @@ class HeldIndex:
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
-        self._owners = len(blocks.partitions)
-        start, end = blocks.starts, np.maximum(blocks.ends, blocks.starts)
-        every = [
-            union_by(start, end, group)
-            for group in (
-                blocks.partition * blocks.height + blocks.sm,
-                self._owners * blocks.height + blocks.sm,
-            )
-        ]
-        self._start, self._end, self._track = (
-            np.concatenate(both) for both in zip(*every, strict=True)
-        )
-        self._index = Index(self._start, self._end, self._track)
+        owners = len(blocks.partitions)
+        track = np.r_[blocks.partition, np.full(len(blocks.sm), owners)] * blocks.height
+        groups = Groups(track + np.tile(blocks.sm, 2), [*range((owners + 1) * blocks.height)])
+        ends = np.maximum(blocks.ends, blocks.starts)
+        self._busy = Busy.of(groups, np.tile(blocks.starts, 2), np.tile(ends, 2))
+
+    @cached_property
+    def _index(self) -> Index:
+        return Index(self._busy.start, self._busy.end, self._busy.group)
+
+    def held_ns(self, edges: Array) -> Array:
+        """Partition × SM × bin → how long its blocks held the SM, ns; of any blocks at the end."""
+        held = np.zeros((len(self._busy.ns), len(edges) - 1), np.int64)
+        for track in np.flatnonzero(self._busy.ns).tolist():
+            start, end = self._busy.intervals(track).T
+            before = np.r_[0, np.cumsum(end - start)]
+            begun = np.searchsorted(start, edges, "right")
+            rest = np.where(begun > 0, np.maximum(end[begun - 1] - edges, 0), 0)
+            held[track] = np.diff(before[begun] - rest)
+        return held.reshape(-1, self.blocks.height, held.shape[1])
 
     def cells(self, window_ns: tuple[int, int], pixels: int) -> Cells:
         """Return what is to be drawn of a window, about one column a pixel.
@@ -116,32 +128,49 @@ class HeldIndex:
         ValueError
             The window is empty, or ``pixels`` is below 1.
         """
-        height = self.blocks.height
-        tracks = np.arange((self._owners + 1) * height)
-        found = self._index.query(window_ns, pixels=pixels, k=1, tracks=tracks)
+        busy, height = self._busy, self.blocks.height
+        found = self._index.query(window_ns, pixels=pixels, k=1, tracks=np.arange(len(busy.ns)))
         held = found.coverage.astype(np.float64)
         edges = found.origin_ns + found.column_ns * np.arange(held.shape[1] + 1)
         for row in found.rows.tolist():
-            inside = np.minimum(self._end[row], edges[1:]) - np.maximum(
-                self._start[row], edges[:-1]
-            )
-            held[self._track[row]] += np.maximum(inside, 0) / found.column_ns
-        by_owner = held[:-height].reshape(self._owners, height, -1)
-        share = np.clip(held[-height:], 0, 1)
-        owner = np.where(share > 0, by_owner.argmax(axis=0), -1)
+            inside = np.minimum(busy.end[row], edges[1:]) - np.maximum(busy.start[row], edges[:-1])
+            held[busy.group[row]] += np.maximum(inside, 0) / found.column_ns
+        held = held.reshape(-1, height, held.shape[1])
+        share = np.clip(held[-1], 0, 1)
+        owner = np.where(share > 0, held[:-1].argmax(axis=0), -1)
         return Cells(share, owner, found.origin_ns, found.column_ns)
 
 
-def union_by(start: Array, end: Array, group: Array) -> tuple[Array, Array, Array]:
-    """Merge the spans of each group that touch or overlap; return starts, ends and groups."""
-    if not len(start):
-        return start, end, group
-    order = np.lexsort((start, group))
-    start, end, group = start[order], end[order], group[order]
-    low = int(start.min())
-    # One after the other on one axis, the groups are told apart by their times.
-    shift = group * (int(end.max()) - low + 2)
-    reach = np.maximum.accumulate(end - low + shift)
-    first = np.r_[True, (start - low + shift)[1:] > reach[:-1]]
-    last = np.r_[first[1:], True]
-    return start[first], (reach - shift)[last] + low, group[first]
+_TICKS = 8
+_ROWS = 2
+"""Rows of the picture an SM."""
+
+
+def sm_image(cells: Cells, colours: list[str], zero_ns: int, unit_ns: float) -> Properties:
+    """Return cells as a layout image on the axis of :func:`sm_axis`.
+
+    Parameters
+    ----------
+    colours
+        Of each partition of the blocks.
+    """
+    palette = list(dict.fromkeys(colours))
+    first = np.array([*(palette.index(name) * SHADES for name in colours), 0])[cells.owner]
+    shade = np.clip(np.ceil(cells.share * SHADES), 1, SHADES)
+    pixels = np.where(cells.owner >= 0, first + shade, 0).astype(np.uint8)
+    return layout_image(
+        png(np.repeat(pixels, _ROWS, axis=0), palette),
+        x=(cells.origin_ns - zero_ns) / unit_ns,
+        length=pixels.shape[1] * cells.column_ns / unit_ns,
+        height=len(pixels),
+        axis="2",
+    )
+
+
+def sm_axis(count: int) -> Properties:
+    """Return a vertical axis for SMs, the first on top, each 1 high."""
+    ids = list(range(0, count, max(1, count // _TICKS)))
+    return style.label_axis(
+        count, [sm + 0.5 for sm in ids], [str(sm) for sm in ids], title=style.titled("SM id"),
+        tickfont={"size": 12}, ticklabelstandoff=None, anchor="x",
+    )  # fmt: skip

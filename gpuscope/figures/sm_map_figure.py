@@ -7,11 +7,12 @@ import plotly.graph_objects as go
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import union
+from gpuscope.analysis.escapes import partitions_by_sm
+from gpuscope.analysis.intervals import by_workload
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
 from gpuscope.figures.labels import partition_label
-from gpuscope.figures.sm_blocks import Blocks
+from gpuscope.figures.sm_blocks import Blocks, HeldIndex
 from gpuscope.figures.text import (
     axis_unit,
     duration,
@@ -20,7 +21,6 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
-from gpuscope.trace.columns import codes
 from gpuscope.trace.model import Trace
 
 _NAMED = 3
@@ -79,14 +79,8 @@ def sm_map(
         raise InvalidArgument(f"the window ends at {high} ns, not after its start at {low} ns")
     bins = min(bins, high - low)
     edges = low + (high - low) * np.arange(bins + 1) // bins
-    busy_ns = _held_ns(blocks.sm, blocks.height, blocks, edges)
-    by_owner = _held_ns(
-        blocks.partition * blocks.height + blocks.sm,
-        len(blocks.partitions) * blocks.height,
-        blocks,
-        edges,
-    ).reshape(len(blocks.partitions), blocks.height, bins)
-    most = np.where(busy_ns > 0, by_owner.argmax(axis=0), -1)
+    *by_owner, busy_ns = HeldIndex(blocks).held_ns(edges)
+    most = np.where(busy_ns > 0, np.argmax(by_owner, axis=0), -1)
     share = (busy_ns / np.diff(edges)).astype(np.float32)
     unit, unit_ns = axis_unit(high - low)
     colours = style.partition_colours(
@@ -99,11 +93,11 @@ def sm_map(
     ]
     step = (high - low) / bins / unit_ns
     for cell in cells:
-        cell.update(x0=step / 2, dx=step)
         cell.update(
+            x0=step / 2,
+            dx=step,
             hovertemplate=f"<b>SM %{{y}}</b>, at %{{x:,.4~r}} {unit}<br>busy for %{{z:.1%}} of a "
-            f"bin of {duration((high - low) / bins)}<br>most of it: %{{meta}}"
-            "<extra></extra>"
+            f"bin of {duration((high - low) / bins)}<br>most of it: %{{meta}}<extra></extra>",
         )
     strip = _strip(trace, blocks.height, colours)
     notes = provenance_lines({"": trace})
@@ -119,35 +113,18 @@ def sm_map(
             domain=[0.03, 1] if strip else [0, 1],
             showgrid=False,
         ),
-        yaxis={
-            "title": style.titled("SM id"),
-            "range": [blocks.height - 0.5, -0.5],
-            "anchor": "x2" if strip else "x",
-            "nticks": 18,
-            "showgrid": False,
-            "zeroline": False,
-            "ticks": "outside",
-            "tickcolor": style.MUTED,
-            "automargin": True,
-        },
+        yaxis=style.y_axis(
+            "SM id",
+            range=[blocks.height - 0.5, -0.5],
+            anchor="x2" if strip else "x",
+            nticks=18,
+            showgrid=False,
+            ticks="outside",
+            tickcolor=style.MUTED,
+        ),
         xaxis2={"domain": [0, 0.022], "visible": False, "fixedrange": True},
     )
     return go.Figure(data=[*strip, *cells], layout=layout)
-
-
-def _held_ns(group: Array, groups: int, blocks: Blocks, edges: Array) -> Array:
-    """Return how long blocks of each group held their SM in each bin, ns."""
-    order = np.argsort(group, kind="stable")
-    bounds = np.searchsorted(group[order], np.arange(groups + 1))
-    held = np.zeros((groups, len(edges) - 1), np.int64)
-    for index in np.flatnonzero(np.diff(bounds)):
-        mine = order[bounds[index] : bounds[index + 1]]
-        spans = union(blocks.starts[mine], blocks.ends[mine])
-        before = np.r_[0, np.cumsum(spans[:, 1] - spans[:, 0])]
-        begun = np.searchsorted(spans[:, 0], edges, "right")
-        rest = np.where(begun > 0, np.maximum(spans[begun - 1, 1] - edges, 0), 0)
-        held[index] = np.diff(before[begun] - rest)
-    return held
 
 
 def _cells(
@@ -177,26 +154,19 @@ def _cells(
 def _workloads(trace: Trace, blocks: Blocks, index: int) -> str:
     """Name what kept a partition busy, the longest first."""
     mine = blocks.partition == index
-    found: dict[str, float] = {}
-    category, categories = codes(trace.spans.column("category"))
-    name, names = codes(trace.spans.column("name"))
-    own = np.where(category > 0, category, len(categories) + name)[blocks.rows[mine]]
-    lasted = np.bincount(own, (blocks.ends - blocks.starts)[mine] + 1)
-    for number in np.flatnonzero(lasted):
-        label = (categories + names)[number]
-        found[label] = found.get(label, 0) + lasted[number]
-    said = [escape(label, 40) for label in sorted(found, key=lambda label: -found[label])]
+    groups = by_workload(trace)
+    own = groups.code[blocks.rows[mine]]
+    lasted = np.bincount(own, (blocks.ends - blocks.starts)[mine] + 1, len(groups))
+    longest = np.argsort(-lasted, kind="stable")[: np.count_nonzero(lasted)]
+    said = [escape(groups.labels[number], 40) for number in longest]
     more = f" and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
     return ", ".join(said[:_NAMED]) + more
 
 
 def _strip(trace: Trace, height: int, colours: dict[str, str]) -> list[go.Heatmap]:
     """Return the strip that says who owns each SM; nothing where no SM ids are known."""
-    owners: list[list[str]] = [[] for _ in range(height)]
-    for name, facts in trace.metadata.partitions.items():
-        for sm_id in facts.sm_ids:
-            if 0 <= sm_id < height:
-                owners[sm_id].append(name)
+    by_sm = partitions_by_sm(trace)
+    owners = [by_sm.get(sm, []) for sm in range(height)]
     if not any(owners):
         return []
     names = list(colours)

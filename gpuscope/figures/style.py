@@ -101,10 +101,7 @@ def base_layout(
             "yref": "container",
             "yanchor": "top",
             "pad": {"t": 14, "l": 14},
-            "subtitle": {
-                "text": "<br>".join(subtitle),
-                "font": {"size": 13, "color": MUTED},
-            },
+            "subtitle": {"text": "<br>".join(subtitle), "font": {"size": 13, "color": MUTED}},
         },
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
@@ -154,6 +151,13 @@ def label_axis(
         "fixedrange": True,
         **more,
     }
+
+
+def y_axis(title: str, **more: object) -> Properties:
+    """Return a vertical axis of numbers."""
+    return {
+        "title": titled(title), "gridcolor": GRID, "zeroline": False, "automargin": True, **more,
+    }  # fmt: skip
 
 
 LOG_AXIS: Properties = {"type": "log", "dtick": "D2", "tickformat": ",~f"}

@@ -12,13 +12,10 @@ import plotly.graph_objects as go
 from gpuscope._checks import MappingOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
-from gpuscope.figures.bars import arrow_look, look
-from gpuscope.figures.frame import Frame, frame_of, statement
-from gpuscope.figures.labels import in_order
-from gpuscope.figures.places import Places, heading, nothing, stripe, y_axis
+from gpuscope.figures.frame import Frame, arrow_look, frame_of, look, statement
+from gpuscope.figures.labels import Places, heading, in_order, nothing, stripe, y_axis
 from gpuscope.figures.raster import StaticFigure
-from gpuscope.figures.sm_blocks import Blocks, HeldIndex
-from gpuscope.figures.sm_picture import sms_below
+from gpuscope.figures.sm_blocks import Blocks, HeldIndex, sm_axis, sm_image
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
     axis_unit,
@@ -28,11 +25,16 @@ from gpuscope.figures.text import (
     wrapped,
 )
 from gpuscope.figures.tracks import Tracks, default_window_ns
-from gpuscope.figures.view import View
+from gpuscope.figures.view import PIXELS, View
 from gpuscope.trace.model import Trace
 
 _HEADING_LINE, _HEADING_CHARACTERS = 18, 100
 _EMPTY_BAND = 70
+_SM_HEIGHT, _SM_GAP = 264, 24
+_SM_NOTE = (
+    "SMs: the colour of the partition whose thread blocks held one longest, the stronger the "
+    "longer any did"
+)
 # Plotly draws the grid over images: light lines would look like gaps.
 _GRID = "rgba(27,31,36,0.1)"
 
@@ -179,20 +181,34 @@ def _draw(
         notes += [escape(line) for line in wrapped(said)]
     if left_out := sum(frame.left_out for frame in frames):
         notes.append(f"{left_out:,} further event waits have no arrow")
-    data = _bars(bands, frames, colours, unit) + _arrows(frames)
+    data = _bars(bands, frames, colours, unit)
+    waits = _joined([frame.arrows for frame in frames])
+    if waits["x"]:
+        data.append({**arrow_look(), **waits})
     images = [frame.image for frame in frames if frame.image is not None]
     if images:
-        data.append(_shading_key())
+        data.append(
+            _point(
+                mode="markers",
+                marker={"symbol": "square", "size": 12, "color": style.tinted(style.INK, 0.3)},
+                name="spans merged: the darker, the fuller",
+            )
+        )
     axes: Properties = {"yaxis": y_axis(places, height)}
     time_below = "y"
     if held is not None:
         low, high = bands[0].view.found.window_ns
-        below = sms_below(held, (low, high), colours, height, zero_ns=low, unit_ns=unit_ns)
-        images.append(below.image)
-        data.append(below.trace)
-        notes.append(below.note)
-        axes = {"yaxis": {**axes["yaxis"], "domain": below.above}, "yaxis2": below.axis}
-        time_below, height = "y2", below.height
+        owners = [
+            style.WHOLE_GPU_COLOUR if name is None else colours[name]
+            for name in held.blocks.partitions
+        ]
+        images.append(sm_image(held.cells((low, high), PIXELS), owners, low, unit_ns))
+        data.append(_point(yaxis="y2", showlegend=False))
+        notes.append(_SM_NOTE)
+        whole = height + _SM_GAP + _SM_HEIGHT
+        axes["yaxis"]["domain"] = (1 - height / whole, 1)
+        axes["yaxis2"] = {**sm_axis(held.blocks.height), "domain": (0, _SM_HEIGHT / whole)}
+        time_below, height = "y2", whole
     length = length_ns / unit_ns
     layout = style.base_layout(
         escape(title, 90) + title_suffix(traces.values()),
@@ -261,13 +277,6 @@ def _bars(
     return data
 
 
-def _arrows(frames: Sequence[Frame]) -> list[Properties]:
-    waits = _joined([frame.arrows for frame in frames])
-    if not waits["x"]:
-        return []
-    return [{**arrow_look(), **waits}]
-
-
 def _joined(parts: Sequence[Properties]) -> Properties:
     """Join arrays and lists of the same names."""
     return {
@@ -277,13 +286,6 @@ def _joined(parts: Sequence[Properties]) -> Properties:
     }  # fmt: skip
 
 
-def _shading_key() -> Properties:
-    return {
-        "type": "scatter",
-        "x": [None],
-        "y": [None],
-        "mode": "markers",
-        "marker": {"symbol": "square", "size": 12, "color": style.tinted(style.INK, 0.3)},
-        "name": "spans merged: the darker, the fuller",
-        "hoverinfo": "skip",
-    }
+def _point(**more: object) -> Properties:
+    """Return a trace that shows nothing in the plot: for a legend, or for an axis to appear."""
+    return {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip", **more}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +11,146 @@ import pyarrow as pa
 
 from gpuscope._types import Array
 from gpuscope.figures.labels import LAYOUT, Class, Track, in_order, labelled
-from gpuscope.figures.rows import Coded, Grown
 from gpuscope.figures.style import KIND_STYLES
-from gpuscope.figures.waits import Waits
-from gpuscope.trace.columns import combined
+from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import OPEN_NS, Index
 from gpuscope.trace.tracks import Group, TrackKey
+
+
+class Grown:
+    """An array with more to come. What was read from it stays as it was.
+
+    Parameters
+    ----------
+    held
+        Taken as it is, not copied.
+    """
+
+    def __init__(self, held: Array, count: int | None = None) -> None:
+        self._held = held
+        self._count = len(held) if count is None else count
+
+    @property
+    def values(self) -> Array:
+        """The array."""
+        return self._held[: self._count]
+
+    def extended(self, more: Array) -> Grown:
+        """Return it with more behind; only the newest may be extended, as they share memory."""
+        count = self._count + len(more)
+        held = self._held
+        if count > len(held):
+            held = np.empty(max(count, 2 * len(held)), held.dtype)
+            held[: self._count] = self.values
+        held[self._count : count] = more
+        return Grown(held, count)
+
+
+class Coded:
+    """A column as numbers of its values, for texts above all.
+
+    Attributes
+    ----------
+    values
+        Number → value; the first is ``None``, for null.
+    """
+
+    def __init__(self, values: list[Any], numbers: dict[Any, int], held: Grown) -> None:
+        self.values = values
+        self._numbers = numbers
+        self._held = held
+
+    @classmethod
+    def empty(cls) -> Coded:
+        """Return one without rows."""
+        return cls([None], {None: 0}, Grown(np.zeros(0, np.int32)))
+
+    @property
+    def codes(self) -> Array:
+        """Row → number."""
+        return self._held.values
+
+    def extended(self, column: Any) -> Coded:
+        """Return it with the rows of an Arrow column behind."""
+        if pa.types.is_null(column.type):
+            return Coded(
+                self.values, self._numbers, self._held.extended(np.zeros(len(column), int))
+            )
+        row, values = codes(column)
+        number = self.numbers(values)
+        if not np.array_equal(number, np.arange(len(number))):
+            row = number[row]
+        return Coded(self.values, self._numbers, self._held.extended(row))
+
+    def numbers(self, values: Iterable[Hashable]) -> Array:
+        """Return the numbers of values; new ones get the next."""
+        found = []
+        for value in values:
+            number = self._numbers.setdefault(value, len(self.values))
+            if number == len(self.values):
+                self.values.append(value)
+            found.append(number)
+        return np.array(found, np.int32)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Which rows waited for an event that others recorded.
+
+    Attributes
+    ----------
+    cause, effect
+        Rows: the one that had to end, and the one that waited.
+    """
+
+    cause: Array
+    effect: Array
+    _pending: Array
+    _sorted: tuple[tuple[Array, Array], ...]
+    _count: int
+
+    @classmethod
+    def none(cls) -> Waits:
+        """Return those of no rows."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, np.zeros((2, 0), np.int64), (), 0)
+
+    def extended(self, ids: Array, edges: pa.Table) -> Waits:
+        """Return them with those of more edges.
+
+        Parameters
+        ----------
+        ids
+            Row → id, of all rows that there are by now. Edges to others wait for these.
+        """
+        kind, kinds = codes(edges.column("kind"))
+        waits = np.flatnonzero(np.array([name == "event wait" for name in kinds])[kind])
+        new = [np.asarray(edges.column(name).take(waits).to_numpy()) for name in ("from", "to")]
+        pending = np.concatenate([self._pending, new], axis=1) if len(waits) else self._pending
+        if not pending.size:
+            return self
+        parts = list(self._sorted)
+        rows = np.arange(self._count, len(ids))
+        while parts and len(parts[-1][1]) <= 2 * len(rows):
+            rows = np.concatenate([parts.pop()[1], rows])
+        if len(rows):
+            rows = rows[np.argsort(ids[rows], kind="stable")]
+            parts.append((ids[rows], rows))
+        found = np.full(pending.shape, -1)
+        for held, row in parts:
+            place = np.minimum(np.searchsorted(held, pending), len(held) - 1)
+            found = np.where(held[place] == pending, row[place], found)
+        known = (found >= 0).all(axis=0)
+        return Waits(
+            np.concatenate([self.cause, found[0, known]]),
+            np.concatenate([self.effect, found[1, known]]),
+            pending[:, ~known],
+            tuple(parts),
+            len(ids),
+        )
+
 
 MAX_TRACKS = 100
 """Tracks that a page can show legibly; the busiest stay."""

@@ -1,5 +1,5 @@
 """Reports: a run or a trace in one HTML file that opens without a network."""
 
-from gpuscope.report.prediction import prediction_report as prediction_report
 from gpuscope.report.run import html_report as html_report
+from gpuscope.report.trace import prediction_report as prediction_report
 from gpuscope.report.trace import trace_report as trace_report

@@ -10,7 +10,7 @@ from gpuscope import analysis, figures
 from gpuscope._text import safe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
-from gpuscope.report import page, parts
+from gpuscope.report import page
 from gpuscope.report.page import Row
 from gpuscope.trace.run import Run, incomplete
 
@@ -83,8 +83,8 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         *_timelines(run),
     ]
     if foreground:
-        sections += ["<h2>Latency</h2>", *parts.latency_figures(run.traces, foreground)]
-    sections += parts.ending(run.traces)
+        sections += ["<h2>Latency</h2>", *page.latency_figures(run.traces, foreground)]
+    sections += page.ending(run.traces)
     return page.write(path, heading, sections)
 
 
@@ -335,8 +335,8 @@ def _confined(run: Run, missing: str) -> list[str]:
 def _timelines(run: Run) -> list[str]:
     if not run.traces:
         return []
-    close = parts.close_windows_ns(run.traces)
-    whole = {name: parts.first_window_ns(trace) for name, trace in run.traces.items()}
+    close = page.close_windows_ns(run.traces)
+    whole = {name: page.first_window_ns(trace) for name, trace in run.traces.items()}
     length = max(high - low for low, high in close.values())
     seen = [
         "<h2>Timelines</h2>",

@@ -1,18 +1,18 @@
-"""The report of a single trace."""
+"""The reports of a single trace, and of a prediction beside a measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gpuscope import analysis
+from gpuscope import analysis, figures
 from gpuscope._text import safe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.figures.timeline_figure import of_view
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
-from gpuscope.report import page, parts
+from gpuscope.report import page
 from gpuscope.trace.model import Trace
 
 _SPANS = 2000
@@ -54,7 +54,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
         *_timelines(trace),
         "<h2>Latency</h2>",
         *_or_why_not(lambda: _latency(trace, traces)),
-        *parts.ending(traces),
+        *page.ending(traces),
     ]
     return page.write(path, heading, sections)
 
@@ -79,12 +79,12 @@ def _overlap(trace: Trace) -> list[str]:
 def _latency(trace: Trace, traces: dict[str, Trace]) -> list[str]:
     found = analysis.latency(trace)
     handles = sorted(found.handles, key=lambda handle: -handle.n)
-    return [page.result(found), *parts.latency_figures(traces, [handle.name for handle in handles])]
+    return [page.result(found), *page.latency_figures(traces, [handle.name for handle in handles])]
 
 
 def _timelines(trace: Trace) -> list[str]:
-    (close,) = parts.close_windows_ns({"": trace}).values()
-    whole = parts.first_window_ns(trace)
+    (close,) = page.close_windows_ns({"": trace}).values()
+    whole = page.first_window_ns(trace)
     tracks = Tracks.of(trace)  # once for both
     seen = ["<h2>Timeline</h2>"]
     for window, name, title in (
@@ -95,3 +95,33 @@ def _timelines(trace: Trace) -> list[str]:
             view = View.of(tracks, window, max_spans=_SPANS)
             seen.append(page.figure(of_view(view, trace, title), name))
     return seen
+
+
+def prediction_report(
+    predicted: Mapping[str, Trace], measured: Mapping[str, Trace], path: str | Path
+) -> Path:
+    """Write a prediction beside a measurement as one HTML file that opens without a network.
+
+    Raises
+    ------
+    MissingEvidence
+        They do not match.
+    GpuscopeError
+        The file cannot be written (no such folder, no room).
+    """
+    result = analysis.prediction(predicted, measured)
+    traces = {f"{name}, predicted": trace for name, trace in predicted.items()}
+    traces |= {f"{name}, measured": trace for name, trace in measured.items()}
+    title = "Predicted and measured"
+    sections = [
+        f"<h1>{title}</h1>",
+        page.simulated_banner(traces),
+        page.incomplete_banner(traces),
+        page.figure(figures.prediction(predicted, measured), "compare"),
+        "<h2>Times</h2>",
+        page.judged(result.rows(), result.incomplete, shares=("error",)),
+        page.paragraph(result.note, "muted"),
+        "<h2>Provenance</h2>",
+        page.provenance(traces),
+    ]
+    return page.write(path, title, sections)

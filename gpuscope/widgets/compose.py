@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from gpuscope.figures import style
-from gpuscope.figures.bars import look
-from gpuscope.figures.frame import frame_of
-from gpuscope.figures.places import nothing, y_axis
-from gpuscope.figures.sm_picture import sm_axis, sm_image
+from gpuscope.figures.frame import frame_of, look
+from gpuscope.figures.labels import nothing, y_axis
+from gpuscope.figures.sm_blocks import sm_axis, sm_image
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import escape
 from gpuscope.figures.view import View

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.figures.labels import Class, Track
-from gpuscope.figures.places import Places
+from gpuscope.figures.labels import Class, Places, Track
 from gpuscope.figures.sm_blocks import HeldIndex
 from gpuscope.figures.style import Properties
 from gpuscope.figures.tracks import Tracks

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuscope.figures.sm_blocks import Blocks, HeldIndex, union_by
+from gpuscope.figures.sm_blocks import Blocks, HeldIndex
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -24,17 +24,6 @@ def covered(spans, low: int, high: int) -> int:
     for start, end in spans:
         held[max(start - low, 0) : max(end - low, 0)] = True
     return int(held.sum())
-
-
-@given(BLOCKS)
-def test_a_union_is_what_a_scan_finds(blocks):
-    sm, start, lasts, _ = (np.array(column) for column in zip(*blocks, strict=True))
-    starts, ends, groups = union_by(start, start + lasts, sm)
-    for group in np.unique(sm):
-        mine = groups == group
-        assert (starts[mine][1:] > ends[mine][:-1]).all()  # apart, in order
-        spans = list(zip(start[sm == group], (start + lasts)[sm == group], strict=True))
-        assert int((ends - starts)[mine].sum()) == covered(spans, 0, 6_000)
 
 
 @given(BLOCKS, TIMES, st.integers(50, 5_000), st.integers(1, 60))

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from gpuscope.figures import style
 from gpuscope.figures.frame import frame_of
-from gpuscope.figures.places import Places
-from gpuscope.figures.tracks import Tracks
+from gpuscope.figures.labels import Places
+from gpuscope.figures.tracks import Tracks, Waits
 from gpuscope.figures.view import View
-from gpuscope.figures.waits import Waits
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace

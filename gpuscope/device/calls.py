@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack
 from gpuscope._fork import free_in_children
 
 if TYPE_CHECKING:
-    from gpuscope.device.api import Backend
     from gpuscope.device.event import Event
     from gpuscope.device.graph import Graph
-    from gpuscope.device.raw import NativeArray
+    from gpuscope.device.raw import Backend, NativeArray
     from gpuscope.device.stream import Stream
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from gpuscope._types import Array, DType
-from gpuscope.device.api import Backend, Capabilities, DeviceInfo, Kernel, KernelModel
+from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.calls import Activity
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import no_host_memory
 from gpuscope.device.raw import (
+    Backend,
     Mark,
     MatmulPlan,
     Memory,
@@ -94,18 +94,10 @@ class CpuBackend(Backend):
         self._sink: Callable[[Activity], None] | None = None
 
     # -- clock ------------------------------------------------------------------------
-    def now_ns(self) -> int:
-        """Return Unix ns."""
-        return time.time_ns()
-
     def wait_until_ns(self, time_ns: int) -> None:
         """Sleep."""
         while (left := time_ns - time.time_ns()) > 0:
             time.sleep(left / 1e9)
-
-    def process_and_thread(self) -> tuple[int, int]:
-        """Return the system's ids."""
-        return os.getpid(), threading.get_native_id()
 
     def set_activity_sink(self, sink: Callable[[Activity], None] | None) -> None:
         """Report finished work to ``sink``."""

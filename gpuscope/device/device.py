@@ -12,14 +12,14 @@ from gpuscope._checks import count, given, require_kind
 from gpuscope._text import clean
 from gpuscope._types import Array
 from gpuscope.device import caller, carve
-from gpuscope.device.api import Backend, Capabilities, DeviceInfo, Kernel, KernelModel
+from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
 from gpuscope.device.calls import CallLog
 from gpuscope.device.carve import CarvePlan, SmLayout
 from gpuscope.device.event import Event
 from gpuscope.device.handles import AnyStream, checked_handle
 from gpuscope.device.partition import Partition, Partitions, make_partitions
-from gpuscope.device.raw import NativeArray
+from gpuscope.device.raw import Backend, NativeArray
 from gpuscope.device.registry import Registry
 from gpuscope.device.scratch import Scratch, take_scratch
 from gpuscope.device.sizes import Rounding, Sizes

@@ -21,10 +21,10 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.device import binding
-from gpuscope.device.api import Backend, Kernel, KernelModel
+from gpuscope.device.api import Kernel, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.raw import MatmulPlan, NativeArray
+from gpuscope.device.raw import Backend, MatmulPlan, NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 from gpuscope.workloads.context import Passed

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpuscope._types import Array, DType
-from gpuscope.device.cuda import dlpack, interface
+from gpuscope.device.cuda import dlpack
 from gpuscope.device.cuda.driver import import_cupy
 from gpuscope.device.memory import Block, pinned_block
 from gpuscope.device.raw import NativeArray
@@ -114,12 +114,42 @@ def stream_of(value: object) -> int | None:
 def _described(value: Shared) -> dlpack.Exported:
     """Read a CUDA array interface."""
     try:
-        return interface.read(value)
+        return _read_interface(value)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidOperand(
             f"{type(value).__name__} offers a CUDA array interface that cannot be read "
             f"({type(error).__name__}: {error}): give a CuPy array"
         ) from error
+
+
+def _read_interface(value: Shared) -> dlpack.Exported:
+    """Describe the memory that ``value`` shares through the CUDA array interface.
+
+    Of version 3 or older: ``numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html``.
+    Nothing is waited for here: whoever uses the memory lets its stream wait for the one that the
+    interface names.
+
+    Raises
+    ------
+    AttributeError, KeyError, TypeError, ValueError
+        What it offers is no CUDA array interface, or that of a masked array.
+    """
+    offer = value.__cuda_array_interface__
+    if offer.get("mask") is not None:
+        raise ValueError("it is a masked array")
+    shape = tuple(int(size) for size in offer["shape"])
+    steps = offer.get("strides")
+    strides = None if steps is None else tuple(int(step) for step in steps)
+    if any(size < 0 for size in shape) or (strides is not None and len(strides) != len(shape)):
+        raise ValueError(f"its shape is {shape} and its strides are {strides}")
+    pointer, read_only = offer["data"]
+    typestr = offer["typestr"]
+    dtype: DType = np.dtype(typestr)
+    if not isinstance(typestr, str) or dtype.hasobject or not dtype.itemsize:
+        raise ValueError(f"no array has elements of type {typestr!r}")
+    return dlpack.exported(
+        int(pointer or 0), shape, strides, dtype, (value, offer), read_only=bool(read_only)
+    )
 
 
 def _exported(value: Shared) -> dlpack.Exported:

@@ -1,4 +1,4 @@
-"""What driver and packages are there, and what they can do: no context is made here."""
+"""What driver and packages are there, what they can do, and their errors: makes no context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import importlib.metadata
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from gpuscope._optional import how_to_install, require
 from gpuscope.device.api import Capabilities
@@ -195,3 +195,32 @@ def relaxed_capture() -> Iterator[None]:
         yield
     finally:
         driver.cuThreadExchangeStreamCaptureMode(before)
+
+
+class Status(Protocol):
+    """What a call of cuda.bindings returns first."""
+
+    @property
+    def name(self) -> str:
+        """Its name in CUDA."""
+
+    def __int__(self) -> int:
+        """Return its number; 0 is success."""
+
+
+def check(result: tuple[Status, ...], what: str) -> None:
+    """Raise unless a call of cuda.bindings succeeded."""
+    status = result[0]
+    if int(status) != 0:
+        raise GpuscopeError(f"the driver refuses to {what} ({status.name})")
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn an error of a CUDA library into one of ours that says what failed."""
+    try:
+        yield
+    except GpuscopeError:
+        raise
+    except Exception as error:
+        raise GpuscopeError(f"{what}: {error}") from error

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from gpuscope._fork import free_in_children
-from gpuscope.device.api import Backend, Capabilities, DeviceInfo, KernelCost
+from gpuscope.device.api import Capabilities, DeviceInfo, KernelCost
 from gpuscope.device.calls import Activity
+from gpuscope.device.raw import Backend
 from gpuscope.device.sim.assumed import PENDING_LAUNCHES
 from gpuscope.device.sim.capture import Capture, refusal
 from gpuscope.device.sim.engine import Engine

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuscope._libcupti import HOW_TO_INSTALL, library_path
@@ -30,48 +32,46 @@ class Check:
     todo: str = ""
 
 
+@contextlib.contextmanager
+def _refusal_of(name: str, checks: list[Check]) -> Iterator[None]:
+    """Add a failed check where what the block looks at cannot be used."""
+    try:
+        yield
+    except GpuscopeError as error:
+        found, todo = _parts(error)
+        checks.append(Check(name, ok=False, found=found, todo=todo))
+
+
 def check_gpu() -> list[Check]:
     """Check driver, CuPy, the CUDA device and green contexts; opens the first device."""
     from gpuscope.device.cuda import driver  # noqa: PLC0415 - loads CUDA's bindings
 
-    checks = []
-    version = None
-    try:
+    checks: list[Check] = []
+    with _refusal_of("driver", checks):
         version = driver.driver_version()
         release = driver.driver_release() or "release unknown"
         checks.append(Check("driver", ok=True, found=release))
         checks.append(Check("CUDA", ok=True, found=f"driver has {driver.version_text(version)}"))
-    except GpuscopeError as error:
-        found, todo = _parts(error)
-        checks.append(Check("driver", ok=False, found=found, todo=todo))
-    if version is not None:
         wanted = driver.version_text(driver.GREEN_CONTEXTS)
         can = driver.capabilities(version, pools=True)
         found = f"by {can.partition_path}" if can.partitions else can.reasons["partitions"]
         todo = "" if can.partitions else f"update the driver to CUDA {wanted} or newer"
         checks.append(Check("green contexts", ok=can.partitions, found=found, todo=todo))
-    try:
+    with _refusal_of("CuPy", checks):
         cupy = driver.import_cupy()
         checks.append(Check("CuPy", ok=True, found=str(cupy.__version__)))
-    except GpuscopeError as error:
-        found, todo = _parts(error)
-        checks.append(Check("CuPy", ok=False, found=found, todo=todo))
     if all(check.ok for check in checks):
-        try:
+        with _refusal_of("cuda:0", checks):
             from gpuscope.device.select import open_device  # noqa: PLC0415 - as above
 
             device = open_device("cuda:0", quiet=True)
-            found = (
-                f"{device.info.name}, {device.info.sm_count} SMs, {device.backend.layout.quanta} "
-            )
-            found += f"quanta of {device.backend.layout.quantum_sm_count}"
+            layout = device.layout
+            found = f"{device.info.name}, {device.info.sm_count} SMs, {layout.quanta} quanta of "
+            found += str(layout.quantum_sm_count)
             checks.append(Check("cuda:0", ok=True, found=found))
             with device.backend.current():
                 free, total = cupy.cuda.runtime.memGetInfo()
             checks.append(_check_memory(free, total))
-        except GpuscopeError as error:
-            found, todo = _parts(error)
-            checks.append(Check("cuda:0", ok=False, found=found, todo=todo))
     return checks
 
 

@@ -242,7 +242,9 @@ class SimMemory(SimHost):
         duration_ns: int,
         nbytes: int,
     ) -> Op:
-        op = CopyOp(stream, 0, correlation, f"copy {engine}", effect, engine, duration_ns, nbytes)
+        op = CopyOp(
+            stream, 0, correlation, f"copy {engine}", effect, 1, duration_ns, nbytes, engine=engine
+        )
         with self._lock:
             self._queue(op, self._cost["launch_call_ns"])
         return op

@@ -404,6 +404,7 @@ class Engine:
                 except Exception as error:  # noqa: BLE001 - who waits for it is told
                     self._fail(op, error)
                 op.commit = None
+            op.effect = None
             self._finish(op)
         wave.end_ns = -1
 

@@ -6,8 +6,9 @@ The engine moves work on; see its notes on what an interrupt may leave half done
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from gpuscope.device.calls import Release
 
@@ -44,12 +45,12 @@ class Failure:
 
     def first(self) -> Failure | None:
         """Return the earliest of them that nobody was told."""
-        found, failure = None, self if not self.told else self.before
+        earliest, failure = None, self if not self.told else self.before
         while failure is not None:
             if not failure.told:
-                found = failure
+                earliest = failure
             failure = failure.before
-        return found
+        return earliest
 
     def tell(self) -> None:
         """Raise the error, unless somebody was told."""
@@ -58,6 +59,7 @@ class Failure:
             raise self.error
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class SimEvent:
     """An event: the latest record counts, older waits keep the one they saw.
 
@@ -67,13 +69,11 @@ class SimEvent:
         The capture and the place in it, if the latest record became part of a graph.
     """
 
-    __slots__ = ("captured", "record")
-
-    def __init__(self) -> None:
-        self.record: Record | None = None
-        self.captured: tuple[Capture, frozenset[int]] | None = None
+    record: Record | None = None
+    captured: tuple[Capture, frozenset[int]] | None = None
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Op:
     """One piece of work in a stream.
 
@@ -97,151 +97,95 @@ class Op:
         What it raised, or what it follows did.
     """
 
-    __slots__ = (
-        "after", "behind", "correlation", "done_ns", "effect", "failure", "followers", "free_ns",
-        "name", "node", "number", "owner", "phase", "queued_ns", "start_ns", "stream",
-    )  # fmt: skip
+    kind: ClassVar[str] = ""
 
-    kind = ""
-
-    def __init__(
-        self, stream: SimStream, queued_ns: int, correlation: int, name: str, effect: Effect | None
-    ) -> None:
-        self.stream = stream
-        self.queued_ns = queued_ns
-        self.correlation = correlation
-        self.name = name
-        self.effect = effect
-        self.start_ns: int | None = None
-        self.done_ns: int | None = None
-        self.after: Op | None = None
-        self.behind: Sequence[Op] = ()
-        self.free_ns = 0
-        self.number = 0
-        self.phase = WAITING
-        self.failure: Failure | None = None
-        self.followers: list[Op] | None = None
-        self.owner: GraphOp | None = None
-        self.node: int | None = None
+    stream: SimStream
+    queued_ns: int
+    correlation: int
+    name: str
+    start_ns: int | None = field(default=None, init=False)
+    done_ns: int | None = field(default=None, init=False)
+    after: Op | None = field(default=None, init=False)
+    behind: Sequence[Op] = field(default=(), init=False)
+    free_ns: int = field(default=0, init=False)
+    number: int = field(default=0, init=False)
+    phase: int = field(default=WAITING, init=False)
+    failure: Failure | None = field(default=None, init=False)
+    followers: list[Op] | None = field(default=None, init=False)
+    owner: GraphOp | None = field(default=None, init=False)
+    node: int | None = field(default=None, init=False)
 
     def again(self, queued_ns: int, correlation: int) -> Op:
         """Return the same work, not yet done: what a graph's launch makes of a node."""
-        raise NotImplementedError
+        return replace(self, queued_ns=queued_ns, correlation=correlation)
 
     def forget(self) -> None:
         """Let go of other work and of memory: it is done."""
-        self.effect = self.after = None
+        self.after = self.followers = None
         self.behind = ()
-        self.followers = None
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class WaveOp(Op):
-    """Work that takes time on the device, and bandwidth.
+    """Work that takes time on the device, and bandwidth: equal blocks.
 
     Attributes
     ----------
     work_ns
         How long one of its blocks takes when nothing holds it up.
+    nbytes
+        What all of its blocks move in device memory.
     rate
         What a block asks of the memory bandwidth, in units of 1/FULL bytes a ns.
+    left
+        How many blocks have not begun.
     """
 
-    __slots__ = ("commit", "rate", "work_ns")
+    effect: Effect | None
+    blocks: int
+    work_ns: int
+    nbytes: int = 0
+    rate: int = field(init=False)
+    left: int = field(init=False)
+    commit: Callable[[], None] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        name: str,
-        effect: Effect | None,
-        work_ns: int,
-        rate: int,
-    ) -> None:
-        super().__init__(stream, queued_ns, correlation, name, effect)
-        self.work_ns = work_ns
-        self.rate = rate
-        self.commit: Callable[[], None] | None = None
+    def __post_init__(self) -> None:
+        self.rate = self.nbytes * FULL // max(1, self.blocks * self.work_ns)
+        self.left = self.blocks
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class KernelOp(WaveOp):
-    """Equal blocks that need SMs, and move ``nbytes`` together.
+    """Blocks that need SMs.
 
     Attributes
     ----------
-    left
-        How many blocks have no SM yet.
     running
-        The waves that its other blocks are in, until they end; ``None`` before the first.
+        The waves that its blocks are in, until they end; ``None`` before the first.
     released_by
         Who released the SMs that its first blocks got, where it waited for SMs.
     turn
         Its place among those that became ready at the same time.
     """
 
-    __slots__ = ("blocks", "left", "nbytes", "ready_ns", "released_by", "running", "turn")
-
     kind = "kernel"
 
-    def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        name: str,
-        effect: Effect | None,
-        blocks: int,
-        block_ns: int,
-        nbytes: int = 0,
-    ) -> None:
-        rate = nbytes * FULL // max(1, blocks * block_ns)
-        super().__init__(stream, queued_ns, correlation, name, effect, block_ns, rate)
-        self.blocks = self.left = blocks
-        self.nbytes = nbytes
-        self.running: dict[Wave, None] | None = None
-        self.ready_ns = 0
-        self.released_by: tuple[Release, ...] = ()
-        self.turn = 0
-
-    def again(self, queued_ns: int, correlation: int) -> KernelOp:
-        """Return the same kernel, not yet run."""
-        return KernelOp(
-            self.stream, queued_ns, correlation, self.name, self.effect, self.blocks,
-            self.work_ns, self.nbytes,
-        )  # fmt: skip
+    running: dict[Wave, None] | None = field(default=None, init=False)
+    ready_ns: int = field(default=0, init=False)
+    released_by: tuple[Release, ...] = field(default=(), init=False)
+    turn: int = field(default=0, init=False)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class CopyOp(WaveOp):
-    """A transfer that holds one copy engine, and moves ``nbytes`` in device memory."""
-
-    __slots__ = ("engine", "nbytes")
+    """A transfer that holds one copy engine: one block."""
 
     kind = "memcpy"
 
-    def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        name: str,
-        effect: Effect | None,
-        engine: str,
-        duration_ns: int,
-        nbytes: int = 0,
-    ) -> None:
-        rate = nbytes * FULL // max(1, duration_ns)
-        super().__init__(stream, queued_ns, correlation, name, effect, duration_ns, rate)
-        self.engine = engine
-        self.nbytes = nbytes
-
-    def again(self, queued_ns: int, correlation: int) -> CopyOp:
-        """Return the same copy, not yet run."""
-        return CopyOp(
-            self.stream, queued_ns, correlation, self.name, self.effect, self.engine,
-            self.work_ns, self.nbytes,
-        )  # fmt: skip
+    engine: str = field(kw_only=True)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class HostOp(Op):
     """A host function run in stream order.
 
@@ -252,60 +196,45 @@ class HostOp(Op):
         be asked and to call are one step, so that no interrupt makes it two calls or none.
     """
 
-    __slots__ = ("calls", "duration_ns", "function")
-
     kind = "host"
 
-    def __init__(
-        self,
-        stream: SimStream,
-        queued_ns: int,
-        correlation: int,
-        name: str,
-        function: Callable[[], None],
-        duration_ns: int,
-    ) -> None:
-        super().__init__(stream, queued_ns, correlation, name, None)
-        self.function = function
-        self.calls = map(operator.call, (function,))
-        self.duration_ns = duration_ns
+    function: Callable[[], None]
+    duration_ns: int
+    calls: Iterator[None] = field(init=False)
 
-    def again(self, queued_ns: int, correlation: int) -> HostOp:
-        """Return the same call, not yet made."""
-        return HostOp(
-            self.stream, queued_ns, correlation, self.name, self.function, self.duration_ns
-        )
+    def __post_init__(self) -> None:
+        self.calls = map(operator.call, (self.function,))
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Record(Op):
     """An event's record: done when the work before it is."""
 
-    __slots__ = ()
-
     kind = "record"
 
-    def __init__(self, stream: SimStream, queued_ns: int, correlation: int) -> None:
-        super().__init__(stream, queued_ns, correlation, "event.record", None)
+    name: str = field(default="event.record", init=False)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Wait(Op):
     """A stream's wait for one record of an event."""
 
-    __slots__ = ("before",)
-
     kind = "wait"
 
-    def __init__(self, stream: SimStream, queued_ns: int, correlation: int, target: Record) -> None:
-        super().__init__(stream, queued_ns, correlation, "stream.wait", None)
-        self.after = target
-        self.before = stream.last
+    name: str = field(default="stream.wait", init=False)
+    after: Op | None
+    before: Op | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = self.stream.last
 
     def forget(self) -> None:
         """Let go of other work, too."""
-        super().forget()
+        Op.forget(self)
         self.before = None
 
 
+@dataclass(eq=False, repr=False)
 class SimGraph:
     """Captured work, ready to launch.
 
@@ -318,11 +247,11 @@ class SimGraph:
         The latest launch, which the next one follows: a graph never runs beside itself.
     """
 
-    def __init__(self, nodes: Sequence[tuple[Op, Sequence[int]]]) -> None:
-        self.nodes = nodes
-        self.last: GraphOp | None = None
+    nodes: Sequence[tuple[Op, Sequence[int]]]
+    last: GraphOp | None = None
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class GraphOp(Op):
     """The launch of a graph: done when all of its nodes are.
 
@@ -334,22 +263,19 @@ class GraphOp(Op):
         That many of the first nodes are known to be done.
     """
 
-    __slots__ = ("done", "graph", "nodes")
-
     kind = "graph"
 
-    def __init__(
-        self, stream: SimStream, queued_ns: int, correlation: int, graph: SimGraph
-    ) -> None:
-        super().__init__(stream, queued_ns, correlation, "graph", None)
-        self.graph = graph
-        self.after = graph.last
-        self.nodes: list[Op] = []
-        self.done = 0
+    name: str = field(default="graph", init=False)
+    graph: SimGraph
+    nodes: list[Op] = field(default_factory=list, init=False)
+    done: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.after = self.graph.last
 
     def forget(self) -> None:
         """Let go of its nodes, too."""
-        super().forget()
+        Op.forget(self)
         self.nodes = []
 
 
@@ -380,6 +306,7 @@ class Wave:
         self.end_ns = now_ns + op.work_ns
 
 
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class SimStream:
     """A queue of work on some SMs.
 
@@ -401,29 +328,15 @@ class SimStream:
         The capture that what is queued now becomes part of.
     """
 
-    __slots__ = (
-        "__weakref__", "blocking", "capture", "context", "done", "handle", "last", "priority",
-        "sms", "waited",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        handle: int,
-        sms: int,
-        priority: int,
-        *,
-        context: int | None = None,
-        blocking: bool = False,
-    ) -> None:
-        self.handle = handle
-        self.sms = sms
-        self.context = context
-        self.priority = priority
-        self.blocking = blocking
-        self.last: Op | None = None
-        self.done = 0
-        self.waited: tuple[int, ...] = ()
-        self.capture: Capture | None = None
+    handle: int
+    sms: int
+    priority: int
+    context: int | None = None
+    blocking: bool = field(default=False, kw_only=True)
+    last: Op | None = field(default=None, init=False)
+    done: int = field(default=0, init=False)
+    waited: tuple[int, ...] = field(default=(), init=False)
+    capture: Capture | None = field(default=None, init=False)
 
     @property
     def depth(self) -> int:

@@ -118,7 +118,7 @@ class Bench:
     ) -> CopyOp:
         self.count += 1
         return self.submit(
-            CopyOp(stream, at, self.count, "copy", None, engine, duration_ns, nbytes)
+            CopyOp(stream, at, self.count, "copy", None, 1, duration_ns, nbytes, engine=engine)
         )
 
     def record(self, stream: SimStream, event: SimEvent, at: int = START) -> Record:
@@ -572,7 +572,17 @@ def by_the_engine(program: Program, *, eager: bool) -> tuple[dict[int, tuple[int
                 stream, step.at, number, "k", None, step.blocks, step.block_ns, step.nbytes
             )
         elif step.kind == "copy":
-            op = CopyOp(stream, step.at, number, "c", None, step.engine, step.block_ns, step.nbytes)
+            op = CopyOp(
+                stream,
+                step.at,
+                number,
+                "c",
+                None,
+                1,
+                step.block_ns,
+                step.nbytes,
+                engine=step.engine,
+            )
         elif step.kind == "record":
             event = events.setdefault(step.event, SimEvent())
             op = event.record = Record(stream, step.at, number)
@@ -1294,7 +1304,7 @@ def test_a_copy_that_fails_holds_up_nothing(when):
 
     bench = Bench()
     stream = bench.stream()
-    copy = bench.submit(CopyOp(stream, START, 90, "copy", effect, "device to host", 10))
+    copy = bench.submit(CopyOp(stream, START, 90, "copy", effect, 1, 10, engine="device to host"))
     after = bench.copy(stream, "device to host", 5)
     assert bench.times(copy, after) == [(100, 110), (110, 115)]
     assert after.failure is copy.failure

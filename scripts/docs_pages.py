@@ -445,7 +445,7 @@ def profile_page() -> str:
         lines += [f"## {title}", "", f"{inspect.cleandoc(model.__doc__ or '')}", ""]
         lines += ["| field | value | what |", "| --- | --- | --- |"]
         lines += [
-            f"| `{name}` | {allowed(found)} | {model_field.description} |"
+            f"| `{name}` | {allowed(found)} | {' '.join(model_field.description.split())} |"
             for (name, found), model_field in zip(
                 properties.items(), model.model_fields.values(), strict=True
             )

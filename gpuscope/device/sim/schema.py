@@ -29,62 +29,70 @@ _MOST_SMS = 4096
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class DeviceLayout(_Part):
     """The GPU."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="the device's name")
-    quantum_sm_count: SmCount = Field(
-        description="SMs of the smallest group that the driver splits off"
-    )
-    quanta: SmCount = Field(description="how many such groups there are")
-    remainder_sm_count: Annotated[int, Field(ge=0, le=4096)] = Field(
-        description="SMs that the driver keeps apart; they hold no cluster of four blocks"
-    )
+    name: Annotated[str, Field(min_length=1)]
+    """the device's name"""
+    quantum_sm_count: SmCount
+    """SMs of the smallest group that the driver splits off"""
+    quanta: SmCount
+    """how many such groups there are"""
+    remainder_sm_count: Annotated[int, Field(ge=0, le=4096)]
+    """SMs that the driver keeps apart; they hold no cluster of four blocks"""
     compute_capability: tuple[
         Annotated[int, Field(ge=1, le=999)], Annotated[int, Field(ge=0, le=999)]
-    ] = Field(description="major, minor")
-    memory_bytes: PositiveInt = Field(description="bytes of device memory")
+    ]
+    """major, minor"""
+    memory_bytes: PositiveInt
+    """bytes of device memory"""
 
 
 class Measured(_Part):
     """Where the figures come from."""
 
-    driver: str = Field(description="driver that the measurements ran on")
-    software: str = Field(description="libraries, with versions")
-    source: str = Field(description="how durations were measured, on what")
-    shapes: PositiveInt = Field(description="GEMM shapes in the fit")
-    rows: PositiveInt = Field(description="measured GEMM times in the fit")
+    driver: str
+    """driver that the measurements ran on"""
+    software: str
+    """libraries, with versions"""
+    source: str
+    """how durations were measured, on what"""
+    shapes: PositiveInt
+    """GEMM shapes in the fit"""
+    rows: PositiveInt
+    """measured GEMM times in the fit"""
 
 
 class HostCosts(_Part):
     """Costs of calls and overheads around kernels."""
 
-    launch_call_ns: PositiveInt = Field(description="host cost of launching an empty kernel")
-    gemm_call_ns: PositiveInt = Field(description="host cost of one GEMM through the library")
-    event_record_call_ns: PositiveInt = Field(description="host cost of one event record")
-    stream_wait_call_ns: PositiveInt = Field(description="host cost of one stream wait")
-    query_call_ns: PositiveInt = Field(
-        description="host cost of asking whether an event is done, with the loop around it"
-    )
-    synchronize_return_ns: PositiveInt = Field(
-        description="from completion to the host's return from a wait"
-    )
-    launch_latency_ns: PositiveInt = Field(
-        description="from the launch call's end to the first block, idle stream"
-    )
-    kernel_gap_ns: PositiveInt = Field(description="between two queued kernels of one stream")
-    create_stream_call_ns: PositiveInt = Field(
-        description="host cost of making a stream in a green context"
-    )
-    create_partition_call_ns: PositiveInt = Field(
-        description="host cost of making one green context"
-    )
-    device_copy_bytes_per_us: PositiveInt = Field(
-        description="device to device, read and write counted"
-    )
+    launch_call_ns: PositiveInt
+    """host cost of launching an empty kernel"""
+    gemm_call_ns: PositiveInt
+    """host cost of one GEMM through the library"""
+    event_record_call_ns: PositiveInt
+    """host cost of one event record"""
+    stream_wait_call_ns: PositiveInt
+    """host cost of one stream wait"""
+    query_call_ns: PositiveInt
+    """host cost of asking whether an event is done, with the loop around it"""
+    synchronize_return_ns: PositiveInt
+    """from completion to the host's return from a wait"""
+    launch_latency_ns: PositiveInt
+    """from the launch call's end to the first block, idle stream"""
+    kernel_gap_ns: PositiveInt
+    """between two queued kernels of one stream"""
+    create_stream_call_ns: PositiveInt
+    """host cost of making a stream in a green context"""
+    create_partition_call_ns: PositiveInt
+    """host cost of making one green context"""
+    device_copy_bytes_per_us: PositiveInt
+    """device to device, read and write counted"""
 
 
 class Transfers(_Part):
@@ -94,12 +102,18 @@ class Transfers(_Part):
     Pageable memory is staged by the driver, which these times include as far as the GPU waits.
     """
 
-    pinned_host_to_device: Times = Field(description="from page-locked memory")
-    pinned_device_to_host: Times = Field(description="to page-locked memory")
-    pageable_host_to_device: Times = Field(description="from other host memory")
-    pageable_device_to_host: Times = Field(description="to other host memory")
-    device_to_device: Times = Field(description="inside device memory")
-    memset: Times = Field(description="clearing device memory")
+    pinned_host_to_device: Times
+    """from page-locked memory"""
+    pinned_device_to_host: Times
+    """to page-locked memory"""
+    pageable_host_to_device: Times
+    """from other host memory"""
+    pageable_device_to_host: Times
+    """to other host memory"""
+    device_to_device: Times
+    """inside device memory"""
+    memset: Times
+    """clearing device memory"""
 
     @field_validator("*")
     @classmethod
@@ -113,99 +127,109 @@ class Transfers(_Part):
 class CopyTimes(_Part):
     """An element-wise copy kernel: launch + bytes / rate, read and write counted."""
 
-    launch_us: PositiveFloat = Field(description="time of a copy of nothing")
-    sm_bytes_per_us: PositiveFloat = Field(description="what one SM moves")
-    bytes_per_us: PositiveFloat = Field(description="what memory delivers to this kernel")
-    sharpness: Exponent = Field(description="how suddenly the first bound gives way to the second")
+    launch_us: PositiveFloat
+    """time of a copy of nothing"""
+    sm_bytes_per_us: PositiveFloat
+    """what one SM moves"""
+    bytes_per_us: PositiveFloat
+    """what memory delivers to this kernel"""
+    sharpness: Exponent
+    """how suddenly the first bound gives way to the second"""
 
 
 class KernelTimes(_Part):
     """Constants of the time of one kind of GEMM kernels; 1 where one does not apply."""
 
-    persistent: bool = Field(
-        description="the grid is at most the SMs that the library believes in; blocks loop"
-    )
-    vector: bool = Field(
-        description="where m or n is 1 another kernel runs, which only moves memory"
-    )
-    tflop_per_s: PositiveFloat = Field(
-        description="best rate of the whole GPU that was measured, power cap and all: no GEMM "
-        "is simulated faster"
-    )
-    sm_tflop_per_s: PositiveFloat = Field(description="the same of one SM, on any number")
-    launch_us: PositiveFloat = Field(description="time of a kernel that does nothing")
-    block_us: PositiveFloat = Field(description="start and end of one block")
-    latency_us: PositiveFloat = Field(description="of one block alone, per step of one along k")
-    multiply_us: PositiveFloat = Field(
-        description="one SM's time per element of the tile and step along k"
-    )
-    load_us: PositiveFloat = Field(
-        description="one SM's time per row and column of the tile and step along k"
-    )
-    store_us: PositiveFloat = Field(description="one SM's time per element of the tile, once")
-    misaligned: Exponent = Field(
-        description="factor on multiplying and loading where rows are not aligned to 16 bytes"
-    )
-    sharpness: Exponent = Field(
-        description="exponent of the soft maximum; 1 adds latency, work and memory up"
-    )
-    sm_bytes_per_us: PositiveFloat = Field(description="what one SM gets from L2 and memory")
-    bytes_per_us: PositiveFloat = Field(description="what L2 and memory deliver to all SMs")
-    wave_rounding: Share = Field(description="how much of the last wave's length counts in full")
-    held_rounding: Share = Field(
-        description="the same for the waiting of kernels of whose blocks one SM holds several"
-    )
-    late_rounds: NonNegativeFloat = Field(
-        description="tiles that a persistent kernel's last blocks work on after all others, "
-        "where it found fewer SMs than it has blocks"
-    )
-    reduce_us: PositiveFloat = Field(description="the second kernel of split-K, without its bytes")
+    persistent: bool
+    """the grid is at most the SMs that the library believes in; blocks loop"""
+    vector: bool
+    """where m or n is 1 another kernel runs, which only moves memory"""
+    tflop_per_s: PositiveFloat
+    """best rate of the whole GPU that was measured, power cap and all: no GEMM is simulated
+    faster"""
+    sm_tflop_per_s: PositiveFloat
+    """the same of one SM, on any number"""
+    launch_us: PositiveFloat
+    """time of a kernel that does nothing"""
+    block_us: PositiveFloat
+    """start and end of one block"""
+    latency_us: PositiveFloat
+    """of one block alone, per step of one along k"""
+    multiply_us: PositiveFloat
+    """one SM's time per element of the tile and step along k"""
+    load_us: PositiveFloat
+    """one SM's time per row and column of the tile and step along k"""
+    store_us: PositiveFloat
+    """one SM's time per element of the tile, once"""
+    misaligned: Exponent
+    """factor on multiplying and loading where rows are not aligned to 16 bytes"""
+    sharpness: Exponent
+    """exponent of the soft maximum; 1 adds latency, work and memory up"""
+    sm_bytes_per_us: PositiveFloat
+    """what one SM gets from L2 and memory"""
+    bytes_per_us: PositiveFloat
+    """what L2 and memory deliver to all SMs"""
+    wave_rounding: Share
+    """how much of the last wave's length counts in full"""
+    held_rounding: Share
+    """the same for the waiting of kernels of whose blocks one SM holds several"""
+    late_rounds: NonNegativeFloat
+    """tiles that a persistent kernel's last blocks work on after all others, where it found
+    fewer SMs than it has blocks"""
+    reduce_us: PositiveFloat
+    """the second kernel of split-K, without its bytes"""
 
 
 class Choice(_Part):
     """Habits of the library in choosing among kernels, beside taking the fastest."""
 
-    split_k_at_least: PositiveInt = Field(description="each split of k is at least so long")
-    split_side_at_least: PositiveInt = Field(
-        description="a split kernel's tile has sides at least so long, or as long as the result's"
-    )
-    split_below_blocks: Annotated[int, Field(ge=0, le=10**15)] = Field(
-        description="products of which the smallest tile makes fewer blocks go to a split kernel "
-        "in any case, unless the library was told an SM count"
-    )
-    blocks_at_most: PositiveInt = Field(description="blocks of a split kernel")
-    crowding: NonNegativeFloat = Field(
-        description="cost of a grid that nearly fills the GPU: a factor per share above the next"
-    )
-    crowded_from: Share = Field(description="share of the SMs from which a grid is crowded")
+    split_k_at_least: PositiveInt
+    """each split of k is at least so long"""
+    split_side_at_least: PositiveInt
+    """a split kernel's tile has sides at least so long, or as long as the result's"""
+    split_below_blocks: Annotated[int, Field(ge=0, le=10**15)]
+    """products of which the smallest tile makes fewer blocks go to a split kernel in any case,
+    unless the library was told an SM count"""
+    blocks_at_most: PositiveInt
+    """blocks of a split kernel"""
+    crowding: NonNegativeFloat
+    """cost of a grid that nearly fills the GPU: a factor per share above the next"""
+    crowded_from: Share
+    """share of the SMs from which a grid is crowded"""
 
 
 class GemmKernels(_Part):
     """Kernels for operands of one alignment."""
 
-    alignment: Literal[16, 8, 4, 2] = Field(
-        description="bytes to which rows must be aligned; the first kind that fits is taken"
-    )
-    tiles: Annotated[list[Tile], Field(min_length=1, max_length=1000)] = Field(
-        description="rows, columns, step along k, blocks that one SM holds"
-    )
-    times: KernelTimes = Field(description="constants of the time")
-    choice: Choice = Field(description="habits of the library")
+    alignment: Literal[16, 8, 4, 2]
+    """bytes to which rows must be aligned; the first kind that fits is taken"""
+    tiles: Annotated[list[Tile], Field(min_length=1, max_length=1000)]
+    """rows, columns, step along k, blocks that one SM holds"""
+    times: KernelTimes
+    """constants of the time"""
+    choice: Choice
+    """habits of the library"""
 
 
 class ProfileFile(_Part):
     """A whole GPU profile."""
 
-    schema_version: Literal[3] = Field(alias="schema", description="version of this schema")
-    name: Annotated[str, Field(min_length=1)] = Field(description="what follows `sim:`")
-    device: DeviceLayout = Field(description="the GPU")
-    measured: Measured = Field(description="where the figures come from")
-    constants: HostCosts = Field(description="host costs and overheads")
-    transfers: Transfers = Field(description="copies and memsets")
-    copy_kernel: CopyTimes = Field(alias="copy", description="the element-wise copy kernel")
-    gemm: dict[Dtype, Annotated[list[GemmKernels], Field(min_length=1)]] = Field(
-        description="kinds of GEMM kernels by dtype, from the strictest alignment to the loosest"
-    )
+    schema_version: Literal[3] = Field(alias="schema")
+    """version of this schema"""
+    name: Annotated[str, Field(min_length=1)]
+    """what follows `sim:`"""
+    device: DeviceLayout
+    """the GPU"""
+    measured: Measured
+    """where the figures come from"""
+    constants: HostCosts
+    """host costs and overheads"""
+    transfers: Transfers
+    """copies and memsets"""
+    copy_kernel: CopyTimes = Field(alias="copy")
+    """the element-wise copy kernel"""
+    gemm: dict[Dtype, Annotated[list[GemmKernels], Field(min_length=1)]]
+    """kinds of GEMM kernels by dtype, from the strictest alignment to the loosest"""
 
     @field_validator("device")
     @classmethod

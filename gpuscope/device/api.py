@@ -87,13 +87,13 @@ class Capabilities:
     (False, 'a CPU has no SMs: ...')
     """
 
-    streams: bool
-    partitions: bool
-    partition_path: str | None
-    arbitrary_split: bool
-    stream_ordered_memory: bool
-    compile_source: bool
-    graphs: bool
+    streams: bool = False
+    partitions: bool = False
+    partition_path: str | None = None
+    arbitrary_split: bool = False
+    stream_ordered_memory: bool = False
+    compile_source: bool = False
+    graphs: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def require(self, name: str, *, feature: str) -> None:

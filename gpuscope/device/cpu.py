@@ -75,13 +75,6 @@ class CpuBackend(Backend):
             ("streams", "arbitrary_split", "stream_ordered_memory", "graphs"), _NO_STREAMS
         )
         self.capabilities = Capabilities(
-            streams=False,
-            partitions=False,
-            partition_path=None,
-            arbitrary_split=False,
-            stream_ordered_memory=False,
-            compile_source=False,
-            graphs=False,
             reasons={
                 **reasons,
                 "partitions": "a CPU has no SMs: open a CUDA device with a driver of CUDA 12.4 or "

@@ -39,7 +39,7 @@ def test_it_takes_less_than_three_minutes(calibrated):
 def test_the_profile_is_of_this_gpu(gpu, calibrated):
     profile = Profile.read(calibrated[0].path)
     assert profile.layout == gpu.backend.layout
-    assert profile.driver == gpu.info.driver
+    assert profile.file.measured.driver == gpu.info.driver
     simulated = gs.open_device(f"sim:{calibrated[0].path}", quiet=True)
     assert simulated.sm_count == gpu.sm_count
     assert simulated.info.name == f"{gpu.info.name} (simulated)"

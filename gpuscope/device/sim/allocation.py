@@ -16,7 +16,7 @@ from gpuscope.device.raw import Memory, NativeArray, Places, RawMemory, Shape
 from gpuscope.device.sim.assumed import PAGEABLE_BYTES_PER_US, STAGED_AT_ONCE_BYTES
 from gpuscope.device.sim.host import Pace, SimHost
 from gpuscope.device.sim.memory import Buffer, SimArray, Version, Write, c_steps
-from gpuscope.device.sim.ops import CopyOp, Effect, Op, SimStream
+from gpuscope.device.sim.ops import CopyOp, Effect, SimStream
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
 
@@ -55,7 +55,7 @@ class SimMemory(SimHost):
 
     def _require_room(self, nbytes: int) -> None:
         """Raise unless the GPU has room for more; counts what is held only where it must."""
-        most = self.profile.memory_bytes
+        most = self.info.memory_bytes
         if self._taken_bytes + nbytes > most:
             for need in [need for need in self._free if not isinstance(need, int)]:
                 del self._free[need]
@@ -187,109 +187,54 @@ class SimMemory(SimHost):
         Pageable memory is staged on the way, and the host waits as CUDA lets it: for small
         memory on its way up not at all, else until the copy is done.
         """
-        to_device = isinstance(destination, SimArray)
-        if not to_device and not isinstance(source, SimArray):
-            self._copy_on_host(stream, destination, source, correlation)
-            return
-        if to_device and isinstance(source, SimArray):
-            duration_ns = self.profile.transfer_ns("device_to_device", source.nbytes)
-            # Small copies stay in the cache: alone, none takes longer than was measured.
-            most = self._cost["device_copy_bytes_per_us"] * duration_ns // 1000
-            effect: Effect = Write(destination, (source,), lambda values: values)
-            self._queue_copy(
-                stream, correlation, effect, "device", duration_ns, min(2 * source.nbytes, most)
-            )
-            return
-        nbytes = int(source.nbytes)
-        pinned = pinned_block(source if to_device else destination) is not None
+        to_device, from_device = (isinstance(one, SimArray) for one in (destination, source))
+        on_host = [array for array in (destination, source) if not isinstance(array, SimArray)]
+        pinned = all(pinned_block(array) is not None for array in on_host)
+        nbytes = moved = int(source.nbytes)
+        staging_ns = -(-nbytes * 1000 // PAGEABLE_BYTES_PER_US)
         staged_at_once = to_device and nbytes <= STAGED_AT_ONCE_BYTES
-        memory = "pinned" if pinned else "pageable"
-        way = "host_to_device" if to_device else "device_to_host"
-        duration_ns = self.profile.transfer_ns(f"{memory}_{way}", nbytes)
-        if to_device:
-            engine = "host to device"
-            at_once = staged_at_once and not pinned and stream.capture is None
-            effect = _upload(destination, np.array(source) if at_once else by_address(source))
+        if to_device and from_device:
+            engine, duration_ns = "device", self.profile.transfer_ns("device_to_device", nbytes)
+            # Small copies stay in the cache: alone, none takes longer than was measured.
+            moved = min(2 * nbytes, self._cost["device_copy_bytes_per_us"] * duration_ns // 1000)
+            effect: Effect = Write(destination, (source,), lambda values: values)
         else:
-            engine = "device to host"
-            effect = _download(by_address(destination), source)
-        op = self._queue_copy(stream, correlation, effect, engine, duration_ns, nbytes)
-        if pinned or stream.capture is not None:
-            return
-        with self._lock:
-            if staged_at_once:
-                self._advance(self._host_ns + _duration_ns(nbytes, PAGEABLE_BYTES_PER_US))
+            if to_device or from_device:
+                engine = "host to device" if to_device else "device to host"
+                way = f"{'pinned' if pinned else 'pageable'}_{engine.replace(' ', '_')}"
+                duration_ns = self.profile.transfer_ns(way, nbytes)
             else:
-                self._wait_for(op)
-
-    def _copy_on_host(
-        self, stream: SimStream, destination: NativeArray, source: NativeArray, correlation: int
-    ) -> None:
-        duration_ns = _duration_ns(source.nbytes, PAGEABLE_BYTES_PER_US)
-        effect = _copied(by_address(destination), by_address(source))
-        op = self._queue_copy(stream, correlation, effect, "host", duration_ns, 0)
-        pinned = None not in (pinned_block(source), pinned_block(destination))
-        if not pinned and stream.capture is None:
-            with self._lock:
-                self._wait_for(op)
-
-    def _queue_copy(
-        self,
-        stream: SimStream,
-        correlation: int,
-        effect: Effect,
-        engine: str,
-        duration_ns: int,
-        nbytes: int,
-    ) -> Op:
+                engine, duration_ns, moved = "host", staging_ns, 0
+            at_once = staged_at_once and not pinned and stream.capture is None
+            effect = _copied(_unheld(destination), np.array(source) if at_once else _unheld(source))
         op = CopyOp(
-            stream, 0, correlation, f"copy {engine}", effect, 1, duration_ns, nbytes, engine=engine
+            stream, 0, correlation, f"copy {engine}", effect, 1, duration_ns, moved, engine=engine
         )
         with self._lock:
             self._queue(op, self._cost["launch_call_ns"])
-        return op
+            if pinned or stream.capture is not None:
+                return
+            if staged_at_once:
+                self._advance(self._host_ns + staging_ns)
+            else:
+                self._wait_for(op)
 
 
-def _duration_ns(nbytes: int, bytes_per_us: int) -> int:
-    """Return how long bytes take at a rate, never less."""
-    return -(-nbytes * 1000 // bytes_per_us)
+def _unheld(array: NativeArray) -> NativeArray:
+    """Return an array as work sees it: it keeps no memory from being given out."""
+    return array.bare if isinstance(array, SimArray) else by_address(array)
 
 
-def _upload(destination: SimArray, source: Array) -> Effect:
-    """Return an effect that takes the host's values when the copy starts."""
-    destination = destination.bare
+def _copied(destination: NativeArray, source: NativeArray) -> Effect:
+    """Return an effect that writes the values of when the copy starts, from or to the host."""
 
     def start() -> Callable[[], None]:
+        if isinstance(source, SimArray):
+            version = source.buffer.version
+            return lambda: np.copyto(destination, source.view_of(version.value()), casting="unsafe")
         kept = np.array(source)
-        return Write(destination, (), lambda: kept)()
-
-    return start
-
-
-def _copied(destination: Array, source: Array) -> Effect:
-    """Return an effect that writes the host's values of when the copy started."""
-
-    def start() -> Callable[[], None]:
-        kept = np.array(source)
-
-        def end() -> None:
-            destination[...] = kept
-
-        return end
-
-    return start
-
-
-def _download(destination: Array, source: SimArray) -> Effect:
-    """Return an effect that gives the host the values of when the copy started."""
-    source = source.bare
-
-    def start() -> Callable[[], None]:
-        version = source.buffer.version
-
-        def end() -> None:
-            destination[...] = source.view_of(version.value())
-
-        return end
+        if isinstance(destination, SimArray):
+            return Write(destination, (), lambda: kept)()
+        return lambda: np.copyto(destination, kept, casting="unsafe")
 
     return start

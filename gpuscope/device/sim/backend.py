@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,6 @@ from gpuscope.device.raw import GrantedPartition, KernelArgs, MatmulPlan, Operan
 from gpuscope.device.sim.allocation import SimMemory
 from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS, HOST_FUNCTION_NS
 from gpuscope.device.sim.capture import Capture, refusal
-from gpuscope.device.sim.host import Pace
 from gpuscope.device.sim.memory import SimArray, Write
 from gpuscope.device.sim.ops import GraphOp, HostOp, Record, SimEvent, SimGraph, SimStream, Wait
 from gpuscope.device.stream import Stream
@@ -45,10 +45,6 @@ class SimBackend(SimMemory):
         ``"none"``: a wait ends at once. ``"real"``: the virtual clock never runs ahead of
         the wall clock, so that live views and Stop mean something.
     """
-
-    def __init__(self, profile: str = "h200", *, pace: Pace = "none") -> None:
-        super().__init__(profile, pace=pace)
-        self._contexts = itertools.count(2)
 
     # -- partitions -------------------------------------------------------------------
     def _mask(self, parts: Sequence[int]) -> int:
@@ -187,7 +183,7 @@ class SimBackend(SimMemory):
             elif event.record is None:
                 self._advance(self._host_ns + cost_ns)
             elif stream.capture is not None:
-                raise stream.capture.isolate()
+                raise stream.capture.refuse("the stream cannot wait", "StreamCaptureIsolation")
             else:
                 record = event.record
                 self._queue(Wait(stream, 0, record.correlation, record), cost_ns)
@@ -212,14 +208,17 @@ class SimBackend(SimMemory):
 
     def elapsed_ns(self, start: SimEvent, end: SimEvent) -> int:
         """Virtual ns between two records."""
+        times_ns: list[int] = []
         with self._lock:
             for event in (start, end):
                 self._require_not_captured(event, "the time between two events cannot be read")
-                if event.record is None or event.record.done_ns is None:
+                done_ns = None if event.record is None else event.record.done_ns
+                if done_ns is None:
                     raise StreamError(
                         "elapsed_ns needs two events that are recorded and done: synchronize first"
                     )
-            return _done_ns(end) - _done_ns(start)
+                times_ns.append(done_ns)
+            return times_ns[1] - times_ns[0]
 
     # -- graphs -----------------------------------------------------------------------
     def begin_capture(self, stream: Stream) -> None:
@@ -229,8 +228,8 @@ class SimBackend(SimMemory):
             if raw is self.engine.legacy or raw.capture is not None:
                 raise refusal("the stream cannot be captured", "StreamCaptureUnsupported")
             capture = Capture(raw, self.process_and_thread()[1])
-            self._captures = [*(one for one in self._captures if one.is_on), capture]
-            capture.begin()
+            self._captures = [*(other for other in self._captures if other.is_on), capture]
+            raw.capture = capture
 
     def end_capture(self, stream: Stream) -> SimGraph:
         """End it; returns the graph."""
@@ -332,19 +331,9 @@ class SimBackend(SimMemory):
             self._queue(op, self._cost["launch_call_ns"])
 
 
-def _done_ns(event: SimEvent) -> int:
-    assert event.record is not None  # noqa: S101 - the caller checked
-    assert event.record.done_ns is not None  # noqa: S101 - the caller checked
-    return event.record.done_ns
+def _product(accumulator: str, left: Array, right: Array) -> Array:
+    """Multiply matrices; who writes the product rounds it."""
+    return np.asarray(left.astype(accumulator) @ right.astype(accumulator))
 
 
-def _product_in(work: str) -> Callable[..., Array]:
-    """Return a matrix product that accumulates in one type; who writes it rounds it."""
-
-    def product(left: Array, right: Array) -> Array:
-        return np.asarray(left.astype(work) @ right.astype(work))
-
-    return product
-
-
-_PRODUCTS = {name: _product_in(dtype.accumulator) for name, dtype in DTYPES.items()}
+_PRODUCTS = {name: partial(_product, dtype.accumulator) for name, dtype in DTYPES.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gpuscope.device.sim.ops import Op, SimEvent, SimGraph, SimStream
 from gpuscope.errors import StreamError
 
@@ -35,8 +33,8 @@ class Capture:
     thread
         Who began it: calls of this thread that would wait for the device are refused.
 
-    It begins with :meth:`begin`. An interrupt leaves it begun or not, and :meth:`end` can be
-    called again where one struck it.
+    It begins when it is its origin's ``capture``. An interrupt leaves it begun or not, and
+    :meth:`end` can be called again where one struck it.
     """
 
     def __init__(self, origin: SimStream, thread: int) -> None:
@@ -52,15 +50,12 @@ class Capture:
         """Whether it has begun and not ended."""
         return self._origin.capture is self
 
-    def begin(self) -> None:
-        """Let what is queued on the stream become part of it."""
-        self._origin.capture = self
-
     def invalidate(self) -> None:
         """Let its end fail: something in it was refused."""
         self._valid = False
 
-    def _fail(self, what: str, reason: str) -> StreamError:
+    def refuse(self, what: str, reason: str = "StreamCaptureUnsupported") -> StreamError:
+        """Return the error of a call that a capture forbids, and that spoils it."""
         self.invalidate()
         return refusal(what, reason)
 
@@ -88,42 +83,26 @@ class Capture:
             raise refusal(what, "CapturedEvent")
         if stream.capture is not None and stream.capture is not self:
             stream.capture.invalidate()
-            raise self._fail(what, "StreamCaptureMerge")
+            raise self.refuse(what, "StreamCaptureMerge")
         tail = event.captured[1] if event.captured is not None else frozenset()
         self._tails[stream] = self._tails.get(stream, frozenset()) | tail
         stream.capture = self
-
-    def isolate(self) -> StreamError:
-        """Return the error of waiting for work that is not captured."""
-        return self._fail("the stream cannot wait", "StreamCaptureIsolation")
-
-    def refuse(self, what: str) -> StreamError:
-        """Return the error of a call that a capture forbids."""
-        return self._fail(what, "StreamCaptureUnsupported")
 
     def end(self, stream: SimStream) -> SimGraph:
         """End it where it began, all that joined being joined again; returns its graph."""
         what = "the capture failed"
         if stream is not self._origin:
-            raise self._fail(what, "StreamCaptureUnmatched")
+            raise self.refuse(what, "StreamCaptureUnmatched")
         self._over = True
         for joined in reversed(self._tails):  # its origin last: until then it is on
             joined.capture = None
         self._require_valid(what)
-        reached: set[int] = set()
-        self._reach(self._tails[stream], reached)
-        if any(self._unjoined(tail, reached) for tail in self._tails.values()):
-            raise refusal(what, "StreamCaptureUnjoined")
-        return SimGraph(self._nodes)
-
-    def _unjoined(self, tail: Iterable[int], reached: set[int]) -> bool:
-        return any(node not in reached for node in tail)
-
-    def _reach(self, tail: Iterable[int], reached: set[int]) -> None:
-        """Add all nodes that ``tail`` follows, itself included."""
-        pending = list(tail)
-        while pending:
+        pending, reached = list(self._tails[stream]), set[int]()
+        while pending:  # go back over all that the stream's last work follows
             node = pending.pop()
             if node not in reached:
                 reached.add(node)
                 pending.extend(self._nodes[node][1])
+        if not all(map(reached.issuperset, self._tails.values())):
+            raise refusal(what, "StreamCaptureUnjoined")
+        return SimGraph(self._nodes)

@@ -45,8 +45,7 @@ class SimHost(Backend):
         self.profile = Profile.load(profile)
         self.layout = self.profile.layout
         self._all_sms = (1 << self.layout.sm_count) - 1
-        constants = self.profile.constants
-        self._cost = constants
+        self._cost = constants = self.profile.constants
         self.engine = Engine(
             self._all_sms,
             launch_latency_ns=constants["launch_latency_ns"],
@@ -58,20 +57,22 @@ class SimHost(Backend):
         self._started_wall_ns = time.monotonic_ns()
         self._lock = free_in_children(threading.RLock())
         self._streams: dict[int, SimStream] = {}
+        self._contexts = itertools.count(2)
         self._threads = itertools.count(1)
         self._of_thread = threading.local()  # its number, and its default stream
         self._defaults: weakref.WeakValueDictionary[int, SimStream] = weakref.WeakValueDictionary()
         self._captures: list[Capture] = []
+        gpu = self.profile.file.device
         self.info = DeviceInfo(
             key=f"sim:{self.profile.key}",
             kind="sim",
             index=0,
-            name=f"{self.profile.device_name} (simulated)",
+            name=f"{gpu.name} (simulated)",
             uuid=f"SIM-{self.profile.key}",
             sm_count=self.layout.sm_count,
-            compute_capability=self.profile.compute_capability,
-            memory_bytes=self.profile.memory_bytes,
-            driver=f"simulated from measurements with driver {self.profile.driver}",
+            compute_capability=gpu.compute_capability,
+            memory_bytes=gpu.memory_bytes,
+            driver=f"simulated from measurements with driver {self.profile.file.measured.driver}",
             launch_latency_ns=constants["launch_latency_ns"],
             kernel_gap_ns=constants["kernel_gap_ns"],
         )
@@ -79,9 +80,7 @@ class SimHost(Backend):
             streams=True,
             partitions=True,
             partition_path="simulated",
-            arbitrary_split=False,
             stream_ordered_memory=True,
-            compile_source=False,
             graphs=True,
             reasons={
                 "arbitrary_split": "the simulated driver splits as 12.4 to 13.0 do; 13.1 or newer "
@@ -156,7 +155,11 @@ class SimHost(Backend):
     def _require_no_capture(self, what: str) -> None:
         """Refuse a wait for the device on a thread that captures."""
         thread = self.process_and_thread()[1]
-        refused = [one.refuse(what) for one in self._captures if one.is_on and one.thread == thread]
+        refused = [
+            capture.refuse(what)
+            for capture in self._captures
+            if capture.is_on and capture.thread == thread
+        ]
         if refused:
             raise refused[0]
 
@@ -168,10 +171,9 @@ class SimHost(Backend):
     def _wait_for(self, op: Op | None) -> None:
         """Let the host wait for work; what that raised, or what it follows did, is raised here."""
         self._returned(self.engine.run_until_done(op))
-        if op is not None and op.failure is not None:
-            first = op.failure.first()
-            if first is not None:
-                first.tell()
+        failure = None if op is None or op.failure is None else op.failure.first()
+        if failure is not None:
+            failure.tell()
 
     def _wait_for_all(self) -> None:
         """Wait for all work; what some of it raised is left for who asks about that work."""

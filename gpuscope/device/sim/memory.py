@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from gpuscope._types import Array, DType
 from gpuscope.device.memory import Block
+from gpuscope.device.raw import Shape
 from gpuscope.errors import InvalidOperand
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ class Version:
             if version._value is not None:
                 pending.pop()
                 continue
-            missing = [one for one in version._inputs if one._value is None]
+            missing = [source for source in version._inputs if source._value is None]
             if missing:
                 pending.extend(missing)
                 continue
             assert version._compute is not None  # noqa: S101 - no value yet, so it is there
-            version._value = version._compute(*(one._value for one in version._inputs))
+            version._value = version._compute(*(source._value for source in version._inputs))
             version._compute, version._inputs = None, ()
             pending.pop()
         assert self._value is not None  # noqa: S101 - the loop ends with it
@@ -111,8 +112,8 @@ class SimArray:
         self,
         owner: SimMemory,
         buffer: Buffer,
-        shape: tuple[int, ...],
-        steps: tuple[int, ...],
+        shape: Shape,
+        steps: Shape,
         offset: int = 0,
         dtype: DType | None = None,
         block: Block | None = None,
@@ -155,10 +156,14 @@ class SimArray:
     @property
     def T(self) -> SimArray:  # noqa: N802 - NumPy's name
         """The transposed view."""
-        return SimArray(
-            self.owner, self.buffer, self.shape[::-1], self.steps[::-1], self.offset, self.dtype,
-            self.block,
-        )  # fmt: skip
+        return self._part(self.shape[::-1], self.steps[::-1], self.offset)
+
+    def _part(
+        self, shape: Shape, steps: Shape, offset: int, dtype: DType | None = None
+    ) -> SimArray:
+        """Return a view of the same memory."""
+        dtype = self.dtype if dtype is None else dtype
+        return SimArray(self.owner, self.buffer, shape, steps, offset, dtype, self.block)
 
     def view(self, dtype: DType) -> SimArray:
         """See the same bytes as one dimension of another dtype; of an array in C order only."""
@@ -171,17 +176,13 @@ class SimArray:
                 f"multiple of {dtype.itemsize}"
             )
         shape = (self.nbytes // dtype.itemsize,)
-        return SimArray(
-            self.owner, self.buffer, shape, (1,), first // dtype.itemsize, dtype, self.block
-        )
+        return self._part(shape, (1,), first // dtype.itemsize, dtype)
 
-    def reshape(self, shape: tuple[int, ...]) -> SimArray:
+    def reshape(self, shape: Shape) -> SimArray:
         """See an array in C order in another shape of as many elements."""
         if self.steps != c_steps(self.shape) or math.prod(shape) != self.size:
             raise InvalidOperand(f"{self!r} cannot be seen in shape {shape}")
-        return SimArray(
-            self.owner, self.buffer, shape, c_steps(shape), self.offset, self.dtype, self.block
-        )
+        return self._part(shape, c_steps(shape), self.offset)
 
     def __getitem__(self, key: Index) -> SimArray:
         keys = key if isinstance(key, tuple) else (key,)
@@ -203,9 +204,7 @@ class SimArray:
                 offset += (part % size) * stride
             else:
                 raise InvalidOperand(f"simulated arrays take slices and integers, not {part!r}")
-        return SimArray(
-            self.owner, self.buffer, tuple(shape), tuple(strides), offset, self.dtype, self.block
-        )
+        return self._part(tuple(shape), tuple(strides), offset)
 
     def __setitem__(self, key: Index, value: npt.ArrayLike | SimArray) -> None:
         """Write values, as CuPy does: on the legacy default stream, without waiting."""
@@ -228,7 +227,7 @@ class SimArray:
         return f"SimArray(shape={self.shape}, dtype={self.dtype.name}; values: to_host())"
 
 
-def c_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+def c_steps(shape: Shape) -> Shape:
     """Strides of a C-ordered array, in elements."""
     strides: list[int] = []
     step = 1

@@ -89,45 +89,15 @@ class Profile:
         key = f"{file.name}-{hashlib.sha256(text).hexdigest()[:12]}"
         return _read.setdefault(key, cls(file, key))
 
-    @property
-    def name(self) -> str:
-        """The profile's name."""
-        return self.file.name
-
-    @property
-    def device_name(self) -> str:
-        """The GPU's name."""
-        return self.file.device.name
-
     @cached_property
     def layout(self) -> SmLayout:
         """The parts into which the driver splits the SMs."""
-        device = self.file.device
-        return SmLayout(device.quantum_sm_count, device.quanta, device.remainder_sm_count)
-
-    @property
-    def compute_capability(self) -> tuple[int, int]:
-        """Major and minor."""
-        return self.file.device.compute_capability
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of device memory."""
-        return self.file.device.memory_bytes
-
-    @property
-    def driver(self) -> str:
-        """Driver of the measurements."""
-        return self.file.measured.driver
+        return self.file.device.layout
 
     @cached_property
     def constants(self) -> dict[str, int]:
         """Host costs and overheads: ns where the name ends in ``_ns``."""
         return self.file.constants.model_dump()
-
-    @cached_property
-    def _gemm(self) -> dict[str, list[GemmKernels]]:
-        return dict(self.file.gemm.items())
 
     # -- GEMM -------------------------------------------------------------------------
     def gemm_cost(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:
@@ -154,7 +124,8 @@ class Profile:
     def kernels(self, m: int, n: int, k: int, dtype: str) -> GemmKernels:
         """Return the kind of kernels that operands of these sizes are aligned for."""
         width = alignment(m, n, k, dtype)
-        return next(one for one in self._gemm[dtype] if one.alignment <= width)
+        kinds: dict[str, list[GemmKernels]] = dict(self.file.gemm.items())
+        return next(kind for kind in kinds[dtype] if kind.alignment <= width)
 
     def _modelled(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:
         kind, item, layout = self.kernels(m, n, k, dtype), ITEM_BYTES[dtype], self.layout
@@ -174,13 +145,9 @@ class Profile:
         # Each operand moves once; yet no more than there is bandwidth for: what was measured
         # alone must take as long alone, and small operands stay in the cache.
         moved = item * (m * k + k * n + m * n)
-        most = self._bytes_per_us * blocks * block_ns // (1000 * min(blocks, sm_count))
+        rate = self.constants["device_copy_bytes_per_us"]
+        most = rate * blocks * block_ns // (1000 * min(blocks, sm_count))
         return KernelCost(blocks, block_ns, min(moved, most))
-
-    @property
-    def _bytes_per_us(self) -> int:
-        """What the memory moves at most: a device copy's rate."""
-        return self.file.constants.device_copy_bytes_per_us
 
     # -- copies and other kernels -----------------------------------------------------
     def transfer_ns(self, way: str, nbytes: int) -> int:
@@ -204,7 +171,8 @@ class Profile:
         """
         block_ns = self._copy_ns(nbytes, sm_count)
         busy_ns = self._copy_ns(_LARGE, self.layout.sm_count) * nbytes // _LARGE
-        return KernelCost(sm_count, block_ns, self._bytes_per_us * min(busy_ns, block_ns) // 1000)
+        rate = self.constants["device_copy_bytes_per_us"]
+        return KernelCost(sm_count, block_ns, rate * min(busy_ns, block_ns) // 1000)
 
     def _copy_ns(self, nbytes: int, sm_count: int) -> int:
         copy = self.file.copy_kernel

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from gpuscope._text import clean
+from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES, Dtype
 from gpuscope.errors import InvalidProfile
 
@@ -51,6 +53,11 @@ class DeviceLayout(_Part):
     """major, minor"""
     memory_bytes: PositiveInt
     """bytes of device memory"""
+
+    @property
+    def layout(self) -> SmLayout:
+        """The parts into which the driver splits the SMs."""
+        return SmLayout(self.quantum_sm_count, self.quanta, self.remainder_sm_count)
 
 
 class Measured(_Part):
@@ -234,7 +241,7 @@ class ProfileFile(_Part):
     @field_validator("device")
     @classmethod
     def _sms_can_be_counted(cls, device: DeviceLayout) -> DeviceLayout:
-        count = device.quantum_sm_count * device.quanta + device.remainder_sm_count
+        count = device.layout.sm_count
         if count > _MOST_SMS:
             raise ValueError(f"{count:,} SMs, where {_MOST_SMS:,} are more than any GPU has")
         return device
@@ -242,21 +249,21 @@ class ProfileFile(_Part):
     @field_validator("gemm")
     @classmethod
     def _every_gemm_has_a_kernel(
-        cls, found: dict[Dtype, list[GemmKernels]]
+        cls, gemm: dict[Dtype, list[GemmKernels]]
     ) -> dict[Dtype, list[GemmKernels]]:
         for known in DTYPES.values():
             dtype, item = known.name, known.itemsize
-            if dtype not in found:
+            if dtype not in gemm:
                 if not known.calibrated:
                     continue
                 raise ValueError(f"{dtype} is missing")
-            widths = [one.alignment for one in found[dtype]]
+            widths = [kernels.alignment for kernels in gemm[dtype]]
             if widths != sorted(set(widths), reverse=True) or widths[-1] > item:
                 raise ValueError(
                     f"{dtype}: alignments should fall from one kind to the next, "
                     f"down to {item} or less, but are {widths}"
                 )
-        return found
+        return gemm
 
     @classmethod
     def parse(cls, text: str | bytes, where: str) -> Self:
@@ -270,15 +277,14 @@ class ProfileFile(_Part):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            lines = [f"  {_explain(one)}" for one in error.errors(include_url=False)]
+            lines = [f"  {_explain(details)}" for details in error.errors(include_url=False)]
             raise InvalidProfile(
                 f"{where} is not a GPU profile of schema 3 (docs/gpu_profile.md):\n"
                 + "\n".join(lines)
             ) from None
 
 
-def _explain(error: object) -> str:
-    assert isinstance(error, dict)  # noqa: S101 - pydantic's ErrorDetails
+def _explain(error: ErrorDetails) -> str:
     path = clean(".".join(str(part) for part in error["loc"] if part != "[key]")) or "the file"
     if error["type"] == "missing":
         return f"{path}: missing; this field is required"

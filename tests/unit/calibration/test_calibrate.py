@@ -110,7 +110,7 @@ def test_the_times_of_copies_are_found_again(calibrated):
 def test_the_layout_and_the_copy_kernel_are_found_again(calibrated):
     again = Profile.read(calibrated.path)
     assert again.layout == H200.layout
-    assert again.compute_capability == (9, 0)
+    assert again.file.device.compute_capability == (9, 0)
     for sms in (8, 32, 100, 132):
         for nbytes in (1 << 25, 1 << 30):
             cost, before = again.copy_cost(nbytes, sms), H200.copy_cost(nbytes, sms)

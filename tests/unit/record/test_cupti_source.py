@@ -444,19 +444,21 @@ def test_launches_of_interleaved_tasks_are_given_to_nobody_and_counted(world, pa
         with CallerStreamGuard(stream):
             world.gpu.foreign("steady", on=stream)
 
-    async def napping():
+    async def napping(others):
         with CallerStreamGuard(stream):
             world.gpu.foreign("before the nap", on=stream)
-            await asyncio.sleep(0.002)
+            await others.wait()
             world.launch(stream, "ours")
 
-    async def other():
-        await asyncio.sleep(0.001)
+    async def other(others):
+        await asyncio.sleep(0)
         world.gpu.foreign("another task's")
+        others.set()
 
     async def main():
         await steady()
-        await asyncio.gather(napping(), other())
+        others = asyncio.Event()
+        await asyncio.gather(napping(others), other(others))
         await steady_again()
 
     async def steady_again():

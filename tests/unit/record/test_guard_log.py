@@ -275,20 +275,22 @@ def test_a_guard_in_a_task_counts_where_no_other_task_could_run(log, made):
 
 
 def test_a_guard_held_over_an_await_counts_for_nobody(log, made):
-    async def napping():
+    async def napping(others):
         with CallerStreamGuard(A):
             made.launch(UNSURE)
-            await asyncio.sleep(0.002)
+            await others.wait()
             made.launch(UNSURE)
         made.launch(NOTHING)
 
-    async def other():
+    async def other(others):
         made.launch(UNSURE)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         made.launch(UNSURE)
+        others.set()
 
     async def main():
-        await asyncio.gather(napping(), other())
+        others = asyncio.Event()
+        await asyncio.gather(napping(others), other(others))
 
     run(main())
     made.check(log)
@@ -360,17 +362,19 @@ def test_while_it_runs_a_guard_held_over_an_await_already_counts_for_nobody(log,
     """Rows that are read live must not claim what is unsure already."""
     known = []
 
-    async def napping():
+    async def napping(others):
         with CallerStreamGuard(A):
-            await asyncio.sleep(0.002)
+            await others.wait()
 
-    async def other():
-        await asyncio.sleep(0.001)
+    async def other(others):
+        await asyncio.sleep(0)
         made.launch(UNSURE)
         known.extend(made.known(log))
+        others.set()
 
     async def main():
-        await asyncio.gather(napping(), other())
+        others = asyncio.Event()
+        await asyncio.gather(napping(others), other(others))
 
     run(main())
     assert known == [UNSURE]

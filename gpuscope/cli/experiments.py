@@ -308,6 +308,10 @@ def _show(result: Run, written: list[Path]) -> None:
     for setting, row in {row["setting"]: row for row in rows}.items():
         overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
         say(f"{setting}: overlap {overlap}, gain {gain}")
+        for name, facts in result[setting].metadata.partitions.items():
+            if facts.asked != facts.sm_count:
+                granted = f"asked for {facts.asked}, was granted {facts.sm_count} SMs"
+                say(f"{setting}: partition {name} {granted}")
     say("of alone: the rate over the rate alone on the whole GPU")
     say(next(iter(result.values())).origin)
     if missing := incomplete(result):

@@ -138,7 +138,7 @@ def plan_carve(
     rounding: Rounding = "exact",
     held: Mapping[str, tuple[int, ...]] | None = None,
     allow_shared: bool = False,
-    keep: Collection[str] = (),
+    keep: Collection[str] | None = None,
 ) -> CarvePlan:
     """Decide which quanta each partition gets.
 
@@ -152,14 +152,16 @@ def plan_carve(
     rounding
         ``"exact"`` refuses a count or percentage that the GPU cannot give; ``"up"`` and
         ``"down"`` take the nearest count in that direction. ``"nearest"`` takes the counts that
-        can be had together and differ least from those asked for, in sum; too many SMs become
-        as many as there are.
+        can be had together and differ least from those asked for, in sum. More SMs than are
+        free are refused whatever the rounding.
     held
         Name → parts of the partitions that are live already.
     allow_shared
         Whether parts held by live partitions may be given out a second time.
     keep
-        Partitions whose counts ``"nearest"`` leaves as they are, where that is possible.
+        Partitions whose counts ``"nearest"`` leaves as they are, where that is possible. Where
+        it is given, be it empty, too many SMs become as many as there are: a proposal that is
+        still being edited.
 
     Raises
     ------
@@ -183,13 +185,16 @@ def plan_carve(
     available = layout.sm_count_of(pool)
     need = sum(counts.values(), Fraction(0))
     takes_rest = len(wanted) < len(named)
+    if need > available and not (rounding == "nearest" and keep is not None):
+        raise InvalidPartition(_too_many(layout, wanted, need, available, held))
     if rounding == "exact":
         for name, count in counts.items():
             if count not in layout.grantable():
                 raise InvalidPartition(_nearest(layout, name, wanted[name]))
-    split = _split(layout, counts, pool, rounding, takes_rest=takes_rest, keep=keep)
-    if split is None and need > available:
-        raise InvalidPartition(_too_many(layout, wanted, need, available, held))
+    if rounding == "nearest":
+        split = _assign_nearest(layout, counts, pool, takes_rest=takes_rest, keep=keep or ())
+    else:
+        split = _assign(layout, counts, len(quanta), REMAINDER in pool, rounding)
     if split is None:
         together = _assign_nearest(layout, counts, pool, takes_rest=takes_rest)
         raise InvalidPartition(_no_set(layout, wanted, pool, held, rounding, together))
@@ -221,24 +226,6 @@ def plan_carve(
         for name, size in named.items()
     )
     return CarvePlan(layout, partitions, layout.sm_count_of(left), left)
-
-
-def _split(
-    layout: SmLayout,
-    counts: _Counts,
-    pool: Sequence[int],
-    rounding: Rounding,
-    *,
-    takes_rest: bool,
-    keep: Collection[str],
-) -> dict[str, tuple[bool, int]] | None:
-    """As :func:`_assign`, for every rounding."""
-    if rounding == "nearest":
-        return _assign_nearest(layout, counts, pool, takes_rest=takes_rest, keep=keep)
-    if rounding == "down":  # below more than there is comes the whole GPU
-        counts = {name: min(count, Fraction(layout.sm_count)) for name, count in counts.items()}
-    remainder = REMAINDER in pool
-    return _assign(layout, counts, len(pool) - remainder, remainder, rounding)
 
 
 def _assign(
@@ -365,18 +352,11 @@ def _nearest(layout: SmLayout, name: str, size: Size) -> str:
     makeup = f"quanta of {layout.quantum_sm_count} SMs" + (
         f" and one remainder of {layout.remainder_sm_count}" if layout.remainder_sm_count else ""
     )
-    ways = [
-        repr(way)
-        for way, there in (("up", count < layout.sm_count), ("down", count > layout.grantable()[0]))
-        if there
-    ]
-    have = f"has only {layout.sm_count} SMs, not {count}"
-    if count <= layout.sm_count:
-        have = f"cannot give {size.describe(layout.sm_count)} of its {layout.sm_count} SMs"
+    ways = "'up' or 'down'" if count > layout.grantable()[0] else "'up'"
     return (
-        f"partition {name!r}: this GPU {have}; the "
-        f"nearest counts are {_around(layout, count)} ({makeup}). Ask for one of these, or pass "
-        f"rounding={' or '.join(ways)}"
+        f"partition {name!r}: this GPU cannot give {size.describe(layout.sm_count)} of its "
+        f"{layout.sm_count} SMs; the nearest counts are {_around(layout, count)} ({makeup}). Ask "
+        f"for one of these, or pass rounding={ways}"
     )
 
 
@@ -422,10 +402,10 @@ def _no_set(
             for name, (with_rest, number) in together.items()
         )
         hint = f"the nearest counts that go together are {nearest}"
+    at_once = " at the same time: only one partition can hold the remainder"
     how = ". Ask for these, or pass rounding='nearest'" if together and rounding == "exact" else ""
     if held:
         how += ". Closing live partitions frees their SMs; allow_shared=True shares them knowingly"
     return (
-        f"no set of {free}{holders} gives {asked} at the same time: only one partition can hold "
-        f"the remainder; {hint}{how}"
+        f"no set of {free}{holders} gives {asked}{at_once if len(wanted) > 1 else ''}; {hint}{how}"
     )

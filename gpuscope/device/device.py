@@ -119,7 +119,7 @@ class Device(Unique):
         *,
         rounding: Rounding = "exact",
         allow_shared: bool = False,
-        keep: Collection[str] = (),
+        keep: Collection[str] | None = None,
         instead_of: Collection[Partition] = (),
     ) -> CarvePlan:
         """Say what :meth:`carve` would grant; touches nothing.
@@ -129,7 +129,8 @@ class Device(Unique):
         sizes, rounding, allow_shared
             As :meth:`carve` takes them.
         keep
-            Partitions whose counts ``rounding="nearest"`` leaves as they are, if it can.
+            Partitions whose counts ``rounding="nearest"`` leaves as they are, if it can. Where it
+            is given, be it empty, too many SMs become as many as there are.
         instead_of
             Live partitions that will be closed before: their SMs count as free.
 
@@ -142,9 +143,9 @@ class Device(Unique):
         """
         self.capabilities.require("partitions", feature="carving SMs into partitions")
         require_kind("allow_shared", allow_shared, bool)
-        for what, names in (("keep", keep), ("instead_of", instead_of)):
+        for what, names in (("keep", keep or ()), ("instead_of", instead_of)):
             require_kind(what, names, list, tuple, set, frozenset, dict)
-        for name in keep:
+        for name in keep or ():
             require_kind("a name in keep", name, str)
         for part in instead_of:
             require_kind("a partition in instead_of", part, Partition)

@@ -16,7 +16,10 @@ from gpuscope.errors import InvalidPartition
 Rounding = Literal["exact", "up", "down", "nearest"]
 """What to do with a size that a GPU cannot give exactly; ``"exact"`` refuses it."""
 REST = "rest"
-EXPECTED = "should be a whole number of SMs from 1, a percentage such as '25%', or 'rest'"
+EXPECTED = (
+    "should be a whole number of SMs from 1, a percentage such as '25%' (above 0%, at most 100%), "
+    "or 'rest'"
+)
 _MOST = 10**300
 """Python does not write numbers of more than 4,300 digits."""
 _PERCENTAGE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%", re.ASCII)

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import PlainValidator, SerializeAsAny, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from gpuscope._checks import given
+from gpuscope._checks import closest, given
 from gpuscope._text import clean
 from gpuscope.errors import InvalidExperiment
 from gpuscope.workloads.builtin import BUILT_IN, PYTHON
@@ -115,7 +115,7 @@ def _of_its_kind(value: object) -> WorkloadSpec:
         raise PydanticCustomError("dict_type", "should be a table")
     kind = value.get("kind")
     name = PYTHON if str(kind).partition(":")[0] == PYTHON else str(kind)
-    words = f"{str(kind)!r} is no kind of workload"
+    words = f"{str(kind)!r} is no kind of workload{closest(name, kinds())}"
     if kind is None:
         words = "missing"
     else:

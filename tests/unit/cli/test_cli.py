@@ -103,6 +103,8 @@ def test_run_writes_report_comparison_and_traces(command, trial, tmp_path):
     assert names(out) == FILES
     assert "NVIDIA H200 (simulated)" in printed
     assert "SIMULATED" in printed
+    assert "16 | rest: partition b asked for rest, was granted 116 SMs" in printed
+    assert "partition a" not in printed  # it was granted the count that was asked for
     for name in FILES:
         assert f"wrote {out / name}" in printed
     trace = gs.load_trace(out / "trace-16-rest.parquet")

@@ -96,7 +96,7 @@ def test_plan_agrees_with_brute_force(request_):
     sizes: dict[str, int | str] = {f"p{index}": count for index, count in enumerate(counts)}
     if with_rest:
         sizes["others"] = "rest"
-    if best is None:
+    if best is None or sum(counts) > layout.sm_count_of(free):
         with pytest.raises(InvalidPartition):
             plan_carve(layout, sizes, rounding=rounding, held=held)
         return
@@ -174,7 +174,6 @@ def test_h200_counts():
         (125, "up", 132),
         (131, "down", 124),
         (132, "exact", 132),
-        (200, "down", 132),
     ],
 )
 def test_h200_rounding(asked, rounding, granted):
@@ -207,8 +206,29 @@ def test_only_one_partition_rounds_with_the_remainder():
 
 
 def test_rounding_down_may_make_a_request_fit():
-    # 68 + 68 > 132, but 64 + 68 fits.
-    assert sorted(plan_carve(H200, [68, 68], rounding="down").granted().values()) == [64, 68]
+    # 66 is none that can be had, and 68 can be had once.
+    assert sorted(plan_carve(H200, [66, 66], rounding="down").granted().values()) == [60, 64]
+
+
+@pytest.mark.parametrize("rounding", ["exact", "up", "down", "nearest"])
+@pytest.mark.parametrize("sizes", [["25%", "80%"], [68, 68], [200], [13, 120, "rest"]])
+def test_more_than_there_is_is_refused_whatever_the_rounding(sizes, rounding):
+    with pytest.raises(InvalidPartition, match=r"SMs asked for .*, but the GPU has 132: ask for"):
+        plan_carve(H200, sizes, rounding=rounding)
+    with pytest.raises(InvalidPartition, match=r"105 SMs asked for .*, but 104 of 132 are free"):
+        plan_carve(H200, [105], rounding=rounding, held=LIVE)
+
+
+def test_a_proposal_becomes_as_many_as_there_are():
+    plan = plan_carve(H200, ["25%", "80%"], rounding="nearest", keep=[])
+    assert list(plan.granted().values()) == [32, 100]
+    with pytest.raises(InvalidPartition, match="ask for fewer"):
+        plan_carve(H200, ["25%", "80%"], rounding="down", keep=[])
+
+
+def test_one_partition_is_told_nothing_of_others():
+    with pytest.raises(InvalidPartition, match=r"13 quanta of 8 SMs .* gives a: 12; the nearest"):
+        plan_carve(H200, {"a": 12}, held=LIVE)
 
 
 LIVE = {"decode": (0, 1), "spare": (REMAINDER,)}
@@ -225,7 +245,9 @@ LIVE = {"decode": (0, 1), "spare": (REMAINDER,)}
             {},
             ["20 below", "24 above", "quanta of 8", "remainder of 12", "'up' or 'down'"],
         ),
-        ({"a": 200}, {}, ["only 132 SMs, not 200", "132 below", "rounding='down'"]),
+        ({"a": 200}, {}, ["200 SMs asked", "has 132", "a: 200", "ask for fewer"]),
+        ({"a": "140%"}, {}, ["'140%'", "above 0%, at most 100%"]),
+        ({"a": "0%"}, {}, ["'0%'", "above 0%, at most 100%"]),
         ({"a": 64, "b": 64, "c": 8}, {}, ["136 SMs asked", "has 132", "a: 64, b: 64, c: 8"]),
         ({"a": "rest", "b": "rest"}, {}, ["only one", "'a', 'b'"]),
         ({"a": 132, "b": "rest"}, {}, ["'b'", "nothing is left", "132 of 132"]),
@@ -336,9 +358,8 @@ def test_the_hint_names_only_a_rounding_that_helps():
     with pytest.raises(InvalidPartition) as low:
         plan_carve(H200, [7])
     assert "'down'" not in str(low.value)
-    with pytest.raises(InvalidPartition) as high:
-        plan_carve(H200, [200])
-    assert "'up'" not in str(high.value)
+    with pytest.raises(InvalidPartition, match="'up' or 'down'"):
+        plan_carve(H200, [9])
 
 
 @pytest.mark.parametrize(("asked", "rounding"), [(3, "down"), (133, "up"), (200, "up")])
@@ -364,7 +385,7 @@ def grantable_together(layout: SmLayout, count: int) -> np.ndarray:
 
 def check_nearest(layout: SmLayout, asked: tuple[int, ...], ways: np.ndarray) -> None:
     """Nothing that can be had together is nearer, and it can be had."""
-    plan = plan_carve(layout, asked, rounding="nearest")
+    plan = plan_carve(layout, asked, rounding="nearest", keep=())
     granted = list(plan.granted().values())
     assert list(plan_carve(layout, granted).granted().values()) == granted
     assert [one.asked for one in plan.partitions] == list(asked)
@@ -382,7 +403,8 @@ def test_every_pair_of_counts_snaps_to_the_nearest_that_go_together():
 def test_every_count_snaps_beside_the_rest():
     able = [n for n in H200.grantable() if n < 132]
     for asked in range(1, 200):
-        granted = plan_carve(H200, {"a": asked, "b": "rest"}, rounding="nearest").granted()
+        sizes = {"a": asked, "b": "rest"}
+        granted = plan_carve(H200, sizes, rounding="nearest", keep=()).granted()
         assert sum(granted.values()) == 132
         assert abs(granted["a"] - asked) == min(abs(n - asked) for n in able)
         assert plan_carve(H200, {"a": granted["a"], "b": "rest"}).granted() == granted
@@ -395,7 +417,7 @@ def test_three_counts_snap_to_the_nearest_of_any_layout(layout, asked):
         check_nearest(layout, tuple(asked), ways)
     else:
         with pytest.raises(InvalidPartition):
-            plan_carve(layout, asked, rounding="nearest")
+            plan_carve(layout, asked, rounding="nearest", keep=())
 
 
 def test_of_equally_near_counts_the_higher_is_taken():

@@ -375,6 +375,10 @@ BAD = [
         ("workloads/small/kind", "conv"),
         f"workloads.small.kind: 'conv' is no kind of workload; {KINDS}",
     ),
+    (
+        ("workloads/small/kind", "sofmax"),
+        "workloads.small.kind: 'sofmax' is no kind of workload (did you mean 'softmax'?); allowed",
+    ),
     (("workloads/small/kind", 3), f"workloads.small.kind: '3' is no kind of workload; {KINDS}"),
     (("workloads/small/kind", ABSENT), f"workloads.small.kind: missing; {KINDS}"),
     (("workloads/small/kind", "conv"), "'traced_copy', 'python:package.module:function'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
@@ -57,6 +58,23 @@ def shown(text: object, limit: int | None = None) -> str:
 def shown_lines(text: str) -> str:
     """Return text of several lines for HTML in a notebook, for a ``<pre>``."""
     return _untypeset("\n".join(safe(line) for line in text.splitlines()))
+
+
+def format_value(value: object) -> str:
+    """Write one value for people: a dash for nothing, four digits for a float."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def shown_table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """Return rows as a table for HTML in a notebook."""
+    head = "".join(f"<th>{shown(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{shown(format_value(row[name]))}</td>" for name in columns) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _untypeset(found: str) -> str:

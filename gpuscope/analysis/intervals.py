@@ -32,17 +32,6 @@ def union(starts: Intervals, ends: Intervals) -> Intervals:
     return np.stack([starts[first], ends[last]], axis=1)
 
 
-def length(intervals: Intervals) -> int:
-    """Total ns."""
-    return int(np.sum(intervals[:, 1] - intervals[:, 0]))
-
-
-def intersection_ns(one: Intervals, other: Intervals) -> int:
-    """Ns that are in both: inclusion and exclusion over the union."""
-    both = union(np.r_[one[:, 0], other[:, 0]], np.r_[one[:, 1], other[:, 1]])
-    return length(one) + length(other) - length(both)
-
-
 def kernels(trace: Trace) -> Trace:
     """Return the finished kernels of a trace.
 

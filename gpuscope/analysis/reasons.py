@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope._text import clean, shown
+from gpuscope._text import clean, shown, shown_table
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
@@ -113,19 +113,19 @@ class Explanation:
         return f"{micros:,.1f} µs" if micros < 1e5 else f"{micros / 1e3:,.3f} ms"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{shown(reason.kind)}</td><td>{shown(reason.text)}</td>"
-            f"<td>{self._time(reason.until_ns)}</td>"
-            f"<td>{(reason.until_ns - reason.since_ns) / 1e3:,.1f} µs</td>"
-            f"<td>{'–' if reason.span is None else reason.span}</td></tr>"
+        rows = [
+            {
+                "why": reason.kind,
+                "waited for": reason.text,
+                "until": self._time(reason.until_ns),
+                "for": f"{(reason.until_ns - reason.since_ns) / 1e3:,.1f} µs",
+                "span": reason.span,
+            }
             for reason in self.reasons
-        )
+        ]
+        table = shown_table(["why", "waited for", "until", "for", "span"], rows)
         notes = "".join(f"<p>{shown(text)}</p>" for text in (*self.doubts, self.provenance))
-        return (
-            f"<p>{shown(str(self).splitlines()[0])}</p><table><thead><tr><th>why</th>"
-            "<th>waited for</th><th>until</th><th>for</th><th>span</th></tr></thead>"
-            f"<tbody>{rows}</tbody></table>{notes}"
-        )
+        return f"<p>{shown(str(self).splitlines()[0])}</p>{table}{notes}"
 
 
 @door(trace=Trace, span=int)

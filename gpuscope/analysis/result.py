@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_origin, get_type_hints
 
-from gpuscope._text import shown
+from gpuscope._text import shown, shown_table
 
 Row: TypeAlias = dict[str, Any]
 """A row of a result: column → text, number or ``None``."""
@@ -19,15 +19,6 @@ P99_NEEDS = 1000
 """Samples below which no p99 is stated."""
 SHOWN = 100
 """Rows of a result that a page, a notebook or a terminal shows."""
-
-
-def format_value(value: object) -> str:
-    """Write one value for people: a dash for nothing, four digits for a float."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
 
 
 @cache
@@ -126,10 +117,5 @@ class Result:
         note = f"<p>{shown(self.note)}</p>" if self.note else ""
         if not rows:
             return f"{note}<p>no rows</p>"
-        head = "".join(f"<th>{shown(name)}</th>" for name in rows[0])
-        body = "".join(
-            "<tr>" + "".join(f"<td>{shown(format_value(v))}</td>" for v in row.values()) + "</tr>"
-            for row in rows
-        )
         note += f"<p>{shown(left_out)}</p>" if left_out else ""
-        return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return note + shown_table(list(rows[0]), rows)

@@ -14,8 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from gpuscope._text import clean, clean_lines
-from gpuscope.analysis.result import format_value
+from gpuscope._text import clean, clean_lines, format_value
 
 app = typer.Typer(
     help="Carve a GPU's SMs, assign streams, launch, and see what overlapped.",

@@ -14,8 +14,8 @@ import typer
 from rich.progress import TimeRemainingColumn
 
 from gpuscope._files import make_folder, replacing
+from gpuscope._text import format_value
 from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
-from gpuscope.analysis.result import format_value
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import (
     Json,

@@ -119,16 +119,6 @@ _MARGIN = 2
 """Px of a track above and below its part of the picture."""
 
 
-def track_colours(places: Places, colours: dict[str, str]) -> list[str]:
-    """Return the colour of each track."""
-    return [
-        style.HOST_COLOUR if track.is_host
-        else style.WHOLE_GPU_COLOUR if track.partition is None
-        else colours[track.partition]
-        for track in places.tracks
-    ]  # fmt: skip
-
-
 def coverage_image(
     found: Selection, places: Places, colours: dict[str, str], zero_ns: int, unit_ns: float
 ) -> Properties | None:
@@ -138,7 +128,12 @@ def coverage_image(
     """
     if not found.merged:
         return None
-    names = track_colours(places, colours)
+    names = [
+        style.HOST_COLOUR if track.is_host
+        else style.WHOLE_GPU_COLOUR if track.partition is None
+        else colours[track.partition]
+        for track in places.tracks
+    ]  # fmt: skip
     palette = list(dict.fromkeys(names))
     shade = np.maximum(np.ceil(found.coverage * SHADES), found.begins > 0).astype(np.uint8)
     first = np.array([palette.index(name) * SHADES for name in names], np.uint8)[:, None]

@@ -12,8 +12,7 @@ import plotly.graph_objects as go
 from gpuscope import analysis
 from gpuscope._checks import MappingOf, door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import by_workload
-from gpuscope.analysis.latency_analysis import HandleLatency
+from gpuscope.analysis.latency_analysis import HandleLatency, durations_ns
 from gpuscope.analysis.result import P99_NEEDS
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.errors import MissingEvidence
@@ -28,7 +27,6 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
-from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
 _MAX_POINTS = 1000
@@ -71,12 +69,12 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     data: list[go.Scatter] = []
     absent: list[str] = []
     for index, (setting, trace) in enumerate(traces.items()):
-        calls = _calls(trace, handle)
-        seen = _seen(calls)
-        if seen is None:
-            absent.append(setting)
+        calls, took, _ = durations_ns(trace)
+        if handle in calls.labels:
+            durations = np.sort(took[calls.mine(calls.labels.index(handle))])
+            data += _curve(setting, analysis.latency(trace)[handle], durations, index)
         else:
-            data += _curve(setting, seen, _durations_ns(calls), index)
+            absent.append(setting)
     if not data:
         raise MissingEvidence(
             f"no finished call of handle {handle!r} in {', '.join(traces) or 'any setting'}: "
@@ -98,25 +96,6 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
         yaxis=style.y_axis("share of calls", range=[-0.02, 1.03], tickformat=".0%"),
     )
     return go.Figure(data=data, layout=layout)
-
-
-def _seen(trace: Trace) -> HandleLatency | None:
-    try:
-        (found,) = analysis.latency(trace).handles
-    except MissingEvidence:
-        return None
-    return found
-
-
-def _calls(trace: Trace, handle: str) -> Trace:
-    """Return the calls of one handle."""
-    rows = trace.where(kind="handle")
-    groups = by_workload(rows)
-    return rows.where(np.array([label == handle for label in groups.labels], bool)[groups.code])
-
-
-def _durations_ns(calls: Trace) -> Array:
-    return np.sort((calls.array("end_ns", fill=0) - calls.array("start_ns"))[~is_open(calls)])
 
 
 def _curve(setting: str, seen: HandleLatency, durations: Array, index: int) -> list[go.Scatter]:

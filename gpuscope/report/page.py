@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,52 +25,8 @@ from gpuscope.trace.metadata import DeviceFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; base-uri 'none'; form-action 'none'"
-)
-"""What the browser may do with the page: nothing that needs a network."""
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --muted: #57606a; --page: #ffffff;
-  --card: #f4f6f8; --rule: #d5dbe1; --warn: #8a3c00; --warn-page: #fff1e3; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --muted: #a2abb5; --page: #14171a;
-  --card: #1e2327; --rule: #363d44; --warn: #ffc38a; --warn-page: #3a2410; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 28px 24px 64px; max-width: 1240px; background: var(--page);
-  color: var(--ink); font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 27px; line-height: 1.2; margin: 0 0 6px; overflow-wrap: anywhere; }
-h2 { font-size: 19px; margin: 36px 0 10px; }
-p { margin: 6px 0; max-width: 82ch; overflow-wrap: anywhere; }
-.muted, small, dd, figcaption { color: var(--muted); }
-.banner { border: 2px solid var(--warn); border-radius: 8px; padding: 12px 16px; margin: 16px 0;
-  background: var(--warn-page); color: var(--warn); }
-.warn { color: var(--warn); font-weight: 600; }
-.banner p { max-width: none; margin: 0; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 14px; }
-.card { background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
-  padding: 14px 16px; overflow-wrap: anywhere; }
-.card h3 { margin: 0 0 8px; font-size: 16px; }
-.card dl { display: grid; grid-template-columns: 1fr auto; gap: 2px 14px; margin: 0; }
-.card dd { margin: 0; text-align: right; color: var(--ink); font-weight: 600;
-  font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
-  font-size: 14px; }
-th, td { padding: 7px 12px; text-align: right; border-bottom: 1px solid var(--rule); }
-tr:last-child td { border-bottom: 0; }
-th { background: var(--card); font-weight: 600; vertical-align: bottom; }
-td { white-space: nowrap; }
-th.text, td.text { text-align: left; white-space: normal; overflow-wrap: break-word;
-  min-width: 7em; }
-.figure { background: #ffffff; color: #1b1f24; border: 1px solid var(--rule); border-radius: 8px;
-  margin: 14px 0; padding: 4px; overflow-x: auto; }
-.figure > div { min-width: 760px; }
-.terms { font-size: 13px; }
-.terms dt { font-weight: 600; margin-top: 8px; }
-.terms dd { margin: 0; max-width: 95ch; }
-"""
-
+_PAGE = Template((Path(__file__).parent / "page.html").read_text("utf-8"))
+"""What surrounds the sections. Its policy lets the browser do nothing that needs a network."""
 
 Row: TypeAlias = Mapping[str, Any]
 """A row of a table: texts, numbers or ``None`` by column."""
@@ -246,13 +203,7 @@ def write(path: str | Path, title: str, parts: Sequence[str]) -> Path:
             f"cannot write a report to {str(path)!r}: name a file, such as run.html"
         )
     body = "\n".join(part for part in parts if part)
-    page = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{safe(title)}</title>\n<style>{_STYLE}</style>\n"
-        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{body}\n</body></html>\n"
-    )
+    page = _PAGE.substitute(title=safe(title), plotly=get_plotlyjs(), body=body)
     with replacing(target) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return target

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from gpuscope._text import shown
+from gpuscope._text import shown_table
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
@@ -80,18 +80,7 @@ class Run(Mapping[str, Trace]):
         names = self.comparison.column_names
         if not incomplete(self.traces):
             names = [name for name in names if name != "incomplete"]
-        head = "".join(f"<th>{shown(name)}</th>" for name in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{shown(_show(row[name]))}</td>" for name in names) + "</tr>"
-            for row in self.comparison.to_pylist()
-        )
         state = (
             "<p>Stopped early: what was recorded until then is here.</p>" if self.stopped else ""
         )
-        return f"{state}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _show(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return state + shown_table(names, self.comparison.to_pylist())

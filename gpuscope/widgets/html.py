@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
 
-from gpuscope._text import safe, shown
-from gpuscope.analysis.result import format_value
+from gpuscope._text import format_value, safe, shown
 from gpuscope.figures.raster import png
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"

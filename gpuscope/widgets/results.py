@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuscope import analysis
+from gpuscope._text import format_value
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
-from gpuscope.analysis.result import format_value
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import duration
 from gpuscope.trace.model import Trace

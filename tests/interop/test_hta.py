@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import made
+import numpy as np
 import pytest
 
 import gpuscope as gs
@@ -51,7 +52,7 @@ def test_what_it_reads_and_what_it_makes_of_it(tmp_path, hta):
 
     kernels = trace.where(kind="kernel")
     busy = intervals.union(kernels.array("start_ns"), kernels.array("end_ns"))
-    assert found["busy_us"] == pytest.approx(intervals.length(busy) / 1e3)
+    assert found["busy_us"] == pytest.approx(np.diff(busy).sum() / 1e3)
 
 
 def test_a_simulated_program(tmp_path, hta):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpuscope import analysis, cli
 from gpuscope.analysis.busy_analysis import MOST
-from gpuscope.analysis.intervals import Groups, intersection_ns, length, union
+from gpuscope.analysis.intervals import Groups, union
 from gpuscope.analysis.result import SHOWN
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import trace_report
@@ -54,6 +54,15 @@ def build(spans: list[Row], kind: str = "kernel", **metadata: Any) -> Trace:
 
 
 # -- the plain definitions ----------------------------------------------------------------
+def length(intervals: Any) -> int:
+    return int(np.diff(intervals).sum())
+
+
+def intersection_ns(one: Any, other: Any) -> int:
+    both = union(np.r_[one[:, 0], other[:, 0]], np.r_[one[:, 1], other[:, 1]])
+    return length(one) + length(other) - length(both)
+
+
 def labels_of(trace: Trace, by: str) -> list[str]:
     if by == "partition":
         return [name if name is not None else "whole GPU" for name in trace.texts("partition")]

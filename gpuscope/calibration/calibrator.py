@@ -35,7 +35,7 @@ _LEAST_SHAPES = 40
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile, and how good it is.
+    """A fitted profile and its errors.
 
     Attributes
     ----------
@@ -44,19 +44,20 @@ class Calibration:
     profile
         What is in it.
     errors
-        Of GEMM times in the fit, by dtype: rows, median and p90 of the relative error, and the
-        same of the time on all SMs scaled by the share of SMs (share_median, share_p90).
+        Errors of GEMM times in the fit, by dtype: rows, median and p90 of the relative error;
+        and, for comparison, those of the time on all SMs scaled by the share of SMs
+        (share_median, share_p90).
     held_out
         The same for a fifth of the shapes, predicted by a fit to the others.
     told_errors
-        Rows, median and p90 of GEMMs whose library was told the SM count; in no fit. Empty
-        where none was measured.
+        Rows, median and p90 of the error of GEMMs whose library was told the SM count; not used
+        in the fit. Empty if none was measured.
     unreadable
-        Names of kernels whose tile could not be told: no constant is fitted to their times.
+        Names of kernels whose tile could not be determined; they are not used in the fit.
     skipped
         Timings left out because one call would have taken too long.
     notes
-        What was not measured, and what stands in.
+        What was not measured, and the values used instead.
     measured_s, fitted_s
         Wall time of the measurement and of the fits.
     """
@@ -81,20 +82,19 @@ def calibrate(
     progress: Progress | None = None,
     budget_s: float = BUDGET_S,
 ) -> Calibration:
-    """Measure a GPU and write the profile that it is simulated by.
+    """Measure a GPU and write a profile to simulate it.
 
     Parameters
     ----------
     device
-        An open CUDA device, or its name; ``"cuda:0"`` if not given. Nothing else should run
-        on it, and none of its partitions may be live.
+        An open CUDA device, or its name; ``"cuda:0"`` if not given. Nothing else should run on
+        it, and none of its partitions may be open.
     path
-        The file to write, ending in ``.json``. Whatever happens, it holds a whole profile or
-        what it held before.
+        The file to write, ending in ``.json``. It is replaced only by a complete profile.
     progress
-        Called from this thread with the share that is done, from 0 to 1, and a text.
+        Called from this thread with the share done, from 0 to 1, and a text.
     budget_s
-        Seconds that all may take. Where they are short, fewer shapes are measured.
+        Time limit in seconds. With less time, fewer shapes are measured.
 
     Returns
     -------
@@ -104,25 +104,25 @@ def calibrate(
     Raises
     ------
     DeviceUnavailable
-        There is no such GPU, or the device is none: what is simulated cannot be measured.
+        There is no such GPU, or the device is simulated and cannot be measured.
     MissingDependency, CapabilityError
-        CUPTI is missing, whose kernel durations the fit takes; says what brings it.
+        CUPTI is missing, which measures the kernel durations. The message says how to install it.
     RecorderBusy
         Another profiler records in this process.
     MissingEvidence
         A recording is incomplete.
     InvalidPartition
-        Live partitions hold SMs.
+        Open partitions hold SMs.
     GpuscopeError
-        The file cannot be written there, or too little could be measured in the time.
+        The file cannot be written, or too little could be measured in the time.
 
     Notes
     -----
-    Measured are the host's costs through gpuscope's own calls, Python and all; copies; and
-    GEMMs of random and a few chosen shapes in four dtypes on up to eight SM counts. Host costs
-    are higher in a process that has recorded with CUPTI: calibrate in a fresh one. Where the
-    driver has no green contexts, everything is measured on all SMs, and the profile's GPU
-    cannot be carved either. The fit is the one that made ``sim:h200``.
+    Calibration measures the host costs of gpuscope's calls, Python included; copies; and GEMMs of
+    random and a few fixed shapes in four dtypes on up to eight SM counts. Host costs are higher
+    in a process that has recorded with CUPTI: calibrate in a new process. Without green contexts
+    in the driver, everything is measured on all SMs, and the simulated GPU cannot be carved
+    either. ``sim:h200`` was fitted by the same code.
 
     Examples
     --------

@@ -48,7 +48,7 @@ class Measurements:
     skipped
         GEMM timings left out because one call would have taken too long.
     notes
-        What was not measured, and what stands in.
+        What was not measured, and the values used instead.
     """
 
     device: DeviceTable

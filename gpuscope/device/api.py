@@ -31,8 +31,8 @@ class DeviceInfo:
     driver
         Driver and CUDA version in words.
     launch_latency_ns, kernel_gap_ns
-        On a simulated device, where they are constants: from a launch until it has reached the
-        GPU, and from the end of what a kernel follows until it can start.
+        Constants of a simulated device: the time from a launch call to the kernel's earliest
+        start, and from the end of a kernel's predecessor to its start.
 
     Examples
     --------
@@ -57,27 +57,27 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What this device and driver can do, and why not where they cannot.
+    """Capabilities of a device and its driver, with the reason for each that is missing.
 
     Attributes
     ----------
     streams
-        Streams order work; false on a device where every stream operation does nothing.
+        Streams order work; false on a device where stream operations are no-ops.
     partitions
         SMs can be carved.
     partition_path
         How: ``"composed quanta"`` (drivers 12.4 to 13.0), ``"heterogeneous split"``
         (13.1 and newer), ``"simulated"``, or ``None``.
     arbitrary_split
-        Counts that are not a set of equal quanta.
+        Counts that are not a multiple of the quantum can be granted.
     stream_ordered_memory
-        Allocation tagged by stream.
+        Memory can be allocated and freed in stream order.
     compile_source
         CUDA C++ source can be compiled and run.
     graphs
         Streams can be captured into graphs.
     reasons
-        Capability → what it requires and what was found, for each that is false.
+        Capability → the requirement and what was found, for each that is false.
 
     Examples
     --------
@@ -105,17 +105,17 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Equal blocks that each hold one SM: the simulated GPU's view of a kernel.
+    """The simulated GPU's model of a kernel: equal blocks, each of which occupies one SM.
 
     Attributes
     ----------
     blocks
         How many blocks.
     block_ns
-        How long each takes, in ns, when nothing else asks for memory bandwidth.
+        Duration of each block in ns without competition for memory bandwidth.
     nbytes
-        What all of them read from and write to device memory. Kernels that ask for more
-        bandwidth together than there is slow each other down.
+        Bytes that all blocks read from and write to device memory. Kernels whose total demand
+        exceeds the bandwidth slow each other down.
     """
 
     blocks: int
@@ -125,18 +125,18 @@ class KernelCost:
 
 @dataclass(frozen=True)
 class KernelModel:
-    """How a kernel behaves on a device that cannot run its source.
+    """A model of a kernel, for devices that cannot run its source.
 
     Attributes
     ----------
     cost
-        ``cost(profile, grid, args, sm_count)`` → :class:`KernelCost`; the profile is the
-        simulated GPU's, which knows the cost of copies and GEMMs.
+        ``cost(profile, grid, args, sm_count)`` → :class:`KernelCost`. The profile is that of the
+        simulated GPU, which provides the cost of copies and GEMMs.
     reads, writes
-        ``reads(args)`` → the arrays it reads; ``writes(args)`` → the one it overwrites,
-        or ``None``.
+        ``reads(args)`` → the arrays that it reads; ``writes(args)`` → the array that it
+        overwrites, or ``None``.
     compute
-        Values of the arrays read → new value of the one written.
+        Values of the arrays read → new value of the array written.
 
     Examples
     --------

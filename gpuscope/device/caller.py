@@ -113,14 +113,14 @@ def get_caller_stream() -> AnyStream:
     Returns
     -------
     object or None
-        The very object given to :class:`CallerStreamGuard`, or ``None`` where no guard
-        is active. Handle 0 (the null stream) is a selection: compare with ``None``,
-        never test truthiness.
+        The same object that was given to :class:`CallerStreamGuard`, or ``None`` if no guard is
+        active. Handle 0 (the null stream) is a selection: compare with ``None``, never test
+        truthiness.
 
     Notes
     -----
-    Child threads and tasks start with ``None``, also those made inside a guard:
-    a context copied into a task carries the selection, but it names its owner.
+    Child threads and tasks start with ``None``, even inside a guard. A context copied into a task
+    carries the selection, but the selection applies only to its owner.
 
     Examples
     --------
@@ -190,30 +190,30 @@ class CallerStreamGuard(Unique):
     stream
         A gpuscope stream, any object with ``__cuda_stream__``, or an integer handle.
     bind
-        Also make it the current stream of CuPy and PyTorch, if they are imported already,
-        and restore theirs on exit. They keep current streams per thread, so a bound guard
-        may not span an ``await``. A simulated stream is none of theirs and leaves them as
-        they are. CuPy keeps a current stream for each device: a stream of another device
-        than its current one is refused; PyTorch's current device becomes the stream's.
+        Also make it the current stream of CuPy and PyTorch, if they are already imported, and
+        restore theirs on exit. They keep current streams per thread, so a bound guard must not
+        span an ``await``. Simulated streams cannot be bound and leave both libraries unchanged.
+        CuPy keeps a current stream per device, so a stream of a device other than CuPy's current
+        one is refused. PyTorch's current device becomes the stream's.
 
     Raises
     ------
     TypeError
-        ``stream`` is none of these; or the guard is copied or pickled.
+        ``stream`` is of another type, or the guard is copied or pickled.
     StreamError
-        (a ``RuntimeError``) The guard is entered twice, left twice, left on another thread
-        or in another task than it was entered, or left while CuPy or PyTorch have another
-        current stream than it gave them; or it cannot be bound. Nothing changes then. A bound
-        guard is left while one entered later is still active: it selects no more, and CuPy
-        and PyTorch get their streams back when the next guard inside it is left.
+        (a ``RuntimeError``) The guard is entered twice, left twice, left on a thread or in a task
+        other than the one that entered it, or left after somebody changed the current stream of
+        CuPy or PyTorch; or it cannot be bound. In these cases nothing changes. Also raised if a
+        bound guard is left while a guard entered later is still active: it then ends its
+        selection, and CuPy and PyTorch get their streams back when the next guard inside it is
+        left.
 
     Notes
     -----
-    The innermost guard wins and each exit restores exactly what was there before. A guard
-    left while one entered later is still active, as by a generator that is closed early, is
-    taken out: it selects no more, and the innermost still wins. The
-    guard owns and destroys no stream and touches no device. Origin: contract A,
-    the caller-stream guard of ExecuTorch #20158.
+    The innermost guard wins, and each exit restores the previous selection. A guard left while
+    one entered later is still active, as by a generator that is closed early, is removed: it ends
+    its selection, and the innermost guard still wins. A guard owns no stream, destroys none and
+    touches no device. Origin: contract A, the caller-stream guard of ExecuTorch #20158.
 
     Examples
     --------

@@ -37,7 +37,7 @@ class SmLayout:
     quanta
         How many quanta there are.
     remainder_sm_count
-        SMs in the remainder; 0 where the quanta cover the GPU.
+        SMs in the remainder; 0 if the quanta cover the GPU.
     """
 
     quantum_sm_count: int
@@ -68,7 +68,7 @@ class SmLayout:
 
 @dataclass(frozen=True)
 class PlannedPartition:
-    """One partition of a :class:`CarvePlan`: what was asked, what would be granted."""
+    """One partition of a :class:`CarvePlan`: size requested and count to be granted."""
 
     name: str
     asked: int | str
@@ -79,14 +79,14 @@ class PlannedPartition:
 
 @dataclass(frozen=True)
 class CarvePlan:
-    """What a carving would grant; making one touches no device.
+    """The sizes that ``carve`` would grant. Making a plan touches no device.
 
     Attributes
     ----------
     partitions
         In the order asked.
     remainder_sm_count
-        SMs that nobody asked for.
+        SMs that no partition gets.
     remainder_parts
         The quanta they are in.
 
@@ -150,23 +150,23 @@ def plan_carve(
         Name → SM count, a percentage of the GPU's SMs as ``"25%"``, or ``"rest"`` (at most one);
         or a list of these.
     rounding
-        ``"exact"`` refuses a count or percentage that the GPU cannot give; ``"up"`` and
+        ``"exact"`` refuses a count or percentage that the GPU cannot grant; ``"up"`` and
         ``"down"`` take the nearest count in that direction. ``"nearest"`` takes the counts that
-        can be had together and differ least from those asked for, in sum. More SMs than are
-        free are refused whatever the rounding.
+        can be granted together with the smallest sum of differences. More SMs than are free are
+        refused with any rounding.
     held
-        Name → parts of the partitions that are live already.
+        Name → parts of the partitions that are already open.
     allow_shared
-        Whether parts held by live partitions may be given out a second time.
+        Whether parts held by open partitions may be granted again.
     keep
-        Partitions whose counts ``"nearest"`` leaves as they are, where that is possible. Where
-        it is given, be it empty, too many SMs become as many as there are: a proposal that is
+        Partitions whose counts ``"nearest"`` leaves unchanged if possible. If given, even empty,
+        requests for too many SMs are reduced to those available, as for a proposal that is
         still being edited.
 
     Raises
     ------
     InvalidPartition
-        With the nearest counts below and above, or with what holds the SMs.
+        Names the nearest counts below and above, or the partitions that hold the SMs.
     """
     named = named_sizes(sizes)
     if not isinstance(rounding, str) or rounding not in get_args(Rounding):

@@ -29,20 +29,20 @@ from gpuscope.errors import InvalidOperand, StreamError
 
 
 class Device(Unique):
-    """A GPU, real or simulated; made by :func:`gpuscope.open_device`.
+    """A real or simulated GPU, created by :func:`gpuscope.open_device`.
 
     Attributes
     ----------
     info
         What it is.
     capabilities
-        What it can do, and why not.
+        What it can do, and the reason for what it cannot.
     identity
-        What registries know it by: a GPU and the host by their key, of which a process has
-        one, a simulated GPU by itself.
+        Its key in registries: the device key of a GPU or of the host, of which a process has one;
+        the object itself for a simulated GPU.
     backend, calls, registry
-        For the package's other rooms: what does the work, who watches it, and which streams,
-        partitions and spare events there are.
+        For other parts of the package: the implementation, the observers of calls, and the
+        existing streams, partitions and spare events.
 
     Examples
     --------

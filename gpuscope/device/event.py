@@ -26,17 +26,16 @@ class EventQueue:
 
 
 class Event(Unique):
-    """A point in a stream's work that others can wait for and time.
+    """A point in a stream's work, to wait for or to measure time between.
 
-    Recording an event queues a marker behind the work already on a stream; the event is
-    *done* when that work is. A wait made now refers to the latest record made before it;
-    recording again later changes nothing for waits already queued. Waiting for an event
-    that was never recorded does nothing.
+    Recording an event queues a marker after the work already in a stream; the event is *done*
+    when that work is. A wait refers to the latest record before it. Recording again does not
+    affect waits already queued. Waiting for an event that was never recorded has no effect.
 
     Notes
     -----
-    Timing is on unless asked off. CUDA gives the time between two events as a float of
-    milliseconds, good to about 0.5 µs and worse over long spans.
+    Timing is on by default. CUDA returns the time between two events as a float in milliseconds,
+    accurate to about 0.5 µs and less over long spans.
 
     Attributes
     ----------

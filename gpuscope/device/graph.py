@@ -58,17 +58,17 @@ def after_capture(act: Callable[[], object]) -> None:
 
 
 class Graph(Closing):
-    """What was queued on a stream while it was captured; made by :meth:`Stream.capture`.
+    """The work queued in a stream during a capture, made by :meth:`Stream.capture`.
 
-    Its work keeps the SMs of the stream it was captured on, whatever stream launches it.
+    Its work keeps the SMs of the stream in which it was captured, whichever stream launches it.
 
     Attributes
     ----------
     id
-        Number in traces; those that CUPTI recorded have CUDA's number instead.
+        Number in traces; traces that CUPTI recorded have CUDA's number instead.
     partition
-        The partition its work runs in, or ``None`` for the whole GPU. Work of a stream that
-        joined the capture keeps that stream's.
+        The partition in which its work runs, or ``None`` for the whole GPU. Work of a stream that
+        joined the capture keeps the partition of that stream.
     closed
         Whether it was closed.
 

@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 
 class Partition(Unique):
-    """A set of SMs; work on its streams runs on these and no others.
+    """A set of SMs. Work on its streams runs on these SMs and no others.
 
     Attributes
     ----------
     name
         For people and timelines.
     asked
-        What was asked for: a count, a percentage or ``"rest"``.
+        The size asked for: a count, a percentage or ``"rest"``.
     sm_count
         What was granted.
     sm_ids
         The ids of its SMs, as a probe kernel saw them.
     sm_count_target
-        SMs that libraries are told to tune for: those on which clusters of thread blocks fit;
-        0 where these are too few to be worth it, and libraries are told nothing.
+        SM count that libraries are told to tune for: the SMs that hold clusters of thread blocks;
+        0 if these are too few, and libraries are told nothing.
     shares_with
-        Names of partitions that have, or had while it was live, SMs in common with it.
+        Names of partitions that share SMs with it, or did while it was open.
     context
         Number of its green context.
     color
-        For pictures, as ``"#RRGGBB"``; empty where pictures choose.
+        Colour in figures, as ``"#RRGGBB"``; if empty, figures choose one.
     closed
         Whether it was closed.
 
@@ -184,12 +184,12 @@ def make_partitions(device: Device, planned: Sequence[PlannedPartition]) -> list
 
 
 class Partitions(Closing, Mapping[str, Partition]):
-    """The partitions of one carving, by name or by position; closed by ``with``.
+    """The partitions created by one ``carve``, by name or position; ``with`` closes them.
 
     Attributes
     ----------
     plan
-        What was planned, from which the granted counts follow.
+        The plan, with the granted counts.
     closed
         Whether it was closed.
 

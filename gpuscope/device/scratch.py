@@ -40,14 +40,14 @@ def take_scratch(device: Device, nbytes: int) -> Scratch:
 
 
 class Scratch(Closing):
-    """Device memory that goes back when its call ends, or when it is closed.
+    """Device memory that is freed when its call ends or when it is closed.
 
     Attributes
     ----------
     nbytes
         Its size.
     stream
-        The stream that orders it, its tag; ``None`` for untagged memory.
+        The stream that orders its use (its tag); ``None`` for untagged memory.
 
     Examples
     --------
@@ -157,7 +157,7 @@ class Scratch(Closing):
 
 
 class WorkloadContext(Unique):
-    """What a workload's function is given: the stream to launch on, and scratch.
+    """The context passed to a workload function: the stream to launch on, and scratch memory.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class WorkloadContext(Unique):
     stream
         The stream it runs on.
     arena
-        Where the memory of the latest call on that stream is kept for this one.
+        Holds the memory of the latest call on that stream for reuse.
 
     Notes
     -----

@@ -45,24 +45,24 @@ def open_device(
     Parameters
     ----------
     spec
-        ``"auto"``: a usable CUDA device, also one without green contexts, else the
-        simulated H200 with the reason. ``"cuda"`` or ``"cuda:N"``: that device, never
-        anything else. ``"sim:h200"``: a new simulated GPU. ``"cpu"``: NumPy on the host,
-        where every stream operation works and does nothing.
+        ``"auto"``: a usable CUDA device, even one without green contexts; otherwise the simulated
+        H200, with the reason. ``"cuda"`` or ``"cuda:N"``: that device and no other.
+        ``"sim:h200"``: a new simulated GPU. ``"cpu"``: NumPy on the host, where stream operations
+        are no-ops.
     pace
         For simulated devices: ``"real"`` keeps virtual time from running ahead of the
         wall clock.
     unified_stream
-        Let every choice of stream give one stream, to tell whether streams are to blame.
-        A CUDA device or ``"cpu"`` is opened once a process, so ask at the first time.
+        Map every stream to a single one, to find out whether a bug depends on streams. A process
+        opens a CUDA device or ``"cpu"`` only once, so this must be set the first time.
     quiet
         Print nothing.
 
     Raises
     ------
     DeviceUnavailable
-        There is no such device, or it cannot be used here; or it is open already, without
-        the unified stream that is asked for.
+        The device does not exist or cannot be used here, or it is already open without the
+        unified stream.
     MissingDependency
         A CUDA device was asked for and a package it needs is missing.
 

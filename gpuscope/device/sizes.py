@@ -27,12 +27,12 @@ _PERCENTAGE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%", re.ASCII)
 
 @dataclass(frozen=True)
 class Size:
-    """The size that is asked for a partition.
+    """A size requested for a partition.
 
     Attributes
     ----------
     plain
-        As descriptions write it: ``16``, ``"25%"`` or ``"rest"``.
+        The form used in experiments: ``16``, ``"25%"`` or ``"rest"``.
 
     Examples
     --------

@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 
 class Stream(Closing, EventQueue):
-    """A queue of work that runs in order; made by a device or a partition.
+    """A queue of work that runs in order, created by a device or a partition.
 
-    ``with`` is the documented way to hold one: leaving waits for its work and destroys
-    it, also on an exception.
+    Use it in a ``with`` statement: leaving the block waits for the stream's work and destroys the
+    stream, also after an exception.
 
     Attributes
     ----------
     name
         For people and timelines.
     partition
-        The partition it was made in, or ``None``.
+        The partition it belongs to, or ``None``.
     priority
         CUDA's: lower runs first; 0 is the default.
     id
         Number in traces.
     owned
-        Whether closing destroys it: false for one that somebody else made.
+        Whether closing destroys it; false for a stream that wraps a foreign handle.
     closed
         Whether it was closed.
 

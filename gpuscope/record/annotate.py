@@ -24,7 +24,7 @@ def _ranges_of(name: str) -> tuple[str, Any, Callable[[Any], Any], Callable[[], 
 
 
 class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
-    """Name what happens inside: a context manager, or a decorator.
+    """Name a range of the program; a context manager or a decorator.
 
     Parameters
     ----------
@@ -33,9 +33,8 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
 
     Notes
     -----
-    Pushes an NVTX range in the domain ``gpuscope``, so that Nsight shows it, and adds a
-    row to every recording that is on, on that recording's clock. A recording with CUPTI
-    takes that row from NVTX.
+    Pushes an NVTX range in the domain ``gpuscope``, which Nsight shows, and adds a row to every
+    running recording, on that recording's clock. A recording with CUPTI takes this row from NVTX.
 
     Examples
     --------

@@ -49,14 +49,15 @@ if hasattr(os, "register_at_fork"):
 
 
 class Recording:
-    """What :func:`gpuscope.profile` gives: rows while it runs, a trace when it ended.
+    """A recording made by :func:`gpuscope.profile`: rows while it runs, then a trace.
 
     Parameters
     ----------
     devices
-        Devices of one clock; with none, what CUPTI sees of this process, and ranges.
+        Devices that share one clock. Without devices, what CUPTI sees of this process, and
+        ranges.
     source
-        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI where it is installed.
+        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI if it is installed, else events.
     detail
         ``"launches"``, or ``"full"``: all API calls and synchronisations, too.
     launch_ids

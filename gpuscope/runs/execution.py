@@ -26,30 +26,30 @@ def run(
     viewer: Viewer | None = None,
     stop: threading.Event | None = None,
 ) -> Run:
-    """Run an experiment: each of its settings, in turns.
+    """Run an experiment. Its settings take turns.
 
     Parameters
     ----------
     experiment
-        The description, or a TOML or JSON file, or a dict.
+        The experiment: an ``Experiment``, the path of a TOML or JSON file, or a dict.
     device
         An open device or a name for :func:`open_device`; ``"auto"`` if not given.
     viewer
-        Called from this thread with the progress, many times.
+        Called repeatedly from this thread with the progress.
     stop
-        Set it to end early; what was recorded is kept.
+        An event that ends the run early when set. What was recorded is kept.
 
     Returns
     -------
     Run
-        Setting → Trace, with the comparison. After Ctrl-C or ``stop`` it holds what was
-        recorded until then, and ``stopped`` is true. A second Ctrl-C, while that is put together,
-        leaves at once, without it.
+        Setting → trace, with a comparison of the settings. After Ctrl-C or ``stop``, it holds
+        what was recorded until then, and ``stopped`` is true. A second Ctrl-C during this step
+        aborts at once, without a result.
 
     Raises
     ------
     InvalidExperiment, InvalidPartition, GpuscopeError
-        Before anything is launched where that can be told.
+        If possible, raised before anything is launched.
 
     Examples
     --------
@@ -74,23 +74,23 @@ def predict(
     viewer: Viewer | None = None,
     stop: threading.Event | None = None,
 ) -> Run:
-    """Run an experiment on the simulated GPU of a profile: what a real one may be expected to do.
+    """Predict a run: run an experiment on the simulated GPU of a profile.
 
     Parameters
     ----------
     experiment
-        The description, or a TOML or JSON file, or a dict, such as a measured run's
-        ``experiment``.
+        The experiment: an ``Experiment``, such as a measured run's ``experiment``, the path of a
+        TOML or JSON file, or a dict.
     gpu_profile
-        A profile's name: what stands behind ``sim:`` in :func:`open_device`.
+        The name of a profile: the part after ``sim:`` in :func:`open_device`.
     viewer, stop
         As in :func:`run`.
 
     Returns
     -------
     Run
-        Its traces are marked as simulated; how good their times are: `docs/simulator.md`.
-        :func:`gpuscope.figures.prediction` sets it beside a measured run.
+        Its traces are marked as simulated; `docs/simulator.md` states how accurate their times
+        are. :func:`gpuscope.figures.prediction` compares it with a measured run.
 
     Raises
     ------

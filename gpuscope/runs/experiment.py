@@ -104,7 +104,7 @@ class ResolvedSetting(Model):
 
 
 class Experiment(ExtendedModel):
-    """What to carve, which streams to make, what to launch on them, and in which settings.
+    """A description of partitions, streams, workloads and the settings to compare.
 
     Attributes
     ----------
@@ -114,16 +114,16 @@ class Experiment(ExtendedModel):
     streams, workloads, settings
         By name. Without settings there is one, called ``"default"``.
     rounds
-        Settings take turns this many times, so that drift meets all of them alike.
+        How often the settings take turns, so that drift affects all of them equally.
     alone_repeats
-        Calls a round of each workload alone, from which gain and shares follow; 0 for none.
-        A background workload runs alone for at least as long as it ran with the others.
+        Calls per round of each workload alone, the reference for gain and shares; 0 for none. A
+        background workload runs alone for at least as long as it ran with the others.
     rounding
-        What to do with a count or percentage that the GPU cannot give.
+        What to do with a count or percentage that the GPU cannot grant.
     seed
-        Of operands and arrivals.
+        Random seed of operands and arrivals.
     colors
-        Partition → its colour in pictures, as ``"#RRGGBB"``; the others have one by their place.
+        Partition → its colour in figures, as ``"#RRGGBB"``; others get one by position.
 
     Examples
     --------

@@ -43,53 +43,55 @@ def measure_interference(
 ) -> InterferenceResult:
     """Measure how much longer each workload's kernels take while each other one runs.
 
-    interference(A | B) = median duration of A's kernels that lie wholly inside busy(B) / their
-    median duration alone on the same partition − 1, over all rounds. A runs as it is described;
-    B runs in the background, back to back, with at least four calls queued. In each round every
-    workload runs alone and then with each of the others, so that drift meets all alike.
+    interference(A | B) = (median duration of A's kernels that lie wholly inside busy(B) / their
+    median duration alone on the same partition) − 1, over all rounds. busy(B) is the time in
+    which kernels of B run. A runs as described; B runs in the background, back to back, with at least four calls
+    queued. In each round every workload runs alone and then with each of the others, so that
+    drift affects all of them equally.
 
     Parameters
     ----------
     device
         An open device or a name for :func:`gpuscope.open_device`.
     partitions
-        Sizes as ``device.carve`` takes them, the same throughout; ``None`` leaves the GPU whole.
+        Sizes as for ``device.carve``, the same in all runs; ``None`` uses the whole GPU.
     rounding
         As ``device.carve`` takes it.
     workloads
         Name → fields as in an experiment file, with ``partition`` = the name of one of the
-        partitions. Each workload has a stream of its own there, also where two share a
-        partition; a ``stream`` names the partition only where no ``partition`` does, as in a
-        spec taken from an experiment. ``background``, ``repeats`` and ``waits_on`` are not used.
+        partitions. Each workload has its own stream there, even if two share a partition. Without
+        ``partition``, ``stream`` names the partition, as in a spec taken from an experiment.
+        ``background``, ``repeats`` and ``waits_on`` are ignored.
     repeats
         Calls of the measured workload in each round, alone and in each pair.
     rounds
-        Rounds; the spread is over them.
+        Number of rounds, over which the spread is taken.
     seed
-        Of operands and arrivals.
+        Random seed of operands and arrivals.
     inside
-        Share of its time, in (0, 1], that a kernel of A has to lie inside busy(B). 1 is the
-        definition; below it, kernels count that are longer than B is busy without a gap.
+        Share of its duration, in (0, 1], for which a kernel of A must lie inside busy(B). 1 is
+        the definition. Use a smaller value if A's kernels are longer than B's busy times without
+        a gap.
     viewer
-        Called from this thread with the progress over everything, many times.
+        Called repeatedly from this thread with the progress of the whole measurement.
     stop
         Set it to end early.
 
     Returns
     -------
     InterferenceResult
-        ``result["a", "b"]`` is interference(a | b), ``result.cell("a", "b")`` has its spread, n
-        and, where there is no value, the reason. After Ctrl-C or ``stop`` it holds what was
+        ``result["a", "b"]`` is interference(a | b). ``result.cell("a", "b")`` has its spread, n
+        and, if there is no value, the reason. After Ctrl-C or ``stop``, it holds what was
         measured until then.
 
     Raises
     ------
     InvalidExperiment
-        A workload does not validate or names no partition, or there are fewer than two.
+        A workload is invalid or names no partition, or there are fewer than two workloads.
     InvalidPartition
         The GPU cannot grant the sizes.
     GpuscopeError
-        It was stopped before anything was recorded.
+        The measurement was stopped before anything was recorded.
 
     Examples
     --------

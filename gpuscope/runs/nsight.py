@@ -121,7 +121,7 @@ def profile(
     Parameters
     ----------
     experiment
-        The description, or a TOML or JSON file, or a dict.
+        The experiment: an ``Experiment``, the path of a TOML or JSON file, or a dict.
     report
         Where to; without it the experiment's name in the working folder. Its suffix is the
         tool's.

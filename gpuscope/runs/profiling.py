@@ -35,47 +35,48 @@ def profile(
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
-    On a GPU, CUPTI records what every library of the process does; where it is not
-    installed, bracketing events time what gpuscope launches.
+    On a GPU, CUPTI records the work of every library in the process. Without CUPTI, events around
+    each launch time the work that gpuscope launches.
 
     Parameters
     ----------
     device
-        Which one; without it, every open device, which must share one clock.
+        The device to record. Default: all open devices, which must share one clock.
     source
-        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI where it is installed.
+        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI if it is installed, else events.
     detail
-        ``"launches"``: of API calls those that launch, copy or set. ``"full"``: all API
-        calls, and synchronisations.
+        ``"launches"``: only API calls that launch, copy or set. ``"full"``: all API calls, and
+        synchronisations.
     launch_ids
         Whether API calls are recorded. Without them a launch costs less, but work cannot be
-        traced to the call and the partition it was given to. ``"runtime"``: those of the CUDA
-        runtime alone, as PyTorch and cuBLAS make them; CuPy, Triton, cuda.core and gpuscope's
-        own kernels launch by the driver's calls.
+        linked to its call and its intended partition. ``"runtime"`` records only calls of the
+        CUDA runtime API, which PyTorch and cuBLAS use; CuPy, Triton, cuda.core and gpuscope's own
+        kernels use the driver API.
     memory_limit
-        Bytes of buffers that CUPTI may fill between two readings; what does not fit is
-        dropped and counted.
+        Bytes of buffers that CUPTI may fill between two readings. Records beyond it are dropped
+        and counted.
     wait
-        Wait at the end for what was launched; else what still runs stays open.
+        Whether to wait at the end for the work launched. Otherwise work that is still running is
+        recorded without an end.
     live
-        True shows a :class:`~gpuscope.Timeline` that grows while the block runs and stays when
-        it ended; a function that returns another view shows that. Reading the records
-        meanwhile takes turns with the host code that is recorded.
+        True shows a :class:`~gpuscope.Timeline` that grows while the block runs and stays
+        afterwards. A function that returns another view shows that view instead. Reading the
+        records meanwhile competes with the recorded host code.
 
     Yields
     ------
     Recording
-        ``batches(since)`` while it runs, ``trace`` afterwards, also after an exception.
+        It has ``batches(since)`` while it runs and ``trace`` afterwards, also after an exception.
 
     Raises
     ------
     GpuscopeError
-        Devices with different clocks are open and none was named.
+        Devices with different clocks are open and no device was given.
     RecorderBusy
         Another client of CUPTI, such as PyTorch's profiler or Nsight Systems, records in
         this process.
     MissingDependency, CapabilityError
-        CUPTI was asked for and is not there, or what a live view needs.
+        CUPTI was requested but is missing, or a package that the live view needs is missing.
 
     Examples
     --------

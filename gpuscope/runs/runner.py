@@ -38,16 +38,16 @@ _LEGACY_STREAM = 1  # cudaStreamLegacy
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is; given to viewers.
+    """The progress of a run, passed to viewers.
 
     Attributes
     ----------
     done, total
         Foreground calls completed and planned, over all settings and rounds.
     recording
-        The recording that is on now, for its batches; ``None`` between recordings.
+        The current recording, for its batches; ``None`` between recordings.
     phase
-        ``"together"``, or which workload is measured alone.
+        ``"together"``, or the workload that is measured alone.
     """
 
     setting: str

@@ -57,18 +57,18 @@ def sweep(
     Parameters
     ----------
     experiment
-        The description, or a TOML or JSON file, or a dict.
+        The experiment: an ``Experiment``, the path of a TOML or JSON file, or a dict.
     parameters
-        Dotted path into the description → values to take. ``partitions.NAME`` is that
-        partition in every setting that carves one; any other path is that one field, such as
-        ``workloads.load.m``. Several parameters make a grid; the last one varies fastest.
+        Dotted path into the experiment → values to try. ``partitions.NAME`` is that partition in
+        every setting that has one; any other path is one field, such as ``workloads.load.m``.
+        Several parameters form a grid; the last one varies fastest.
     device
         An open device or a name for :func:`gpuscope.open_device`; ``"auto"`` if not given.
     path
-        A folder in which each finished point is kept. A second call with the same experiment,
-        parameters and device skips those.
+        A folder in which each finished point is saved. A second call with the same experiment,
+        parameters and device skips these points.
     viewer
-        Called from this thread with the progress over the whole sweep, many times.
+        Called repeatedly from this thread with the progress of the whole sweep.
     stop
         Set it to end early.
 
@@ -76,15 +76,14 @@ def sweep(
     -------
     SweepResult
         Its ``table`` has one row per point, setting and workload. A point that the GPU cannot
-        carve is a row with its error. After Ctrl-C or ``stop`` it holds what was measured
-        until then; the point that was cut short says so, and is measured again by a second
-        call.
+        carve is a row with its error. After Ctrl-C or ``stop``, the table holds what was measured
+        until then. The interrupted point is marked, and a second call measures it again.
 
     Raises
     ------
     InvalidExperiment
-        The description does not validate at one of the points, or a path leads nowhere; told
-        before anything is run.
+        The experiment is invalid at one of the points, or a path does not exist. Raised before
+        anything runs.
     GpuscopeError
         The folder holds another sweep or cannot be used, or the sweep was stopped before
         anything was recorded.
@@ -159,7 +158,7 @@ def sweep(
 
 @door(path=(str, Path))
 def load_sweep(path: str | Path) -> SweepResult:
-    """Read what a sweep has kept in a folder so far.
+    """Read the points that a sweep has saved in a folder so far.
 
     Parameters
     ----------

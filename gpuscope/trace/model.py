@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 
 class Trace:
-    """What was seen: a table of spans, a table of edges, and metadata. Immutable.
+    """A recorded trace: a table of spans, a table of edges, and metadata. Immutable.
 
     Attributes
     ----------
@@ -30,16 +30,15 @@ class Trace:
         One row per launch, range, call…; columns and units in
         :data:`gpuscope.trace.schema.SPAN_TYPES`.
     edges
-        Which span led to which.
+        Which span caused or preceded which.
     metadata
         Devices, partitions, streams, clocks, counts.
 
     Raises
     ------
     TraceFormatError
-        The rows make no trace: a negative number, an end before its start, a time beyond
-        ``schema.LATEST_NS``, two equal ids, a required value that is null, metadata of another
-        shape.
+        The rows are not a valid trace: a negative number, an end before its start, a time beyond
+        ``schema.LATEST_NS``, a duplicate id, a required value that is null, or invalid metadata.
 
     Examples
     --------

@@ -34,7 +34,7 @@ def incomplete(traces: Mapping[str, Trace]) -> str:
 
 @dataclass(frozen=True)
 class Run(Mapping[str, Trace]):
-    """What an experiment gave: setting → Trace, and their comparison.
+    """The result of an experiment: setting → trace, and a comparison of the settings.
 
     Attributes
     ----------
@@ -43,9 +43,9 @@ class Run(Mapping[str, Trace]):
     comparison
         One row per setting and workload: kernels, latency, throughput, shares.
     experiment
-        The description that was run.
+        The experiment that was run.
     stopped
-        Whether it was stopped before its end; what was recorded is here.
+        Whether the run was stopped early; it then holds what was recorded until then.
 
     Examples
     --------

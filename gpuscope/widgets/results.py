@@ -42,7 +42,7 @@ class Summary:
     Attributes
     ----------
     experiment
-        The description that was run.
+        The experiment that was run.
     rows
         One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`.
     confinement

@@ -41,9 +41,9 @@ of_thread = _OfThread()
 
 
 class Completion(Unique):
-    """The end of one ``execute()``: ask for it, or wait for it.
+    """The end of one ``execute()``, to query or to wait for.
 
-    The moment at which the host first sees it done is the end of the call's latency.
+    The call's latency ends when the host first sees it done.
     """
 
     __slots__ = ("_call", "_device", "_event", "_seen", "_spare")

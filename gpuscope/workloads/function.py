@@ -27,27 +27,27 @@ _R = TypeVar("_R")
 
 
 class workload(Generic[_R]):  # noqa: N801 - used like a function
-    """Make a function of yours a workload: call it with a device, and get a handle.
+    """Turn a function into a workload: calling the result with a device returns a handle.
 
     Parameters
     ----------
     function
         ``function(ctx, *args, **kwargs)``, where ``ctx`` is a
-        :class:`~gpuscope.device.scratch.WorkloadContext`: it launches on ``ctx.stream``,
-        and takes memory with ``ctx.scratch(nbytes)``. It may use CuPy, PyTorch, kernels of
-        its own or other handles, and must not wait for the GPU if the handle shall not.
+        :class:`~gpuscope.device.scratch.WorkloadContext`: it launches on ``ctx.stream`` and
+        allocates with ``ctx.scratch(nbytes)``. It may use CuPy, PyTorch, its own kernels or other
+        handles. If it waits for the GPU, so does the handle.
 
     Raises
     ------
     TypeError
-        It is no function, it is asynchronous or a generator, it takes no context, or it
-        takes an argument called ``stream``, which is ``execute()``'s.
+        It is not a function, is asynchronous or a generator, takes no context, or has an argument
+        called ``stream``, which belongs to ``execute()``.
 
     Notes
     -----
-    Inside the call, ``ctx.stream`` is the caller stream, the thread's current stream, and
-    the current stream of CuPy and PyTorch where they are imported. What was current before
-    is current again afterwards, also after an error.
+    During the call, ``ctx.stream`` is the caller stream, the thread's current stream, and the
+    current stream of CuPy and PyTorch if they are imported. Afterwards the previous streams are
+    restored, also after an error.
 
     Examples
     --------
@@ -149,14 +149,14 @@ class _Invocation:
 
 
 class FunctionHandle(Handle, Generic[_R]):
-    """A user's function as a reusable handle; made by calling a :class:`workload`.
+    """A user's function as a reusable handle, created by calling a :class:`workload`.
 
     Notes
     -----
-    Scratch that a call took on its stream is kept for the next call there, so a repeated
-    call takes no new memory, and a call on a stream that is being captured needs one run
-    there before, of the same sizes. A graph keeps the scratch that was captured in it:
-    launch it when the run before the capture is done, or on the same stream.
+    The handle keeps the scratch of a call for the next call on the same stream, so a repeated
+    call allocates no new memory. Before a call on a stream under capture, run it once there with
+    the same sizes. A graph keeps the scratch captured in it: launch it on the same stream, or
+    once the run before the capture is done.
     """
 
     def __init__(

@@ -48,9 +48,9 @@ def mm_out(
         float32 with float32 accumulation, or float64. Row-major, column-major and
         transposed views are taken without a copy; other strides are copied on the stream.
     stream
-        Explicit stream; without it the caller stream, else the thread's current stream,
-        and then the call returns without waiting. With none of them it runs on the
-        per-thread default stream and waits.
+        The stream to use. Default: the caller stream, else the thread's current stream. With any
+        of these the call returns without waiting. Without them it runs on the per-thread default
+        stream and waits.
 
     Returns
     -------
@@ -60,12 +60,13 @@ def mm_out(
     Raises
     ------
     InvalidOperand
-        An argument cannot be used; names it, what was found and what is needed.
+        An argument cannot be used. The message names the argument, what was found and what is
+        required.
 
     Notes
     -----
-    Origin: contract E, ExecuTorch #19360. The library is told how many SMs the stream's
-    partition has, TF32 and reduced-precision split-K are off.
+    The library is told the SM count of the stream's partition. TF32 and reduced-precision split-K
+    are off. Origin: contract E, ExecuTorch #19360.
 
     Examples
     --------

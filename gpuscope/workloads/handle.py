@@ -42,12 +42,12 @@ class Handle(Closing):
     Parameters
     ----------
     owner
-        The device to run on; or a partition, which then closes the handle with itself.
+        The device to run on, or a partition, which closes the handle when it is closed.
     name
         For people, timelines and analyses.
     max_in_flight
-        How many calls may overlap. Each has a context: own operands, staging, event and
-        graph; a call waits, on its stream, for the one before it in the same context.
+        How many calls may overlap. Each has a context with its own operands, staging memory,
+        event and graph. A call waits, on its stream, for the previous call in the same context.
 
     Raises
     ------
@@ -58,21 +58,21 @@ class Handle(Closing):
 
     Notes
     -----
-    A handle owns no stream. ``execute(stream=…)`` uses the explicit stream, else the
-    caller stream, else the thread's current stream, and returns at once with a completion
-    event recorded behind the work; with none of them it runs on the per-thread default
-    stream and has finished when it returns, and so it has when an operand is in host
-    memory. Using it again needs no wait: on the same stream, stream order is enough;
-    another stream waits for the completion event. A lock serialises ``execute()``.
+    A handle owns no stream. ``execute(stream=…)`` uses the explicit stream, else the caller
+    stream, else the thread's current stream. It records a completion event after the work and
+    returns at once. Without any of these streams it runs on the per-thread default stream and
+    waits; it also waits if an operand is in host memory. A handle can be used again without
+    waiting: on the same stream, stream order suffices; another stream waits for the completion
+    event. A lock serialises ``execute()``.
 
-    A call that fails once something was queued has drained its stream when the error
-    leaves, and the handle can be used again.
+    If a call fails after it queued work, it drains its stream before it raises, and the handle
+    remains usable.
 
-    On a stream that is being captured, a call becomes part of that graph: it records no
-    completion, and whoever launches the graph orders it.
+    On a stream under capture, a call becomes part of the graph. It records no completion; the
+    code that launches the graph orders it.
 
     A subclass queues its work in ``_launch(stream, operands)``. It may check operands in
-    ``_prepare(context, operands)``, and say there what the call returns.
+    ``_prepare(context, operands)``, which also decides what the call returns.
 
     Origin: contract B, Torch-TensorRT #4314.
 

@@ -45,9 +45,9 @@ def measure_interference(
 
     interference(A | B) = (median duration of A's kernels that lie wholly inside busy(B) / their
     median duration alone on the same partition) − 1, over all rounds. busy(B) is the time in
-    which kernels of B run. A runs as described; B runs in the background, back to back, with at least four calls
-    queued. In each round every workload runs alone and then with each of the others, so that
-    drift affects all of them equally.
+    which kernels of B run. A runs as described; B runs in the background, back to back, with at
+    least four calls queued. In each round every workload runs alone and then with each of the
+    others, so that drift affects all of them equally.
 
     Parameters
     ----------

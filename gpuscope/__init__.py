@@ -70,7 +70,7 @@ def __dir__() -> list[str]:
 
 def _shown_timeline() -> LiveView:
     """Make the view of ``profile(live=True)``."""
-    from gpuscope.widgets.viewer import ShownTimeline  # noqa: PLC0415 - only where one is shown
+    from gpuscope.widgets.saved import ShownTimeline  # noqa: PLC0415 - only where one is shown
 
     return ShownTimeline()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import anywidget
 import traitlets
 
-_STATIC = Path(__file__).parent / "static"
+from gpuscope.widgets.base import static
 
 Message: TypeAlias = Mapping[str, Any]
 """What the page sends, decoded from JSON."""
@@ -27,8 +26,8 @@ class Bar(anywidget.AnyWidget):
         Called with each message, on any thread.
     """
 
-    _esm = (_STATIC / "timeline.js").read_text("utf-8")
-    _css = (_STATIC / "timeline.css").read_text("utf-8")
+    _esm = static("timeline.js")
+    _css = static("timeline.css")
 
     state = traitlets.Dict().tag(sync=True)
     """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is

@@ -1,4 +1,4 @@
-"""The base of the widgets with scripts of their own: script, style, lock, actions."""
+"""What the widgets with scripts of their own share: script, style, lock, messages of the page."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from pathlib import Path
 
 import anywidget
 import traitlets
+from ipywidgets import Widget
 
-from gpuscope.widgets.comms import hear_beside_cells
 
-_STATIC = Path(__file__).parent / "static"
+def static(name: str) -> str:
+    """Return a script or a style."""
+    return (Path(__file__).parent / "static" / name).read_text("utf-8")
 
 
 def script(name: str) -> str:
-    """Return a widget's script with what all of them share: each has to be whole by itself."""
-    return "\n".join((_STATIC / file).read_text("utf-8") for file in ("dom.js", name))
+    """Return a control's script with what all of them share: each has to be whole by itself."""
+    return f"{static('dom.js')}\n{static(name)}"
+
+
+def hear_beside_cells(widget: Widget) -> None:
+    """Have what the browser tells a widget handled while a cell runs, where the page asks for it.
+
+    JupyterLab sends it to a thread of its own in the kernel (a subshell). ipykernel from 7.3 on
+    sends it to the thread instead from which the widget was last written to: that is the
+    cell's, for a widget that was just made, and for one that other threads draw on. Then
+    nothing is heard before the cell ends.
+    """
+    comm = widget.comm
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda _data, subshell: subshell
 
 
 class Control(anywidget.AnyWidget):
@@ -31,19 +46,23 @@ class Control(anywidget.AnyWidget):
         Guards the state; several widgets may share one.
     """
 
-    _css = (_STATIC / "controls.css").read_text("utf-8")
+    _css = static("controls.css")
 
     heading = traitlets.Unicode(help="A heading above it; empty for none.").tag(sync=True)
-    disabled = traitlets.Bool(
-        False,  # noqa: FBT003 - a trait's default
-        help="Whether nothing can be changed: a run is on.",
-    ).tag(sync=True)
+    disabled = traitlets.Bool(help="Whether nothing can be changed: a run is on.").tag(sync=True)
 
     def __init__(self, *, lock: threading.RLock | None = None, **traits: object) -> None:
         self.lock = threading.RLock() if lock is None else lock
         super().__init__(**traits)
         hear_beside_cells(self)
         self.on_msg(self._take)
+
+    def __init_subclass__(cls) -> None:
+        """Let the page see all traits: that is what they are for."""
+        for trait in vars(cls).values():
+            if isinstance(trait, traitlets.TraitType):
+                trait.tag(sync=True)
+        super().__init_subclass__()
 
     def action(self, name: str) -> Callable[..., None] | None:
         """Return what an action of the page calls; ``None`` if there is none of that name."""

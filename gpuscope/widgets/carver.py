@@ -72,29 +72,25 @@ class PartitionCarver(Control):
 
     sizes = traitlets.Dict(
         help="What was applied last: name → size, as carve() takes it. Observe it to follow Apply."
-    ).tag(sync=True)
+    )
     rows = traitlets.List(
         traitlets.Dict(),
         help="The proposal, a dict a partition: id, name, color, asked, granted, sm_ids, and "
         "name_error and count_error, which are empty if all is well.",
-    ).tag(sync=True)
+    )
     strip = traitlets.Dict(
         help="The SMs: total, quantum, remainder, and groups, each with sm_count, owner (a row's "
         "id, 0 for nobody, -1 for a live partition that is not this widget's) and kind."
-    ).tag(sync=True)
-    error = traitlets.Unicode(help="Why the proposal cannot be granted; empty if it can.").tag(
-        sync=True
     )
+    error = traitlets.Unicode(help="Why the proposal cannot be granted; empty if it can.")
     refused = traitlets.Unicode(
         help="Why the last Apply failed; empty once something is asked for again."
-    ).tag(sync=True)
-    pending = traitlets.Bool(help="Whether the proposal differs from what was applied.").tag(
-        sync=True
     )
+    pending = traitlets.Bool(help="Whether the proposal differs from what was applied.")
     asking = traitlets.Dict(
         help="What the page asks for while a boundary moves or a count is typed: counts (row id → "
         "size), settle (whether what is granted becomes what is asked), serial."
-    ).tag(sync=True)
+    )
 
     def __init__(
         self,

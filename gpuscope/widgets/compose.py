@@ -7,11 +7,10 @@ from gpuscope.figures.frame import frame_of, look
 from gpuscope.figures.labels import nothing, y_axis
 from gpuscope.figures.sm_blocks import sm_axis, sm_image
 from gpuscope.figures.style import Properties
-from gpuscope.figures.text import escape
+from gpuscope.figures.text import duration, escape
 from gpuscope.figures.view import View
-from gpuscope.widgets.overlays import ink, links, on_axis, outlines, ruler
-from gpuscope.widgets.snapshot import SPANS, Drawn, Snapshot
-from gpuscope.widgets.theme import STRIPE
+from gpuscope.trace.query import OPEN_NS
+from gpuscope.widgets.snapshot import SPANS, STRIPE, Drawn, Snapshot
 from gpuscope.widgets.window import axis_ticks, widened
 
 _CHARACTERS = 110_000
@@ -42,13 +41,13 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
     drawn = Drawn(snapshot, view, bars, {}, {})
     waits = {name: made.arrows[name] for name in ("x", "y")}
     drawn.overlays.update(
-        waits=waits, links=links(drawn), selected=outlines(drawn), measure=ruler(snapshot)
+        waits=waits, links=_links(drawn), selected=_outlines(drawn), measure=_ruler(snapshot)
     )
     for overlay in drawn.overlays.values():
-        ink(overlay, snapshot.theme.ink)
+        _ink(overlay, snapshot.theme.ink)
     ticks = axis_ticks(snapshot.window_ns, fetched, snapshot.zero_ns)
     drawn.layout.update({f"xaxis.{name}": value for name, value in ticks.items()})
-    drawn.layout["xaxis.range"] = [on_axis(snapshot, edge) for edge in snapshot.window_ns]
+    drawn.layout["xaxis.range"] = [_on_axis(snapshot, edge) for edge in snapshot.window_ns]
     drawn.layout["images"] = [made.image] if made.image is not None else []
     if snapshot.held is not None:
         cells = snapshot.held.cells(fetched, pixels)
@@ -154,3 +153,77 @@ def _divide(drawn: Drawn, snapshot: Snapshot) -> None:
     }
     drawn.layout.update({"yaxis.domain": [share, 1], "xaxis.anchor": "y2", "yaxis2": axis})
     drawn.overlays["sms"] = {"visible": True}
+
+
+# -- overlays: dependencies, selection, measurement -----------------------------------------
+def _links(drawn: Drawn) -> Properties:
+    """Return arrows from spans to those that had to follow them."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for cause, effect in drawn.snapshot.links:
+        (_, end), (start, _) = _span(drawn, cause), _span(drawn, effect)
+        x += [min(end, start), start, None]
+        y += [drawn.place(cause)[0], drawn.place(effect)[0], None]
+    return {"x": x, "y": y}
+
+
+def _outlines(drawn: Drawn) -> Properties:
+    """Return rectangles around the selected span and those that it is linked to."""
+    rows = dict.fromkeys(row for link in drawn.snapshot.links for row in link)
+    if drawn.snapshot.selected is not None:
+        rows[drawn.snapshot.selected] = None
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for row in rows:
+        (left, right), (centre, size) = _span(drawn, row), drawn.place(row)
+        top, bottom = centre - size / 2, centre + size / 2
+        x += [left, right, right, left, left, None]
+        y += [top, top, bottom, bottom, top, None]
+    return {"x": x, "y": y}
+
+
+def _ruler(snapshot: Snapshot) -> Properties:
+    """Return a line at each point that is measured from and to, and the time between."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    text: list[str] = []
+    for mark in snapshot.marks:
+        x += [_on_axis(snapshot, mark), _on_axis(snapshot, mark), None]
+        y += [0, snapshot.height, None]
+        text += ["", "", ""]
+    if len(snapshot.marks) == 2:
+        first, last = sorted(snapshot.marks)
+        at = snapshot.height * 0.04
+        x += [
+            _on_axis(snapshot, first),
+            _on_axis(snapshot, (first + last) / 2),
+            _on_axis(snapshot, last),
+        ]
+        y += [at, at, at]
+        text += ["", f"<b>{duration(last - first)}</b>", ""]
+    return {"x": x, "y": y, "text": text}
+
+
+def _ink(overlay: Properties, ink: str) -> None:
+    """Add an overlay's colours."""
+    # Whole properties only: one update with `marker` here and `marker.color` there loses some.
+    overlay["line"] = {"color": ink, "width": 2}
+    overlay["textfont"] = {"color": ink, "size": 14}
+    overlay["marker"] = {
+        "symbol": "arrow", "angleref": "previous", "color": ink,
+        "size": [0, 10, 0] * (len(overlay["x"]) // 3),
+    }  # fmt: skip
+
+
+def _on_axis(snapshot: Snapshot, time_ns: float) -> float:
+    """Return where a time is on the axis."""
+    return (time_ns - snapshot.zero_ns) / 1e3
+
+
+def _span(drawn: Drawn, row: int) -> tuple[float, float]:
+    """Return where a span starts and ends on the axis, an open one at the edge of the frame."""
+    tracks, edge = drawn.snapshot.tracks, drawn.view.found.window_ns[1]
+    start, end = int(tracks.start_ns[row]), int(tracks.end_ns[row])
+    return _on_axis(drawn.snapshot, start), _on_axis(
+        drawn.snapshot, max(edge, start) if end == OPEN_NS else end
+    )

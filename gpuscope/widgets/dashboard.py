@@ -23,12 +23,11 @@ from gpuscope.runs.runner import Progress
 from gpuscope.trace.run import Run
 from gpuscope.widgets import html, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
-from gpuscope.widgets.devices import DevicePicker, find_devices
-from gpuscope.widgets.estimate import Estimate, in_words
+from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.form import TEMPLATE, Form
-from gpuscope.widgets.runbar import RunBar
+from gpuscope.widgets.live import LatestWins
+from gpuscope.widgets.runbar import Estimate, RunBar, in_words
 from gpuscope.widgets.saved import SavedOutput, display, saved_page
-from gpuscope.widgets.throttle import LatestWins
 from gpuscope.widgets.timeline import Timeline
 
 PERIOD_S = 0.2
@@ -55,8 +54,6 @@ class Dashboard:
     experiment
         What the controls start from, as :func:`~gpuscope.run` takes it; a small GEMM beside
         a large one if not given. Of several settings, the first that carves, else the last.
-    clock
-        Monotonic, in seconds; for tests.
 
     Attributes
     ----------
@@ -90,15 +87,12 @@ class Dashboard:
     >>> dashboard.close()
     """
 
-    @door(device=(Device, str, None), clock=Callable)
+    @door(device=(Device, str, None))
     def __init__(
         self,
         device: Device | str | None = None,
         experiment: Experiment | Mapping[str, object] | str | Path | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
         self._lock = threading.RLock()  # callbacks may run beside the main thread
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -106,12 +100,11 @@ class Dashboard:
         self._watched: Recording | None = None
         self._picture = ""
         self._output = SavedOutput()
-        self._output = SavedOutput()
         self._last: results.Summary | None = None
         self.run: Run | None = None
         self.timeline = Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS)
         self.verdicts, self.results = ipw.HTML(), ipw.HTML()
-        self.devices = DevicePicker(find_devices(device), lock=self._lock)
+        self.devices = DevicePicker(device, lock=self._lock)
         self.bar = RunBar(
             {
                 "run": self.start, "stop": self.stop, "code": self._show_code,
@@ -121,17 +114,9 @@ class Dashboard:
             lock=self._lock,
         )  # fmt: skip
         self.form = Form(_experiment(experiment), self.devices.opened, self._changed, self._lock)
-        self.devices.observe(lambda _change: self.form.refresh(), names="device")
-        self.widget = ipw.VBox(
-            [
-                self.devices,
-                *self.form.controls,
-                self.bar,
-                self.verdicts,
-                self.timeline,
-                self.results,
-            ]
-        )
+        self.devices.observe(lambda _change: self.form.carver.refresh(), names="device")
+        controls = [self.devices, *self.form.controls, self.bar]
+        self.widget = ipw.VBox([*controls, self.verdicts, self.timeline, self.results])
         self.widget.add_class("gpuscope-dashboard")
         if self.widget.comm is not None:  # the page may close it
             self.widget.comm.on_close(lambda _message: self.close())
@@ -172,10 +157,10 @@ class Dashboard:
         InvalidExperiment, GpuscopeError
             It does not validate, or cannot be read. Nothing is changed then.
         """
-        found = _experiment(experiment)
+        opened = _experiment(experiment)
         with self._lock:
-            self.form.load(found)
-            self.bar.say(f"Opened {found.name}.")
+            self.form.load(opened)
+            self.bar.say(f"Opened {opened.name}.")
 
     def code(self, kind: str = _GPUSCOPE) -> str:
         """Return what the controls describe as code.
@@ -274,15 +259,11 @@ class Dashboard:
 
     def _work(self, experiment: Experiment, stop: threading.Event) -> None:
         said, done = "", None
-        self._estimate = Estimate(experiment, self._clock)
+        self._estimate = Estimate(experiment, time.monotonic)
         try:
-            live = LatestWins(
-                self._tell_live, failed=self._live_failed, period_s=PERIOD_S, clock=self._clock
-            )
-            with live:
-                done = execution.run(
-                    experiment, self.devices.opened(), viewer=live.offer, stop=stop
-                )
+            with LatestWins(self._tell_live, failed=self._live_failed, period_s=PERIOD_S) as live:
+                device = self.devices.opened()
+                done = execution.run(experiment, device, viewer=live.offer, stop=stop)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
             said = _in_words(error)
         self._finish(done, said)
@@ -363,18 +344,17 @@ class Dashboard:
 
     def _profile(self, key: str, experiment: Experiment, stop: threading.Event) -> None:
         try:
-            found = nsight.profile(experiment, device=key, cancel=stop)
-            if found.trace is not None:
-                self.timeline.show(found.trace)
+            profiled = nsight.profile(experiment, device=key, cancel=stop)
+            if profiled.trace is not None:
+                self.timeline.show(profiled.trace)
+            show, words = self.bar.say, (
+                f"Nsight Systems wrote {profiled.report}: open it with nsys-ui. The timeline "
+                "shows it."
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            with self._lock:
-                self.bar.warn(_in_words(error))
-                self._end()
-            return
+            show, words = self.bar.warn, _in_words(error)
         with self._lock:
-            self.bar.say(
-                f"Nsight Systems wrote {found.report}: open it with nsys-ui. The timeline shows it."
-            )
+            show(words)
             self._end()
 
     # -- what the controls tell -------------------------------------------------------
@@ -390,8 +370,8 @@ class Dashboard:
             self.bar.running = running
             self.bar.ready = self.form.is_valid
             self.bar.alarm = self.form.problem or self.bar.alarm
-        self.devices.disabled = running
-        self.form.disable(disabled=running)
+        for control in (self.devices, *self.form.controls):
+            control.disabled = running
 
     def _show_code(self, kind: str) -> None:
         with self._refusals():

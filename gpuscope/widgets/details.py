@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import TypedDict
 
 import anywidget
@@ -17,9 +16,9 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import clean, duration
 from gpuscope.trace.model import Trace
+from gpuscope.widgets.base import static
 from gpuscope.widgets.html import Row
 
-_STATIC = Path(__file__).parent / "static"
 _RELATED = 12
 _NESTED = 8
 
@@ -42,8 +41,8 @@ class Facts(TypedDict):
 class Details(anywidget.AnyWidget):
     """The panel that shows one span; empty while none is selected."""
 
-    _esm = (_STATIC / "details.js").read_text("utf-8")
-    _css = (_STATIC / "details.css").read_text("utf-8")
+    _esm = static("details.js")
+    _css = static("details.css")
 
     facts = traitlets.Dict(None, allow_none=True, read_only=True).tag(sync=True)
     """What :func:`describe` says of the selected span; ``None`` shows nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 import traitlets
 
@@ -15,88 +14,57 @@ from gpuscope.widgets.base import Control, script
 _SIM = "sim:h200"
 
 
-@dataclass(frozen=True)
-class Devices:
-    """The devices that are here.
+class DevicePicker(Control):
+    """A choice of devices, and whether what is seen on the chosen one is real.
 
-    Attributes
+    Parameters
     ----------
-    keys
-        Their names in :func:`~gpuscope.open_device`.
-    first
-        The one to start with.
-    why_no_gpu
-        Why there is no CUDA device among them; empty if there is one.
-    """
-
-    keys: tuple[str, ...]
-    first: str
-    why_no_gpu: str
-
-
-def find_devices(wanted: Device | str | None) -> Devices:
-    """Look for devices; ``None`` and ``"auto"`` want a GPU if there is one.
+    wanted
+        Which one to start with; ``None`` and ``"auto"`` want a GPU if there is one.
+    lock
+        Guards the state; several widgets may share one.
 
     Raises
     ------
     DeviceUnavailable, MissingDependency
         The device wanted is not here.
     """
-    why, keys = "", [_SIM]
-    try:
-        keys.insert(0, open_device("cuda:0", quiet=True).info.key)
-    except GpuscopeError as error:
-        why = why_not(error)
-    if isinstance(wanted, Device):
-        first = wanted.info.key
-    elif wanted is None or wanted == "auto":
-        first = keys[0]
-    else:
-        opened = open_device(wanted, quiet=True)
-        first = wanted if opened.is_simulated else opened.info.key  # a path is for ever
-    if first not in keys:
-        keys.insert(0, first)
-    return Devices(tuple(keys), first, why)
-
-
-def open_anew(key: str) -> Device:
-    """Open a device for one use.
-
-    A CUDA device is the one that is open already. A simulated one is new every time: its
-    pace counts from its opening, and one that a widget kept would be a second clock to
-    every ``profile()`` of the notebook.
-    """
-    return open_device(key, pace="real", quiet=True)
-
-
-class DevicePicker(Control):
-    """A choice of devices, and whether what is seen on the chosen one is real.
-
-    Parameters
-    ----------
-    devices
-        Those that are here.
-    lock
-        Guards the state; several widgets may share one.
-    """
 
     _esm = script("devices.js")
 
-    options = traitlets.List(traitlets.Unicode(), help="Names of the devices.").tag(sync=True)
-    device = traitlets.Unicode(help="Name of the chosen one.").tag(sync=True)
-    simulated = traitlets.Bool(help="Whether it is simulated.").tag(sync=True)
-    words = traitlets.Unicode(help="What it is, in words.").tag(sync=True)
-    error = traitlets.Unicode(help="Why it cannot be opened; or empty.").tag(sync=True)
+    options = traitlets.List(traitlets.Unicode(), help="Names of the devices.")
+    device = traitlets.Unicode(help="Name of the chosen one.")
+    simulated = traitlets.Bool(help="Whether it is simulated.")
+    words = traitlets.Unicode(help="What it is, in words.")
+    error = traitlets.Unicode(help="Why it cannot be opened; or empty.")
 
-    def __init__(self, devices: Devices, *, lock: threading.RLock | None = None) -> None:
-        super().__init__(lock=lock, options=list(devices.keys), device=devices.first)
-        self._why = devices.why_no_gpu
+    def __init__(self, wanted: Device | str | None, *, lock: threading.RLock) -> None:
+        self._why_no_gpu, keys = "", [_SIM]
+        try:
+            keys.insert(0, open_device("cuda:0", quiet=True).info.key)
+        except GpuscopeError as error:
+            self._why_no_gpu = why_not(error)
+        if isinstance(wanted, Device):
+            first = wanted.info.key
+        elif wanted is None or wanted == "auto":
+            first = keys[0]
+        else:
+            opened = open_device(wanted, quiet=True)
+            first = wanted if opened.is_simulated else opened.info.key  # a path is for ever
+        if first not in keys:
+            keys.insert(0, first)
+        super().__init__(lock=lock, options=keys, device=first)
         self._describe()
         self.observe(self._describe, names="device")
 
     def opened(self) -> Device:
-        """Open the chosen device for one use."""
-        return open_anew(self.device)
+        """Open the chosen device for one use.
+
+        A CUDA device is the one that is open already. A simulated one is new every time: its
+        pace counts from its opening, and one that a widget kept would be a second clock to
+        every ``profile()`` of the notebook.
+        """
+        return open_device(self.device, pace="real", quiet=True)
 
     @traitlets.validate("device")
     def _known(self, proposal: dict[str, str]) -> str:
@@ -115,6 +83,6 @@ class DevicePicker(Control):
             self.words = f"{info.name}, {info.sm_count} SMs"
             if self.simulated:
                 self.words += ": no GPU is used, all times come from a model."
-                self.words += f" Why: {self._why}" if self._why else ""
+                self.words += f" Why: {self._why_no_gpu}" if self._why_no_gpu else ""
             else:
                 self.words += f" ({info.driver})"

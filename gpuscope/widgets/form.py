@@ -11,9 +11,8 @@ from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.figures.style import OKABE_ITO
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.widgets.carver import PartitionCarver
-from gpuscope.widgets.streams import StreamTable
 from gpuscope.widgets.table import Values
-from gpuscope.widgets.workloads import WorkloadTable
+from gpuscope.widgets.tables import StreamTable, WorkloadTable
 
 TEMPLATE: Values = {
     "name": "dashboard",
@@ -135,15 +134,6 @@ class Form:
             return sizes
         granted = plan.granted()
         return {name: "rest" if size == "rest" else granted[name] for name, size in sizes.items()}
-
-    def refresh(self) -> None:
-        """Plan anew: another device was chosen."""
-        self.carver.refresh()
-
-    def disable(self, *, disabled: bool) -> None:
-        """Let nothing be changed, or everything again."""
-        for control in self.controls:
-            control.disabled = disabled
 
     def experiment(self) -> Experiment:
         """Return what the controls describe; a carving that was not applied is, first.

@@ -1,11 +1,13 @@
-"""Reads a recording in progress from a background thread."""
+"""Threads of live pictures: one reads a recording in progress, one draws the newest item."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from gpuscope.record.recorder import Recording
 from gpuscope.trace import schema, valid
@@ -20,6 +22,7 @@ SHARE = 0.5
 """Which part of a core's time reading may take: what is slow is read less often. Waiting for
 Python's lock does not count, or a busy cell would slow reading down twice."""
 
+Item = TypeVar("Item")
 
 _quick = 0
 _before_s = 0.0
@@ -106,3 +109,60 @@ class Pump:
                     return
             used_s = time.thread_time() - used_s
             nap_s = max(PERIOD_S, used_s / SHARE) - (time.monotonic() - began_s)
+
+
+class LatestWins(Generic[Item]):
+    """Draws the newest of many items in a thread of its own, at most once a period.
+
+    A slow browser must not delay drawing, and drawing must not block the caller: an item not
+    drawn in time is dropped.
+
+    Parameters
+    ----------
+    draw
+        Called with one item at a time.
+    failed
+        Called with exceptions of ``draw``; drawing continues with the next item.
+    period_s
+        Seconds from the end of one drawing to the next, at least.
+
+    Examples
+    --------
+    >>> drawn = []
+    >>> with LatestWins(drawn.append, failed=print, period_s=0.5) as live:
+    ...     live.offer(1)
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[Item], None],
+        *,
+        failed: Callable[[Exception], None],
+        period_s: float,
+    ) -> None:
+        self._draw, self._failed, self._period_s = draw, failed, period_s
+        self._latest: deque[Item] = deque(maxlen=1)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="gpuscope-live", daemon=True)
+
+    def __enter__(self) -> LatestWins[Item]:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End after the item being drawn, if there is one."""
+        self._closed.set()
+        self._thread.join()
+        self._latest.clear()
+
+    def offer(self, item: Item) -> None:
+        """Offer an item to be drawn; returns at once."""
+        self._latest.append(item)
+
+    def _loop(self) -> None:
+        while not self._closed.wait(self._period_s):
+            if self._latest:
+                try:
+                    self._draw(self._latest.pop())
+                except Exception as error:  # noqa: BLE001 - a picture must not end the run
+                    self._failed(error)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import traitlets
 
+from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.runner import Progress
 from gpuscope.widgets.base import Control, script
 
 
@@ -28,29 +30,18 @@ class RunBar(Control):
 
     _esm = script("runbar.js")
 
-    running = traitlets.Bool(help="Whether a run is on.").tag(sync=True)
-    stopping = traitlets.Bool(help="Whether it was told to stop.").tag(sync=True)
-    ready = traitlets.Bool(help="Whether there is something that can be run.").tag(sync=True)
-    live = traitlets.Bool(
-        True,  # noqa: FBT003 - a trait's default
-        help="Whether the picture is drawn while a run is on.",
-    ).tag(sync=True)
-    progress = traitlets.Float(help="Share of the run's time that has passed, 0 to 1.").tag(
-        sync=True
-    )
-    left = traitlets.Unicode(help="How much time is left, in words.").tag(sync=True)
-    status = traitlets.Unicode(help="What is going on, in words.").tag(sync=True)
-    alarm = traitlets.Unicode(help="What went wrong, in words; empty if nothing did.").tag(
-        sync=True
-    )
-    codes = traitlets.List(traitlets.Unicode(), help="What code can be had in.").tag(sync=True)
-    code = traitlets.Dict(help="The code that is shown: kind and text; empty for none.").tag(
-        sync=True
-    )
-    file = traitlets.Dict(help="The file that was saved last: name, text, serial.").tag(sync=True)
-    uid = traitlets.Unicode(help="Names what is saved of this dashboard in its notebook.").tag(
-        sync=True
-    )
+    running = traitlets.Bool(help="Whether a run is on.")
+    stopping = traitlets.Bool(help="Whether it was told to stop.")
+    ready = traitlets.Bool(help="Whether there is something that can be run.")
+    live = traitlets.Bool(default_value=True, help="Whether the picture is drawn during a run.")
+    progress = traitlets.Float(help="Share of the run's time that has passed, 0 to 1.")
+    left = traitlets.Unicode(help="How much time is left, in words.")
+    status = traitlets.Unicode(help="What is going on, in words.")
+    alarm = traitlets.Unicode(help="What went wrong, in words; empty if nothing did.")
+    codes = traitlets.List(traitlets.Unicode(), help="What code can be had in.")
+    code = traitlets.Dict(help="The code that is shown: kind and text; empty for none.")
+    file = traitlets.Dict(help="The file that was saved last: name, text, serial.")
+    uid = traitlets.Unicode(help="Names what is saved of this dashboard in its notebook.")
 
     def __init__(
         self,
@@ -80,3 +71,45 @@ class RunBar(Control):
     def action(self, name: str) -> Callable[..., None] | None:
         """Return what the button of that name does."""
         return self._acts.get(name)
+
+
+class Estimate:
+    """Estimates when a run of one setting and round ends.
+
+    Timed calls come at the rate of those before. Then each background workload runs alone,
+    twice, for as long as it ran with the others; timed workloads alone take next to nothing.
+
+    Parameters
+    ----------
+    clock
+        Monotonic, in seconds.
+    """
+
+    def __init__(self, experiment: Experiment, clock: Callable[[], float]) -> None:
+        queued = sum(workload.background for workload in experiment.workloads.values())
+        self._factor = 1 + (2 * queued if experiment.alone_repeats else 0)
+        self._clock = clock
+        self._began_s: float | None = None
+        self._together_s = 0.0
+
+    def at(self, progress: Progress) -> tuple[float, float | None]:
+        """Return the share of the time that has passed, and the seconds left if they are known."""
+        now_s = self._clock()
+        if self._began_s is None:
+            self._began_s = now_s
+        passed_s = now_s - self._began_s
+        if progress.phase == "together" and progress.done:
+            self._together_s = passed_s * progress.total / progress.done
+        if not self._together_s:
+            return 0.0, None
+        whole_s = self._factor * self._together_s
+        return min(0.99, passed_s / whole_s), max(0.0, whole_s - passed_s)
+
+
+def in_words(left_s: float | None) -> str:
+    """Write how much time is left."""
+    if left_s is None:
+        return ""
+    if left_s < 90:
+        return f"about {max(1, round(left_s))} s left"
+    return f"about {round(left_s / 60)} min left"

@@ -1,13 +1,15 @@
-"""What a notebook shows of a dashboard when it is opened without its kernel."""
+"""What a notebook keeps of what it displayed, for when it is opened without its kernel."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Protocol
 
 import IPython.display
 
 from gpuscope._text import shown_lines
 from gpuscope.widgets import html
+from gpuscope.widgets.timeline import Timeline
 
 _notebook: Any = IPython.display
 """IPython has no types."""
@@ -78,3 +80,17 @@ def saved_page(uid: str, experiment: str, device: str, results: str, *, simulate
         "<details><summary>The experiment</summary>"
         f"<pre>{shown_lines(experiment)}</pre></details></div>"
     )
+
+
+class ShownTimeline(Timeline):
+    """What ``profile(live=True)`` shows: a timeline where the cell's output is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place = display(self, f"gpuscope-{secrets.token_hex(8)}")
+
+    def finish(self) -> None:
+        """Show the whole recording, which has ended, and read it no more."""
+        super().finish()
+        if self._place is not None and not self.is_seen:
+            self._place.update(self)  # what is kept shows the end, not the beginning

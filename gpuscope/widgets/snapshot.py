@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.figures import style
 from gpuscope.figures.labels import Class, Places, Track
 from gpuscope.figures.sm_blocks import HeldIndex
 from gpuscope.figures.style import Properties
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View
 from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets.theme import Theme
 from gpuscope.widgets.window import Window
 
 SM_HEIGHT = 200
@@ -25,6 +25,38 @@ MARGIN = 0.5
 LARGEST = 1.6
 """How much larger than usual tracks are drawn at most, to fill the plot."""
 SNAP_PX, HIT_PX = 6, 2
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours that have to differ from the paper."""
+
+    ink: str
+    muted: str
+    grid: str
+    paper: str
+
+    def layout(self) -> Properties:
+        """Return them as properties of a layout."""
+        axis = {"gridcolor": self.grid, "linecolor": self.muted, "tickcolor": self.muted}
+        return {
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font.color": self.ink,
+            "title.subtitle.font.color": self.muted,
+            "hoverlabel.bgcolor": self.paper,
+            "hoverlabel.font.color": self.ink,
+            "modebar.color": self.muted,
+            "modebar.activecolor": self.ink,
+            "modebar.bgcolor": "rgba(0,0,0,0)",
+            **{f"xaxis.{name}": colour for name, colour in axis.items()},
+        }
+
+
+STRIPE = "rgba(128,128,128,0.09)"
+"""Behind every second track, on either paper."""
+LIGHT = Theme(style.INK, style.MUTED, "rgba(27,31,36,0.1)", "#FFFFFF")
+DARK = Theme("#E6EAEE", "#A9B3BD", "rgba(230,234,238,0.14)", "#1C2128")
 
 
 @dataclass(frozen=True, eq=False)

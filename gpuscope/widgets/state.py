@@ -17,8 +17,7 @@ from gpuscope.figures.tracks import Tracks, busiest, default_window_ns
 from gpuscope.figures.view import LANES
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets.snapshot import SM_HEIGHT, Snapshot
-from gpuscope.widgets.theme import DARK, LIGHT, Theme
+from gpuscope.widgets.snapshot import DARK, LIGHT, SM_HEIGHT, Snapshot, Theme
 from gpuscope.widgets.window import Window
 
 HEIGHTS = (140, 640)
@@ -189,17 +188,10 @@ class TimelineState:
                 return None
             rows = np.flatnonzero(track == order[place])
             return int(rows[np.abs(start[rows] - start[row]).argmin()])
-        same = track == track[row]
-        number = np.arange(len(track))
-        if along > 0:
-            rows = np.flatnonzero(
-                same & ((start > start[row]) | ((start == start[row]) & (number > row)))
-            )
-            return int(rows[start[rows].argmin()]) if len(rows) else None
-        rows = np.flatnonzero(
-            same & ((start < start[row]) | ((start == start[row]) & (number < row)))
-        )[::-1]  # fmt: skip
-        return int(rows[start[rows].argmax()]) if len(rows) else None
+        same = np.flatnonzero(track == track[row])
+        same = same[np.argsort(start[same], kind="stable")]
+        place = int(np.flatnonzero(same == row)[0]) + (1 if along > 0 else -1)
+        return int(same[place]) if 0 <= place < len(same) else None
 
     def select(self, row: int | None, links: Sequence[tuple[int, int]] = ()) -> None:
         """Mark a row, and which rows had to come before which."""
@@ -259,3 +251,40 @@ def _live_heading(tracks: Tracks) -> tuple[str, ...]:
         metadata=tracks.names.metadata,
     )  # fmt: skip
     return f"Timeline, live{title_suffix([told])}", *provenance_of(told.provenance)
+
+
+class Search:
+    """A search text, its matches, and the current one.
+
+    Attributes
+    ----------
+    text
+        What names are searched for; empty: nothing.
+    rows
+        The rows that match, by start.
+    at
+        Position in ``rows``; −1 before the first step.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        self.rows: Array = np.zeros(0, np.int64)
+        self.at = -1
+
+    def look(self, state: TimelineState) -> None:
+        """Update the matches: rows may have been added."""
+        here = self.rows[self.at] if self.at >= 0 else None
+        self.rows = state.named(self.text)
+        self.at = -1 if here is None else int(np.flatnonzero(self.rows == here)[0])
+
+    def go(self, step: int, state: TimelineState, window: Window) -> int | None:
+        """Return the row that is ``step`` further; at first, the one that is next in the view."""
+        if not len(self.rows):
+            return None
+        if self.at < 0:
+            starts = state.tracks.start_ns[self.rows]
+            self.at = int(np.searchsorted(starts, window[0])) - (step < 0)
+        else:
+            self.at += step
+        self.at %= len(self.rows)
+        return int(self.rows[self.at])

@@ -20,7 +20,9 @@ Values: TypeAlias = dict[str, Any]
 """A row's values by field, as an experiment has them; pydantic checks their types."""
 Field: TypeAlias = dict[str, object]
 """A field of a row, as :func:`field` describes it to the page."""
-Problems = Mapping[tuple[str, ...], str]
+Described: TypeAlias = Mapping[str, Mapping[str, object] | BaseModel]
+"""Name → fields, as in an experiment."""
+Problems: TypeAlias = Mapping[tuple[str, ...], str]
 """Path in an experiment → what is wrong there."""
 
 
@@ -73,8 +75,8 @@ class Table(Control):
 
     Parameters
     ----------
-    described
-        Name → fields, as in an experiment.
+    choices
+        Names to choose from.
     lock
         Guards the state; several widgets may share one.
     """
@@ -83,37 +85,31 @@ class Table(Control):
 
     part = ""
     """The part of an experiment that it describes."""
+    chosen = ""
+    """The part of an experiment whose names are chosen from."""
 
-    noun = traitlets.Unicode(help="What a row is.").tag(sync=True)
+    noun = traitlets.Unicode(help="What a row is.")
     fields = traitlets.List(
         traitlets.Dict(), help="The fields of a row, as table.field() describes them."
-    ).tag(sync=True)
+    )
     rows = traitlets.List(
         traitlets.Dict(),
         help="A dict a row: id, values by field, problems by field ('' for the row as a whole), "
         "and options by field where they differ from row to row.",
-    ).tag(sync=True)
-    error = traitlets.Unicode(help="What is wrong with the table as a whole; or empty.").tag(
-        sync=True
     )
+    error = traitlets.Unicode(help="What is wrong with the table as a whole; or empty.")
 
-    def __init__(
-        self,
-        described: Mapping[str, Mapping[str, object] | BaseModel],
-        *,
-        lock: threading.RLock | None = None,
-        **traits: object,
-    ) -> None:
-        super().__init__(lock=lock, **traits)
+    def __init__(self, choices: Iterable[str], lock: threading.RLock | None) -> None:
+        self._choices = names_of(self.chosen, choices)
+        super().__init__(lock=lock, noun=self.part.removesuffix("s"), fields=self._fields())
         self._ids = itertools.count(1)
         self._changed: Callable[[dict[str, str]], None] = lambda _renamed: self.check()
-        self.describe(described)
 
     # -- for programs -------------------------------------------------------------------
     @property
     def is_valid(self) -> bool:
         """Whether nothing is wrong."""
-        return not self.error and not any(row["problems"] for row in self.rows)
+        return not self.said
 
     @property
     def said(self) -> str:
@@ -139,7 +135,7 @@ class Table(Control):
                 found.setdefault(row["values"]["name"], self._fields_of(row["values"]))
             return found
 
-    def describe(self, described: Mapping[str, Mapping[str, object] | BaseModel]) -> None:
+    def describe(self, described: Described) -> None:
         """Start anew from name → fields.
 
         Raises
@@ -176,12 +172,9 @@ class Table(Control):
     def add(self) -> None:
         """Add a row."""
         with self.lock:
-            taken = set(self.names)
-            name = next(
-                name
-                for name in (f"{self.noun} {n}" for n in itertools.count(len(taken) + 1))
-                if name not in taken
-            )
+            number = len(set(self.names)) + 1
+            while (name := f"{self.noun} {number}") in self.names:
+                number += 1
             self.rows = [*self.rows, self._row({"name": name, **self._values_of({})})]
             self._changed({})
 
@@ -194,10 +187,7 @@ class Table(Control):
         """Let ``field`` of every row follow names that changed elsewhere."""
         with self.lock:
             self.rows = [
-                {
-                    **row,
-                    "values": {**row["values"], field: _followed(row["values"][field], renamed)},
-                }
+                {**row, "values": row["values"] | {field: _followed(row["values"][field], renamed)}}
                 for row in self.rows
             ]
 
@@ -238,7 +228,30 @@ class Table(Control):
         shown = {described["name"] for described in self.fields}
         return path[2] if len(path) > 2 and path[2] in shown else ""
 
+    def _choose_from(self, names: Iterable[str]) -> None:
+        """Offer other names to choose from."""
+        with self.lock:
+            self._choices = names_of(self.chosen, names)
+            self.fields = self._fields()
+            self._changed({})
+
+    def _require_valid(self) -> None:
+        if not self.is_valid:
+            raise InvalidExperiment(self.said)
+
+    def _require_known(self, names: Iterable[str], known: Iterable[str]) -> None:
+        unknown = sorted(set(names) - set(known))
+        if unknown:
+            raise InvalidExperiment(
+                f"{self.part}: {unknown[0]!r} is no field of a {self.noun}; there are "
+                + ", ".join(map(repr, known))
+            )
+
     # -- what subclasses say -------------------------------------------------------------
+    def _fields(self) -> list[Field]:
+        """Describe the fields of a row."""
+        raise NotImplementedError
+
     def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
         """Return what the fields of a row show."""
         raise NotImplementedError
@@ -266,9 +279,7 @@ class Table(Control):
     def _do_edit(self, id: int, field: str, value: object) -> None:  # noqa: A002 - the page's word
         names = self.names
         renamed: dict[str, str] = {}
-        kind = next(
-            (described["type"] for described in self.fields if described["name"] == field), ""
-        )
+        kind = {described["name"]: described["type"] for described in self.fields}.get(field)
         if kind == "several":
             value = [str(item) for item in value] if isinstance(value, list) else []
         elif kind == "text" or isinstance(value, list | dict):

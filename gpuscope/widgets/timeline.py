@@ -10,8 +10,8 @@ from gpuscope.trace.model import Trace
 from gpuscope.widgets.bar import Message
 from gpuscope.widgets.details import links
 from gpuscope.widgets.live import Pump
-from gpuscope.widgets.search import Search
 from gpuscope.widgets.snapshot import MARGIN
+from gpuscope.widgets.state import Search
 from gpuscope.widgets.view import TimelineView
 from gpuscope.widgets.window import around, clamped, panned, widened, zoomed
 
@@ -128,9 +128,7 @@ class Timeline(TimelineView):
             self.window_ns = (low, low + self._followed_ns)
             self.follow = True
         self.scheduler.ask()
-        self._pump = Pump(
-            recording, grew=self._grew, ended=self._ended, failed=self._failed
-        )  # fmt: skip
+        self._pump = Pump(recording, grew=self._grew, ended=self._ended, failed=self._failed)
 
     def finish(self) -> None:
         """Show the whole of the recording that is watched, if it has ended, and read it no more."""

@@ -16,14 +16,13 @@ from gpuscope.figures.timeline_figure import of_view
 from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.bar import Bar, Message
-from gpuscope.widgets.comms import hear_beside_cells
+from gpuscope.widgets.base import hear_beside_cells
 from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.plot import Plot
 from gpuscope.widgets.scheduler import RedrawScheduler
-from gpuscope.widgets.search import Search
 from gpuscope.widgets.snapshot import SPANS, Drawn
-from gpuscope.widgets.state import TimelineState
+from gpuscope.widgets.state import Search, TimelineState
 from gpuscope.widgets.window import Window
 
 

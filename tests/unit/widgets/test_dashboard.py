@@ -31,10 +31,9 @@ from gpuscope.runs.runner import Progress
 from gpuscope.widgets import dashboard as module
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
-from gpuscope.widgets.estimate import Estimate, in_words
+from gpuscope.widgets.live import LatestWins
 from gpuscope.widgets.results import CLOSE_UP_NS
-from gpuscope.widgets.runbar import RunBar
-from gpuscope.widgets.throttle import LatestWins
+from gpuscope.widgets.runbar import Estimate, RunBar, in_words
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -136,7 +135,7 @@ def test_it_starts_with_the_given_device_and_says_that_it_is_simulated(dashboard
 def test_a_measured_device_is_told_from_a_simulated_one(monkeypatch, dashboard):
     info = DeviceInfo("cuda:0", "cuda", 0, "NVIDIA H200", "GPU-1", 132, (9, 0), 1, "driver 580")
     monkeypatch.setattr(
-        "gpuscope.widgets.devices.open_anew", lambda _key: SimpleNamespace(info=info)
+        "gpuscope.widgets.devices.open_device", lambda *_, **_options: SimpleNamespace(info=info)
     )
     dashboard.devices._describe()
     assert not dashboard.devices.simulated
@@ -693,37 +692,25 @@ def test_live_can_be_switched_off_and_on_while_it_runs(dashboard, monkeypatch):
 
 
 def test_the_latest_wins_and_nothing_queues():
-    clock = Clock()
-    drawn: list[int] = []
-    live = LatestWins(drawn.append, failed=pytest.fail, period_s=0.5, clock=clock)
-    assert not live.draw_latest()
-    live.offer(1)
-    live.offer(2)
-    assert live.draw_latest()
-    assert drawn == [2]
-    for number in range(3, 10):
-        clock.now_s += 0.07
+    drawn: queue.Queue[int] = queue.Queue()
+    live = LatestWins(drawn.put, failed=pytest.fail, period_s=0.001)
+    for number in range(100):
         live.offer(number)
-        assert not live.draw_latest()
-    clock.now_s += 0.02
-    assert live.draw_latest()
-    assert not live.draw_latest()
-    assert drawn == [2, 9]
+    with live:
+        assert drawn.get(timeout=PATIENCE_S) == 99
+        assert drawn.empty()
 
 
 def test_drawing_goes_on_after_a_failure():
-    clock = Clock()
-    failures: list[Exception] = []
+    failures: queue.Queue[Exception] = queue.Queue()
 
     def draw(item: int) -> None:
         raise ValueError(item)
 
-    live = LatestWins(draw, failed=failures.append, period_s=0.5, clock=clock)
-    for number in (1, 2):
-        live.offer(number)
-        assert live.draw_latest()
-        clock.now_s += 0.5
-    assert [str(one) for one in failures] == ["1", "2"]
+    with LatestWins(draw, failed=failures.put, period_s=0.001) as live:
+        for number in (1, 2):
+            live.offer(number)
+            assert str(failures.get(timeout=PATIENCE_S)) == str(number)
 
 
 def test_the_last_item_is_drawn_without_a_further_offer():
@@ -744,7 +731,7 @@ def test_leaving_waits_for_what_is_being_drawn_and_draws_no_more():
         assert go_on.wait(PATIENCE_S)
         drawn.append(item)
 
-    with LatestWins(draw, failed=pytest.fail, period_s=0.0, clock=Clock()) as live:
+    with LatestWins(draw, failed=pytest.fail, period_s=0.001) as live:
         live.offer(1)
         assert begun.wait(PATIENCE_S)
         live.offer(2)

@@ -34,9 +34,8 @@ from gpuscope.widgets.bar import Bar
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.plot import Plot
 from gpuscope.widgets.scheduler import RedrawScheduler
-from gpuscope.widgets.snapshot import SPANS
+from gpuscope.widgets.snapshot import DARK, SPANS
 from gpuscope.widgets.state import LISTED
-from gpuscope.widgets.theme import DARK
 from gpuscope.widgets.view import TimelineView
 from gpuscope.widgets.window import LEAST_NS, around, axis_ticks, clamped, panned, widened, zoomed
 from gpuscope.workloads.spin import Spin

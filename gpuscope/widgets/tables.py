@@ -1,0 +1,319 @@
+"""StreamTable and WorkloadTable: what is launched, how often, on which stream, and where."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+
+from pydantic import BaseModel
+
+from gpuscope.figures.text import clean
+from gpuscope.runs.experiment import Experiment, StreamSpec
+from gpuscope.widgets.table import Described, Field, Table, Values, field
+from gpuscope.workloads.builtin import PYTHON
+from gpuscope.workloads.registry import kinds
+from gpuscope.workloads.spec import KindField, WorkloadSpec
+
+WHOLE_GPU = ""
+"""The choice of no partition."""
+_PACED = ("fixed", "poisson")
+
+
+class StreamTable(Table):
+    """Streams: each with its partition, its priority and, without a partition, its barrier.
+
+    Parameters
+    ----------
+    streams
+        Name → fields as in an experiment (`partition`, `priority`, `blocking`), or a
+        :class:`~gpuscope.runs.experiment.StreamSpec`, to start from; one in each partition if not
+        given.
+    partitions
+        Names of the partitions to choose from.
+    lock
+        Guards the state; several widgets may share one.
+
+    Raises
+    ------
+    InvalidExperiment
+        Fields that no stream has. Values that cannot be are shown beside their fields.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> table = gs.widgets.StreamTable({"s": {"partition": "a"}, "t": {}}, partitions=["a", "b"])
+    >>> table.edit("t", partition="b", priority=-1)
+    >>> table.streams["t"]
+    StreamSpec(partition='b', priority=-1, blocking=False)
+    """
+
+    part, chosen = "streams", "partitions"
+
+    def __init__(
+        self,
+        streams: Described | None = None,
+        partitions: Iterable[str] = (),
+        *,
+        lock: threading.RLock | None = None,
+    ) -> None:
+        super().__init__(partitions, lock)
+        if streams is None:
+            streams = {name: {"partition": name} for name in self._choices} or {"stream 1": {}}
+        self.describe(streams)
+
+    @property
+    def partitions(self) -> list[str]:
+        """Names of the partitions to choose from."""
+        return list(self._choices)
+
+    @partitions.setter
+    def partitions(self, names: Iterable[str]) -> None:
+        self._choose_from(names)
+
+    @property
+    def streams(self) -> dict[str, StreamSpec]:
+        """Name → stream.
+
+        Raises
+        ------
+        InvalidExperiment
+            Something is wrong with them; the page says what.
+        """
+        with self.lock:
+            self._require_valid()
+            return {name: StreamSpec(**fields) for name, fields in self.described.items()}
+
+    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
+        given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
+        spec = {**StreamSpec().model_dump(), "blocking": False, **given}
+        self._require_known(spec, StreamSpec.model_fields)
+        return {**spec, "partition": spec["partition"] or WHOLE_GPU}
+
+    def _fields_of(self, values: Values) -> Values:
+        home = values["partition"]
+        spec = {"partition": home or None, "priority": values["priority"]}
+        return spec if home else {**spec, "blocking": values["blocking"]}
+
+    def _alone(self) -> Values:
+        spin = {"kind": "spin", "duration_us": 1, "stream": next(iter(self.names), "")}
+        return {
+            "name": "streams",
+            "partitions": dict.fromkeys(self._choices, 8),
+            "streams": self.described,
+            "workloads": {"one": spin},
+        }
+
+    def _fields(self) -> list[Field]:
+        homes = [*_named(self._choices), (WHOLE_GPU, "whole GPU")]
+        notes = {0: " (default)", -5: " (first)"}
+        return [
+            field("name", "Stream", "text"),
+            field("partition", "Runs in", "choice", options=homes),
+            field("priority", "Priority", "choice",
+                  options=[(level, f"{level}{notes.get(level, '')}") for level in range(0, -6, -1)],
+                  hint="Lower numbers run first among blocks that wait for an SM; nothing is "
+                  "pre-empted"),
+            field("blocking", "Blocking", "flag", when={"partition": [WHOLE_GPU]},
+                  hint="Waits for what was queued in the legacy default stream, and is waited for "
+                  "by it"),
+        ]  # fmt: skip
+
+
+class WorkloadTable(Table):
+    """Workloads: kind and sizes, how often or at which rate, on which stream, after what.
+
+    Parameters
+    ----------
+    workloads
+        Name → fields as in an experiment, or a spec of one, to start from; one small GEMM if
+        not given.
+    streams
+        Names of the streams to choose from; the first is that of a new workload.
+    lock
+        Guards the state; several widgets may share one.
+
+    Raises
+    ------
+    InvalidExperiment
+        Fields that no workload has. Values that cannot be are shown beside their fields.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> table = gs.widgets.WorkloadTable(streams=["s"])
+    >>> table.edit("workload 1", kind="copy", nbytes=4096, repeats=10)
+    >>> table.workloads["workload 1"].nbytes
+    4096
+    """
+
+    part, chosen = "workloads", "streams"
+
+    def __init__(
+        self,
+        workloads: Described | None = None,
+        streams: Iterable[str] = ("stream 1",),
+        *,
+        lock: threading.RLock | None = None,
+    ) -> None:
+        super().__init__(streams, lock)
+        self.describe({"workload 1": {}} if workloads is None else workloads)
+
+    @property
+    def streams(self) -> list[str]:
+        """Names of the streams to choose from."""
+        return list(self._choices)
+
+    @streams.setter
+    def streams(self, names: Iterable[str]) -> None:
+        self._choose_from(names)
+
+    @property
+    def workloads(self) -> dict[str, WorkloadSpec]:
+        """Name → workload.
+
+        Raises
+        ------
+        InvalidExperiment
+            Something is wrong with them; the page says what.
+        """
+        with self.lock:
+            self._require_valid()
+            found = Experiment.from_dict(self._alone()).workloads
+            return {name: found[name] for name in self.names}
+
+    def _values_of(self, fields: Mapping[str, object] | BaseModel) -> Values:
+        given = fields.model_dump() if isinstance(fields, BaseModel) else dict(fields)
+        given = {name: value for name, value in given.items() if value is not None}
+        kind, _, function = str(given.pop("kind", "gemm")).partition(":")
+        values = {
+            "kind": kind, "function": function, "args": json.dumps(given.pop("args", {})),
+            **_defaults(), "stream": next(iter(self._choices), ""),
+        }  # fmt: skip
+        self._require_known(given, ("kind", *values))
+        return values | given
+
+    def _fields_of(self, values: Values) -> Values:
+        kind = values["kind"]
+        model = kinds().get(kind, WorkloadSpec)
+        spec = {name: values[name] for name in model.model_fields if name not in ("kind", "args")}
+        spec["kind"] = kind if kind != PYTHON else f"{PYTHON}:{values['function']}"
+        if kind == PYTHON:
+            spec["args"] = _arguments(values["args"])
+        if spec["background"]:
+            spec["arrival"] = "back_to_back"
+        if spec["arrival"] not in _PACED:
+            del spec["rate_hz"]
+        return spec
+
+    def _field_at(self, path: tuple[str, ...]) -> str:
+        if path[2:] == ("kind",) and any(
+            row["values"]["kind"] == PYTHON and row["values"]["name"] == path[1]
+            for row in self.rows
+        ):
+            return "function"
+        return super()._field_at(path)
+
+    def _alone(self) -> Values:
+        described = self.described
+        if described and all(fields["background"] is True for fields in described.values()):
+            # Alone, a table may describe what runs behind something else.
+            spin = {"kind": "spin", "duration_us": 1, "stream": self._choices[0]}
+            name = "timed"
+            while name in described:
+                name += "_"
+            described = {**described, name: spin}
+        return {
+            "name": "workloads",
+            "streams": {name: {} for name in self._choices},
+            "workloads": described,
+        }
+
+    def _follow_names(self, renamed: Mapping[str, str]) -> None:
+        if renamed:
+            self.rename("waits_on", renamed)
+
+    def _options(self, values: Values) -> Values:
+        others = _named(name for name in self.names if name != values["name"])
+        return {"waits_on": [list(option) for option in others]}
+
+    def _fields(self) -> list[Field]:
+        timed, python = {"background": [False]}, {"kind": [PYTHON]}
+        own = _own_fields()
+        return [
+            field("name", "Workload", "text"),
+            field("kind", "Kind", "choice",
+                  options=[(kind, spec.kind_label()) for kind, spec in kinds().items()]),
+            *(described for rare, described in own if not rare),
+            field("function", "Function", "text", when=python,
+                  hint="package.module:function, made a workload with "
+                  "@gpuscope.workloads.workload"),
+            field("args", "Arguments (JSON)", "text", when=python),
+            field("stream", "Stream", "choice", options=_named(self._choices)),
+            field("background", "Runs", "choice",
+                  options=[(False, "timed calls"), (True, "in the background")],
+                  hint="In the background: as long as the timed ones do"),
+            field("repeats", "Repeats", when=timed),
+            field("arrival", "Arrivals", "choice", when=timed,
+                  options=[("back_to_back", "back to back"), ("fixed", "at a fixed rate"),
+                           ("poisson", "at random (Poisson)")]),
+            field("rate_hz", "Rate (1/s)", when={**timed, "arrival": _PACED}),
+            field("waits_on", "Waits on", "several",
+                  hint="Before each call, its stream waits for their latest call"),
+            field("guard", "Guard", "choice",
+                  options=[(True, "on"), (False, "off: it escapes")],
+                  hint="Off: nothing sends it to its stream, so it goes to the legacy default "
+                  "stream"),
+            field("max_queued", "Queued at most",
+                  hint="Calls in flight; 1 waits for each, which measures latency"),
+            field("warmup", "Warm-up", hint="Calls before anything is recorded"),
+            *(described for rare, described in own if rare),
+        ]  # fmt: skip
+
+
+def _named(names: Iterable[str]) -> list[tuple[object, str]]:
+    """Return names as choices."""
+    return [(name, clean(name, 40)) for name in names]
+
+
+def _defaults() -> Values:
+    """Return a value for every field that a workload of some kind may have."""
+    shared = {
+        name: info.get_default(call_default_factory=True)
+        for name, info in WorkloadSpec.model_fields.items()
+        if name not in ("kind", "stream")
+    }
+    every = [described for spec in reversed(kinds().values()) for described in spec.kind_fields()]
+    own = {described.name: described.start for described in every if described.name != "args"}
+    return {**shared, "rate_hz": 1000, **own}
+
+
+def _arguments(text: str) -> object:
+    """Read the arguments of a function; what is no JSON is left for the experiment to refuse."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
+
+
+def _own_fields() -> list[tuple[bool, Field]]:
+    """Describe the fields that not every kind has, with the kinds that have them, and if rare.
+
+    Where kinds have a field of the same name, the first one describes it. What holds a list or
+    a table has no control.
+    """
+    having: dict[str, dict[str, KindField]] = {}
+    for kind, spec in kinds().items():
+        for described in spec.kind_fields():
+            if not isinstance(described.start, list | dict):
+                having.setdefault(described.name, {})[kind] = described
+    fields = []
+    for name, by_kind in having.items():
+        first = next(iter(by_kind.values()))
+        choices = dict.fromkeys(choice for other in by_kind.values() for choice in other.choices)
+        row = field(
+            name, first.label, first.type, options=[(choice, choice) for choice in choices],
+            when={"kind": by_kind}, hint=first.hint,
+        )  # fmt: skip
+        fields.append((first.rare, row))
+    return fields

@@ -133,7 +133,7 @@ class OverlapResult(Result):
 
 @door(trace=Trace, by=str)
 def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
-    """Say which groups of kernels ran at the same time.
+    """Compute which groups of kernels ran at the same time, and for how long.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ class ConcurrencyResult(Result):
     Attributes
     ----------
     mean
-        Time average of the number of busy groups, over the time when any is.
+        Average number of busy groups over the time in which at least one is busy.
     time_ns
         Number of busy groups → ns.
     """
@@ -257,7 +257,7 @@ class ConcurrencyResult(Result):
 
 @door(trace=Trace, by=str)
 def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
-    """Count how many groups of kernels are busy at once.
+    """Count how many groups of kernels are busy at the same time.
 
     Parameters
     ----------

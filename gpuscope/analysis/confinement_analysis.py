@@ -23,7 +23,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Evidence:
-    """The work of one partition that was judged in one way.
+    """The work of one partition that was judged by one kind of evidence.
 
     Attributes
     ----------
@@ -52,14 +52,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class PartitionConfinement:
-    """What became of the work given to one partition.
+    """Where the work given to one partition ran.
 
     Attributes
     ----------
     fraction
-        Time of the work inside / all time of it; ``None`` without work.
+        Time of the work inside the partition / its total time; ``None`` without work.
     evidence
-        One a way of judging, the strongest first; empty without work.
+        One entry per kind of evidence, the strongest first; empty without work.
     escapes
         By kernel name and place, the longest first.
     escaping_sm_ids
@@ -71,7 +71,7 @@ class PartitionConfinement:
     shares_with
         Partitions that have SMs in common with it.
     notes
-        What to know before trusting the fraction.
+        Limitations of the fraction.
     """
 
     partition: str
@@ -118,9 +118,9 @@ class ConfinementResult(Result):
     Attributes
     ----------
     partitions
-        Those that the trace describes, in its order, then others that were given work.
+        The partitions that the trace describes, in its order, then others that were given work.
     notes
-        What holds for the whole trace.
+        Notes on the whole trace.
     """
 
     partitions: tuple[PartitionConfinement, ...]
@@ -179,28 +179,28 @@ def _listed(escapes: tuple[Escape, ...]) -> str | None:
 def confinement(
     trace: Trace, *, intended: Mapping[str, str | int] | Mapping[int, str | int] | None = None
 ) -> ConfinementResult:
-    """Say how much of the work given to each partition ran inside it, and what escaped.
+    """Compute the share of each partition's work that ran inside it, and name what escaped.
 
-    The work given to a partition is every kernel launched while a guard, an explicit stream
-    or an experiment's entry selected a stream of it (``intended_partition``), whatever stream
-    ran it. Confinement is the time of that work inside the partition / all its time. Kernels
-    with block rows are judged by the SMs of their blocks, weighted by the blocks' durations,
-    where the partition's SM ids are known; others by the green context or partition that ran
-    them. A span shorter than 1 ns counts as 1 ns, so that no escape has no weight.
+    The work given to a partition is every kernel launched while a guard, an explicit stream or an
+    experiment's entry selected one of its streams (``intended_partition``), whichever stream ran
+    it. Confinement is the time of that work inside the partition / its total time. Kernels with
+    block rows are judged by the SMs of their blocks, weighted by the blocks' durations, if the
+    partition's SM ids are known; other kernels are judged by the green context or partition that
+    ran them. A span shorter than 1 ns counts as 1 ns, so that every escape has weight.
 
     Parameters
     ----------
     intended
-        For a trace that does not say what was given to whom: name of a range → partition
-        name or green context id, for the kernels launched in ranges of that name by the
-        range's thread (in the innermost, where they nest); or stream id → the same, for the
-        kernels of that stream. Where it says nothing, the trace's own word holds.
+        For a trace without intended partitions. Name of a range → partition name or green context
+        id, for the kernels that the range's thread launched in ranges of that name (the innermost
+        range counts); or stream id → the same, for the kernels of that stream. For kernels that
+        it does not cover, the trace's own intended partition holds.
 
     Raises
     ------
     MissingEvidence
-        No finished kernel was given to a partition, ``intended`` applies to none, or the
-        trace does not say where any kernel that it applies to ran.
+        No finished kernel was given to a partition, ``intended`` applies to none, or it is
+        unknown where the kernels that it applies to ran.
 
     Examples
     --------

@@ -138,7 +138,7 @@ class Escape:
     kernels
         How many of them escaped, wholly or in part.
     blocks
-        Thread blocks seen outside; ``None`` where blocks were not seen.
+        Thread blocks seen outside; ``None`` if blocks were not recorded.
     time_ns
         Their time outside.
     """

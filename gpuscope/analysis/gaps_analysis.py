@@ -69,7 +69,7 @@ def _device_name(trace: Trace, number: int | None) -> str:
 
 @dataclass(frozen=True)
 class Gap:
-    """One idle stretch of a track, ns on the trace's clock.
+    """One idle time of a track, in ns on the trace's clock.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class TrackGaps:
     busy_fraction
         Busy time / (busy time + all gaps, also those shorter than ``min_ns``).
     number
-        Gaps of at least ``min_ns``; the following are of these, ``None`` where there is none.
+        Gaps of at least ``min_ns``. The following fields describe these; ``None`` without gaps.
     longest
         The longest gaps, the longest first, at most :data:`LONGEST`.
     """
@@ -157,14 +157,14 @@ class GapsResult(Result):
 def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     """Find the idle time of each track between its kernels, copies and memsets.
 
-    A gap lies inside one recording window: what is idle before a track's first span, after
-    its last, or from one window to the next is none. Spans count as long as they were
-    recorded; one whose end is unknown counts as busy until the last window's end.
+    A gap lies inside one recording window. Idle time before a track's first span, after its last,
+    or between windows is not a gap. A span whose end is unknown counts as busy until the end of
+    the last window.
 
     Parameters
     ----------
     by
-        What a track is: ``"stream"``, ``"partition"`` or ``"device"``.
+        What forms a track: ``"stream"``, ``"partition"`` or ``"device"``.
     min_ns
         Gaps shorter than this are not counted.
 
@@ -173,7 +173,7 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     MissingEvidence
         The trace holds no kernel, copy or memset.
     ValueError
-        ``by`` is none of these, or ``min_ns`` is negative.
+        ``by`` has another value, or ``min_ns`` is negative.
 
     Examples
     --------

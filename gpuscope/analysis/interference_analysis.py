@@ -27,16 +27,16 @@ class Interference(Result):
         all rounds, / their median duration alone on the same partition − 1: 0.1 is 10 % longer.
         ``None`` where it cannot be told.
     low, high
-        Least and greatest of the rounds' own values.
+        Least and greatest value of a round.
     n, alone_n
         Kernels inside busy(``given``), and alone.
     median_ns, alone_ns
         Their median durations.
     inside
-        Share of its time that a kernel has to lie inside busy(``given``) to be counted: 1 is
+        Share of its duration for which a kernel must lie inside busy(``given``) to count; 1 means
         wholly.
     reason
-        Why there is no value: of A, which is ``of``, and B, which is ``given``.
+        Why there is no value; A stands for ``of`` and B for ``given``.
     """
 
     of: Annotated[str, "a"]
@@ -70,9 +70,9 @@ class InterferenceResult(Result):
     cells
         One per ordered pair.
     partitions
-        Workload → the partition it ran on, with its SM count, for people.
+        Workload → the partition it ran on, with its SM count, for display.
     stopped
-        Whether it was stopped early: what was not measured has no value.
+        Whether the measurement was stopped early; pairs not measured have no value.
     """
 
     cells: tuple[Interference, ...]
@@ -148,30 +148,30 @@ def interference(
     given: str,
     inside: float = 1.0,
 ) -> Interference:
-    """Say how much longer kernels of one workload take while another one is busy.
+    """Compute how much longer kernels of one workload take while another one is busy.
 
-    The median duration of the kernels of ``of`` that lie wholly inside busy(``given``), the
-    union of the kernel spans of ``given``, over their median duration alone on the same
-    partition, − 1. Waiting for SMs counts only as far as the source of the kernel times counts
-    it as running.
+    Interference is the median duration of the kernels of ``of`` that lie wholly inside
+    busy(``given``), divided by their median duration alone on the same partition, minus 1.
+    busy(``given``) is the union of the kernel spans of ``given``. Waiting for SMs counts only as
+    far as the source of the kernel times counts it as running.
 
     Parameters
     ----------
     together
-        In which both ran, or one trace a round.
+        A trace in which both ran, or one trace per round.
     alone
-        In which ``of`` ran by itself on the same partition; the n-th is of the same round as
-        the n-th of ``together``.
+        A trace in which ``of`` ran alone on the same partition, or one per round, in the order of
+        ``together``.
     of, given
-        Names of workloads; of kernels where they belong to none.
+        Names of workloads, or of kernels that belong to none.
     inside
-        Share of its time, in (0, 1], that a kernel has to lie inside busy(``given``). Below 1
-        kernels count that are longer than ``given`` is busy without a gap.
+        Share of its duration, in (0, 1], for which a kernel must lie inside busy(``given``). Use
+        a value below 1 if kernels are longer than the busy times of ``given`` without a gap.
 
     Returns
     -------
     Interference
-        Without a value, but with the reason, where no kernel qualifies.
+        If no kernel qualifies, it has a reason instead of a value.
 
     Raises
     ------

@@ -51,7 +51,7 @@ class HandleLatency(_Quantiles):
     n
         Samples whose completion was seen.
     unseen
-        Calls whose completion nobody looked for: not in the quantiles.
+        Calls whose completion the host never saw; not in the quantiles.
     p99_ns
         ``None`` with fewer than 1,000 samples.
     """
@@ -171,8 +171,8 @@ class QueueDepth(Result):
 def queue_depth(trace: Trace, *, of: str, at: str) -> QueueDepth:
     """Count the unfinished kernels of workload ``of`` at each ``execute()`` of ``at``.
 
-    A kernel counts from its launch call's return to its end, as the trace has them; one that
-    ends before its call returns is never queued.
+    A kernel counts from the return of its launch call to its end, as recorded. A kernel that ends
+    before its call returns is never queued.
 
     Raises
     ------

@@ -108,21 +108,21 @@ class PredictionResult(Result):
 def prediction(
     predicted: Mapping[str, Trace] | Trace, measured: Mapping[str, Trace] | Trace
 ) -> PredictionResult:
-    """Set a prediction beside a measurement: error of each workload's kernels and of the makespan.
+    """Compare a prediction with a measurement: errors of kernel times and makespans.
 
     Parameters
     ----------
     predicted, measured
-        Two runs of one experiment, or two traces; matched by setting and workload. The first
-        is simulated.
+        Two runs of one experiment, or two traces, matched by setting and workload. The first is
+        simulated.
 
     Raises
     ------
     MissingEvidence
-        They are of different experiments, have no setting or no workload in common, or hold no
+        The experiments differ, have no setting or no workload in common, or a trace holds no
         finished kernel.
     ValueError
-        A run is given with a trace, or the first one is no prediction.
+        One argument is a run and the other a trace, or the first one is not simulated.
 
     Examples
     --------

@@ -170,17 +170,17 @@ def range_projection(
     domain: str | None = None,
     whole_graphs: bool = True,
 ) -> ProjectionResult:
-    """Project ranges on the GPU: when the work that they launched ran, and for how long.
+    """Project ranges onto the GPU: when the work that they launched ran, and for how long.
 
-    Work belongs to every range of its launch call's thread in which the call began, so an
-    outer range has the work of the inner ones. A range that ends on another thread has what
-    the thread that started it launched until then. Work whose end was not seen is left out;
-    a range whose end was not seen goes on.
+    Work belongs to every range on the thread of its launch call in which the call began, so an
+    outer range includes the work of inner ranges. A range that ends on another thread includes
+    what its starting thread launched until then. Work without a recorded end is left out; a range
+    without a recorded end stays open.
 
     Parameters
     ----------
     name, domain
-        Only ranges of exactly this name, of this NVTX domain.
+        Only ranges with exactly this name, in this NVTX domain.
     whole_graphs
         Whether launches of graphs that nsys recorded as a whole count as work, from the start
         of their first node to the end of their last. ``nsys stats`` leaves them out of its

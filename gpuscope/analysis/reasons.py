@@ -18,22 +18,23 @@ _HOST = ("api", "sync", "event", "handle", "range", "mark")
 
 @dataclass(frozen=True)
 class Reason:
-    """What held a span back for a while.
+    """One cause that delayed a span.
 
     Attributes
     ----------
     kind
         ``"launch"``: the host had not launched it yet. ``"event wait"``, ``"graph order"``,
         ``"stream order"``, ``"legacy default stream"``: other work had to end first.
-        ``"launch latency"``: a launch takes that long to reach SMs that are free. ``"SMs held"``,
-        ``"copy engine"``: others had what it needed; ``"priority"``: SMs, which only its higher
-        priority had let the other take first. ``"running"``: the work of a call ran.
-        ``"host"``: what the host did. ``"unexplained"``: nothing in the trace tells.
+        ``"launch latency"``: the launch had not reached the GPU yet. ``"SMs held"``,
+        ``"copy engine"``: other work held the SMs or the copy engine. ``"priority"``: other work
+        held the SMs only because of its higher priority. ``"running"``: the work of a call ran.
+        ``"host"``: the host delayed it. ``"unexplained"``: the trace shows no cause.
     since_ns, until_ns
-        On the trace's clock. Reasons follow one another; the first may begin before the rest.
+        Times on the trace's clock. Each reason begins where the previous one ends, except that
+        the first may begin earlier.
     span
-        Id of the row that was waited for, where there is one; of several that ran on the SMs, one
-        of those that released them.
+        Id of the row waited for, if there is one. Of several rows that ran on the SMs, one of
+        those that released them.
     text
         What was waited for, in words.
     """
@@ -47,18 +48,18 @@ class Reason:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a span started when it did; of a host wait and a handle's call, why it ended then.
+    """Why a span started when it did; for a host wait or a handle's call, why it ended.
 
     Attributes
     ----------
     span, kind, name
-        The row that is explained; the name says its stream, too.
+        The row that is explained; the name includes its stream.
     ended
         Whether its end is explained.
     at_ns
         Its start or end on the trace's clock, as the trace has it.
     zero_ns
-        Where the times in the text count from: the trace's beginning.
+        The origin of the times in the text: the beginning of the trace.
     reasons
         In order of time, up to ``at_ns``.
     doubts
@@ -130,9 +131,9 @@ class Explanation:
 
 @door(trace=Trace, span=int)
 def explain(trace: Trace, span: int) -> Explanation:
-    """Say why a span started when it did: what it waited for, and until when.
+    """Explain why a span started when it did: what it waited for, and until when.
 
-    Of a host wait and of a handle's call it says why they ended then.
+    For a host wait or a handle's call, explain why it ended when it did.
 
     Parameters
     ----------
@@ -142,13 +143,14 @@ def explain(trace: Trace, span: int) -> Explanation:
     Returns
     -------
     Explanation
-        ``str()`` is a sentence; ``reasons`` has each with its end and the row waited for.
+        ``str()`` gives a sentence; ``reasons`` lists each reason with its end and the row waited
+        for.
 
     Raises
     ------
     MissingEvidence
-        There is no such row, it is no call and no work, or the trace says neither when it
-        was launched nor what came before it.
+        There is no such row, it is neither a call nor work, or the trace holds neither its launch
+        nor its predecessors.
 
     Examples
     --------

@@ -54,7 +54,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     Parameters
     ----------
     traces
-        Setting → trace, such as a run. One without a finished kernel has no rows.
+        Setting → trace, such as a run. A trace without a finished kernel has no rows.
 
     Examples
     --------

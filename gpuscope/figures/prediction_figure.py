@@ -35,15 +35,15 @@ def prediction(
     Parameters
     ----------
     predicted, measured
-        Two runs of one experiment, or two traces; matched by setting and workload. The first
-        is simulated.
+        Two runs of one experiment, or two traces, matched by setting and workload. The first is
+        simulated.
 
     Raises
     ------
     MissingEvidence
         They do not match, or hold no finished kernel; what differs is said.
     ValueError
-        A run is given with a trace, or the first one is no prediction.
+        One argument is a run and the other a trace, or the first one is not simulated.
 
     Examples
     --------

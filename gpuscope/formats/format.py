@@ -27,38 +27,38 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    r"""One trace format: what its files are called, and how they are written and read.
+    r"""A trace format: its file suffixes, and how its files are written and read.
 
-    The built-in formats are declared by this class. A package adds its own by an entry point in
-    the group ``gpuscope.formats`` that names an instance.
+    The built-in formats are instances of this class. A package adds a format with an entry point
+    in the group ``gpuscope.formats`` that names an instance.
 
     Attributes
     ----------
     name
-        What people call it: ``"Chrome trace JSON"``.
+        Name for display: ``"Chrome trace JSON"``.
     suffixes
-        Ends of its files' names, in lower case, with the dot: ``(".json", ".json.gz")``.
+        Suffixes of its file names, in lower case, with the dot: ``(".json", ".json.gz")``.
     description
-        One sentence for help texts and tables: what it is for.
+        One sentence for help texts and tables: the purpose of the format.
     write
-        Writes a trace to a path and calls ``step`` after every so many rows, which raises to
-        stop. The path lies in a folder of its own, which is removed; what was written there gets
-        its name once ``write`` has returned. Without it the format is only read.
+        Writes a trace to a path and regularly calls ``step``, which raises to cancel. The path is
+        in a temporary folder; the file gets its final name once ``write`` has returned. Without
+        ``write``, the format is read-only.
     write_run
-        The same for a run of several settings, where one file can hold it.
+        The same for a run of several settings, if one file can hold it.
     merge
         Writes a copy of an existing file, its second argument, with the trace in it.
     recognise
         Whether a file is of this format, from its first 4,096 bytes.
     read
-        Reads a file that is. Goes with ``recognise``; without both the format is only written.
+        Reads such a file. Requires ``recognise``; without both, the format is write-only.
     origin
-        The plugin it comes from; empty for built-in formats. The registry sets it.
+        The plugin that provides it; empty for built-in formats. Set by the registry.
 
     Raises
     ------
     InvalidArgument
-        The declaration is not complete; says what is missing.
+        The declaration is incomplete. The message says what is missing.
 
     Examples
     --------

@@ -24,28 +24,28 @@ _SHORTEST = 16
 def load_trace(
     path: str | Path, *, limits: Limits | None = None, keep_private: bool = False
 ) -> Trace:
-    """Read a trace: ours, or another tool's. The content selects the format, not the name.
+    """Read a trace of gpuscope or another tool. The content selects the format, not the name.
 
     {table:read}
 
-    Foreign files are not trusted: nothing in them is run, and size, nesting and time have
-    limits. What a file holds that a trace has no place for is counted and named in
-    ``metadata.counts`` and ``metadata.notes``.
+    Files are not trusted: nothing in them is executed, and size, nesting and time are limited.
+    ``metadata.counts`` and ``metadata.notes`` count and name the content that a trace cannot
+    represent.
 
     Parameters
     ----------
     limits
-        How large a file may be; without it :class:`gpuscope.importers.Limits`'s own.
+        How large a file may be. Default: the defaults of :class:`gpuscope.importers.Limits`.
     keep_private
-        Keep host names, folders, passwords and tokens, which are left out of others' traces by
-        default. Environment and users are never read.
+        Keep host names, folders, passwords and tokens, which are removed from other tools' traces
+        by default. Environment variables and user names are never read.
 
     Raises
     ------
     TraceFormatError
-        The file is damaged, holds more than ``limits``, or is none of these.
+        The file is damaged, exceeds ``limits``, or has none of these formats.
     MissingDependency
-        It is a ``.nsys-rep`` and there is no nsys.
+        The file is a ``.nsys-rep`` and nsys is not installed.
     GpuscopeError
         The file cannot be read.
 

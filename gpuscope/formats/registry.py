@@ -58,7 +58,7 @@ def known_formats() -> tuple[Format, ...]:
 
 
 def problems() -> tuple[str, ...]:
-    """Return what is wrong with the plugins that could not be used, each by its name.
+    """Return, by name, why plugins could not be loaded.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def problems() -> tuple[str, ...]:
 
 
 def forget_plugins() -> None:
-    """Look for plugins anew at the next use, as after an installation in a notebook.
+    """Search for plugins again at the next use, for example after an installation in a notebook.
 
     Examples
     --------

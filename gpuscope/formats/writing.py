@@ -42,24 +42,24 @@ def export(
 
     Plugins add formats by entry points in the group ``gpuscope.formats``.
 
-    What the file holds is counted after writing. Its name appears only when it is whole, and
-    an older file of that name stays until then.
+    The file is verified after writing. It appears only when it is complete; until then an older
+    file of that name remains.
 
     Parameters
     ----------
     trace
-        A trace. A run as ``.html``, and in the other formats if it has one setting only.
+        A trace; or a run, as ``.html``, or in any format if it has only one setting.
     path
-        Where to.
+        The file to write.
     merge_into
         For ``.nsys-rep``: an existing report, of which the new file is a copy with the trace in
         it. The trace's times must be Unix times.
     keep_private
-        Keep host names, and folders, passwords and tokens in texts, which are left out by default.
+        Keep host names, and folders, passwords and tokens in texts, which are removed by default.
     progress
-        Called with rows written and rows in all, from this thread.
+        Called from this thread with the rows written and the total.
     cancel
-        Set it, from another thread, to stop.
+        An event to cancel the export, set from another thread.
 
     Returns
     -------
@@ -69,10 +69,10 @@ def export(
     Raises
     ------
     ExportError
-        No format has the suffix, a run has several settings, a plugin failed, or what was
-        written is not what the trace holds.
+        No format has the suffix, a run has several settings, a plugin failed, or the file does
+        not match the trace.
     MissingDependency
-        ``.nsys-rep`` without nsys's writer; says what to install.
+        ``.nsys-rep`` without nsys. The message says what to install.
     Cancelled
         ``cancel`` was set; no file is left.
     GpuscopeError

@@ -18,19 +18,20 @@ _PLACE_BYTES = 600
 
 @dataclass(frozen=True)
 class Limits:
-    """What one file may hold; a larger one is an error, not a short trace.
+    """Limits on the size of a file. A larger file is an error, not a truncated trace.
 
     Attributes
     ----------
     file_bytes
         Size of the file.
     text_bytes
-        Size of JSON, unpacked, since all of it is held in memory.
+        Size of uncompressed JSON, which is held in memory as a whole.
     rows
         Rows and events in all.
 
     Loading takes no more memory than 8 × the lowest of ``file_bytes``, ``text_bytes`` and 200
-    bytes × ``rows``, whatever a file claims: a low limit lowers what the others let in.
+    bytes × ``rows``, whatever a file claims. So one low limit also lowers the effect of the
+    others.
 
     Raises
     ------

@@ -160,9 +160,9 @@ _UNKNOWN_DEVICE, _UNKNOWN_PARTITION = DeviceFacts(), PartitionFacts()
 
 
 class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a trace that is not a row. Immutable, and checked when it is made.
+    """The metadata of a trace. Immutable and validated when created.
 
-    Facts may be given as their classes or as what JSON holds.
+    Facts may be given as instances of their classes or as decoded JSON.
 
     Attributes
     ----------
@@ -177,26 +177,27 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     streams
         Stream id as text → :class:`StreamFacts`.
     windows_ns
-        ``(start, end)`` pairs in which recording was on.
+        ``(start, end)`` pairs of the times of recording.
     solo
         Workload → :class:`SoloFacts`.
     clocks
-        Clock → :class:`ClockFacts`. ``"cupti"``: against Unix time; ``"globaltimer cuda:0"``:
-        the GPU's timer that thread blocks read, against CUPTI's time where there is CUPTI; a
-        device key: its events.
+        Clock → :class:`ClockFacts`. ``"cupti"``: CUPTI's clock, against Unix time. A device key:
+        the clock of its events. ``"globaltimer cuda:0"``: the GPU's timer that thread blocks
+        read, against CUPTI's time if there is CUPTI.
     experiment
-        The description of the run, if it was one.
+        The experiment, if the trace is of a run.
     counts
-        What sources delivered: received, dropped, unmatched (launches of ours without a
-        record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard
-        of an asyncio task during which other tasks may have run: given to no partition).
+        Counts from the sources: received, dropped, unmatched (gpuscope's launches without a
+        record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard of
+        an asyncio task during which other tasks may have run; they have no intended partition).
     complete
-        Whether everything that was launched is known to be here; else the notes say why not.
+        Whether the trace is known to hold everything that was launched. If not, the notes say
+        why.
 
     Raises
     ------
     TraceFormatError
-        A value has another type than is read, or is none that a trace can have.
+        A value has a wrong type or is not valid in a trace.
 
     Examples
     --------

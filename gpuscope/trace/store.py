@@ -43,10 +43,10 @@ _FOOTER_BYTES = 8 << 20
 
 @door(trace=Trace, path=(str, Path))
 def save_trace(trace: Trace, path: str | Path) -> Path:
-    """Write ``trace`` as Parquet; the final name never holds half of a file.
+    """Write ``trace`` as Parquet. The file appears only when it is complete.
 
-    Its rows are the spans with the columns of :data:`gpuscope.trace.schema.SPAN_TYPES`: pandas,
-    Polars and DuckDB read them with their plain readers, ns exactly.
+    Its rows are the spans, with the columns of :data:`gpuscope.trace.schema.SPAN_TYPES`. pandas,
+    Polars and DuckDB read them with their standard readers, exact to the ns.
 
     Raises
     ------

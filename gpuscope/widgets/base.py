@@ -43,7 +43,7 @@ class Control(anywidget.AnyWidget):
     Parameters
     ----------
     lock
-        Guards the state; several widgets may share one.
+        Lock for the widget's state; several widgets may share one.
     """
 
     _css = static("controls.css")

@@ -26,34 +26,35 @@ SIZES: Mapping[str, int | str] = {"small": 16, "load": "rest"}
 
 
 class PartitionCarver(Control):
-    """A GPU's SMs in the parts that its driver splits off, shared out by hand.
+    """A widget to divide a GPU's SMs among partitions.
 
-    Drag a boundary, move it with the arrow keys, or type a count. A proposal snaps to what
-    this GPU can grant; the device is touched by Apply alone, which closes the partitions of
-    the last Apply and carves anew.
+    Drag a boundary, move it with the arrow keys, or type a count. Boundaries snap to counts that
+    this GPU can grant. Only Apply touches the device: it closes the partitions of the previous
+    Apply and carves again.
 
     Parameters
     ----------
     device
-        An open device or a name for :func:`~gpuscope.open_device`; ``"auto"`` if not given. A
-        simulated GPU that is named is another one each time: give the one that you use.
+        An open device or a name for :func:`~gpuscope.open_device`; ``"auto"`` if not given. The
+        name of a simulated GPU opens a new one each time: pass the open device that you use.
     sizes
         Name → SM count, percentage (``"25%"``) or, for one of them, ``"rest"``; or a list of
         these, to start from; 16 SMs and the rest if not given, ``{}`` for a GPU that is whole.
     lock
-        Guards the state; several widgets may share one.
+        Lock for the widget's state; several widgets may share one.
 
     Attributes
     ----------
     partitions
-        What Apply carved, open until the next one or :meth:`close`; ``None`` before.
+        The partitions that Apply created, open until the next Apply or :meth:`close`; ``None``
+        before.
 
     Raises
     ------
     DeviceUnavailable
-        The device asked for is not here.
+        The device is not available.
     InvalidPartition
-        ``sizes`` is no request for partitions.
+        ``sizes`` is not a valid request for partitions.
 
     Examples
     --------

@@ -39,44 +39,44 @@ _GPUSCOPE = "gpuscope"
 
 
 class Dashboard:
-    """Carve a GPU's SMs, say what runs where, run it, watch it, and see what it cost.
+    """A dashboard to carve a GPU, launch workloads on streams, and see the results.
 
-    Display it as the last line of a notebook cell. What it showed last stays in the notebook
-    when its kernel is gone.
+    Display it as the last line of a notebook cell. Its last output remains in the notebook after
+    the kernel has ended.
 
     Parameters
     ----------
     device
-        What to offer first: an open device, or a name for
-        :func:`~gpuscope.open_device`; ``"auto"`` if not given. A simulated device is
-        opened anew for every run, paced in real time, so that live views and Stop mean
-        something.
+        The device selected at first: an open device, or a name for :func:`~gpuscope.open_device`;
+        ``"auto"`` if not given. A simulated device is opened again for every run and paced in
+        real time, so that live views and Stop work as on a GPU.
     experiment
-        What the controls start from, as :func:`~gpuscope.run` takes it; a small GEMM beside
-        a large one if not given. Of several settings, the first that carves, else the last.
+        The initial state of the controls, in any form that :func:`~gpuscope.run` takes; a small
+        GEMM beside a large one if not given. Of several settings, the first with partitions is
+        used, else the last.
 
     Attributes
     ----------
     widget
-        The ipywidgets box, to put it into a layout of one's own.
+        The ipywidgets box, for use in other layouts.
     timeline
-        The one :class:`~gpuscope.Timeline`, which is updated and never replaced.
+        The :class:`~gpuscope.Timeline`, which is updated and never replaced.
     devices, form, bar
         The controls.
     run
-        The last :class:`~gpuscope.runs.Run`, also one that was stopped; ``None`` before.
+        The last :class:`~gpuscope.runs.Run`, even if it was stopped; ``None`` before the first.
 
     Raises
     ------
     DeviceUnavailable
-        The device asked for is not here.
+        The device is not available.
     InvalidExperiment
         ``experiment`` does not validate.
 
     Notes
     -----
-    While it runs, drawing takes turns with the host code that is measured: not with Live
-    switched off. For figures to quote use :func:`~gpuscope.run`.
+    During a run, drawing competes with the host code being measured, unless Live is off. For
+    figures to quote, use :func:`~gpuscope.run`.
 
     Examples
     --------

@@ -22,7 +22,7 @@ class DevicePicker(Control):
     wanted
         Which one to start with; ``None`` and ``"auto"`` want a GPU if there is one.
     lock
-        Guards the state; several widgets may share one.
+        Lock for the widget's state; several widgets may share one.
 
     Raises
     ------

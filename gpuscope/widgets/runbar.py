@@ -25,7 +25,7 @@ class RunBar(Control):
     codes
         What code can be had in.
     lock
-        Guards the state; several widgets may share one.
+        Lock for the widget's state; several widgets may share one.
     """
 
     _esm = script("runbar.js")

@@ -78,7 +78,7 @@ class Table(Control):
     choices
         Names to choose from.
     lock
-        Guards the state; several widgets may share one.
+        Lock for the widget's state; several widgets may share one.
     """
 
     _esm = script("table.js")

@@ -21,7 +21,7 @@ _PACED = ("fixed", "poisson")
 
 
 class StreamTable(Table):
-    """Streams: each with its partition, its priority and, without a partition, its barrier.
+    """A table of streams, with partition, priority and, without a partition, blocking or not.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ class StreamTable(Table):
     partitions
         Names of the partitions to choose from.
     lock
-        Guards the state; several widgets may share one.
+        Lock for the widget's state; several widgets may share one.
 
     Raises
     ------
     InvalidExperiment
-        Fields that no stream has. Values that cannot be are shown beside their fields.
+        A field is unknown. Errors in values are shown beside their fields.
 
     Examples
     --------
@@ -121,7 +121,7 @@ class StreamTable(Table):
 
 
 class WorkloadTable(Table):
-    """Workloads: kind and sizes, how often or at which rate, on which stream, after what.
+    """A table of workloads: kind, sizes, stream, repeats or rate, and dependencies.
 
     Parameters
     ----------
@@ -131,12 +131,12 @@ class WorkloadTable(Table):
     streams
         Names of the streams to choose from; the first is that of a new workload.
     lock
-        Guards the state; several widgets may share one.
+        Lock for the widget's state; several widgets may share one.
 
     Raises
     ------
     InvalidExperiment
-        Fields that no workload has. Values that cannot be are shown beside their fields.
+        A field is unknown. Errors in values are shown beside their fields.
 
     Examples
     --------

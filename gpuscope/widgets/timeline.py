@@ -23,10 +23,10 @@ FOLLOWED_NS = 200_000_000
 
 
 class Timeline(TimelineView):
-    """A timeline of any size: what a browser gets depends on its pixels, not on the trace.
+    """An interactive timeline. What the browser receives depends on its pixels, not on the trace.
 
     Display it as the last line of a notebook cell. With the mouse: drag to pan, Ctrl and the
-    wheel to zoom, click a span for all that is known of it, click twice to show everything.
+    wheel to zoom, click a span for its details, double-click to show everything.
     With the keyboard, once the plot has the focus: W and S zoom, A and D pan, F shows
     everything, / searches names, N and Shift+N go to the next and previous match, the arrow
     keys go from span to span, M measures between two clicks, Escape clears.
@@ -34,22 +34,22 @@ class Timeline(TimelineView):
     Parameters
     ----------
     source
-        A trace; or a recording, which is followed while it goes on; or nothing yet.
+        A trace; a recording, which the timeline follows while it runs; or nothing at first.
     height
-        Of the plot in px, for ever: Plotly stops following the width of its place once a
-        height is changed. Default: what the tracks need, of a recording 420.
+        Height of the plot in px, fixed: Plotly no longer adapts to its container's width once the
+        height changes. Default: the height of the tracks; 420 for a recording.
     followed_ns
-        How much is in view at first while a recording is followed.
+        The time range initially in view while a recording is followed.
 
     Attributes
     ----------
     figure
-        The Plotly FigureWidget, the same for ever.
+        The Plotly FigureWidget, which is never replaced.
 
     Raises
     ------
     TraitError
-        ``window_ns`` is set to a window that is empty.
+        ``window_ns`` is set to an empty window.
 
     Examples
     --------

@@ -75,8 +75,8 @@ class OverlapResult(Result):
     pairs: tuple[PairOverlap, ...]
     gain: float | None
     makespan_ns: int
-    left_out: int = 0
-    _all: _All | None = field(default=None, repr=False, compare=False)
+    left_out: int
+    _all: _All = field(repr=False, compare=False)
     weight = "overlap (ms)"
 
     def __getitem__(self, names: tuple[str, str]) -> float:
@@ -90,11 +90,8 @@ class OverlapResult(Result):
         KeyError
             There is no such pair.
         """
-        for pair in self.pairs:
-            if {pair.a, pair.b} == {a, b}:
-                return pair
         every = self._all
-        if every is None or a == b or not {a, b} <= every.number.keys():
+        if a == b or not {a, b} <= every.number.keys():
             there = [(pair.a, pair.b) for pair in self.pairs[:_NAMED]]
             rest = len(self.pairs) + self.left_out - len(there)
             more = f" and {rest:,} more" if rest else ""

@@ -98,7 +98,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
                 showgrid=False,
             ),
             yaxis=style.label_axis(
-                y, places, [_label(partition) for partition in result.partitions]
+                places, [_label(partition) for partition in result.partitions], range=[y, 0]
             ),
         ),
     )

@@ -173,7 +173,7 @@ def png(pixels: Array, colours: Sequence[str]) -> bytes:
     return file.getvalue()
 
 
-MAX_ARROWS = 200
+_MAX_ARROWS = 200
 _MAX_TEXTS = 300
 _TEXTED = "range"
 
@@ -252,9 +252,7 @@ def look(tracks: Tracks, bar_class: Class, colours: dict[str, str], unit: str) -
     }
 
 
-def arrows(
-    view: View, places: Places, zero_ns: int, unit_ns: float, most: int = MAX_ARROWS
-) -> tuple[Properties, int]:
+def arrows(view: View, places: Places, zero_ns: int, unit_ns: float) -> tuple[Properties, int]:
     """Return event waits as one line trace, and how many in the window have no arrow.
 
     Arrows lead from bar to bar, the earliest first: from the end of the span that recorded
@@ -270,10 +268,10 @@ def arrows(
         (np.minimum(ends, starts) < high) & (np.maximum(ends, starts) > low)
         & shown[tracks.track[cause]] & shown[tracks.track[effect]]
     )  # fmt: skip
-    rows = np.sort(view.found.rows)
-    both = seen[_among(cause[seen], rows) & _among(effect[seen], rows)]
-    both = both[np.argsort(starts[both], kind="stable")][:most]
-    at = {row: place for place, row in enumerate(view.found.rows.tolist())}
+    rows = view.found.rows
+    both = seen[np.isin(cause[seen], rows) & np.isin(effect[seen], rows)]
+    both = both[np.argsort(starts[both], kind="stable")][:_MAX_ARROWS]
+    at = {row: place for place, row in enumerate(rows.tolist())}
     x: list[float | None] = []
     y: list[float | None] = []
     for wait in both.tolist():
@@ -283,12 +281,6 @@ def arrows(
             y.append(places.bar(view.place[place], view.lanes[place])[0])
         y.append(None)
     return {"x": x, "y": y, "marker.size": [0, 9, 0] * len(both)}, len(seen) - len(both)
-
-
-def _among(values: Array, ascending: Array) -> Array:
-    place = np.searchsorted(ascending, values)
-    among: Array = np.r_[ascending, -1][place] == values
-    return among
 
 
 def arrow_look() -> Properties:

@@ -140,12 +140,10 @@ def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, o
         f"<b>{escape(name, 24)}</b><br>{escape(place, 28)}"
         for name, place in result.partitions.items()
     ]
-    return {
-        "title": style.titled(title),
-        "tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": labels, "ticks": "",
-        "tickangle": 0, "showgrid": False, "zeroline": False, "automargin": True,
-        "fixedrange": True, "ticklabelstandoff": 4, **more,
-    }  # fmt: skip
+    return style.label_axis(
+        list(range(len(labels))), labels, title=style.titled(title), ticks="", tickangle=0,
+        ticklabelstandoff=4, **more,
+    )  # fmt: skip
 
 
 def _text(text: str, x: int, y: int) -> dict[str, object]:

@@ -214,9 +214,9 @@ def y_axis(places: Sequence[Places], height: float, **more: object) -> Propertie
     """Return the vertical axis: px from the top, the tracks' labels as ticks."""
     ticks = [place.ticks() for place in places]
     return style.label_axis(
-        height,
         [centre for centres, _ in ticks for centre in centres],
         [label for _, labels in ticks for label in labels],
+        range=[height, 0],
         tickfont={"size": 12},
         **more,
     )

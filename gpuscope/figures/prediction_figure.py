@@ -87,12 +87,12 @@ def prediction(
             domain=[0, 0.65],
         ),
         yaxis=style.label_axis(
-            y,
             places,
             [
                 f"<i>{MAKESPAN}</i>" if time.of == MAKESPAN else escape(time.of, 24)
                 for time in result.times
             ],
+            range=[y, 0],
         ),
     )
     return go.Figure(data=_marks(result, places), layout=layout)

@@ -171,6 +171,11 @@ def sm_axis(count: int) -> Properties:
     """Return a vertical axis for SMs, the first on top, each 1 high."""
     ids = list(range(0, count, max(1, count // _TICKS)))
     return style.label_axis(
-        count, [sm + 0.5 for sm in ids], [str(sm) for sm in ids], title=style.titled("SM id"),
-        tickfont={"size": 12}, ticklabelstandoff=None, anchor="x",
-    )  # fmt: skip
+        [sm + 0.5 for sm in ids],
+        [str(sm) for sm in ids],
+        range=[count, 0],
+        title=style.titled("SM id"),
+        tickfont={"size": 12},
+        ticklabelstandoff=None,
+        anchor="x",
+    )

@@ -134,12 +134,9 @@ def titled(text: str) -> Properties:
     return {"text": text, "standoff": 10, "font": {"size": 13}}
 
 
-def label_axis(
-    height: float, places: Sequence[float], labels: Sequence[str], **more: object
-) -> Properties:
-    """Return a vertical axis in px from the top, with labels at places."""
+def label_axis(places: Sequence[float], labels: Sequence[str], **more: object) -> Properties:
+    """Return an axis with labels at places."""
     return {
-        "range": [height, 0],
         "tickmode": "array",
         "tickvals": places,
         "ticktext": labels,

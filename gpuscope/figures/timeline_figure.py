@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
@@ -84,14 +83,14 @@ def timeline(
     2
     """
     window = default_window_ns(trace) if window_ns is None else window_ns
-    band = _Band(View.of(Tracks.of(trace), window, max_spans=max_spans), trace, None)
+    view = View.of(Tracks.of(trace), window, max_spans=max_spans)
     blocks = HeldIndex(Blocks(trace, None)) if sm else None
-    return _draw([band], title or "Timeline", {"": trace}, blocks)
+    return _draw([view], title or "Timeline", {"": trace}, held=blocks)
 
 
 def of_view(view: View, trace: Trace, title: str = "Timeline") -> go.Figure:
     """Draw a view of a trace that is indexed already, as :func:`timeline` does."""
-    return _draw([_Band(view, trace, None)], title, {"": trace})
+    return _draw([view], title, {"": trace})
 
 
 @door(traces=MappingOf(Trace), windows_ns=(Mapping, None), max_spans=int, title=(str, None))
@@ -139,49 +138,39 @@ def timelines(
     if max_spans < 1:
         raise InvalidArgument(f"max_spans is at least 1, not {max_spans}")
     share = max(1, max_spans // len(traces))
-    bands = []
+    views = []
     for setting, trace in traces.items():
         window = (windows_ns or {}).get(setting) or default_window_ns(trace)
-        bands.append(_Band(View.of(Tracks.of(trace), window, max_spans=share), trace, setting))
-    return _draw(bands, title or "Timelines by setting", traces)
-
-
-@dataclass(frozen=True)
-class _Band:
-    """One setting's part of a figure."""
-
-    view: View
-    trace: Trace
-    setting: str | None
-
-    @property
-    def length_ns(self) -> int:
-        low, high = self.view.found.window_ns
-        return high - low
+        views.append(View.of(Tracks.of(trace), window, max_spans=share))
+    return _draw(views, title or "Timelines by setting", traces, settings=list(traces))
 
 
 def _draw(
-    bands: Sequence[_Band],
+    views: Sequence[View],
     title: str,
     traces: Mapping[str, Trace],
+    *,
+    settings: Sequence[str] = (),
     held: HeldIndex | None = None,
 ) -> go.Figure:
-    length_ns = max(band.length_ns for band in bands)
+    """Draw views one under the other, each under its setting if there are settings."""
+    windows_ns = [view.found.window_ns for view in views]
+    length_ns = max(high - low for low, high in windows_ns)
     unit, unit_ns = axis_unit(length_ns)
-    partitions = {name for band in bands for name in band.view.tracks.partitions()}
+    partitions = {name for view in views for name in view.tracks.partitions()}
     colours = style.partition_colours(traces.values(), partitions)
-    places, height, annotations, shapes = _place(bands)
+    places, height, annotations, shapes = _place(views, settings)
     frames = [
-        frame_of(band.view, place, colours, zero_ns=band.view.found.window_ns[0], unit_ns=unit_ns)
-        for band, place in zip(bands, places, strict=True)
+        frame_of(view, place, colours, zero_ns=low, unit_ns=unit_ns)
+        for view, place, (low, _) in zip(views, places, windows_ns, strict=True)
     ]
     notes = provenance_lines(traces)
-    if len(bands) == 1 and bands[0].setting is None:
-        said = statement(bands[0].view, besides=() if held is None else ("block",))
+    if not settings:
+        said = statement(views[0], besides=() if held is None else ("block",))
         notes += [escape(line) for line in wrapped(said)]
     if left_out := sum(frame.left_out for frame in frames):
         notes.append(f"{left_out:,} further event waits have no arrow")
-    data = _bars(bands, frames, colours, unit)
+    data = _bars(views, frames, colours, unit)
     waits = _joined([frame.arrows for frame in frames])
     if waits["x"]:
         data.append({**arrow_look(), **waits})
@@ -197,12 +186,12 @@ def _draw(
     axes: Properties = {"yaxis": y_axis(places, height)}
     time_below = "y"
     if held is not None:
-        low, high = bands[0].view.found.window_ns
+        cells = held.cells(windows_ns[0], PIXELS)
         owners = [
             style.WHOLE_GPU_COLOUR if name is None else colours[name]
             for name in held.blocks.partitions
         ]
-        images.append(sm_image(held.cells((low, high), PIXELS), owners, low, unit_ns))
+        images.append(sm_image(cells, owners, windows_ns[0][0], unit_ns))
         data.append(_point(yaxis="y2", showlegend=False))
         notes.append(_SM_NOTE)
         whole = height + _SM_GAP + _SM_HEIGHT
@@ -234,22 +223,22 @@ def _draw(
 
 
 def _place(
-    bands: Sequence[_Band],
+    views: Sequence[View], settings: Sequence[str]
 ) -> tuple[list[Places], float, list[Properties], list[Properties]]:
     """Give every track its place; return these, the height, headings and stripes."""
     y = 4
     places: list[Places] = []
     annotations: list[Properties] = []
     shapes: list[Properties] = []
-    for band in bands:
-        if band.setting is not None:
-            said = textwrap.wrap(statement(band.view), _HEADING_CHARACTERS)
-            lines = [f"<b>{escape(band.setting, 40)}</b>", *(escape(line) for line in said)]
+    for index, view in enumerate(views):
+        if settings:
+            said = textwrap.wrap(statement(view), _HEADING_CHARACTERS)
+            lines = [f"<b>{escape(settings[index], 40)}</b>", *(escape(line) for line in said)]
             size = _HEADING_LINE * len(lines) + 8
             annotations.append(heading("<br>".join(lines), y + size / 2))
             shapes.append(stripe(y, y + size, "#E3E9EF"))
             y += size
-        place = Places.of(band.view.shown, band.view.depth, y)
+        place = Places.of(view.shown, view.depth, y)
         places.append(place)
         annotations += place.annotations
         shapes += place.shapes
@@ -262,18 +251,18 @@ def _place(
 
 
 def _bars(
-    bands: Sequence[_Band], frames: Sequence[Frame], colours: dict[str, str], unit: str
+    views: Sequence[View], frames: Sequence[Frame], colours: dict[str, str], unit: str
 ) -> list[Properties]:
     """Return one bar trace a class, over all bands."""
     data = []
     for bar_class in in_order((bar for drawn in frames for bar in drawn.bars), colours):
-        parts = [drawn.bars[bar_class] for drawn in frames if bar_class in drawn.bars]
-        tracks = next(
-            band.view.tracks
-            for band, drawn in zip(bands, frames, strict=True)
+        parts = {
+            index: drawn.bars[bar_class]
+            for index, drawn in enumerate(frames)
             if bar_class in drawn.bars
-        )
-        data.append({**look(tracks, bar_class, colours, unit), **_joined(parts)})
+        }
+        tracks = views[min(parts)].tracks
+        data.append({**look(tracks, bar_class, colours, unit), **_joined([*parts.values()])})
     return data
 
 

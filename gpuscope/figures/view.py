@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,9 +40,7 @@ class View:
     hidden_tracks: int
 
     @classmethod
-    def of(
-        cls, tracks: Tracks, window_ns: tuple[int, int], *, max_spans: int, pixels: int = PIXELS
-    ) -> View:
+    def of(cls, tracks: Tracks, window_ns: tuple[int, int], *, max_spans: int) -> View:
         """Look at the tracks in which something is in a window, the busiest if they are many.
 
         Raises
@@ -60,8 +58,8 @@ class View:
         )
         there = [track for track, count in zip(tracks.tracks, counts, strict=True) if count]
         shown, hidden = busiest(there, tracks.busy_ns)
-        view = cls.among(tracks, shown, window_ns, max_spans=max_spans, pixels=pixels)
-        return cls(tracks, view.shown, view.found, int(counts.sum()), hidden)
+        view = cls.among(tracks, shown, window_ns, max_spans=max_spans)
+        return replace(view, total=int(counts.sum()), hidden_tracks=hidden)
 
     @classmethod
     def among(

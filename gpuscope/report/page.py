@@ -100,28 +100,29 @@ def figure(drawn: go.Figure, identifier: str) -> str:
     return f'<div class="figure">{inside}</div>'
 
 
+def banner(warning: str, text: str) -> str:
+    """Return a warning that nobody overlooks, and more about it; both are plain."""
+    inside = f"<p><strong>{safe(warning)}</strong> {safe(text)}</p>"
+    return f'<div class="banner" role="note">{inside}</div>'
+
+
 def simulated_banner(traces: Mapping[str, Trace]) -> str:
     """Return a warning if anything was simulated, else nothing."""
     simulated = [name for name, trace in traces.items() if trace.is_simulated]
     if not simulated:
         return ""
-    which = "" if len(simulated) == len(traces) else f" ({safe(', '.join(simulated))})"
-    return (
-        '<div class="banner" role="note"><p><strong>SIMULATED, not measured'
-        f"{which}.</strong> No GPU ran this work: every device time below was computed by a model "
-        "of a GPU. Measure on hardware before you rely on it.</p></div>"
+    which = "" if len(simulated) == len(traces) else f" ({', '.join(simulated)})"
+    return banner(
+        f"SIMULATED, not measured{which}.",
+        "No GPU ran this work: every device time below was computed by a model of a GPU. Measure "
+        "on hardware before you rely on it.",
     )
 
 
 def incomplete_banner(traces: Mapping[str, Trace]) -> str:
     """Return a warning if rows of a trace are missing, else nothing."""
-    told = incomplete(traces)
-    if not told:
-        return ""
-    return (
-        f'<div class="banner" role="note"><p><strong>{safe(told)}.</strong> What is below was '
-        "worked out from the rest.</p></div>"
-    )
+    missing = incomplete(traces)
+    return banner(f"{missing}.", "What is below was worked out from the rest.") if missing else ""
 
 
 def warning(told: str) -> str:
@@ -189,8 +190,17 @@ def terms(definitions: Mapping[str, str]) -> str:
     return f'<dl class="terms">{inside}</dl>'
 
 
-def write(path: str | Path, title: str, parts: Sequence[str]) -> Path:
+def write(
+    path: str | Path, title: str, traces: Mapping[str, Trace], parts: Sequence[str], about: str = ""
+) -> Path:
     """Write a page; the final name never holds half of one.
+
+    Parameters
+    ----------
+    traces
+        Name → trace; the page begins with what is simulated or incomplete of them.
+    about
+        A line below the title.
 
     Raises
     ------
@@ -202,7 +212,13 @@ def write(path: str | Path, title: str, parts: Sequence[str]) -> Path:
         raise GpuscopeError(
             f"cannot write a report to {str(path)!r}: name a file, such as run.html"
         )
-    body = "\n".join(part for part in parts if part)
+    head = [
+        f"<h1>{safe(title)}</h1>",
+        paragraph(about, "muted") if about else "",
+        simulated_banner(traces),
+        incomplete_banner(traces),
+    ]
+    body = "\n".join(filter(None, [*head, *parts]))
     page = _PAGE.substitute(title=safe(title), plotly=get_plotlyjs(), body=body)
     with replacing(target) as temporary:
         temporary.write_text(page, encoding="utf-8")

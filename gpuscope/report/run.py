@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscope import analysis, figures
-from gpuscope._text import safe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.report import page
@@ -65,12 +64,6 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     count = len(run.traces)
     missing = incomplete(run.traces)
     sections = [
-        f"<h1>{safe(heading)}</h1>",
-        page.paragraph(
-            f"{count} setting{'' if count == 1 else 's'} compared: {', '.join(run.traces)}", "muted"
-        ),
-        page.simulated_banner(run.traces),
-        page.incomplete_banner(run.traces),
         _stopped(run),
         "<h2>In short</h2>",
         *_in_short(run, rows, foreground),
@@ -85,7 +78,8 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     if foreground:
         sections += ["<h2>Latency</h2>", *page.latency_figures(run.traces, foreground)]
     sections += page.ending(run.traces)
-    return page.write(path, heading, sections)
+    about = f"{count} setting{'' if count == 1 else 's'} compared: {', '.join(run.traces)}"
+    return page.write(path, heading, run.traces, sections, about)
 
 
 def _too_good(run: Run) -> list[str]:
@@ -115,9 +109,9 @@ def _workloads(run: Run, rows: list[Row]) -> tuple[list[str], list[str]]:
 def _stopped(run: Run) -> str:
     if not run.stopped:
         return ""
-    return (
-        '<div class="banner" role="note"><p><strong>Stopped early.</strong> What was recorded '
-        "until then is below; the settings may have different numbers of calls.</p></div>"
+    return page.banner(
+        "Stopped early.",
+        "What was recorded until then is below; the settings may have different numbers of calls.",
     )
 
 

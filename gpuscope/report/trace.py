@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpuscope import analysis, figures
-from gpuscope._text import safe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.text import duration
 from gpuscope.figures.timeline_figure import of_view
@@ -43,10 +42,6 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     traces = {heading: trace}
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
-        f"<h1>{safe(heading)}</h1>",
-        page.paragraph(f"{len(trace):,} spans: {counts or 'none'}", "muted"),
-        page.simulated_banner(traces),
-        page.incomplete_banner(traces),
         "<h2>Partitions and streams</h2>",
         *_or_why_not(lambda: [page.result(analysis.summary(trace))]),
         "<h2>Overlap of streams</h2>",
@@ -56,7 +51,8 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
         *_or_why_not(lambda: _latency(trace, traces)),
         *page.ending(traces),
     ]
-    return page.write(path, heading, sections)
+    about = f"{len(trace):,} spans: {counts or 'none'}"
+    return page.write(path, heading, traces, sections, about)
 
 
 def _or_why_not(judge: Callable[[], list[str]]) -> list[str]:
@@ -112,11 +108,7 @@ def prediction_report(
     result = analysis.prediction(predicted, measured)
     traces = {f"{name}, predicted": trace for name, trace in predicted.items()}
     traces |= {f"{name}, measured": trace for name, trace in measured.items()}
-    title = "Predicted and measured"
     sections = [
-        f"<h1>{title}</h1>",
-        page.simulated_banner(traces),
-        page.incomplete_banner(traces),
         page.figure(figures.prediction(predicted, measured), "compare"),
         "<h2>Times</h2>",
         page.judged(result.rows(), result.incomplete, shares=("error",)),
@@ -124,4 +116,4 @@ def prediction_report(
         "<h2>Provenance</h2>",
         page.provenance(traces),
     ]
-    return page.write(path, title, sections)
+    return page.write(path, "Predicted and measured", traces, sections)

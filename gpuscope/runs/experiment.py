@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError, PydanticSerializationError
 from gpuscope._optional import require
 from gpuscope.device.sizes import EXPECTED, Rounding, Size
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
-from gpuscope.runs.refusals import Place, check_plain, check_size, explain, keys, problems, refuse
+from gpuscope.runs.refusals import Place, check_plain, check_size, explain, listed, problems, refuse
 from gpuscope.workloads.builtin import SmCountTarget
 from gpuscope.workloads.registry import AnyWorkload, find_kind
 from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec
@@ -177,9 +177,10 @@ class Experiment(ExtendedModel):
                 f"an experiment is a dict of fields, not {type(data).__name__}: it needs "
                 "'name', 'streams' and 'workloads'"
             )
-        unknown = [key for key in data if not isinstance(key, str)]
-        if unknown:
-            raise InvalidExperiment(f"{unknown[0]!r}: unknown key; allowed: {keys(cls)}")
+        for key in data:
+            if not isinstance(key, str):
+                allowed = listed(cls.model_fields)
+                raise InvalidExperiment(f"{key!r}: unknown key; allowed: {allowed}")
         return cls(**data)
 
     @classmethod
@@ -218,12 +219,10 @@ class Experiment(ExtendedModel):
                 f"cannot read experiment {source.name!r}: {why}. Check the path, or save it as "
                 "UTF-8"
             ) from error
+        check_size(source.name, text)
         try:
-            check_size(source.name, text)
             data = json.loads(text) if source.suffix == ".json" else tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            if isinstance(error, InvalidExperiment):
-                raise
             form = "JSON" if source.suffix == ".json" else "TOML"
             raise InvalidExperiment(f"{source.name!r} is not {form}: {error}") from error
         if not isinstance(data, dict):
@@ -319,36 +318,22 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
     for name, stream in setting.streams.items():
         if stream.partition is not None and stream.partition not in setting.partitions:
             here = ("settings", setting.name) if named and name in named.streams else ()
-            allowed = (
-                ", ".join(map(repr, setting.partitions)) or "none (this setting carves nothing)"
-            )
-            refuse(
-                (*here, "streams", name, "partition"),
-                f"{stream.partition!r} is no partition of setting {setting.name!r}; allowed: "
-                f"{allowed}",
-            )
-    if named is not None:
-        for name in named.streams:
-            if name not in experiment.streams:
-                refuse(
-                    ("settings", setting.name, "streams", name),
-                    "no such stream; allowed: " + ", ".join(map(repr, experiment.streams)),
-                )
+            allowed = listed(setting.partitions, "none (this setting carves nothing)")
+            words = f"{stream.partition!r} is no partition of setting {setting.name!r}"
+            refuse((*here, "streams", name, "partition"), f"{words}; allowed: {allowed}")
+    for name in named.streams if named else ():
+        if name not in experiment.streams:
+            words = f"no such stream; allowed: {listed(experiment.streams)}"
+            refuse(("settings", setting.name, "streams", name), words)
     for name, workload in setting.workloads.items():
         if workload.stream not in setting.streams:
-            refuse(
-                ("workloads", name, "stream"),
-                f"{workload.stream!r} is no stream; allowed: "
-                + ", ".join(map(repr, setting.streams)),
-            )
+            words = f"{workload.stream!r} is no stream; allowed: {listed(setting.streams)}"
+            refuse(("workloads", name, "stream"), words)
         others = [other for other in setting.workloads if other != name]
         for other in workload.waits_on:
             if other not in others:
-                refuse(
-                    ("workloads", name, "waits_on"),
-                    f"{other!r} is no other workload; allowed: "
-                    + (", ".join(map(repr, others)) or "none"),
-                )
+                words = f"{other!r} is no other workload; allowed: {listed(others)}"
+                refuse(("workloads", name, "waits_on"), words)
     if all(workload.background for workload in setting.workloads.values()):
         refuse(
             ("workloads",),

@@ -17,6 +17,7 @@ from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
 from gpuscope.runs.execution import Series, as_far_as_measured, opened
 from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.refusals import listed
 from gpuscope.runs.runner import Viewer
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.spec import WorkloadSpec
@@ -151,13 +152,9 @@ def _result(
     return InterferenceResult(
         cells=tuple(
             interference(
-                recorded.get((of, given), ()),
-                recorded.get((of,), ()),
-                of=of,
-                given=given,
-                inside=inside,
+                recorded.get((a, b), ()), recorded.get((a,), ()), of=a, given=b, inside=inside
             )
-            for of, given in itertools.permutations(plan.workloads, 2)
+            for a, b in itertools.permutations(plan.workloads, 2)
         ),
         partitions={
             name: partition_label(whole, plan.streams[name].partition) for name in plan.workloads
@@ -188,44 +185,30 @@ def _plan(
         home = fields.pop("partition", fields.get("stream")) if sizes else None
         if sizes and home not in sizes:
             raise InvalidExperiment(
-                f"workloads.{name}.partition: {home!r} is no partition; allowed: "
-                + ", ".join(map(repr, sizes))
+                f"workloads.{name}.partition: {home!r} is no partition; allowed: {listed(sizes)}"
             )
         fields.pop("partition", None)
         streams[name] = {"partition": home}
         described[name] = {
             **fields, "stream": name, "background": False, "repeats": repeats, "waits_on": [],
         }  # fmt: skip
-    return Experiment.from_dict(
-        {
-            "name": "interference",
-            "seed": seed,
-            "rounds": rounds,
-            "alone_repeats": 0,
-            "partitions": dict(sizes),
-            "rounding": rounding,
-            "streams": streams,
-            "workloads": described,
-        }
-    )
+    return Experiment(
+        name="interference", seed=seed, rounds=rounds, alone_repeats=0, partitions=dict(sizes),
+        rounding=rounding, streams=streams, workloads=described,
+    )  # fmt: skip
 
 
 def _part(plan: Experiment, number: int, names: tuple[str, ...]) -> Experiment:
     """Return the experiment of one turn: the first name alone, or with the second behind it."""
-    of, *others = names
-    workloads = {of: plan.workloads[of]}
-    for other in others:
-        spec = plan.workloads[other]
-        continuous = {"background": True, "arrival": "back_to_back", "rate_hz": None}
-        queued = max(BACKGROUND_QUEUED, spec.max_queued)
-        workloads[other] = spec.model_copy(update={**continuous, "max_queued": queued})
-    streams = {name: plan.streams[name] for name in names}
-    return plan.model_copy(
-        update={
-            "name": " | ".join(names),
-            "seed": plan.seed + number,
-            "rounds": 1,
-            "workloads": workloads,
-            "streams": streams,
-        }
-    )
+    workloads = {name: plan.workloads[name] for name in names}
+    for name in names[1:]:
+        changes = {
+            "background": True, "arrival": "back_to_back", "rate_hz": None,
+            "max_queued": max(BACKGROUND_QUEUED, workloads[name].max_queued),
+        }  # fmt: skip
+        workloads[name] = workloads[name].model_copy(update=changes)
+    update = {
+        "name": " | ".join(names), "seed": plan.seed + number, "rounds": 1, "workloads": workloads,
+        "streams": {name: plan.streams[name] for name in names},
+    }  # fmt: skip
+    return plan.model_copy(update=update)

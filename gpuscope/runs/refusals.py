@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from pydantic import BaseModel, ValidationError
@@ -75,9 +75,9 @@ def _is_unicode(text: str) -> bool:
     return text == text.encode("utf-8", "replace").decode()
 
 
-def keys(model: type[BaseModel]) -> str:
-    """List the fields of a model."""
-    return ", ".join(map(repr, model.model_fields))
+def listed(names: Iterable[str], none: str = "none") -> str:
+    """List names for a message."""
+    return ", ".join(map(repr, names)) or none
 
 
 def problems(
@@ -137,21 +137,12 @@ def _place(error: ErrorDetails, fields: object) -> Place:
     place: list[str] = []
     for part in error["loc"]:
         try:
-            fields = _inside(fields, part)
-        except LookupError:
-            if error["type"] not in ("missing", "kind") and error["loc"][-1] != "[key]":
+            fields = fields[part]  # type: ignore[index] # or it has no parts
+        except (LookupError, TypeError):
+            if error["type"] != "missing" and error["loc"][-1] != "[key]":
                 break
         place.append(str(part))
-    return tuple(place)
-
-
-def _inside(fields: object, part: int | str) -> object:
-    """Return what a description has at a part of a path."""
-    if isinstance(fields, Mapping):
-        return fields[part]
-    if isinstance(fields, list | tuple) and isinstance(part, int):
-        return fields[part]
-    raise LookupError(part)
+    return (*place, "kind") if error["type"] == "kind" else tuple(place)
 
 
 def _problem(
@@ -163,7 +154,7 @@ def _problem(
     if place[:1] == ("workloads",) and place[2:3] == ("args",) and len(place) > 3:
         kind = "arg_type"
     if kind == "extra_forbidden":
-        return place, f"unknown key; allowed: {keys(model_at(place))}"
+        return place, f"unknown key; allowed: {listed(model_at(place).model_fields)}"
     if kind == "missing":
         return place, "missing; this field is required"
     if kind == "too_short":

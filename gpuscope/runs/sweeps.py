@@ -23,6 +23,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition, NothingRecorded
 from gpuscope.runs.execution import Series, as_far_as_measured, opened
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
+from gpuscope.runs.refusals import listed
 from gpuscope.runs.runner import Viewer
 from gpuscope.trace.run import Run
 
@@ -231,7 +232,7 @@ def _places(data: _Table, path: str) -> list[tuple[_Table, str]]:
     if not places:
         known = dict.fromkeys(key for sizes in carved for key in sizes or ())
         raise InvalidExperiment(
-            f"{clean(path)}: no setting carves a partition {name!r}; there are: {_listed(known)}"
+            f"{clean(path)}: no setting carves a partition {name!r}; there are: {listed(known)}"
         )
     return places
 
@@ -244,16 +245,12 @@ def _place(table: _Table, rest: str, path: str) -> tuple[_Table, str]:
             return table, key
         if rest == key:
             raise InvalidExperiment(
-                f"{clean(path)}: this is a table; name a field in it: {_listed(inside)}"
+                f"{clean(path)}: this is a table; name a field in it: {listed(inside)}"
             )
         if rest.startswith(f"{key}.") and isinstance(inside, dict):
             return _place(inside, rest[len(key) + 1 :], path)
     where = path.removesuffix(rest).rstrip(".") or "the experiment"
-    raise InvalidExperiment(f"{clean(path)}: {where} has no {rest!r}; there are: {_listed(table)}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"
+    raise InvalidExperiment(f"{clean(path)}: {where} has no {rest!r}; there are: {listed(table)}")
 
 
 # -- tables -------------------------------------------------------------------------------

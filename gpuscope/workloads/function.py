@@ -6,9 +6,10 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gpuscope._checks import MappingOf, given, require_kind
+from gpuscope._checks import MappingOf, count, given, require_kind
 from gpuscope.device import binding, caller
 from gpuscope.device.arena import Arena
 from gpuscope.device.arrays import holding_arrays
@@ -24,6 +25,8 @@ from gpuscope.workloads.context import AnyStream, Context, Passed, Work
 from gpuscope.workloads.handle import Handle
 
 _R = TypeVar("_R")
+_RUN_LATER = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+"""Whether a call of a function runs nothing yet."""
 
 
 class workload(Generic[_R]):  # noqa: N801 - used like a function
@@ -69,7 +72,8 @@ class workload(Generic[_R]):  # noqa: N801 - used like a function
         called: object = function
         while isinstance(called, functools.partial):
             called = called.func
-        if _runs_later(called) or _runs_later(getattr(called, "__call__", None)):  # noqa: B004
+        bodies = (called, getattr(called, "__call__", None))  # noqa: B004
+        if any(runs_later(body) for runs_later in _RUN_LATER for body in bodies):
             raise TypeError(
                 f"workload takes a function that has launched everything when it returns; "
                 f"{_name_of(function)} is asynchronous or a generator"
@@ -137,15 +141,13 @@ class workload(Generic[_R]):  # noqa: N801 - used like a function
         return f"workload({_name_of(self.function)})"
 
 
+@dataclass(slots=True)
 class _Invocation:
     """One ``execute()``: what the function is given, and what it returned."""
 
-    __slots__ = ("arguments", "keywords", "result")
-
-    def __init__(self, arguments: tuple[object, ...], keywords: dict[str, object]) -> None:
-        self.arguments = arguments
-        self.keywords = keywords
-        self.result: Passed = None
+    arguments: tuple[object, ...]
+    keywords: dict[str, object]
+    result: Passed = None
 
 
 class FunctionHandle(Handle, Generic[_R]):
@@ -174,10 +176,8 @@ class FunctionHandle(Handle, Generic[_R]):
                 f"a workload is made for a device or a partition, not {type(owner).__name__}: "
                 f"{_name_of(function)}(gpu) makes the handle, handle.execute(…) calls it"
             )
-        if flop_count is not None and (
-            isinstance(flop_count, bool) or not isinstance(flop_count, int) or flop_count < 0
-        ):
-            raise InvalidOperand(f"flop_count is {given(flop_count)}; a whole number is needed")
+        if flop_count is not None:
+            flop_count = count("flop_count", flop_count, error=InvalidOperand)
         require_kind("name", name, str, None)
         require_kind("arguments", arguments, MappingOf(object), None)
         self._function = function
@@ -283,18 +283,6 @@ class FunctionHandle(Handle, Generic[_R]):
         """Wait for what is in flight and give scratch back. Idempotent."""
         super().close()
         self._arena.close()
-
-
-def _runs_later(function: object) -> bool:
-    """Whether a call of it runs nothing yet."""
-    return any(
-        check(function)
-        for check in (
-            inspect.iscoroutinefunction,
-            inspect.isgeneratorfunction,
-            inspect.isasyncgenfunction,
-        )
-    )
 
 
 def _inside(value: object) -> Iterator[object]:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
-from pydantic import PlainValidator, SerializeAsAny, ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import PlainValidator, SerializeAsAny
+from pydantic_core import PydanticCustomError
 
 from gpuscope._checks import closest, given
 from gpuscope._text import clean
@@ -125,18 +125,7 @@ def _of_its_kind(value: object) -> WorkloadSpec:
         except InvalidExperiment as error:
             words = str(error)
     allowed = ", ".join(repr(spec.kind_spelling()) for spec in kinds().values())
-    raise ValidationError.from_exception_data(
-        "workload",
-        [
-            InitErrorDetails(
-                type=PydanticCustomError(
-                    "kind", "{words}", {"words": f"{words}; allowed: {allowed}"}
-                ),
-                loc=("kind",),
-                input=value,
-            )
-        ],
-    )
+    raise PydanticCustomError("kind", "{words}", {"words": f"{words}; allowed: {allowed}"})
 
 
 AnyWorkload = Annotated[SerializeAsAny[WorkloadSpec], PlainValidator(_of_its_kind)]

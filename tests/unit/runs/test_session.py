@@ -373,7 +373,7 @@ def test_spin_and_copy_run(gpu):
     ("sizes", "text"),
     [
         ({"a": 7}, "8 above"),
-        ({"a": 200}, "132 below"),
+        ({"a": 200}, "200 SMs asked for"),
         ({"a": "rest", "b": "rest"}, "only one"),
         ({"a": 128, "b": 8}, "128"),
     ],

@@ -102,25 +102,31 @@ def missing_libraries(nsys: Path) -> list[str]:
     return missing
 
 
-def export_sqlite(report: Path, target: Path, nsys: Path) -> Path:
+def export_sqlite(report: Path, target: Path, nsys: Path, *, seconds: float | None = None) -> Path:
     """Have nsys write a report as SQLite.
 
     Raises
     ------
     ExportError
-        It does not; quotes its output.
+        It does not, or not in so many seconds; quotes its output.
     """
-    options = ("--type=sqlite", "--force-overwrite=true", f"--output={target}")
-    command = [str(nsys), "export", *options, str(report)]
+    options = ("--type=sqlite", "--force-overwrite=true", f"--output={target.absolute()}")
+    command = [str(nsys.absolute()), "export", *options, str(report.absolute())]
     with tempfile.TemporaryFile() as output:
-        done = subprocess.run(  # noqa: S603 - the program that was found or named
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, check=False
-        )
+        try:
+            done = subprocess.run(  # noqa: S603 - the program that was found or named
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                check=False, cwd=target.parent, timeout=seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise ExportError(
+                f"nsys export of {report.name!r} had not ended after {seconds} s"
+            ) from error
         if done.returncode or not target.exists():
             output.seek(0)
             raise ExportError(
                 f"nsys could not export {report.name!r}: {tail(output.read())}. Use an nsys that "
-                "is at least as new as the one that recorded it"
+                "is at least as new as the one that recorded it: see nsys --version"
             )
     return target
 

@@ -80,12 +80,20 @@ def run_command(
     target = open_device(device, quiet=as_json)
     make_folder(out)  # before the run: what it records must not be lost for want of a folder
     result = _run_with_bar(experiment, target)
-    written = write_run(result, out)
+    _tell(result, write_run(result, out), None, as_json=as_json)
+
+
+def _tell(
+    result: Run, written: list[Path], errors: PredictionResult | None, *, as_json: bool
+) -> None:
+    """Print a run or, where there are any, the errors of its prediction."""
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
-        say_json(facts)
-    else:
+        say_json(facts if errors is None else {**facts, "errors": errors.rows()})
+    elif errors is None:
         _show(result, written)
+    else:
+        _show_errors(errors, written)
     if result.stopped:
         raise typer.Exit(FAILED)
 
@@ -93,51 +101,34 @@ def run_command(
 def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: bool) -> None:
     make_folder(out)
     profile = nsight.profile(experiment, out / "nsys.nsys-rep", device=device)
-    written = [profile.report]
-    if profile.trace is not None:
-        written.append(trace_report(profile.trace, out / "nsys.html", title=experiment.name))
-        written.append(save_trace(profile.trace, out / "nsys.parquet"))
+    written, trace = [profile.report], profile.trace
+    if trace is not None:
+        written.append(trace_report(trace, out / "nsys.html", title=experiment.name))
+        written.append(save_trace(trace, out / "nsys.parquet"))
     if as_json:
-        facts = {
-            "experiment": experiment.name,
-            "spans": len(profile.trace) if profile.trace is not None else None,
-            "files": [str(path) for path in written],
-        }
-        say_json(facts)
+        spans = None if trace is None else len(trace)
+        files = [str(path) for path in written]
+        say_json({"experiment": experiment.name, "spans": spans, "files": files})
         return
-    if profile.trace is not None:
-        say(repr(profile.trace))
+    if trace is not None:
+        say(repr(trace))
     say_written(written)
 
 
 @app.command("kinds")
-def kinds_command(
-    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
-) -> None:
+def kinds_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's form of a flag
     """List the kinds of workloads that an experiment may have, with their fields.
 
     Example: gpuscope kinds
     """
-    known = kinds()
+    facts, rows = {}, []
+    for name, spec in kinds().items():
+        what, fields = spec.kind_summary(), spec.kind_fields()
+        facts[name] = {"what": what, "fields": [asdict(field) for field in fields]}
+        rows.append((spec.kind_spelling(), ", ".join(field.text for field in fields), what))
     if as_json:
-        say_json(
-            {
-                name: {
-                    "what": spec.kind_summary(),
-                    "fields": [asdict(field) for field in spec.kind_fields()],
-                }
-                for name, spec in known.items()
-            }
-        )
+        say_json(facts)
     else:
-        rows = [
-            (
-                spec.kind_spelling(),
-                ", ".join(field.text for field in spec.kind_fields()),
-                spec.kind_summary(),
-            )
-            for spec in known.values()
-        ]
         show_table("kinds of workloads", ("kind", "fields", "what"), rows, unbroken=("kind",))
     for words in broken_kinds():
         complain(words)
@@ -167,17 +158,7 @@ def predict_command(
     if measured is not None:
         errors = prediction(result, measured)
         written.insert(0, prediction_report(result, measured, out / _COMPARED))
-    if as_json:
-        facts = {**_facts_of(result), "files": [str(path) for path in written]}
-        if errors is not None:
-            facts["errors"] = errors.rows()
-        say_json(facts)
-    elif errors is None:
-        _show(result, written)
-    else:
-        _show_errors(errors, written)
-    if result.stopped:
-        raise typer.Exit(FAILED)
+    _tell(result, written, errors, as_json=as_json)
 
 
 def _load_run(folder: Path) -> dict[str, Trace]:
@@ -211,18 +192,11 @@ def _trace_names(folder: Path) -> list[str]:
 def _show_errors(errors: PredictionResult, written: list[Path]) -> None:
     titles = ("setting", "of", "predicted µs", "measured µs", "error")
     rows = [
-        (
-            time.setting,
-            time.of,
-            time.predicted_ns / 1e3,
-            time.measured_ns / 1e3,
-            f"{time.error:+.1%}",
-        )
-        for time in errors.times
+        (row.setting, row.of, row.predicted_ns / 1e3, row.measured_ns / 1e3, f"{row.error:+.1%}")
+        for row in errors.times
     ]
-    show_table(
-        "predicted and measured kernel time of a call, median", titles, rows, unbroken=("of",)
-    )
+    title = "predicted and measured kernel time of a call, median"
+    show_table(title, titles, rows, unbroken=("of",))
     say(errors.note)
     say_written(written)
 

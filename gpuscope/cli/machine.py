@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpuscope._optional import require
+from gpuscope import _nsys
+from gpuscope._libcupti import NVTX_INJECTION, arrange_nvtx, arranged
+from gpuscope._optional import how_to_install, require
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import Json, app, say, say_json, show_check
-from gpuscope.cli.doctor import check_machine
 from gpuscope.device.device import Device
+from gpuscope.device.diagnose import Check, check_cupti, check_gpu
 from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
+from gpuscope.record import nvtx
+from gpuscope.record.cupti.library import Library, Refused
+
+_DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 
 
 @app.command("devices")
@@ -67,8 +77,7 @@ def doctor_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's for
     needed, others = check_machine()
     checks, on_gpu = [*needed, *others], all(check.ok for check in needed)
     if as_json:
-        lines = [{"name": c.name, "ok": c.ok, "found": c.found, "todo": c.todo} for c in checks]
-        say_json(lines)
+        say_json([asdict(check) for check in checks])
     else:
         for check in checks:
             show_check(f"{check.name}: {check.found}", check.todo, ok=check.ok)
@@ -93,3 +102,109 @@ def lab_command(
     if os.geteuid() == 0:
         command.append("--allow-root")
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own
+
+
+# -- what doctor looks at ------------------------------------------------------------------
+def check_machine() -> tuple[list[Check], list[Check]]:
+    """Look at what running the quickstart on the GPU needs, and at all else that is used."""
+    cupti = check_cupti()
+    others = [
+        cupti,
+        *([_check_holder()] if cupti.ok else []),
+        _check_nvtx(),
+        _check_injection(),
+        _check_counters(),
+        _check_tool("nsys"),
+        _check_tool("ncu"),
+        *_check_jupyter(),
+    ]
+    return check_gpu(), others
+
+
+def _check_holder() -> Check:
+    """Check that nobody else holds CUPTI's one subscription of this process."""
+    name = "CUPTI's subscription"
+    try:
+        library = Library()
+        library.unsubscribe(library.subscribe())
+    except Refused as error:
+        return Check(
+            name, ok=False, found=f"held by {error or 'a client that gives no name'}",
+            todo="run outside that tool: CUPTI serves one of them in a process",
+        )  # fmt: skip
+    except GpuscopeError as error:
+        return Check(name, ok=False, found=str(error), todo="profile(source='events') works")
+    return Check(name, ok=True, found="free")
+
+
+def _check_nvtx() -> Check:
+    """Check that tools see the ranges of annotate."""
+    found, _, todo = nvtx.missing().partition(". Run: ")
+    return Check("nvtx", ok=not found, found=found or "installed", todo=todo)
+
+
+def _check_injection() -> Check:
+    """Check that NVTX ranges would reach our recordings, or the tool that runs us."""
+    name = "NVTX injection"
+    given = os.environ.get(NVTX_INJECTION)
+    if given is None:
+        arrange_nvtx()
+        found = "gpuscope sets it" if arranged() else "not set: there is no CUPTI to receive it"
+        todo = "" if arranged() else "mend CUPTI (above); ranges of gs.annotate are recorded anyway"
+        return Check(name, ok=arranged(), found=found, todo=todo)
+    if not Path(given).is_file():
+        return Check(name, ok=False, found=f"{NVTX_INJECTION} names no file", todo="unset it")
+    found = f"{NVTX_INJECTION} is set to {Path(given).name}"
+    todo = f"unset {NVTX_INJECTION} unless a tool needs it: ranges go there, not to gpuscope"
+    ours = "cupti" in Path(given).name.lower()
+    return Check(name, ok=ours, found=found, todo="" if ours else todo)
+
+
+def _check_counters() -> Check:
+    """Check that this user may read the GPU's performance counters, which ncu needs."""
+    name = "performance counters"
+    try:
+        text = _DRIVER_PARAMETERS.read_text("utf-8")
+    except OSError:
+        todo = "install the NVIDIA driver"
+        return Check(name, ok=False, found="no driver tells who may read them", todo=todo)
+    restricted = re.search(r"RmProfilingAdminOnly:\s*1", text) is not None
+    if not restricted or os.geteuid() == 0:
+        who = "administrators, as you are" if restricted else "everybody"
+        return Check(name, ok=True, found=f"open to {who}")
+    return Check(
+        name, ok=False, found="open to administrators only",
+        todo="for ncu alone: load the driver with NVreg_RestrictProfilingToAdminUsers=0, or use "
+        "sudo; timelines need no counters",
+    )  # fmt: skip
+
+
+def _check_tool(name: str) -> Check:
+    """Check that nsys or ncu is there, and what nsys needs to read its own reports."""
+    try:
+        path = _nsys.find(name)
+    except GpuscopeError as error:
+        return Check(name, ok=False, found="not found", todo=str(error))
+    missing = _nsys.missing_libraries(path) if name == "nsys" else []
+    if missing:
+        todo = f"install {', '.join(missing)}: without them reports cannot be imported"
+        return Check(name, ok=False, found=str(path), todo=todo)
+    return Check(name, ok=True, found=str(path))
+
+
+def _check_jupyter() -> list[Check]:
+    """Check that JupyterLab and the extensions that draw widgets are installed."""
+    checks = []
+    for package, what, extra in (
+        ("jupyterlab", "JupyterLab", "lab"),
+        ("jupyterlab_widgets", "widgets in JupyterLab", "notebook"),
+        ("anywidget", "Plotly figures as widgets", "notebook"),
+    ):
+        there = importlib.util.find_spec(package) is not None
+        todo = "" if there else how_to_install(extra)
+        found = "installed" if there else "missing"
+        checks.append(Check(what, ok=there, found=found, todo=todo))
+    command = shutil.which("jupyter-lab", path=str(Path(sys.executable).parent)) is not None
+    todo = "" if command else "use the environment that gpuscope is installed in"
+    checks.append(Check("jupyter lab command", ok=command, found=str(command).lower(), todo=todo))
+    return checks

@@ -11,27 +11,25 @@ partition is a process, a stream a thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from json.encoder import encode_basestring as quote
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._types import Array
-from gpuscope.exporters.about import version
-from gpuscope.exporters.chrome_names import Names
-from gpuscope.exporters.chrome_text import argument, bytes_of, joined, micros, number
-from gpuscope.exporters.lanes import OPEN, nested
-from gpuscope.exporters.progress import Step, check_count, silent
-from gpuscope.exporters.tracks import LAYOUT
+from gpuscope.exporters.progress import Step, check_count, silent, version
+from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes, combined, edge_rows
 from gpuscope.trace.model import Trace
+from gpuscope.trace.tracks import Group, TrackKey
 
 CATEGORIES = {
     "kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "api": "cuda_runtime",
@@ -48,6 +46,10 @@ _NUMBERED = {"process": 0, "thread": 1}
 _ROWS = 1 << 15
 _BYTES = 1 << 28
 _COMPRESSION = 4
+_ARGUMENTS = {"nbytes": "bytes"}
+"""Column → Kineto's name of the argument; another is called as its column."""
+_TIMES = ("queued_ns", "submitted_ns")
+_JSON = ("launch_config", "payload")
 _MARK = b'\n{"ph":"'
 
 
@@ -115,7 +117,7 @@ class _Events:
         bound[np.concatenate(edges[1:])] = True
         self.order, lane = nested(track, self.starts, slices, bound)
         first, self.place = combined(track, lane)
-        self.metadata = Names(trace, [(found[track[row]], int(lane[row])) for row in first])
+        self.metadata = _Names(trace, [(found[track[row]], int(lane[row])) for row in first])
         self.numbers = np.array([self.metadata.ids[one] for one in range(len(first))], np.int64)
         self.numbers = self.numbers.reshape(-1, 2)
         self.kind = kind
@@ -246,18 +248,18 @@ class _Events:
                 place = np.r_[2 * np.arange(low, low + len(rows)), 2 * self.flow_rank[which] + 1]
                 both = pa.concat_arrays([lines, self._arrows(which)])
                 lines = both.take(pa.array(np.argsort(place, kind="stable")))
-            yield bytes_of(lines), len(rows)
+            yield _bytes_of(lines), len(rows)
 
     def _lines(self, rows: Array) -> pa.StringArray:
         ends = self.ends[rows]
         has_end = self.phase[rows] == ord("X")
         duration = np.where(has_end, ends - self.starts[rows], 0)
-        lasts = pc.if_else(pa.array(has_end), joined(',"dur":', *micros(duration)), "")
-        return joined(
+        lasts = pc.if_else(pa.array(has_end), _joined(',"dur":', *_micros(duration)), "")
+        return _joined(
             self.heads.take(pa.array(self.head_code[rows])),
             self.names.take(pa.array(self.name_code[rows])),  # type: ignore[attr-defined]
             ',"ts":',
-            *micros(self.starts[rows]),
+            *_micros(self.starts[rows]),
             lasts,
             ',"args":{',
             self._arguments(rows),
@@ -281,12 +283,12 @@ class _Events:
                 own = pa.array(self.numbers[self.place[rows], _NUMBERED[name]])
                 values = pc.if_else(pc.equal(values, own), None, values)
             if values.null_count < len(values):
-                pieces.append(argument(name, values, self.base_ns))
+                pieces.append(_argument(name, values, self.base_ns))
         text = pc.binary_join_element_wise(*pieces, ",", null_handling="skip")
         counter = self.counter[rows]
         if not counter.any():
             return text
-        counted = joined('"value":', number(self.values.take(index)))
+        counted = _joined('"value":', _number(self.values.take(index)))
         return pc.if_else(pa.array(counter), counted, text)
 
     def _streams(self, rows: Array, values: pa.Array) -> list[pa.StringArray]:
@@ -296,20 +298,130 @@ class _Events:
         """
         ran = pa.array(self.on_device[rows])
         return [
-            argument("stream", pc.if_else(ran, values, None), self.base_ns),
-            argument("target_stream", pc.if_else(ran, None, values), self.base_ns),
+            _argument("stream", pc.if_else(ran, values, None), self.base_ns),
+            _argument("target_stream", pc.if_else(ran, None, values), self.base_ns),
         ]
 
     def _arrows(self, which: slice) -> pa.StringArray:
         edge = pa.array(self.flow_edge[which])
         ends = (self.trace.edges.column(name).take(edge) for name in ("from", "to"))
         source, target = (one.combine_chunks().cast(pa.string()) for one in ends)
-        told = joined(',"args":{"from":', source, ',"to":', target, "}")
-        return joined(
+        told = _joined(',"args":{"from":', source, ',"to":', target, "}")
+        return _joined(
             self.flow_heads.take(pa.array(self.flow_code[which])),
-            *micros(self.starts[self.order[self.flow_rank[which]]]),
+            *_micros(self.starts[self.order[self.flow_rank[which]]]),
             ',"id":',
             edge.cast(pa.string()),
             pc.if_else(pa.array(self.flow_ends[which]), "", told),
             "}",
         )
+
+
+# -- processes and threads -----------------------------------------------------------------
+class _Names:
+    """Numbers of processes and threads for tracks, and the events that name them."""
+
+    def __init__(self, trace: Trace, places: list[tuple[TrackKey, int]]) -> None:
+        self._used = {one.process for one, _ in places} | {one.thread for one, _ in places}
+        self._used |= {one.stream for one, _ in places}
+        self._next = 1
+        self.lines: list[str] = []
+        self.ids: dict[int, tuple[int, int]] = {}
+        processes: dict[tuple[bool, Hashable], int] = {}
+        taken: set[tuple[int, int]] = set()
+        # Lane 0 before the others: it gets the number that people know.
+        by_lane = sorted(range(len(places)), key=lambda number: places[number][1])
+        for number in by_lane:
+            track, lane = places[number]
+            owner, row = names(track, trace)
+            key = (track.is_device, owner if track.is_device else track.process)
+            if key not in processes:
+                pid = track.process if not track.is_device else None
+                processes[key] = pid if _fits(pid) else self._number()
+                self._tell("process_name", processes[key], 0, name=owner)
+                if trace.metadata.incomplete:
+                    self._tell("process_labels", processes[key], 0,
+                               labels=trace.metadata.incomplete)  # fmt: skip
+                self._tell("process_sort_index", processes[key], 0,
+                           sort_index=len(processes) + 1000 * track.is_device)  # fmt: skip
+            pid = processes[key]
+            tid = {Group.STREAM: track.stream, Group.THREAD: track.thread}.get(track.group)
+            if lane or not _fits(tid) or (pid, tid) in taken:
+                tid = self._number()
+            taken.add((pid, tid))
+            self.ids[number] = (pid, tid)
+            self._tell("thread_name", pid, tid, name=f"{row} ({lane + 1})" if lane else row)
+        if not places:
+            self._tell("process_name", self._number(), 0, name="nothing was recorded")
+
+    def _number(self) -> int:
+        """Return a number that nothing has."""
+        while self._next in self._used:
+            self._next += 1
+        self._next += 1
+        return self._next - 1
+
+    def _tell(self, what: str, pid: int, tid: int, **facts: str | int) -> None:
+        event = {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": facts}
+        self.lines.append(json.dumps(event, separators=(",", ":"), ensure_ascii=False))
+
+
+def _fits(number: int | None) -> TypeGuard[int]:
+    """Whether readers take a number as a process's or thread's; 0 is the idle thread there."""
+    return number is not None and 0 < number < 1 << 31
+
+
+# -- columns as JSON text, by Arrow's kernels: row by row would take ten times as long --------
+def _joined(*parts: pa.StringArray | str) -> pa.StringArray:
+    """Return the parts of each row one after another."""
+    return pc.binary_join_element_wise(*parts, "")
+
+
+@functools.cache
+def _fractions() -> pa.StringArray:
+    return pa.array([f".{number:03d}" for number in range(1000)])
+
+
+def _micros(ns: Array) -> tuple[pa.StringArray, pa.StringArray]:
+    """Return ns as µs with three decimals: the text before the point, and the rest."""
+    whole, rest = np.divmod(ns, 1000)
+    return pa.array(whole).cast(pa.string()), _fractions().take(pa.array(rest))
+
+
+def _number(values: pa.FloatingPointArray) -> pa.StringArray:
+    """Return floats as JSON has them; null where it has none."""
+    return pc.if_else(pc.is_finite(values), values.cast(pa.string()), "null")
+
+
+def _argument(name: str, values: pa.Array, base_ns: int) -> pa.StringArray:
+    """Return ``"name":value`` of each row, null where there is none."""
+    begin = f'"{_ARGUMENTS.get(name, name)}":'
+    if pa.types.is_dictionary(values.type):
+        texts = [_quoted(one, is_json=name in _JSON) for one in values.dictionary.to_pylist()]
+        lines = pa.array([None if one is None else begin + one for one in texts], pa.string())
+        return lines.take(values.indices)
+    if pa.types.is_floating(values.type):
+        return _joined(begin, _number(values))
+    if name in _TIMES:
+        values = pc.subtract(values, base_ns)
+    return _joined(begin, values.cast(pa.string()))
+
+
+def _quoted(text: str | None, *, is_json: bool) -> str | None:
+    """Return a text for JSON; what is JSON already as it is, if it can stand on one line."""
+    if text is None:
+        return None
+    if is_json:
+        try:
+            facts = json.loads(text, parse_constant=str)
+            return json.dumps(facts, ensure_ascii=False, allow_nan=False)
+        except (ValueError, RecursionError):
+            pass
+    return quote(text)
+
+
+def _bytes_of(lines: pa.StringArray) -> memoryview:
+    """Return the texts of an array one after another, without a copy."""
+    _, offsets, data = lines.buffers()
+    bounds = np.frombuffer(offsets, np.int32)
+    return memoryview(data)[bounds[lines.offset] : bounds[lines.offset + len(lines)]]

@@ -26,9 +26,8 @@ import pyarrow as pa
 from gpuscope import _nsys
 from gpuscope._types import Array
 from gpuscope.errors import ExportError, MissingDependency
-from gpuscope.exporters.lanes import OPEN, nested
 from gpuscope.exporters.progress import Step, silent
-from gpuscope.exporters.tracks import LAYOUT, names
+from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import TrackKey

@@ -22,6 +22,7 @@ Chunk: TypeAlias = tuple[str, list[str], list[list[object]], int]
 """Table, columns, their values for some rows, and how many spans these are."""
 
 VERSION = "3.20.3"
+VM = 1 << 48
 
 _WHERE = "deviceId contextId greenContextId streamId correlationId globalPid"
 _CONFIG = "registersPerThread gridX gridY gridZ blockX blockY blockZ"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +21,8 @@ from gpuscope._types import Array
 from gpuscope.analysis.latency_analysis import launch_calls
 from gpuscope.errors import ExportError
 from gpuscope.exporters import nsys_schema as nsys
-from gpuscope.exporters.nsys_facts import facts
-from gpuscope.exporters.nsys_values import (
-    CONFIG,
-    config,
-    is_empty,
-    listed,
-    names_of_ranges,
-    payload,
-    values_of,
-)
-from gpuscope.exporters.numbers import NOTHING, Contexts, Ids, column
+from gpuscope.exporters import nsys_values
+from gpuscope.exporters.nsys_values import NOTHING, Contexts, Ids, column, facts
 from gpuscope.exporters.progress import Step, check_count, silent
 from gpuscope.importers.nsys_work import COPY_KINDS, MEMORY_KINDS
 from gpuscope.trace import schema
@@ -97,8 +88,6 @@ def _fill(database: sqlite3.Connection, trace: Trace, step: Step) -> dict[str, i
 class _Tables:
     """The rows of every table, as lists of Python's values."""
 
-    of_spans = frozenset({*_KINDS.values(), nsys.REST})
-
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.starts = trace.array("start_ns")
@@ -110,7 +99,8 @@ class _Tables:
         self.contexts = Contexts(trace)
         self.strings: dict[str, int] = {}
         code, names = codes(trace.spans.column("name"))
-        self.name = np.array([self.string(one or "") for one in names], np.int64)[code]
+        numbers = [self.strings.setdefault(one or "", len(self.strings)) for one in names]
+        self.name = np.array(numbers, np.int64)[code]
         self.driver = np.array([bool(_DRIVER.match(one or "")) for one in names], np.int64)[code]
         # Work is found by its call's number: Nsight knows no other link.
         own = self.column("correlation")
@@ -163,12 +153,8 @@ class _Tables:
             self._codes[name] = code.astype(np.int32), np.array(values, object)
         return self._codes[name]
 
-    def string(self, text: str) -> int:
-        """Return the number of a text in ``StringIds``."""
-        return self.strings.setdefault(text, len(self.strings))
-
     def column(self, name: str, rows: Array | None = None) -> Array:
-        """Return a column of numbers, of all rows or some; ``NOTHING`` is null."""
+        """Return a column of numbers, of all rows or some; ``of.NOTHING`` is null."""
         return column(self.trace, name, rows)
 
     def number(self, name: str, known: tuple[str, ...], rows: Array) -> Array:
@@ -198,30 +184,39 @@ class _Tables:
     def chunks(self) -> Iterator[nsys.Chunk]:
         """Yield table, columns, their values for some rows, and how many spans these are."""
         trace = self.trace
-        kinds = codes(trace.spans.column("kind"))
-        home = np.array([_HOMES.get(one, _OTHER) for one in kinds[1]], np.int64)[kinds[0]]
-        # An event that a thread recorded was a call; one without is nobody's but ours.
-        is_event = np.array([one == "event" for one in kinds[1]])[kinds[0]]
-        home[is_event & (self.column("thread") != NOTHING)] = _NUMBERS[nsys.RUNTIME]
-        makers = {
+        makers: dict[str, Callable[[Array], dict[str, nsys.Column]]] = {
             nsys.KERNEL: self._kernels, nsys.MEMCPY: self._copies, nsys.MEMSET: self._sets,
-            nsys.RUNTIME: self._calls, nsys.NVTX: self._ranges, nsys.REST: _nothing,
+            nsys.RUNTIME: self._calls, nsys.NVTX: self._ranges, nsys.REST: lambda _: {},
         }  # fmt: skip
-        yield from listed(nsys.NVTX, names_of_ranges(trace, self.ids))
-        for table, make in makers.items():
-            rows = np.flatnonzero(home == _NUMBERS[table])
+        tables = [*makers]
+        code, kinds = codes(trace.spans.column("kind"))
+        homes = [tables.index(_KINDS.get(kind, nsys.REST)) for kind in kinds]
+        home = np.array(homes, np.int64)[code]
+        # An event that a thread recorded was a call; one without is nobody's but ours.
+        is_event = np.array([kind == "event" for kind in kinds])[code]
+        home[is_event & (self.column("thread") != NOTHING)] = tables.index(nsys.RUNTIME)
+        yield from nsys_values.listed(nsys.NVTX, nsys_values.names_of_ranges(trace, self.ids))
+        for number, (table, make) in enumerate(makers.items()):
+            rows = np.flatnonzero(home == number)
             rows = rows[np.argsort(self.starts[rows], kind="stable")]
             for low in range(0, len(rows), _ROWS):
                 some = rows[low : low + _ROWS]
                 columns = {**make(some), **self.ours(table, some)}
-                known = {name: one for name, one in columns.items() if not is_empty(one)}
-                yield table, list(known), [values_of(one) for one in known.values()], len(some)
+                known = {
+                    name: one for name, one in columns.items() if not nsys_values.is_empty(one)
+                }
+                yield (
+                    table,
+                    list(known),
+                    [nsys_values.values_of(one) for one in known.values()],
+                    len(some),
+                )
         yield from self._edges()
         latest = np.where(self.ends == NOTHING, self.starts, self.ends)
         last_ns = int(latest.max()) - self.base_ns if len(latest) else 0
         told = facts(trace, self.ids, self.contexts, self.strings, self.base_ns, last_ns)
         for table, lines in told.items():
-            yield from listed(table, lines)
+            yield from nsys_values.listed(table, lines)
 
     def _edges(self) -> Iterator[nsys.Chunk]:
         edges = self.trace.edges
@@ -234,17 +229,17 @@ class _Tables:
 
     def _work(self, rows: Array) -> dict[str, nsys.Column]:
         columns = {**self.times(rows), **self.place(rows), "globalPid": self.ids.pid[rows] << 24}
-        columns["globalPid"] |= _VM
+        columns["globalPid"] |= nsys.VM
         return {**columns, "graphNodeId": self.column("graph_node", rows)}
 
     def _kernels(self, rows: Array) -> dict[str, nsys.Column]:
         code, configs = self.codes("launch_config")
-        numbers = np.array([config(one) for one in configs], np.int64)[code[rows]]
+        numbers = np.array([nsys_values.config(one) for one in configs], np.int64)[code[rows]]
         return {
             **self._work(rows),
             "demangledName": self.name[rows],
             "shortName": self.name[rows],
-            **{name: numbers[:, place] for place, name in enumerate(CONFIG)},
+            **{name: numbers[:, place] for place, name in enumerate(nsys_values.CONFIG)},
         }
 
     def _copies(self, rows: Array) -> dict[str, nsys.Column]:
@@ -283,7 +278,7 @@ class _Tables:
         types = np.where(startend, nsys.START_END, nsys.PUSH_POP)
         category = self.codes("category")[0][rows].astype(np.int64)
         told, payloads = self.codes("payload")
-        values = [payload(one) for one in payloads.tolist()]
+        values = [nsys_values.payload(one) for one in payloads.tolist()]
         return {
             **self.times(rows),
             "eventType": np.where(mark, nsys.MARK, types),
@@ -300,15 +295,3 @@ class _Tables:
                 if any(one[place] is not None for one in values)
             },
         }
-
-
-def _nothing(rows: Array) -> dict[str, nsys.Column]:
-    """Return Nsight's columns of what it does not know."""
-    del rows
-    return {}
-
-
-_VM = 1 << 48
-_NUMBERS = {table: number for number, table in enumerate(sorted(_Tables.of_spans))}
-_OTHER = _NUMBERS[nsys.REST]
-_HOMES = {kind: _NUMBERS[table] for kind, table in _KINDS.items()}

@@ -1,7 +1,8 @@
-"""What writers report while they write, and how their result is counted."""
+"""What all writers share: progress, counting what was written, and who wrote it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -47,3 +48,11 @@ def check_count(path: Path, what: str, written: int, held: int) -> None:
             f"{path.name!r} holds {held:,} {what} where {written:,} were written: it was thrown "
             "away. Check the disk and export again"
         )
+
+
+def version() -> str:
+    """Return gpuscope's version, as installed."""
+    try:
+        return importlib.metadata.version("gpuscope")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return "unknown"

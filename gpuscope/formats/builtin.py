@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from gpuscope.exporters import chrome, csv, html, nsys_rep, nsys_sqlite, parquet
+from operator import methodcaller
+
+from gpuscope.exporters import chrome, nsys_rep, nsys_sqlite, simple
 from gpuscope.formats.format import Format
 from gpuscope.importers import chrome as from_chrome
-from gpuscope.importers import chrome_file
+from gpuscope.importers import chrome_events
 from gpuscope.importers import nsys as from_nsys
-from gpuscope.importers import nsys_report as from_report
 from gpuscope.importers import parquet as from_parquet
 
 BUILT_IN = (
@@ -17,7 +18,7 @@ BUILT_IN = (
         description="For Perfetto, chrome://tracing and HolisticTraceAnalysis; from PyTorch's "
         "profiler, viztracer and others.",
         write=chrome.write,
-        recognise=chrome_file.recognise,
+        recognise=chrome_events.recognise,
         read=from_chrome.read_chrome,
     ),
     Format(
@@ -25,7 +26,7 @@ BUILT_IN = (
         suffixes=(".sqlite",),
         description="For `nsys stats`, and from `nsys export --type=sqlite`, any schema version.",
         write=nsys_sqlite.write,
-        recognise=from_nsys.recognise,
+        recognise=methodcaller("startswith", b"SQLite format 3\0"),
         read=from_nsys.read_nsys,
     ),
     Format(
@@ -34,29 +35,29 @@ BUILT_IN = (
         description="The spans as NVTX ranges; needs an installed Nsight Systems.",
         write=nsys_rep.write,
         merge=nsys_rep.merge,
-        recognise=from_report.recognise,
-        read=from_report.read_report,
+        recognise=methodcaller("startswith", from_nsys.MAGIC),
+        read=from_nsys.read_report,
     ),
     Format(
         name="Parquet",
         suffixes=(".parquet",),
         description="The whole trace; pandas, Polars and DuckDB read a row for each span.",
-        write=parquet.write,
-        recognise=from_parquet.recognise,
+        write=simple.write_parquet,
+        recognise=methodcaller("startswith", b"PAR1"),
         read=from_parquet.read,
     ),
     Format(
         name="CSV",
         suffixes=(".csv",),
         description="The spans as a table, times as whole ns; without edges and metadata.",
-        write=csv.write,
+        write=simple.write_csv,
     ),
     Format(
         name="HTML report",
         suffixes=(".html",),
         description="A report in one file that opens without a network.",
-        write=html.write,
-        write_run=html.write,
+        write=simple.write_html,
+        write_run=simple.write_html,
     ),
 )
 """In the order in which content is recognised and formats are listed."""

@@ -1,13 +1,15 @@
-"""The events of a Chrome trace, from JSON to columns."""
+"""The events of a Chrome trace, from the file to columns; unpacked no further than is honest."""
 
 from __future__ import annotations
 
-import itertools
-import re
+import gzip
+import io
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,10 +18,16 @@ import pyarrow.compute as pc
 
 from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
-from gpuscope.importers.limits import Limits, reserve
+from gpuscope.importers.limits import Limits, reading, reserve
 from gpuscope.trace import schema
 from gpuscope.trace.arrow import NONE
 
+_GZIP = b"\x1f\x8b"
+_BLANKS = b" \t\r\n\xef\xbb\xbf"
+_HEAD = 4096
+_UNPACKED_AT_LEAST = 64 << 20
+_RATIO = 200
+"""Traces as JSON become some 10 to 40 times smaller: what unpacks to more is a bomb."""
 ABSENT = msgspec.Raw(b"")
 """Stands for what an event does not have."""
 _EVENT_BYTES = 800
@@ -48,7 +56,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 _EVENTS = msgspec.json.Decoder(list[Event])
-_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class _Known(msgspec.Struct, rename="camel", gc=False):
@@ -63,6 +71,47 @@ class _Known(msgspec.Struct, rename="camel", gc=False):
 _KNOWN = msgspec.json.Decoder(_Known)
 REST = "(the rest)"
 """Stands for what else stands beside the events, where that is much."""
+
+
+def recognise(head: bytes) -> bool:
+    """Whether a file that begins so is JSON or gzip."""
+    return head.startswith(_GZIP) or _is_json(head)
+
+
+def _is_json(head: bytes) -> bool:
+    return head.lstrip(_BLANKS)[:1] in (b"{", b"[")
+
+
+def text_of(source: Path, limits: Limits) -> bytes:
+    """Return the whole of a JSON file, unpacked as far as an honest one goes."""
+    size = source.stat().st_size
+    with source.open("rb") as file:
+        packed = file.read(len(_GZIP)) == _GZIP
+    if not packed:
+        limits.check_text(f"bytes of JSON in {source.name!r}", size)
+        with source.open("rb") as file:
+            return file.read(size)
+    most = min(limits.text_bytes, limits.room, max(_UNPACKED_AT_LEAST, _RATIO * size))
+    found = io.BytesIO()
+    with reading(source.name, "gzip file"), gzip.open(source) as file:
+        try:
+            while chunk := file.read(_CHUNK):
+                found.write(chunk)
+                if found.tell() > most:
+                    limits.check_text(f"unpacked bytes of {source.name!r}", found.tell())
+                    raise TraceFormatError(
+                        f"{source.name!r} unpacks to more than {_RATIO} times its size, as no "
+                        "trace does: if you trust it, unpack it yourself"
+                    )
+        except (EOFError, zlib.error) as error:
+            raise TraceFormatError(
+                f"{source.name!r} is damaged or cut off inside its gzip stream: get it again"
+            ) from error
+    if not _is_json(found.getbuffer()[:_HEAD].tobytes()):
+        raise TraceFormatError(
+            f"{source.name!r} is gzip, but not of JSON: unpack it, and load what was in it"
+        )
+    return found.getvalue()
 
 
 def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.Raw]]:
@@ -90,10 +139,8 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
                 f"the JSON is no Chrome trace: it has no traceEvents, only {there}"
             )
     most = limits.rows_in_room
-    view = np.frombuffer(text, np.uint8)
-    if _braces(view) > most:
-        limits.check_rows("events in JSON", _objects(view))
-    reserve(_EVENT_BYTES * min(most, len(view) // 9 + 1) + 2 * len(view))
+    limits.check_rows("events in JSON", _most_events(data))
+    reserve(_EVENT_BYTES * min(most, len(data) // 9 + 1) + 2 * len(data))
     try:
         events = _EVENTS.decode(text)
     except msgspec.DecodeError:
@@ -108,7 +155,7 @@ def _beside(data: bytes) -> tuple[dict[str, msgspec.Raw], msgspec.Raw]:
     """Return what stands beside the events by name, and the events."""
     known = _KNOWN.decode(data)
     if len(data) - len(bytes(known.trace_events)) <= _BESIDE_BYTES:
-        top = _TOP.decode(data)
+        top = _OBJECT.decode(data)
         return top, top.pop("traceEvents", ABSENT)
     names = {field.encode_name: field.name for field in msgspec.structs.fields(_Known)}
     top = {name: getattr(known, field) for name, field in names.items()}
@@ -127,32 +174,9 @@ def _width(data: bytes) -> int:
     return 2 if widest >= 0xC4 or b"\\u" in data else 1
 
 
-def _braces(text: Array) -> int:
-    parts = (text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK))
-    return sum(int(np.count_nonzero(part == ord("{"))) for part in parts)
-
-
-def _objects(text: Array) -> int:
-    """Return how many objects a list holds: braces neither in a string nor in another bracket."""
-    found = depth = 0
-    in_string = False
-    slashes = 0
-    for at in range(0, len(text), _CHUNK // 16):  # a hundred times as much while it is looked at
-        part = text[at : at + _CHUNK // 16]
-        place = np.arange(len(part))
-        plain = np.maximum.accumulate(np.where(part != ord("\\"), place, -1))
-        run = np.where(plain >= 0, place - plain, place + 1 + slashes)  # backslashes that end here
-        before = np.r_[slashes, run[:-1]]
-        slashes = int(run[-1])
-        quote = (part == ord('"')) & (before % 2 == 0)
-        quoted = (np.cumsum(quote) + in_string) % 2 == 1
-        in_string = bool(quoted[-1])
-        opens = np.isin(part, (ord("{"), ord("["))) & ~quoted
-        closes = np.isin(part, (ord("}"), ord("]"))) & ~quoted
-        level = depth + np.cumsum(opens.astype(np.int64) - closes)
-        found += int(np.count_nonzero(opens & (part == ord("{")) & (level == 2)))
-        depth = int(level[-1])
-    return found
+def _most_events(data: bytes) -> int:
+    """Return how many events there are at most: each has a phase, however that is escaped."""
+    return sum(map(data.count, (b'"ph"', b"\\u0070", b"\\u0068")))
 
 
 def values(text: msgspec.Raw) -> object:
@@ -315,19 +339,16 @@ class Tally(Counter[str]):
 
 _MOST_COUNTED = 1000
 _OTHERS = "others"
-_AT_ONCE = 256
-"""Events whose arguments are objects of Python's at the same time."""
-_MOST_NAMES = 200
-"""Names of arguments that get a column of their own to be counted in."""
-
-
+_AT_ONCE = 4096
+"""Events whose arguments are counted before the counts are added up."""
 Values: TypeAlias = dict[str, list[object]]
 """Name of an argument → its values: numbers and texts, or JSON as it is written."""
-_Decode: TypeAlias = Callable[[msgspec.Raw], msgspec.Struct]
 
 
-class Arguments:
-    """The events' arguments, by name; what nobody asks for is counted by name, too.
+def arguments(
+    raws: list[msgspec.Raw], wanted: Sequence[str], *, as_written: Sequence[str]
+) -> tuple[Values, Tally]:
+    """Return the values of the events' arguments by name, and how often there are others.
 
     Parameters
     ----------
@@ -336,89 +357,26 @@ class Arguments:
     as_written
         Those of them that stay JSON.
     """
-
-    def __init__(self, wanted: tuple[str, ...], as_written: tuple[str, ...] = ()) -> None:
-        self._wanted = wanted
-        self._as_written = as_written
-        self._others: list[str] = []
-        self.left = Tally()
-        self._decoding = self._decoders()
-
-    def read(self, raws: list[msgspec.Raw]) -> Values:
-        """Return the values of the events' arguments."""
-        found: Values = {name: [] for name in self._wanted}
-        for at in range(0, len(raws), _AT_ONCE):
-            columns = self._read(raws[at : at + _AT_ONCE])
-            for name, values_of in found.items():
-                values_of.extend(columns[name])
-        return found
-
-    def _read(self, raws: list[msgspec.Raw]) -> Values:
-        strict, lax, nothing = self._decoding
-        rows: list[tuple[object, ...]] = []
-        add, as_tuple = rows.append, msgspec.structs.astuple
-        for raw in raws:
-            if raw is ABSENT:
-                add(nothing)
-                continue
+    read: Values = {name: [] for name in wanted}
+    others = Tally()
+    columns = [(name, values.append, name in as_written) for name, values in read.items()]
+    for at in range(0, len(raws), _AT_ONCE):
+        counts: Counter[str] = Counter()
+        for raw in raws[at : at + _AT_ONCE]:
             try:
-                add(as_tuple(strict(raw)))
-            except msgspec.ValidationError:  # a name that is new, or no object at all
-                if self._learn(raw):
-                    self._decoding = strict, lax, nothing = self._decoders()
-                add(as_tuple(lax(raw)) if bytes(raw)[:1] == b"{" else nothing)
-        # Those that were read before a name was learnt are shorter.
-        columns = itertools.zip_longest(*rows, fillvalue=ABSENT)
-        found = dict(zip((*self._wanted, *self._others), columns, strict=False))
-        for name in self._others if rows else ():
-            self.left[name] += len(rows) - found[name].count(ABSENT)
-        return {
-            name: [None if isinstance(value, list | dict) else value for value in found[name]]
-            if name in found
-            else []
-            for name in self._wanted
-        }
-
-    def _learn(self, raw: msgspec.Raw) -> bool:
-        """Take the names of one event into account; whether there is a new one to read by."""
-        try:
-            names = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        except msgspec.ValidationError:
-            self.left["that are no object"] += 1
-            return False
-        known = {*self._wanted, *self._others}
-        new: list[str] = []
-        for name in names:
-            if name in known:
-                continue
-            if len(self._others) + len(new) < _MOST_NAMES and _NAMEABLE.fullmatch(name):
-                new.append(name)
-            else:
-                self.left[name] += 1
-        self._others += new
-        return bool(new)
-
-    def _decoders(self) -> tuple[_Decode, _Decode, tuple[object, ...]]:
-        """Return what decodes arguments with known names, with any, and what stands for none."""
-        names = [*self._wanted, *self._others]
-        raw = {*self._as_written, *self._others}
-        fields = [
-            (f"_{number}", *((msgspec.Raw, ABSENT) if name in raw else (Any, None)))
-            for number, name in enumerate(names)
-        ]
-        rename = {f"_{number}": name for number, name in enumerate(names)}
-        strict, lax = (
-            msgspec.defstruct(
-                "Arguments", fields, rename=rename, forbid_unknown_fields=known_only, gc=False
-            )
-            for known_only in (True, False)
-        )
-        return (
-            msgspec.json.Decoder(strict).decode,
-            msgspec.json.Decoder(lax).decode,
-            msgspec.structs.astuple(lax()),
-        )
+                given = _OBJECT.decode(raw) if bytes(raw) else {}
+            except msgspec.ValidationError:
+                given = {}
+                counts["that are no object"] += 1
+            for name, add, stays in columns:
+                value = given.pop(name, ABSENT)
+                add(value if stays else _scalar(value))
+            counts.update(given.keys())
+        for name, count in counts.items():
+            others[name] += count
+    return read, others
 
 
-_NAMEABLE = re.compile(r"[^\\\"\x00-\x1f]{1,80}")
-"""Names by which msgspec can look for a field."""
+def _scalar(raw: msgspec.Raw) -> object:
+    value = None if raw is ABSENT else msgspec.json.decode(raw)
+    return None if isinstance(value, list | dict) else value

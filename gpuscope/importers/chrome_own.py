@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
 from gpuscope.importers import chrome_events as raw
 from gpuscope.importers.chrome_events import Event
 from gpuscope.importers.private import scrub
 from gpuscope.trace import arrow, schema
-from gpuscope.trace.arrow import NONE, Columns
+from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
@@ -25,8 +24,6 @@ _KINDS = {"gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "api",
 _LAUNCH = "ac2g"
 _ON_STREAMS = ("kernel", "memcpy", "memset", "host function", "block", "graph")
 _TIMES = ("queued_ns", "submitted_ns")
-_BESIDE = ("id", "kind", "name", "start_ns", "end_ns")
-"""Columns that the event itself tells."""
 
 
 def check_version(found: object, needed: object) -> None:
@@ -59,150 +56,103 @@ def metadata(top: dict[str, msgspec.Raw]) -> TraceMetadata | None:
     return TraceMetadata.from_facts(other.get("metadata"))
 
 
-class _Arguments(msgspec.Struct, gc=False):
-    """Arguments that are read one by one; `_type_of_arguments` adds the other columns."""
-
-    id: int | None = None
-    kind: str | None = None
-    bytes: int | None = None
-    target_stream: int | None = None
-
-
-def _type_of_arguments() -> Any:
-    """Return the type of the events' arguments: the columns, and what these are called here."""
-    fields: list[Any] = []
-    for name, kind in schema.SPAN_TYPES.items():
-        if name in _Arguments.__struct_fields__:
-            continue
-        if name in ("launch_config", "payload"):
-            fields.append((name, msgspec.Raw, raw.ABSENT))
-        elif pa.types.is_dictionary(kind):
-            fields.append((name, str | None, None))
-        elif pa.types.is_floating(kind):
-            fields.append((name, float | None, None))
-        else:
-            fields.append((name, int | None, None))
-    return msgspec.defstruct("Arguments", fields, bases=(_Arguments,), gc=False)
-
-
-_DECODE = msgspec.json.Decoder(_type_of_arguments()).decode
-_NOTHING = b"{}"
+_JSON = ("launch_config", "payload")
+_ARGUMENTS = (*schema.SPAN_TYPES, "bytes", "target_stream")
+"""The columns, and what two of them are called here."""
+_DECODE = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "Arguments",
+        [
+            (
+                name,
+                *((msgspec.Raw, raw.ABSENT) if name in _JSON else (int | float | str | None, None)),
+            )
+            for name in _ARGUMENTS
+        ],
+        gc=False,
+    )
+).decode
+_ENDS = msgspec.json.Decoder(dict[str, int])
+_BASE = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0, lt=schema.LATEST_NS)])
+_AT_ONCE = 1 << 14
+"""Rows that are Python's at the same time."""
 
 
 def trace(
     events: list[Event], top: dict[str, msgspec.Raw], facts: TraceMetadata, *, keep_private: bool
 ) -> Trace:
     """Return the trace that gpuscope wrote."""
-    base = msgspec.json.decode(top.get("baseTimeNanoseconds", msgspec.Raw(b"0")), type=_Base)
-    spans = [one for one in events if one.ph in "XBiC"]
-    flows = [one for one in events if one.ph == "s"]
-    told = [_DECODE(one.args if bytes(one.args) else _NOTHING) for one in spans]
-    starts, known = raw.nanoseconds([one.ts for one in spans])
-    lasts, lasting = raw.nanoseconds([one.dur for one in spans])
+    base = _BASE.decode(top.get("baseTimeNanoseconds", b"0"))
+    uuids = {device.index: device.uuid for device in facts.devices.values()}
+    spans = [event for event in events if event.ph in "XBiC"]
+    parts = [_rows(spans[at : at + _AT_ONCE], base, uuids) for at in range(0, len(spans), _AT_ONCE)]
+    table = _completed(schema.concat(parts, schema.SPAN_TYPES))
+    return Trace(table if keep_private else scrub(table), _edges(events), facts)
+
+
+def _rows(events: list[Event], base: int, uuids: Mapping[int | None, str | None]) -> pa.Table:
+    """Return the rows of some events; a counter's sample lacks its id and its source."""
+    given = [_DECODE(event.args if bytes(event.args) else b"{}") for event in events]
+    columns: dict[str, list[Any]] = {
+        name: [getattr(arguments, name) for arguments in given] for name in _ARGUMENTS
+    }
+    starts, known = raw.nanoseconds([event.ts for event in events])
     if not known.all():
         raise TraceFormatError("a span has no start")
-    kinds = [
-        _KINDS.get(one.cat or "", one.cat or "") if more.kind is None else more.kind
-        for one, more in zip(spans, told, strict=True)
+    lasts, lasting = raw.nanoseconds([event.dur for event in events])
+    columns["start_ns"] = (starts + base).tolist()
+    columns["end_ns"] = arrow.nullable(starts + lasts + base, ~lasting).to_pylist()
+    for name in _TIMES:
+        columns[name] = [None if value is None else value + base for value in columns[name]]
+    for name in _JSON:
+        columns[name] = [
+            None if value is raw.ABSENT else bytes(value).decode() for value in columns[name]
+        ]
+    columns["kind"] = [
+        _KINDS.get(event.cat or "", event.cat or "") if kind is None else kind
+        for event, kind in zip(events, columns["kind"], strict=True)
     ]
-    kind, kind_names = arrow.coded(pa.array(kinds, pa.string()))
-    columns: Columns = {
-        name: _column(name, [getattr(one, name) for one in told], base)
-        for name in schema.SPAN_TYPES
-        if name not in _BESIDE
-    }
-    ids = _numbers(raw.whole([one.id for one in told]))
-    # A counter's sample has its number only.
+    columns["name"] = raw.texts([event.name for event in events], "").to_pylist()
+    columns["nbytes"] = _either(columns.pop("bytes"), columns["nbytes"])
+    columns["device_uuid"] = [uuids.get(device) for device in columns["device"]]
+    # An event that a thread recorded names the stream as a call does.
+    called = columns.pop("target_stream")
+    host = [
+        kind not in _ON_STREAMS and (stream is None or target is not None)
+        for kind, stream, target in zip(columns["kind"], columns["stream"], called, strict=True)
+    ]
+    columns["stream"] = _either(called, columns["stream"])
+    for name, numbers in (
+        ("process", [event.pid for event in events]),
+        ("thread", [event.tid for event in events]),
+    ):
+        own = raw.whole(numbers).to_pylist()
+        own = [number if on_host else None for number, on_host in zip(own, host, strict=True)]
+        columns[name] = _either(columns[name], own)
+    return schema.table(columns, schema.SPAN_TYPES)
+
+
+def _either(first: list[Any], second: list[Any]) -> list[Any]:
+    """Return the first value of each row or, where there is none, the second."""
+    return [other if one is None else one for one, other in zip(first, second, strict=True)]
+
+
+def _completed(table: pa.Table) -> pa.Table:
+    """Give samples of counters, which cannot say their own, an id and the source of the rest."""
+    ids = np.asarray(table.column("id").cast(pa.int64()).fill_null(NONE))
     lacking = ids == NONE
     ids = np.where(lacking, max(int(ids.max(initial=0)), 0) + np.cumsum(lacking), ids)
-    host = ~np.array([one in _ON_STREAMS for one in kind_names] or [True])[kind]
-    columns |= _places(spans, told, host, columns)
-    columns |= {
-        "id": ids,
-        "kind": arrow.text_column(kind, [*kind_names]),
-        "name": raw.texts([one.name for one in spans], ""),
-        "start_ns": starts + base,
-        "end_ns": arrow.nullable(starts + lasts + base, ~lasting),
-        "nbytes": _first(raw.whole([one.bytes for one in told]), columns["nbytes"]),
-        "device_uuid": uuids(_numbers(columns["device"]), facts),
-    }
-    columns["source"] = _filled(columns["source"])
-    table = arrow.table(columns, len(spans))
-    return Trace(table if keep_private else scrub(table), _edges(flows), facts)
+    sources = table.column("source").cast(pa.string())
+    usual = next(iter(sources.drop_null().slice(0, 1).to_pylist()), "chrome")
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    sources = sources.fill_null(usual).dictionary_encode()
+    return pa.table({**columns, "id": ids, "source": sources})
 
 
-def _column(name: str, values: list[Any], base: int) -> pa.Array:
-    kind = schema.SPAN_TYPES[name]
-    if name in ("launch_config", "payload"):
-        values = [None if value is raw.ABSENT else bytes(value).decode() for value in values]
-    if all(value is None for value in values):
-        return pa.nulls(len(values))
-    if name in _TIMES:
-        values = [None if value is None else value + base for value in values]
-    if pa.types.is_dictionary(kind):
-        return pa.array(values, pa.string()).dictionary_encode()
-    return pa.array(values, kind)
-
-
-def _first(one: pa.Array, other: pa.Array) -> pa.Array:
-    return other if pa.types.is_null(one.type) else one
-
-
-def _places(
-    spans: list[Event], told: Sequence[_Arguments], host: Array, columns: Columns
-) -> Columns:
-    """Return process, thread and stream, which the events' own numbers tell in part."""
-    target = raw.whole([one.target_stream for one in told])
-    streams = _numbers(columns["stream"])
-    named = _numbers(target)
-    # An event that a thread recorded names the stream as a call does.
-    host = host & ~((streams != NONE) & (named == NONE))
-    found: Columns = {}
-    for name, values in (("process", [one.pid for one in spans]),
-                         ("thread", [one.tid for one in spans])):  # fmt: skip
-        given = _numbers(columns[name])
-        own = _numbers(raw.whole(values))
-        numbers = np.where((given == NONE) & host, own, given)
-        found[name] = arrow.nullable(numbers, numbers == NONE)
-    both = np.where(named == NONE, streams, named)
-    found["stream"] = arrow.nullable(both, both == NONE)
-    return found
-
-
-def _numbers(column: pa.Array) -> Array:
-    if pa.types.is_null(column.type):
-        return np.full(len(column), NONE, np.int64)
-    return np.asarray(column.cast(pa.int64()).fill_null(NONE))
-
-
-def _filled(sources: pa.Array) -> pa.Array:
-    """Return the sources; a counter's sample, which cannot say its own, has that of the rest."""
-    known = sources.drop_null()
-    usual = known[0].as_py() if len(known) else "chrome"
-    return sources.cast(pa.string()).fill_null(usual).dictionary_encode()
-
-
-def uuids(device: Array, facts: TraceMetadata) -> pa.DictionaryArray:
-    """Return the devices' UUIDs, which the metadata has by index."""
-    known = {one.index: one.uuid for one in facts.devices.values()}
-    codes, indices = arrow.coded(device)
-    return arrow.text_column(codes, [known.get(index) for index in indices])
-
-
-_Base = Annotated[int, msgspec.Meta(ge=0, lt=schema.LATEST_NS)]
-
-
-class _Ends(msgspec.Struct, rename={"source": "from", "target": "to"}):
-    source: int
-    target: int
-
-
-def _edges(flows: list[Event]) -> pa.Table:
+def _edges(events: list[Event]) -> pa.Table:
     """Return the edges; each arrow's beginning says where it leads from and to."""
-    decode = msgspec.json.Decoder(_Ends).decode
-    ends = [decode(flow.args) for flow in flows]
-    kinds = ["launch" if flow.cat == _LAUNCH else str(flow.cat) for flow in flows]
-    source, target = (
-        np.array([getattr(end, side) for end in ends], np.int64) for side in ("source", "target")
-    )
-    return arrow.edges(source, target, pa.array(kinds, pa.string()).dictionary_encode())
+    begins = [event for event in events if event.ph == "s"]
+    ends = [_ENDS.decode(event.args) for event in begins]
+    columns: dict[str, list[Any]] = {side: [end[side] for end in ends] for side in ("from", "to")}
+    columns["kind"] = ["launch" if event.cat == _LAUNCH else str(event.cat) for event in begins]
+    return schema.table(columns, schema.EDGE_TYPES)

@@ -91,8 +91,7 @@ class Limits:
         TraceFormatError
             There are more.
         """
-        lower = min(("rows", "text_bytes", "file_bytes"), key=self._rows_of)
-        self._refuse(what, found, self.rows_in_room, lower)
+        self._refuse(what, found, self.rows_in_room, self._lowest())
 
     def check_room(self, what: str, found: int) -> None:
         """Refuse a file with more bytes of text than there is room for.
@@ -102,8 +101,18 @@ class Limits:
         TraceFormatError
             There are more.
         """
-        lower = min(("rows", "text_bytes", "file_bytes"), key=self._rows_of)
-        self._refuse(what, found, self.room, lower)
+        self._refuse(what, found, self.room, self._lowest())
+
+    def check_text(self, what: str, found: int) -> None:
+        """Refuse a file with more text than ``text_bytes``, or than there is room for.
+
+        Raises
+        ------
+        TraceFormatError
+            There is more.
+        """
+        self.check("text_bytes", what, found)
+        self.check_room(what, found)
 
     def check_places(self, found: int) -> None:
         """Refuse a file with more streams and partitions than there is room for.
@@ -115,9 +124,11 @@ class Limits:
         """
         self.check_room("bytes for facts of streams and partitions", _PLACE_BYTES * found)
 
-    def _rows_of(self, name: str) -> int:
-        limit: int = getattr(self, name)
-        return limit if name == "rows" else limit // ROW_BYTES
+    def _lowest(self) -> str:
+        """Return the limit that lets in the fewest rows."""
+        rows = {"rows": self.rows, "text_bytes": self.text_bytes // ROW_BYTES,
+                "file_bytes": self.file_bytes // ROW_BYTES}  # fmt: skip
+        return min(rows, key=rows.__getitem__)
 
     @staticmethod
     def _refuse(what: str, found: int, allowed: int, name: str) -> None:

@@ -1,19 +1,30 @@
-"""Nsight Systems' SQLite exports, of whatever schema version: what is there is discovered."""
+"""Nsight Systems' SQLite exports, of whatever schema version: what is there is discovered.
+
+nsys turns its reports into such exports.
+"""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from gpuscope.errors import TraceFormatError
-from gpuscope.importers import chrome_flows, nsys_own, nsys_ranges, nsys_work
+from gpuscope import _nsys
+from gpuscope._types import Array
+from gpuscope.errors import ExportError, MissingDependency, TraceFormatError
+from gpuscope.importers import nsys_ranges, nsys_work
+from gpuscope.importers.chrome_own import check_version
 from gpuscope.importers.database import Database, opened
 from gpuscope.importers.limits import Limits, reading
-from gpuscope.importers.nsys_capture import API, KERNEL, NVTX, Capture
+from gpuscope.importers.nsys_capture import API, KERNEL, NVTX, Capture, Part
 from gpuscope.importers.private import LEFT_OUT, scrub
 from gpuscope.trace import arrow, schema, valid
+from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
@@ -21,11 +32,20 @@ _DESCRIPTIONS = ("ENUM_", "sqlite_", "StringIds")
 """Tables whose rows say what numbers mean: no records of their own."""
 _NAMED_COLUMNS = 12
 _LONGEST_NAME = 60
-
-
-def recognise(head: bytes) -> bool:
-    """Whether a file that begins so is SQLite."""
-    return head.startswith(b"SQLite format 3\0")
+_METADATA = "GPUSCOPE_METADATA"
+_SPANS = "GPUSCOPE_SPANS"
+_EDGES = "GPUSCOPE_EDGES"
+_TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
+_THEIRS = {NVTX: ("category", "color")}
+"""Columns of Nsight's that are called as ours."""
+_DERIVED = ("parent", "partition", "intended_partition", "queued_ns", "graph", "status")
+"""What an importer works out, and a trace of ours says itself or not at all."""
+_OF_CALLS = ("process", "thread")
+_OF_WORK = ("kernel", "memcpy", "memset")
+MAGIC = b"NVIDIA Tegra Profiler Report "
+"""What a report begins with; the version that wrote it follows."""
+_SECONDS = 600
+_TOLD = 300
 
 
 def read_nsys(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
@@ -48,7 +68,7 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
             f"tables: {there}. Record with nsys profile --trace=cuda,nvtx, and export with nsys "
             "export --type=sqlite"
         )
-    own = nsys_own.metadata(database)
+    own = _own_metadata(database)
     capture = Capture(database, own)
     ranges = nsys_ranges.read(capture, own=own is not None)
     calls = nsys_work.read_calls(capture, ranges)
@@ -56,15 +76,12 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
     syncs = nsys_work.read_syncs(capture, calls)
     parts = [ranges, calls, syncs, *work]
     if own is not None:
-        tables = [*(nsys_own.table(capture, part, own) for part in parts), nsys_own.rest(capture)]
+        tables = [*(_own_table(capture, part, own) for part in parts), _own_rest(capture)]
         spans = _joined(tables)
-        return Trace(spans if keep_private else scrub(spans), nsys_own.edges(database), own)
+        return Trace(spans if keep_private else scrub(spans), _own_edges(database), own)
     spans = _joined([part.spans() for part in parts])
-    edges = chrome_flows.edges(
-        [
-            (*nsys_work.launch_edges(work), "launch"),
-            (*nsys_work.wait_edges(capture, work, syncs), "event wait"),
-        ]
+    edges = arrow.edges(
+        [*nsys_work.launch_edges(work), *nsys_work.wait_edges(capture, work, syncs)]
     )
     spans, edges, left = valid.sifted(spans, edges)
     capture.not_taken |= {f"{what} not taken": count for what, count in left.items()}
@@ -129,3 +146,110 @@ def _columns_left(database: Database) -> list[str]:
             shown = ", ".join(name[:_LONGEST_NAME] for name in rest[:_NAMED_COLUMNS])
             told.append(f"{table} ({shown}{more})")
     return told
+
+
+# -- reports -------------------------------------------------------------------------------
+def read_report(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
+    """Read a report through ``nsys export``, which must be at least as new as what wrote it.
+
+    Raises
+    ------
+    MissingDependency
+        There is no nsys on PATH.
+    TraceFormatError
+        nsys cannot read it, or what it made holds more than ``limits``.
+    """
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        with path.open("rb") as file:
+            wrote = file.readline(120)[len(MAGIC) :].split(b"-")[0]
+        shown = wrote.decode("ascii", "replace").replace("@", ".")[:20]
+        raise MissingDependency(
+            f"{path.name!r} is an Nsight Systems report (written by {shown}), which only nsys "
+            "reads, and there is none on PATH: install Nsight Systems, that version or newer (the "
+            "command line alone will do), or run where it is installed: nsys export --type=sqlite "
+            f"{path.name}, and load the .sqlite file"
+        )
+    with tempfile.TemporaryDirectory(prefix="gpuscope-") as folder:
+        target = Path(folder) / f"{path.stem}.sqlite"
+        try:
+            _nsys.export_sqlite(path, target, Path(nsys), seconds=_SECONDS)
+        except ExportError as error:
+            raise TraceFormatError(str(error)) from error
+        limits.check("file_bytes", f"bytes of {path.name!r} as SQLite", target.stat().st_size)
+        return read_nsys(target, limits, keep_private=keep_private)
+
+
+# -- what gpuscope wrote: more than Nsight's tables hold is in it --------------------------
+def _own_metadata(database: Database) -> TraceMetadata | None:
+    """Return the metadata of a trace of ours, ``None`` for others' files.
+
+    Raises
+    ------
+    TraceFormatError
+        It says that gpuscope wrote it, but not with this schema.
+    """
+    if _METADATA not in database:
+        return None
+    facts = database.mapping(_METADATA, "name", "value")
+    check_version(facts.get("schema_version"), str(schema.SCHEMA_VERSION))
+    return TraceMetadata.from_json(str(facts.get("metadata")))
+
+
+def _own_table(capture: Capture, part: Part, own: TraceMetadata) -> pa.Table:
+    """Return the rows of one of Nsight's tables with the columns of ours beside them."""
+    columns = {name: one for name, one in part.columns.items() if name not in _DERIVED}
+    count = len(part.rows)
+    kind = columns["kind"]
+    if count and kind[0].as_py() in _OF_WORK:
+        columns = {name: one for name, one in columns.items() if name not in _OF_CALLS}
+    if "copy_kind" in columns:  # Nsight's column cannot be empty
+        kinds = columns["copy_kind"]
+        columns["copy_kind"] = pc.if_else(pc.equal(kinds.cast(pa.string()), "unknown"), None, kinds)
+    there = capture.database.tables.get(part.table, ())
+    names = [
+        name
+        for name in there
+        if name in schema.SPAN_TYPES and name not in _THEIRS.get(part.table, ())
+    ]
+    ours = _own_columns(capture, part.table, names, part.at)
+    device = ours.get("device", columns.get("device"))
+    if device is not None and not pa.types.is_null(device.type):
+        uuids = {facts.index: facts.uuid for facts in own.devices.values()}
+        columns["device_uuid"] = arrow.worded(np.asarray(device.fill_null(NONE)), uuids.get)
+    return arrow.table({**columns, "id": part.rows, **ours}, count)
+
+
+def _own_rest(capture: Capture) -> pa.Table:
+    """Return the rows that Nsight has no table for."""
+    names = [one for one in capture.database.tables.get(_SPANS, ()) if one in schema.SPAN_TYPES]
+    columns = _own_columns(capture, _SPANS, names, None)
+    return arrow.table(columns, len(next(iter(columns.values()), [])))
+
+
+def _own_edges(database: Database) -> pa.Table:
+    """Return the edges."""
+    rows = database.rows(_EDGES, (*schema.EDGE_TYPES,))
+    columns = {name: [row[at] for row in rows] for at, name in enumerate(schema.EDGE_TYPES)}
+    return schema.table(columns, schema.EDGE_TYPES)
+
+
+def _own_columns(capture: Capture, name: str, wanted: list[str], at: Array | None) -> Columns:
+    """Return columns of a table that bear our names, of some rows or all."""
+    types = {one: schema.SPAN_TYPES[one] for one in wanted}
+    whole = [one for one, kind in types.items() if pa.types.is_integer(kind)]
+    loose = [one for one in wanted if one not in whole]
+    found: Columns = {}
+    for one, values in capture.database.integers(name, whole).items():
+        missing = values == NONE
+        moved = capture.times(values) if one in _TIMES else values
+        chosen = slice(None) if at is None else at
+        found[one] = arrow.nullable(moved[chosen], missing[chosen])
+    rows = capture.database.rows(name, loose)
+    lists = list(zip(*rows, strict=True)) or [() for _ in loose]
+    for one, texts in zip(loose, lists, strict=True):
+        kept = texts if at is None else [texts[row] for row in np.asarray(at).tolist()]
+        column = pa.array(kept, pa.float64() if pa.types.is_floating(types[one]) else pa.string())
+        text = column.type == pa.string()
+        found[one] = column.dictionary_encode() if text else column
+    return found

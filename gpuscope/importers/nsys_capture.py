@@ -121,6 +121,17 @@ class Capture:
         first, self._next_row = self._next_row, self._next_row + count
         return np.arange(first, first + count, dtype=np.int64)
 
+    def shared(self, kind: str, found: Mapping[str, Array]) -> Columns:
+        """Return what calls, work and waits tell alike."""
+        count = len(found["start"])
+        return {
+            "kind": arrow.constant(kind, count),
+            "start_ns": self.times(found["start"]),
+            "end_ns": self.ends(found["end"]),
+            "correlation": arrow.nullable(found["correlationId"]),
+            "source": arrow.constant("nsys", count),
+        }
+
     # -- texts -----------------------------------------------------------------------------
     @cached_property
     def strings(self) -> Mapping[Value, Value]:
@@ -134,11 +145,12 @@ class Capture:
 
     def texts(self, numbers: Array, absent: str | None) -> pa.DictionaryArray:
         """Return a text column from numbers into the strings."""
-        codes, distinct = arrow.coded(numbers)
-        texts = [self.string(one) for one in distinct]
-        if self.own is not None:  # ours may be empty
-            return arrow.text_column(codes, [absent if text is None else text for text in texts])
-        return arrow.text_column(codes, [text or absent for text in texts])
+
+        def text_of(number: int) -> str | None:
+            text = self.string(number)
+            return text if text or (text == "" and self.own is not None) else absent
+
+        return arrow.worded(numbers, text_of)  # only ours may be empty
 
     @cached_property
     def _facts(self) -> Mapping[Value, Value]:
@@ -246,8 +258,6 @@ class Capture:
     def places(self, table: dict[str, Array]) -> Columns:
         """Return device, context, green context, partition and stream of each row."""
         device, context, green = table["deviceId"], table["contextId"], table["greenContextId"]
-        codes, indices = arrow.coded(device)
-        uuids = [self._gpus.get(int(one), DeviceFacts()).uuid for one in indices]
         homes, where = arrow.coded_array(table["globalPid"], green)
         self._check_places(len(where))
         names = [self._partition(*row.tolist()) for row in where]
@@ -258,12 +268,14 @@ class Capture:
                 facts = self.streams[str(number)]
                 self.streams[str(number)] = replace(facts, partition=names[home])
         return {
-            "device": arrow.nullable(device, device == NONE),
-            "device_uuid": arrow.text_column(codes, uuids),
-            "context": arrow.nullable(context, context == NONE),
+            "device": arrow.nullable(device),
+            "device_uuid": arrow.worded(
+                device, lambda index: self._gpus.get(index, DeviceFacts()).uuid
+            ),
+            "context": arrow.nullable(context),
             "green_context": arrow.nullable(green, green <= 0),
             "partition": arrow.text_column(homes, names),
-            "stream": arrow.nullable(numbers, numbers == NONE),
+            "stream": arrow.nullable(numbers),
         }
 
     @cached_property

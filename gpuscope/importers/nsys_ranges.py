@@ -72,10 +72,9 @@ def read(capture: Capture, *, own: bool = False) -> Part:
         found["globalTid"], starts, joined["owner"], joined["starts"], joined["ends"]
     )
     around[nesting] = joins.enclosing(joined["owner"], joined["starts"], joined["ends"])
-    parents = np.where(around >= 0, joined["rows"][around], NONE) if len(nesting) else around
     color = found["color"]
     columns = {
-        "parent": arrow.nullable(parents, parents == NONE),
+        "parent": arrow.nullable(arrow.picked(joined["rows"], around)),
         "kind": arrow.text_column(is_mark.astype(np.int64), ["range", "mark"]),
         "name": arrow.texts([_named(names[row], own=own) for row in rest.tolist()]),
         "start_ns": starts,

@@ -41,38 +41,27 @@ def read_calls(capture: Capture, ranges: Part) -> Part:
     """Return the API calls; each knows the innermost push/pop range of its thread."""
     wanted = ("start", "end", "globalTid", "correlationId", "nameId", "returnValue")
     found = capture.database.integers(API, wanted)
-    count = len(found["start"])
-    starts = capture.times(found["start"])
+    columns = capture.shared("api", found)
     around = joins.innermost(
-        found["globalTid"], starts, *(ranges.joins[one] for one in ("owner", "starts", "ends"))
+        found["globalTid"],
+        columns["start_ns"],
+        *(ranges.joins[one] for one in ("owner", "starts", "ends")),
     )
-    known = ranges.joins["rows"]
-    parents = np.where(around >= 0, known[around], NONE) if len(known) else around
-    returned, codes = arrow.coded(found["returnValue"])
-    columns = {
-        "parent": arrow.nullable(parents, parents == NONE),
-        "kind": arrow.constant("api", count),
+    columns |= {
+        "parent": arrow.nullable(arrow.picked(ranges.joins["rows"], around)),
         "name": capture.texts(found["nameId"], "(unnamed call)"),
-        "start_ns": starts,
-        "end_ns": capture.ends(found["end"]),
         **capture.thread_columns(found["globalTid"]),
-        "correlation": arrow.nullable(found["correlationId"], found["correlationId"] == NONE),
-        "status": arrow.text_column(
-            returned, [f"returned {code}" if code not in {0, NONE} else None for code in codes]
+        "status": arrow.worded(
+            found["returnValue"], lambda code: f"returned {code}" if code not in {0, NONE} else None
         ),
-        "source": arrow.constant("nsys", count),
     }
-    return Part(
-        API,
-        columns,
-        capture.rows(count),
-        {
-            "process": found["globalTid"] & _PROCESS,
-            "correlation": found["correlationId"],
-            "globalTid": found["globalTid"],
-            "end": found["end"],
-        },
-    )
+    keys = {
+        "process": found["globalTid"] & _PROCESS,
+        "correlation": found["correlationId"],
+        "globalTid": found["globalTid"],
+        "end": found["end"],
+    }
+    return Part(API, columns, capture.rows(len(around)), keys)
 
 
 def _call_of(calls: Part, process: Array, correlation: Array) -> Array:
@@ -105,43 +94,29 @@ def _work(
 ) -> Part:
     named = (_name_column(capture),) if table == KERNEL else ()
     found = capture.database.integers(table, (*_SHARED, *named, *extra))
-    count = len(found["start"])
     process = found["globalPid"] & _PROCESS
     at = _call_of(calls, process, found["correlationId"])
-    ids, ends, threads = (
-        np.where(at >= 0, values[at], NONE) if len(values) else np.full(count, NONE, np.int64)
-        for values in (calls.rows, calls.joins["end"], calls.joins["globalTid"])
-    )
+    threads = arrow.picked(calls.joins["globalTid"], at)
     node = found["graphNodeId"]
-    unknown = threads == NONE
-    processes = np.where(unknown, found["globalPid"], threads)
     columns = {
-        "kind": arrow.constant(kind, count),
-        "start_ns": capture.times(found["start"]),
-        "end_ns": capture.ends(found["end"]),
-        **capture.thread_columns(processes),
+        **capture.shared(kind, found),
+        **capture.thread_columns(np.where(threads == NONE, found["globalPid"], threads)),
         "thread": capture.thread_columns(threads)["thread"],
         **capture.places(found),
-        "correlation": arrow.nullable(found["correlationId"], found["correlationId"] == NONE),
         # CUPTI numbers a node below its graph, which has the upper 32 bits.
         "graph": arrow.nullable(node >> 32, node >> 32 <= 0),
         "graph_node": arrow.nullable(node, node == NONE if capture.own is not None else node <= 0),
-        "queued_ns": capture.ends(ends),
-        "source": arrow.constant("nsys", count),
+        "queued_ns": capture.ends(arrow.picked(calls.joins["end"], at)),
         **describe(capture, found),
     }
-    return Part(
-        table,
-        columns,
-        capture.rows(count),
-        {
-            "call": ids,
-            "process": process,
-            "stream": capture.stream_numbers(found),
-            "correlation": found["correlationId"],
-            "start": found["start"],
-        },
-    )
+    keys = {
+        "call": arrow.picked(calls.rows, at),
+        "process": process,
+        "stream": capture.stream_numbers(found),
+        "correlation": found["correlationId"],
+        "start": found["start"],
+    }
+    return Part(table, columns, capture.rows(len(node)), keys)
 
 
 def _name_column(capture: Capture) -> str:
@@ -180,11 +155,11 @@ def _copy(capture: Capture, found: _Columns) -> Columns:
     codes, numbers = arrow.coded(found["copyKind"])
     words = [kinds.get(number, f"kind {number}") for number in numbers]
     return {
-        "name": arrow.text_column(codes, [f"{word} copy" for word in words]),
-        "copy_kind": arrow.text_column(codes, [*words]),
+        "name": arrow.text_column(codes, (f"{word} copy" for word in words)),
+        "copy_kind": arrow.text_column(codes, words),
         "src_kind": _memory(capture, found["srcKind"]),
         "dst_kind": _memory(capture, found["dstKind"]),
-        "nbytes": arrow.nullable(found["bytes"], found["bytes"] == NONE),
+        "nbytes": arrow.nullable(found["bytes"]),
     }
 
 
@@ -192,15 +167,14 @@ def _set(capture: Capture, found: _Columns) -> Columns:
     return {
         "name": arrow.constant("memset", len(found["start"])),
         "dst_kind": _memory(capture, found["memKind"]),
-        "nbytes": arrow.nullable(found["bytes"], found["bytes"] == NONE),
+        "nbytes": arrow.nullable(found["bytes"]),
     }
 
 
 def _memory(capture: Capture, values: Array) -> pa.DictionaryArray:
     kinds = capture.words("ENUM_CUDA_MEM_KIND", "CUDA_MEMOPR_MEMORY_KIND_", MEMORY_KINDS)
-    codes, numbers = arrow.coded(values)
-    return arrow.text_column(
-        codes, [None if one == NONE else kinds.get(one, f"kind {one}") for one in numbers]
+    return arrow.worded(
+        values, lambda number: None if number == NONE else kinds.get(number, f"kind {number}")
     )
 
 
@@ -214,10 +188,9 @@ def _graph(capture: Capture, found: _Columns) -> Columns:
             "are in no overlap, concurrency or confinement. Record with nsys profile "
             "--cuda-graph-trace=node to see them"
         )
-    codes, numbers = arrow.coded(graph)
     return {
-        "name": arrow.text_column(codes, [f"graph {number}" for number in numbers]),
-        "graph": arrow.nullable(graph, graph == NONE),
+        "name": arrow.worded(graph, "graph {}".format),
+        "graph": arrow.nullable(graph),
     }
 
 
@@ -235,26 +208,19 @@ def read_syncs(capture: Capture, calls: Part) -> Part:
     """Return synchronisations, on the thread of their API call."""
     wanted = ("start", "end", "correlationId", "syncType", "eventId", "eventSyncId", *_PLACE)
     found = capture.database.integers(SYNC, wanted)
-    count = len(found["start"])
     process = found["globalPid"] & _PROCESS
-    at = _call_of(calls, process, found["correlationId"])
-    threads = np.full(count, NONE, np.int64)
-    if len(calls.rows):
-        threads = np.where(at >= 0, calls.joins["globalTid"][at], NONE)
+    threads = arrow.picked(
+        calls.joins["globalTid"], _call_of(calls, process, found["correlationId"])
+    )
     places = capture.places(found)
-    codes, kinds = arrow.coded(found["syncType"])
     words = capture.words("ENUM_CUPTI_SYNC_TYPE", "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_",
                           _SYNC_KINDS)  # fmt: skip
     columns = {
-        "kind": arrow.constant("sync", count),
-        "name": arrow.text_column(codes, [words.get(one, f"sync {one}") for one in kinds]),
-        "start_ns": capture.times(found["start"]),
-        "end_ns": capture.ends(found["end"]),
+        **capture.shared("sync", found),
+        "name": arrow.worded(found["syncType"], lambda number: words.get(number, f"sync {number}")),
         "process": capture.thread_columns(found["globalPid"])["process"],
         "thread": capture.thread_columns(threads)["thread"],
         **{name: places[name] for name in ("device", "device_uuid", "context", "stream")},
-        "correlation": arrow.nullable(found["correlationId"], found["correlationId"] == NONE),
-        "source": arrow.constant("nsys", count),
     }
     is_wait = found["syncType"] == _WAIT
     keys = {
@@ -265,19 +231,19 @@ def read_syncs(capture: Capture, calls: Part) -> Part:
         "moment": found["eventSyncId"],
     }
     joined = {name: one[is_wait] for name, one in keys.items()}
-    return Part(SYNC, columns, capture.rows(count), joined)
+    return Part(SYNC, columns, capture.rows(len(process)), joined)
 
 
-def launch_edges(work: list[Part]) -> tuple[Array, Array]:
+def launch_edges(work: list[Part]) -> list[tuple[Array, Array, str]]:
     """Return (call, work) for all work whose call is known."""
-    pairs = [(part.joins["call"], part.rows) for part in work]
-    source, target = (
-        np.concatenate([np.zeros(0, np.int64), *(pair[side] for pair in pairs)]) for side in (0, 1)
-    )
-    return source[source != NONE], target[source != NONE]
+    return [
+        (part.joins["call"][known], part.rows[known], "launch")
+        for part in work
+        for known in [part.joins["call"] != NONE]
+    ]
 
 
-def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> tuple[Array, Array]:
+def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> list[tuple[Array, Array, str]]:
     """Return (work, work): what an event was recorded after, and what first waited for it.
 
     CUPTI numbers API calls in their order, and each moment at which an event was recorded.
@@ -296,7 +262,7 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> tuple[Array, 
     record = record[wait]
     rows = np.concatenate([np.zeros(0, np.int64), *(part.rows for part in work)])
     if not len(wait) or not len(rows):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return []
 
     def joined(name: str, of_records: Array) -> list[Array]:
         parts = [part.joins[name] for part in work]
@@ -318,7 +284,7 @@ def wait_edges(capture: Capture, work: list[Part], syncs: Part) -> tuple[Array, 
     good &= (done[after] > waiting) & (done[after] >> _HOME == waiting >> _HOME)
     pairs = np.stack([rows[order][before[good]], rows[order][after[good]]])
     before_each, after_each = np.unique(pairs, axis=1)
-    return before_each, after_each
+    return [(before_each, after_each, "event wait")]
 
 
 _HOME = 32

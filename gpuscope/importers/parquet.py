@@ -9,11 +9,6 @@ from gpuscope.trace.model import Trace
 from gpuscope.trace.store import read_parquet
 
 
-def recognise(head: bytes) -> bool:
-    """Whether a file that begins so is Parquet."""
-    return head.startswith(b"PAR1")
-
-
 def read(path: Path, limits: Limits, *, keep_private: bool = False) -> Trace:
     """Read a trace that :func:`gpuscope.export` or :func:`gpuscope.trace.save_trace` wrote.
 

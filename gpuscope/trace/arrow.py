@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,6 +58,12 @@ def coded(values: pa.Array | Array) -> tuple[Ints, list[Any]]:
     return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
 
 
+def worded(values: Array, word: Callable[[Any], str | None]) -> pa.Array:
+    """Return a dictionary column of what ``word`` says of each distinct value."""
+    codes, distinct = coded(values)
+    return text_column(codes, map(word, distinct))
+
+
 def coded_rows(*columns: Array) -> tuple[Array, list[tuple[int, ...]]]:
     """Return numbers of the distinct rows of integer columns, and these rows, as :func:`coded`."""
     codes, distinct = coded_array(*columns)
@@ -82,15 +88,33 @@ def distinct_rows(table: Array) -> tuple[Array, Array]:
     return encoded.indices.to_numpy(zero_copy_only=False), distinct
 
 
-def edges(source: Array, target: Array, kinds: pa.DictionaryArray) -> pa.Table:
-    """Return a table of edges."""
-    if not len(source):
+def edges(parts: Sequence[tuple[Array, Array, str]]) -> pa.Table:
+    """Return a table of edges from (from, to, kind)."""
+    sources, targets, kinds = zip(*parts, strict=True) if parts else ((), (), ())
+    distinct = list(dict.fromkeys(kinds))
+    codes = np.repeat([distinct.index(kind) for kind in kinds], [len(part) for part in sources])
+    if not len(codes):
         return schema.table({}, schema.EDGE_TYPES)
-    return pa.table({"from": pa.array(source), "to": pa.array(target), "kind": kinds})
+    return pa.table(
+        {
+            "from": np.concatenate(sources),
+            "to": np.concatenate(targets),
+            "kind": text_column(codes, distinct),
+        }
+    )
 
 
-def nullable(values: Array, missing: Array) -> pa.Array:
-    """Return an int64 column with nulls where ``missing``; all null costs nothing."""
+def picked(values: Array, at: Array) -> Array:
+    """Return the values at some positions, NONE where the position is NONE."""
+    return np.append(values, NONE)[at]  # the last is NONE's
+
+
+def nullable(values: Array, missing: Array | None = None) -> pa.Array:
+    """Return an int64 column with nulls where ``missing`` or, without it, where there is NONE.
+
+    A column that is all null costs nothing.
+    """
+    missing = values == NONE if missing is None else missing
     if missing.all():
         return pa.nulls(len(values))
     return pa.array(values.astype(np.int64, copy=False), mask=missing if missing.any() else None)

@@ -617,13 +617,13 @@ def test_doctor_with_a_full_gpu(command, gpu_here):
 
 def test_doctor_says_who_may_read_counters_and_where_ranges_go(command, monkeypatch, tmp_path):
     parameters = tmp_path / "params"
-    monkeypatch.setattr(cli.doctor, "_DRIVER_PARAMETERS", parameters)
+    monkeypatch.setattr(cli.machine, "_DRIVER_PARAMETERS", parameters)
     parameters.write_text("RmProfilingAdminOnly: 0\n")
     assert "ok  performance counters: open to everybody" in command("doctor")[1]
     parameters.write_text("RmProfilingAdminOnly: 1\n")
-    monkeypatch.setattr(cli.doctor.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(cli.machine.os, "geteuid", lambda: 1000)
     assert "no  performance counters: open to administrators only" in command("doctor")[1]
-    monkeypatch.setattr(cli.doctor.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(cli.machine.os, "geteuid", lambda: 0)
     assert "ok  performance counters: open to administrators" in command("doctor")[1]
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(tmp_path / "gone.so"))
     assert "no  NVTX injection: NVTX_INJECTION64_PATH names no file" in command("doctor")[1]
@@ -636,15 +636,15 @@ def test_doctor_says_who_may_read_counters_and_where_ranges_go(command, monkeypa
 def test_doctor_says_who_holds_cupti(command, monkeypatch):
     class Held:
         def subscribe(self):
-            raise cli.doctor.Refused("Nsight Systems")
+            raise cli.machine.Refused("Nsight Systems")
 
         def unsubscribe(self, handle):
             raise AssertionError
 
     monkeypatch.setattr(
-        cli.doctor, "check_cupti", lambda: diagnose.Check("CUPTI", ok=True, found="")
+        cli.machine, "check_cupti", lambda: diagnose.Check("CUPTI", ok=True, found="")
     )
-    monkeypatch.setattr(cli.doctor, "Library", Held)
+    monkeypatch.setattr(cli.machine, "Library", Held)
     printed = command("doctor")[1]
     assert "no  CUPTI's subscription: held by Nsight Systems" in printed
 
@@ -652,8 +652,8 @@ def test_doctor_says_who_holds_cupti(command, monkeypatch):
 def test_doctor_finds_nsys_and_what_it_lacks(command, monkeypatch, tmp_path):
     tool = tmp_path / "nsys"
     tool.touch()
-    monkeypatch.setattr(cli.doctor._nsys, "find", lambda name: tool)
-    monkeypatch.setattr(cli.doctor._nsys, "missing_libraries", lambda path: ["libdw.so.1"])
+    monkeypatch.setattr(cli.machine._nsys, "find", lambda name: tool)
+    monkeypatch.setattr(cli.machine._nsys, "missing_libraries", lambda path: ["libdw.so.1"])
     printed = command("doctor")[1]
     assert f"no  nsys: {tool}\n     → install libdw.so.1" in printed
     assert f"ok  ncu: {tool}" in printed
@@ -681,14 +681,14 @@ def test_doctor_with_a_gpu_that_does_not_open(command, gpu_here, monkeypatch):
 
 def test_doctor_says_that_nsight_sees_no_ranges_without_nvtx(command, monkeypatch):
     words = "the package nvtx is not installed: Nsight sees no ranges. Run: pip install it"
-    monkeypatch.setattr(cli.doctor.nvtx, "missing", lambda: words)
+    monkeypatch.setattr(cli.machine.nvtx, "missing", lambda: words)
     printed = command("doctor")[1]
     assert "no  nvtx: the package nvtx is not installed: Nsight sees no ranges\n" in printed
     assert "→ pip install it" in printed
 
 
 def test_doctor_without_jupyter_is_no_failure_of_the_gpu(command, gpu_here, monkeypatch):
-    monkeypatch.setattr(cli.doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cli.machine.importlib.util, "find_spec", lambda name: None)
     code, printed, _ = command("doctor")
     assert code == 0
     assert "no  JupyterLab: missing\n     → pip install '.[lab]' in gpuscope's folder" in printed

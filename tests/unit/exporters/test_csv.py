@@ -104,7 +104,7 @@ def test_few_rows(tmp_path, rows):
 
 
 def test_a_cut_file_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscope.exporters.csv.pa_csv.open_csv", lambda *args, **how: [[0] * 3])
+    monkeypatch.setattr("gpuscope.exporters.simple.pa_csv.open_csv", lambda *args, **how: [[0] * 3])
     with pytest.raises(gs.errors.ExportError, match="holds 3 rows where 60 were written"):
         gs.export(filled(60), tmp_path / "x.csv")
     assert not list(tmp_path.iterdir())

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope import report
-from gpuscope.exporters import chrome, nsys_sqlite, nsys_values, parquet
-from gpuscope.exporters.lanes import OPEN, nested
+from gpuscope.exporters import chrome, nsys_sqlite, nsys_values, simple
+from gpuscope.exporters.tracks import OPEN, nested
 from gpuscope.formats.privacy import public
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
@@ -233,7 +233,7 @@ def test_what_is_read_back_must_be_what_was_written(tmp_path, monkeypatch):
     monkeypatch.setattr(chrome, "_count", lambda file: 3)
     with pytest.raises(gs.errors.ExportError, match="holds 3 events where"):
         gs.export(trace, tmp_path / "run.json")
-    monkeypatch.setattr(parquet.pq, "read_metadata", lambda path: type("M", (), {"num_rows": 1}))
+    monkeypatch.setattr(simple.pq, "read_metadata", lambda path: type("M", (), {"num_rows": 1}))
     with pytest.raises(gs.errors.ExportError, match="holds 1 rows where 4"):
         gs.export(trace, tmp_path / "run.parquet")
     monkeypatch.setattr(report, "trace_report", lambda trace, path: path.write_text("x" * 99))
@@ -359,7 +359,7 @@ def test_any_name_comes_through(tmp_path_factory, names):
     ]  # fmt: skip
     trace = a_trace(rows, {"from": [], "to": [], "kind": []})
     folder = tmp_path_factory.mktemp("names")
-    path = gs.export(trace, folder / "run.json")
+    path = gs.export(trace, folder / "run.json", keep_private=True)
     marks = [one for one in events(path)["traceEvents"] if one["ph"] == "i"]
     shown = trace.texts("name")
     assert [one["name"] for one in marks] == shown

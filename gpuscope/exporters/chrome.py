@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import itertools
 import json
 from collections.abc import Hashable, Iterator, Sequence
 from json.encoder import encode_basestring as quote
@@ -25,7 +26,7 @@ import pyarrow.compute as pc
 
 from gpuscope._types import Array
 from gpuscope.exporters.progress import Step, check_count, silent, version
-from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested
+from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested, times
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes, combined, edge_rows
 from gpuscope.trace.model import Trace
@@ -99,11 +100,9 @@ class _Events:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         spans = trace.spans
-        starts = trace.array("start_ns")
-        unknown = np.asarray(spans.column("end_ns").is_null(), dtype=bool)
-        self.base_ns = int(starts.min()) if len(trace) else 0
-        self.starts = starts - self.base_ns
-        self.ends = np.where(unknown, OPEN, trace.array("end_ns", fill=0) - self.base_ns)
+        self.base_ns = int(trace.array("start_ns").min()) if len(trace) else 0
+        self.starts, self.ends = times(trace, self.base_ns)
+        unknown = self.ends == OPEN
         kind, kinds = codes(spans.column("kind"))
         instant = np.isin(kind, [kinds.index(one) for one in ("mark", "event") if one in kinds])
         self.counter, lacks = self._counters(kind, kinds)
@@ -118,8 +117,8 @@ class _Events:
         self.order, lane = nested(track, self.starts, slices, bound)
         first, self.place = combined(track, lane)
         self.metadata = _Names(trace, [(found[track[row]], int(lane[row])) for row in first])
-        self.numbers = np.array([self.metadata.ids[one] for one in range(len(first))], np.int64)
-        self.numbers = self.numbers.reshape(-1, 2)
+        numbers = [self.metadata.ids[place] for place in range(len(first))]
+        self.numbers = np.array(numbers, np.int64).reshape(-1, 2)
         self.kind = kind
         # A category tells the kinds that it is known for; another is told by its own name.
         self.other_kinds = pa.array(
@@ -127,17 +126,12 @@ class _Events:
             pa.string(),
         )
         self._heads(kind, kinds)
-        self.names = pa.array([quote(one or "") for one in self._texts("name")])
+        self.name_code, texts = codes(spans.column("name"))
+        self.names = pa.array([quote(text or "") for text in texts])
         longest = pc.max(pc.binary_length(self.names)).as_py() or 1
         self.rows_at_once = max(1, min(_ROWS, _BYTES // longest))
         self._flows(*edges)
         self.count = len(trace) + 2 * self.edges + len(self.metadata.lines)
-
-    def _texts(self, column: str) -> list[str | None]:
-        """Return the values of a column by code."""
-        code, values = codes(self.trace.spans.column(column))
-        setattr(self, f"{column}_code", code)
-        return values
 
     def _counters(self, kind: Array, kinds: Sequence[object]) -> tuple[Array, Array]:
         """Return which rows are samples of a counter, and which of one without a number.
@@ -257,7 +251,7 @@ class _Events:
         lasts = pc.if_else(pa.array(has_end), _joined(',"dur":', *_micros(duration)), "")
         return _joined(
             self.heads.take(pa.array(self.head_code[rows])),
-            self.names.take(pa.array(self.name_code[rows])),  # type: ignore[attr-defined]
+            self.names.take(pa.array(self.name_code[rows])),
             ',"ts":',
             *_micros(self.starts[rows]),
             lasts,
@@ -277,8 +271,12 @@ class _Events:
                 continue
             values = column.take(index).combine_chunks()
             if name == "stream":
-                pieces += self._streams(rows, values)
-                continue
+                # HolisticTraceAnalysis takes every event with a `stream` for the GPU's: the
+                # stream that a call named has another name.
+                ran = pa.array(self.on_device[rows])
+                called = pc.if_else(ran, None, values)
+                pieces.append(_argument("target_stream", called, self.base_ns))
+                values = pc.if_else(ran, values, None)
             if name in _NUMBERED:
                 own = pa.array(self.numbers[self.place[rows], _NUMBERED[name]])
                 values = pc.if_else(pc.equal(values, own), None, values)
@@ -290,17 +288,6 @@ class _Events:
             return text
         counted = _joined('"value":', _number(self.values.take(index)))
         return pc.if_else(pa.array(counter), counted, text)
-
-    def _streams(self, rows: Array, values: pa.Array) -> list[pa.StringArray]:
-        """Return the streams that work ran on and, by another name, those that calls named.
-
-        HolisticTraceAnalysis takes every event with a ``stream`` for the GPU's.
-        """
-        ran = pa.array(self.on_device[rows])
-        return [
-            _argument("stream", pc.if_else(ran, values, None), self.base_ns),
-            _argument("target_stream", pc.if_else(ran, None, values), self.base_ns),
-        ]
 
     def _arrows(self, which: slice) -> pa.StringArray:
         edge = pa.array(self.flow_edge[which])
@@ -322,9 +309,8 @@ class _Names:
     """Numbers of processes and threads for tracks, and the events that name them."""
 
     def __init__(self, trace: Trace, places: list[tuple[TrackKey, int]]) -> None:
-        self._used = {one.process for one, _ in places} | {one.thread for one, _ in places}
-        self._used |= {one.stream for one, _ in places}
-        self._next = 1
+        used = {n for track, _ in places for n in (track.process, track.thread, track.stream)}
+        free = (number for number in itertools.count(1) if number not in used)
         self.lines: list[str] = []
         self.ids: dict[int, tuple[int, int]] = {}
         processes: dict[tuple[bool, Hashable], int] = {}
@@ -337,7 +323,7 @@ class _Names:
             key = (track.is_device, owner if track.is_device else track.process)
             if key not in processes:
                 pid = track.process if not track.is_device else None
-                processes[key] = pid if _fits(pid) else self._number()
+                processes[key] = pid if _fits(pid) else next(free)
                 self._tell("process_name", processes[key], 0, name=owner)
                 if trace.metadata.incomplete:
                     self._tell("process_labels", processes[key], 0,
@@ -347,19 +333,12 @@ class _Names:
             pid = processes[key]
             tid = {Group.STREAM: track.stream, Group.THREAD: track.thread}.get(track.group)
             if lane or not _fits(tid) or (pid, tid) in taken:
-                tid = self._number()
+                tid = next(free)
             taken.add((pid, tid))
             self.ids[number] = (pid, tid)
             self._tell("thread_name", pid, tid, name=f"{row} ({lane + 1})" if lane else row)
         if not places:
-            self._tell("process_name", self._number(), 0, name="nothing was recorded")
-
-    def _number(self) -> int:
-        """Return a number that nothing has."""
-        while self._next in self._used:
-            self._next += 1
-        self._next += 1
-        return self._next - 1
+            self._tell("process_name", next(free), 0, name="nothing was recorded")
 
     def _tell(self, what: str, pid: int, tid: int, **facts: str | int) -> None:
         event = {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": facts}

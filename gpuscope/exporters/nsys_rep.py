@@ -27,7 +27,7 @@ from gpuscope import _nsys
 from gpuscope._types import Array
 from gpuscope.errors import ExportError, MissingDependency
 from gpuscope.exporters.progress import Step, silent
-from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested
+from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested, times
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import TrackKey
@@ -39,6 +39,7 @@ DOMAIN = "gpuscope"
 _Writing: TypeAlias = Any
 """A session, stream or domain of nsys's writer, which has no types."""
 _ROWS = 10_000
+_INSTANTS = ("mark", "event", "counter")
 
 
 def write(trace: Trace, path: Path, step: Step = silent) -> None:
@@ -72,12 +73,10 @@ def merge(trace: Trace, report: Path, path: Path, step: Step = silent) -> None:
 
 def _write(trace: Trace, path: Path, step: Step, merge_into: Path | None) -> None:
     writer = _writer()
-    options: dict[str, object] = {}
+    options = {"time_base": writer.TimeBase.UTC}
     base_ns = 0
-    if trace.metadata.time_base == "unix":
-        options["time_base"] = writer.TimeBase.UTC
-    else:
-        options["time_base"] = writer.TimeBase.RELATIVE
+    if trace.metadata.time_base != "unix":
+        options = {"time_base": writer.TimeBase.RELATIVE}
         base_ns = int(trace.array("start_ns").min()) if len(trace) else 0
     if merge_into is not None:
         options["report_merge"] = str(merge_into)
@@ -136,15 +135,12 @@ def _send(session: _Writing, trace: Trace, base_ns: int, step: Step) -> int:
     A mark at the first row says what of the trace is missing.
     """
     spans = trace.spans
-    starts = trace.array("start_ns") - base_ns
-    unknown = np.asarray(spans.column("end_ns").is_null(), dtype=bool)
-    ends = np.where(unknown, OPEN, trace.array("end_ns", fill=0) - base_ns)
+    starts, ends = times(trace, base_ns)
     kind, kinds = codes(spans.column("kind"))
-    instant = np.isin(kind, [kinds.index(one) for one in ("mark", "event", "counter")
-                             if one in kinds]) & unknown  # fmt: skip
+    instant = np.array([one in _INSTANTS for one in kinds])[kind] & (ends == OPEN)
     found, track = LAYOUT.of(trace)
     order, lane = nested(track, starts, np.where(instant, starts, ends))
-    is_nvtx = np.isin(kind, [kinds.index(one) for one in ("range", "mark") if one in kinds])
+    is_nvtx = np.array([one in ("range", "mark") for one in kinds])[kind]
     domain, domains = codes(spans.column("domain"))
     which = np.where(is_nvtx, domain, -1) + 1
     first, place = combined(track, lane, which)
@@ -199,7 +195,7 @@ def _send_rows(
             "color": color,
             "category": None if label is None else _text(label),
         }
-        if end == OPEN and kind in ("mark", "event", "counter"):
+        if end == OPEN and kind in _INSTANTS:
             stream.write_mark(start, **facts)
         elif end == OPEN:
             stream.write_start(start, range_id=number + 1, **facts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope._types import Array
+from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, Layout, TrackKey
 
@@ -51,6 +52,12 @@ def names(track: TrackKey, trace: Trace) -> tuple[str, str]:
         count = facts.partition(track.partition).sm_count
         owner += f" · {track.partition}" + (f" ({count} SMs)" if count is not None else "")
     return owner, trace.stream_name(track.stream)
+
+
+def times(trace: Trace, base_ns: int) -> tuple[Array, Array]:
+    """Return starts and ends from a base, ``OPEN`` where the end is unknown."""
+    ends = trace.array("end_ns", fill=0) - base_ns
+    return trace.array("start_ns") - base_ns, np.where(is_open(trace), OPEN, ends)
 
 
 def nested(

@@ -81,10 +81,9 @@ def forget_plugins() -> None:
 
 
 def suffixes(way: str = "write") -> str:
-    """Return the suffixes of all formats that can be written, or read, as a list for messages."""
-    return ", ".join(
-        suffix for known in known_formats() if way in known.ways for suffix in known.suffixes
-    )
+    """Return the suffixes of all formats that have ``write`` or another way, for messages."""
+    able = (known for known in known_formats() if getattr(known, way) is not None)
+    return ", ".join(suffix for known in able for suffix in known.suffixes)
 
 
 def of_suffix(name: str) -> Format | None:

@@ -11,21 +11,14 @@ from gpuscope._checks import door
 from gpuscope._files import replacing
 from gpuscope.errors import ExportError
 from gpuscope.exporters.progress import Step, steps
+from gpuscope.formats import registry
 from gpuscope.formats.format import Format
 from gpuscope.formats.privacy import public, public_run
-from gpuscope.formats.registry import (
-    known_formats,
-    naming,
-    of_suffix,
-    suffixes,
-    with_problems,
-    with_table,
-)
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
 
-@with_table
+@registry.with_table
 @door(path=(str, Path), merge_into=(str, Path, None))
 def export(
     trace: Trace | Run,
@@ -89,13 +82,13 @@ def export(
     'run.json'
     """
     target = Path(path)
-    chosen = of_suffix(target.name)
+    chosen = registry.of_suffix(target.name)
     if chosen is None or chosen.write is None:
         only = "" if chosen is None else f" that can be written ({chosen.label} is only read)"
         raise ExportError(
-            with_problems(
+            registry.with_problems(
                 f"{target.name!r} does not say which format{only} it is to have: end its name in "
-                + suffixes("write")
+                + registry.suffixes("write")
             )
         )
     report = None if merge_into is None else _report(chosen, target, Path(merge_into))
@@ -113,7 +106,7 @@ def export(
             write = partial(chosen.merge, single, report)
     step = steps(rows, progress, cancel)
     step(0)
-    with replacing(target) as temporary, naming(chosen):
+    with replacing(target) as temporary, registry.naming(chosen):
         write(temporary, step)
     return target
 
@@ -121,7 +114,7 @@ def export(
 def _report(chosen: Format, target: Path, report: Path) -> Path:
     """Return the file to merge into, if it is there and the format can."""
     if chosen.merge is None:
-        able = ", ".join(s for known in known_formats() if known.merge for s in known.suffixes)
+        able = registry.suffixes("merge")
         raise ExportError(f"only a {able} can be merged into a report, not {target.name!r}")
     if not report.is_file():
         raise ExportError(f"there is no report {report.name!r} to merge into: check the path")

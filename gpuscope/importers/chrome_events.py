@@ -7,6 +7,7 @@ import io
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TypeAlias
@@ -245,25 +246,19 @@ def numbers(values: Sequence[Hashable]) -> tuple[Array, dict[int, str]]:
     Some writers name them instead: a name, or a negative number, gets a number, and both are
     returned.
     """
-    column = pa.array([], pa.int64())
-    names: dict[int, str] = {}
-    try:
+    with suppress(pa.ArrowException, TypeError, OverflowError):
         column = pa.array(values, pa.int64())
-    except (pa.ArrowException, TypeError, OverflowError):
-        column = None
-    if column is None or (pc.min(column).as_py() or 0) < 0:
-        found: dict[Hashable, int | None] = {}
-        names = {}
-        for value in values:
-            if value not in found:
-                number = _whole(value)
-                number = None if number is None or number < 0 else number
-                if number is None and value is not None:
-                    number = _NAMED + len(names)
-                    names[number] = str(value)
-                found[value] = number
-        column = pa.array([found[value] for value in values], pa.int64())
-    return np.asarray(column.fill_null(NONE)), names
+        if (pc.min(column).as_py() or 0) >= 0:
+            return np.asarray(column.fill_null(NONE)), {}
+    names: dict[int, str] = {}
+    known: dict[Hashable, int] = {None: NONE}
+    for value in dict.fromkeys(values):
+        number = _whole(value)
+        if value is not None and (number is None or number < 0):
+            number = _NAMED + len(names)
+            names[number] = str(value)
+        known[value] = NONE if number is None else number
+    return np.array([known[value] for value in values], np.int64), names
 
 
 _NAMED = 10_000_000
@@ -283,17 +278,12 @@ def texts(values: Sequence[object], absent: str) -> pa.DictionaryArray:
         column = pa.array(
             [None if one is None else schema.encodable(str(one)) for one in values], pa.string()
         )
-    if column.null_count:
-        column = column.fill_null(absent)
-    coded = column.dictionary_encode()
+    coded = column.fill_null(absent).dictionary_encode()
     del column
     distinct = coded.dictionary
     if (pc.max(pc.binary_length(distinct)).as_py() or 0) > LONGEST_TEXT:
         raise TraceFormatError(f"a name has more than {LONGEST_TEXT:,} bytes")
-    empty = pc.equal(distinct, "")
-    if not pc.any(empty).as_py():
-        return coded
-    named = pc.if_else(empty, absent, distinct)
+    named = pc.if_else(pc.equal(distinct, ""), absent, distinct)
     return pa.DictionaryArray.from_arrays(coded.indices, named)
 
 

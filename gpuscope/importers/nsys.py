@@ -206,13 +206,7 @@ def _own_table(capture: Capture, part: Part, own: TraceMetadata) -> pa.Table:
     if "copy_kind" in columns:  # Nsight's column cannot be empty
         kinds = columns["copy_kind"]
         columns["copy_kind"] = pc.if_else(pc.equal(kinds.cast(pa.string()), "unknown"), None, kinds)
-    there = capture.database.tables.get(part.table, ())
-    names = [
-        name
-        for name in there
-        if name in schema.SPAN_TYPES and name not in _THEIRS.get(part.table, ())
-    ]
-    ours = _own_columns(capture, part.table, names, part.at)
+    ours = _own_columns(capture, part.table, part.at)
     device = ours.get("device", columns.get("device"))
     if device is not None and not pa.types.is_null(device.type):
         uuids = {facts.index: facts.uuid for facts in own.devices.values()}
@@ -222,8 +216,7 @@ def _own_table(capture: Capture, part: Part, own: TraceMetadata) -> pa.Table:
 
 def _own_rest(capture: Capture) -> pa.Table:
     """Return the rows that Nsight has no table for."""
-    names = [one for one in capture.database.tables.get(_SPANS, ()) if one in schema.SPAN_TYPES]
-    columns = _own_columns(capture, _SPANS, names, None)
+    columns = _own_columns(capture, _SPANS, None)
     return arrow.table(columns, len(next(iter(columns.values()), [])))
 
 
@@ -234,11 +227,13 @@ def _own_edges(database: Database) -> pa.Table:
     return schema.table(columns, schema.EDGE_TYPES)
 
 
-def _own_columns(capture: Capture, name: str, wanted: list[str], at: Array | None) -> Columns:
+def _own_columns(capture: Capture, name: str, at: Array | None) -> Columns:
     """Return columns of a table that bear our names, of some rows or all."""
-    types = {one: schema.SPAN_TYPES[one] for one in wanted}
+    theirs = _THEIRS.get(name, ())
+    wanted = [one for one in capture.database.tables.get(name, ()) if one not in theirs]
+    types = {one: schema.SPAN_TYPES[one] for one in wanted if one in schema.SPAN_TYPES}
     whole = [one for one, kind in types.items() if pa.types.is_integer(kind)]
-    loose = [one for one in wanted if one not in whole]
+    loose = [one for one in types if one not in whole]
     found: Columns = {}
     for one, values in capture.database.integers(name, whole).items():
         missing = values == NONE
@@ -246,10 +241,9 @@ def _own_columns(capture: Capture, name: str, wanted: list[str], at: Array | Non
         chosen = slice(None) if at is None else at
         found[one] = arrow.nullable(moved[chosen], missing[chosen])
     rows = capture.database.rows(name, loose)
-    lists = list(zip(*rows, strict=True)) or [() for _ in loose]
-    for one, texts in zip(loose, lists, strict=True):
-        kept = texts if at is None else [texts[row] for row in np.asarray(at).tolist()]
-        column = pa.array(kept, pa.float64() if pa.types.is_floating(types[one]) else pa.string())
-        text = column.type == pa.string()
-        found[one] = column.dictionary_encode() if text else column
+    rows = rows if at is None else [rows[row] for row in np.asarray(at).tolist()]
+    for place, one in enumerate(loose):
+        is_number = pa.types.is_floating(types[one])
+        column = pa.array([row[place] for row in rows], pa.float64() if is_number else pa.string())
+        found[one] = column if is_number else column.dictionary_encode()
     return found

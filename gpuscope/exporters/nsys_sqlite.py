@@ -113,13 +113,10 @@ class _Tables:
         spans = self.trace.spans
         given = [name for name in schema.SPAN_TYPES if spans.column(name).null_count < len(spans)]
         found = {table: list(names) for table, names in nsys.EXTRA.items()}
+        told = {"context": self.contexts.context, "correlation": self.correlation}
+        other = [name for name, values in told.items() if (self.column(name) != values).any()]
         for table in (nsys.KERNEL, nsys.MEMCPY, nsys.MEMSET):
-            for name, told in (
-                ("context", self.contexts.context),
-                ("correlation", self.correlation),
-            ):
-                if (self.column(name) != told).any():
-                    found[table].append(name)
+            found[table] += other
         if self.ids.shortened:
             for names in found.values():
                 names += ["end_thread"]
@@ -154,7 +151,7 @@ class _Tables:
         return self._codes[name]
 
     def column(self, name: str, rows: Array | None = None) -> Array:
-        """Return a column of numbers, of all rows or some; ``of.NOTHING`` is null."""
+        """Return a column of numbers, of all rows or some; ``NOTHING`` is null."""
         return column(self.trace, name, rows)
 
     def number(self, name: str, known: tuple[str, ...], rows: Array) -> Array:
@@ -168,16 +165,6 @@ class _Tables:
         return {
             "start": self.starts[rows] - self.base_ns,
             "end": np.where(ends == NOTHING, NOTHING, ends - self.base_ns),
-        }
-
-    def place(self, rows: Array) -> dict[str, Array]:
-        """Return where work ran."""
-        return {
-            "deviceId": self.contexts.device[rows],
-            "contextId": self.contexts.context[rows],
-            "greenContextId": self.contexts.green[rows],
-            "streamId": self.column("stream", rows),
-            "correlationId": self.correlation[rows],
         }
 
     # -- tables of spans --------------------------------------------------------------
@@ -195,42 +182,41 @@ class _Tables:
         # An event that a thread recorded was a call; one without is nobody's but ours.
         is_event = np.array([kind == "event" for kind in kinds])[code]
         home[is_event & (self.column("thread") != NOTHING)] = tables.index(nsys.RUNTIME)
-        yield from nsys_values.listed(nsys.NVTX, nsys_values.names_of_ranges(trace, self.ids))
+        yield from nsys_values.chunks(nsys.NVTX, nsys_values.names_of_ranges(trace, self.ids))
         for number, (table, make) in enumerate(makers.items()):
             rows = np.flatnonzero(home == number)
             rows = rows[np.argsort(self.starts[rows], kind="stable")]
             for low in range(0, len(rows), _ROWS):
                 some = rows[low : low + _ROWS]
                 columns = {**make(some), **self.ours(table, some)}
-                known = {
-                    name: one for name, one in columns.items() if not nsys_values.is_empty(one)
-                }
-                yield (
-                    table,
-                    list(known),
-                    [nsys_values.values_of(one) for one in known.values()],
-                    len(some),
-                )
+                lists = {name: nsys_values.listed(column) for name, column in columns.items()}
+                known = {name: values for name, values in lists.items() if values is not None}
+                yield table, list(known), [*known.values()], len(some)
         yield from self._edges()
         latest = np.where(self.ends == NOTHING, self.starts, self.ends)
         last_ns = int(latest.max()) - self.base_ns if len(latest) else 0
         told = facts(trace, self.ids, self.contexts, self.strings, self.base_ns, last_ns)
         for table, lines in told.items():
-            yield from nsys_values.listed(table, lines)
+            yield from nsys_values.chunks(table, lines)
 
     def _edges(self) -> Iterator[nsys.Chunk]:
         edges = self.trace.edges
-        code, kinds = codes(edges.column("kind"))
-        texts = np.array(kinds, object)
         for low in range(0, edges.num_rows, _ROWS):
-            some = slice(low, low + _ROWS)
-            ends = [edges.column(name)[some].to_numpy().tolist() for name in ("from", "to")]
-            yield nsys.EDGES, list(schema.EDGE_TYPES), [*ends, texts[code[some]].tolist()], 0
+            columns = edges.slice(low, _ROWS).columns
+            lists = [column.to_numpy().tolist() for column in columns]
+            yield nsys.EDGES, list(schema.EDGE_TYPES), lists, 0
 
     def _work(self, rows: Array) -> dict[str, nsys.Column]:
-        columns = {**self.times(rows), **self.place(rows), "globalPid": self.ids.pid[rows] << 24}
-        columns["globalPid"] |= nsys.VM
-        return {**columns, "graphNodeId": self.column("graph_node", rows)}
+        return {
+            **self.times(rows),
+            "deviceId": self.contexts.device[rows],
+            "contextId": self.contexts.context[rows],
+            "greenContextId": self.contexts.green[rows],
+            "streamId": self.column("stream", rows),
+            "correlationId": self.correlation[rows],
+            "globalPid": nsys.VM | self.ids.pid[rows] << 24,
+            "graphNodeId": self.column("graph_node", rows),
+        }
 
     def _kernels(self, rows: Array) -> dict[str, nsys.Column]:
         code, configs = self.codes("launch_config")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from gpuscope._types import Array
 from gpuscope.exporters import nsys_schema as nsys
 from gpuscope.exporters.progress import version
 from gpuscope.trace import schema
+from gpuscope.trace.arrow import coded_array
 from gpuscope.trace.columns import codes, combined, rows_of
 from gpuscope.trace.metadata import StreamFacts
 from gpuscope.trace.model import Trace
@@ -23,6 +25,7 @@ NOTHING = np.iinfo(np.int64).min
 
 _BITS = 24
 _DEFAULT, _NON_BLOCKING, _NULL = 1, 2, 3
+_WORK = ("kernel", "memcpy", "memset", "host function", "block")
 CONFIG = (
     *(f"grid{axis}" for axis in "XYZ"), *(f"block{axis}" for axis in "XYZ"), "registersPerThread",
     "staticSharedMemory", "dynamicSharedMemory",
@@ -60,24 +63,19 @@ def payload(text: str | None) -> tuple[int | None, float | None, str | None]:
     return (None, value, None) if isinstance(value, float) else (None, None, text)
 
 
-def is_empty(column: nsys.Column) -> bool:
-    """Whether there is no value: null is what a row has anyway."""
-    return not isinstance(column, list) and bool((column == NOTHING).all())
-
-
-def values_of(column: nsys.Column) -> list[object]:
-    """Return a column as Python's numbers, ``None`` where there is none."""
+def listed(column: nsys.Column) -> list[object] | None:
+    """Return a column as Python's numbers, null as ``None``; ``None`` for one that is all null."""
     if isinstance(column, list):
         return column
     missing = column == NOTHING
-    if not missing.any():
-        return list(column.tolist())
+    if missing.all():
+        return None
     values = column.astype(object)
     values[missing] = None
     return list(values.tolist())
 
 
-def listed(table: str, lines: Sequence[nsys.Row]) -> Iterator[nsys.Chunk]:
+def chunks(table: str, lines: Sequence[nsys.Row]) -> Iterator[nsys.Chunk]:
     """Turn rows into columns."""
     if lines:
         names = list(dict.fromkeys(name for line in lines for name in line))
@@ -119,6 +117,11 @@ def column(trace: Trace, name: str, rows: Array | None = None) -> Array:
     if rows is not None:
         values = values.take(pa.array(rows))
     return np.asarray(values.cast(pa.int64()).fill_null(NOTHING).combine_chunks())
+
+
+def _distinct(*columns: Array) -> list[list[int]]:
+    """Return the distinct rows of columns of whole numbers, sorted."""
+    return sorted(coded_array(*columns)[1].tolist())
 
 
 class Ids:
@@ -182,14 +185,10 @@ class Ids:
         """Return serialised threads with their names."""
         names = self._trace.metadata.thread_names
         rows = np.flatnonzero(self._thread != NOTHING)
-        if not len(rows):
-            return []
-        given = column(self._trace, "thread")
-        first = rows[combined(*(np.unique(one[rows], return_inverse=True)[1]
-                                for one in (self._given, given)))[0]]  # fmt: skip
-        whole = self.thread(first).tolist()
-        known = [names.get(str(one)) for one in given[first].tolist()]
-        return [(number, name) for number, name in zip(whole, known, strict=True) if name]
+        threads = _distinct(
+            self._given[rows], column(self._trace, "thread", rows), self.thread(rows)
+        )
+        return [(whole, name) for _, given, whole in threads if (name := names.get(str(given)))]
 
 
 def _shortened(numbers: Array) -> dict[int, int]:
@@ -219,26 +218,22 @@ class Contexts:
         context = column(trace, "context")
         told = (context != NOTHING) & (context != self.green)
         self.context = np.where(told, context, NOTHING)
-        used = {*self.green.tolist()} if len(trace) < 1000 else {*np.unique(self.green).tolist()}
+        used = {*np.unique(self.green).tolist()}
+        unused = next(number for number in itertools.count(1) if number not in used)
         for one in np.unique(self.device).tolist():
             mine = self.device == one
             common = Counter(context[mine & told].tolist()).most_common(1)
-            primary = (
-                common[0][0] if common else next(n for n in range(1, 1 << 20) if n not in used)
-            )
-            self.context[mine & ~told] = primary
+            self.context[mine & ~told] = common[0][0] if common else unused
 
     def contexts(self, pid: Array) -> list[nsys.Row]:
         """Return the rows of ``TARGET_INFO_CUDA_CONTEXT_INFO``."""
-        rows = self._work()
-        if not len(rows):
-            return []
+        rows = rows_of(self._trace, *_WORK)
         found: dict[tuple[int, int, int], int] = {}
-        for row in self._first(rows, pid, self.context, self.green).tolist():
-            key = (int(pid[row]), int(self.device[row]))
-            found.setdefault((*key, int(self.context[row])), 0)
-            if self.green[row] != NOTHING:
-                found[(*key, int(self.green[row]))] = int(self.context[row])
+        columns = (self.device, pid, self.context, self.green)
+        for device, process, context, green in _distinct(*(values[rows] for values in columns)):
+            found.setdefault((process, device, context), 0)
+            if green != NOTHING:
+                found[process, device, green] = context
         return [
             {"nullStreamId": 0, "hwId": 0, "vmId": 1, "processId": process, "deviceId": device,
              "contextId": context, "parentContextId": parent, "isGreenContext": int(parent != 0)}
@@ -247,32 +242,19 @@ class Contexts:
 
     def streams(self, pid: Array) -> list[nsys.Row]:
         """Return the rows of ``TARGET_INFO_CUDA_STREAM``."""
-        stream = column(self._trace, "stream")
-        rows = self._work()
-        rows = rows[stream[rows] != NOTHING]
-        if not len(rows):
-            return []
+        rows = rows_of(self._trace, *_WORK)
+        columns = (self.device[rows], pid[rows], self.context[rows])
         lines: list[nsys.Row] = []
-        for row in self._first(rows, pid, self.context, stream).tolist():
-            facts = self._trace.metadata.stream(stream[row]) or StreamFacts("")
+        for _, process, context, stream in _distinct(*columns, column(self._trace, "stream", rows)):
+            if stream == NOTHING:
+                continue
+            facts = self._trace.metadata.stream(stream) or StreamFacts("")
             kind = _NULL if facts.legacy_default else _DEFAULT if facts.blocking else _NON_BLOCKING
             lines.append(
-                {"streamId": int(stream[row]), "hwId": 0, "vmId": 1, "processId": int(pid[row]),
-                 "contextId": int(self.context[row]), "priority": facts.priority or 0,
-                 "flag": kind}
+                {"streamId": stream, "hwId": 0, "vmId": 1, "processId": process,
+                 "contextId": context, "priority": facts.priority or 0, "flag": kind}
             )  # fmt: skip
         return lines
-
-    def _work(self) -> Array:
-        """Return the rows of work on a GPU."""
-        kind, kinds = codes(self._trace.spans.column("kind"))
-        wanted = ("kernel", "memcpy", "memset", "host function", "block")
-        return np.flatnonzero(np.array([one in wanted for one in kinds])[kind])
-
-    def _first(self, rows: Array, *parts: Array) -> Array:
-        """Return the first of ``rows`` with each combination of numbers and device."""
-        dense = [np.unique(one[rows], return_inverse=True)[1] for one in (self.device, *parts)]
-        return rows[combined(*dense)[0]]
 
 
 # -- tables beside those of spans ----------------------------------------------------------

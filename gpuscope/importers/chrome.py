@@ -162,9 +162,9 @@ def _payloads(spans: Spans, ranges: Array) -> pa.Array:
     ]
     kept = [text if 2 < len(text) <= raw.LONGEST_TEXT and text != b"null" else None
             for text in texts]  # fmt: skip
-    long = sum(len(text) > raw.LONGEST_TEXT for text in texts)
-    if long:
-        spans.left[f"arguments of more than {raw.LONGEST_TEXT:,} bytes"] = long
+    spans.left[f"arguments of more than {raw.LONGEST_TEXT:,} bytes"] = sum(
+        len(text) > raw.LONGEST_TEXT for text in texts
+    )
     if all(text is None for text in kept):
         return pa.nulls(len(kept))
     return pa.array(kept, pa.binary()).cast(pa.string()).dictionary_encode()
@@ -225,8 +225,8 @@ def _metadata(
     for key in top:
         if key not in taken:
             spans.left[f"{key[:40]!r} beside the events"] = 1
-    named = spans.left.most_common(_MOST_NAMED)
-    rest = sum(spans.left.values()) - sum(count for _, count in named)
+    named = (+spans.left).most_common(_MOST_NAMED)
+    rest = spans.left.total() - sum(count for _, count in named)
     notes = ["imported from a Chrome trace"]
     if not keep_private:
         notes.append(LEFT_OUT)

@@ -60,16 +60,16 @@ _EVENTS = msgspec.json.Decoder(list[Event])
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class _Known(msgspec.Struct, rename="camel", gc=False):
-    """What stands beside the events and is read."""
-
-    trace_events: msgspec.Raw = ABSENT
-    other_data: msgspec.Raw = ABSENT
-    base_time_nanoseconds: msgspec.Raw = ABSENT
-    device_properties: msgspec.Raw = ABSENT
-
-
-_KNOWN = msgspec.json.Decoder(_Known)
+_KNOWN = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "Known",
+        [
+            (name, msgspec.Raw, ABSENT)
+            for name in ("traceEvents", "otherData", "baseTimeNanoseconds", "deviceProperties")
+        ],
+    )
+)
+"""Reads what stands beside the events and is used."""
 REST = "(the rest)"
 """Stands for what else stands beside the events, where that is much."""
 
@@ -154,14 +154,12 @@ def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.
 
 def _beside(data: bytes) -> tuple[dict[str, msgspec.Raw], msgspec.Raw]:
     """Return what stands beside the events by name, and the events."""
-    known = _KNOWN.decode(data)
-    if len(data) - len(bytes(known.trace_events)) <= _BESIDE_BYTES:
+    top = msgspec.structs.asdict(_KNOWN.decode(data))
+    if len(data) - len(bytes(top["traceEvents"])) <= _BESIDE_BYTES:
         top = _OBJECT.decode(data)
-        return top, top.pop("traceEvents", ABSENT)
-    names = {field.encode_name: field.name for field in msgspec.structs.fields(_Known)}
-    top = {name: getattr(known, field) for name, field in names.items()}
-    events = top.pop("traceEvents")
-    return {name: raw for name, raw in top.items() if raw is not ABSENT} | {REST: ABSENT}, events
+    else:
+        top = {name: raw for name, raw in top.items() if raw is not ABSENT} | {REST: ABSENT}
+    return top, top.pop("traceEvents", ABSENT)
 
 
 def _width(data: bytes) -> int:

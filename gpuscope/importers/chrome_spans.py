@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -70,9 +69,7 @@ class Spans:
         self.thread, self.thread_names = raw.numbers([one.tid for one in events])
         self.ends = np.where(lasting, self.starts + lasts, 0)
         self.open = ~lasting
-        untimed = ~timed & ~self.of("M")
-        if untimed.any():
-            self.left["events without a readable time"] = int(untimed.sum())
+        self._leave("events without a readable time", ~timed & ~self.of("M"))
         category, categories = arrow.coded(pa.array([one.cat or "" for one in events], pa.string()))
         self.category, self.categories = category.astype(np.int64), categories
         self._describe(top)
@@ -113,7 +110,7 @@ class Spans:
     def _spans(self, timed: Array) -> Array:
         """Pair begins and ends, count what is not taken, and return the events that are spans."""
         events = self.events
-        derived = self.category == _position(self.categories, _DERIVED)
+        derived = np.array([name == _DERIVED for name in (*self.categories, "")])[self.category]
         stacked = np.flatnonzero(self.of("B", "E") & timed).tolist()
         crossing = np.flatnonzero(self.of("b", "e", "S", "F") & timed).tolist()
         for rows, begins, keys in (
@@ -123,30 +120,26 @@ class Spans:
             found, lost = raw.pairs(events, rows, keys, begins, self.starts)
             for begin, end in found.items():
                 self.ends[begin], self.open[begin] = self.starts[end], False
-            if lost:
-                self.left["ends of spans without a begin"] += lost
+            self.left["ends of spans without a begin"] += lost
         instant = self.of(*_INSTANTS)
         self.ends = np.where(instant, self.starts, self.ends)
         self.open &= ~instant
         late = ~self.open & (self.ends >= schema.LATEST_NS - self.base_ns)
-        if late.any():
-            self.left["ends later than any time"] = int(late.sum())
-            self.open |= late
+        self._leave("ends later than any time", late)
+        self.open |= late
         backwards = ~self.open & (self.ends < self.starts)
-        if backwards.any():
-            self.left["ends before their begin"] = int(backwards.sum())
-            self.open |= backwards
+        self._leave("ends before their begin", backwards)
+        self.open |= backwards
         taken = (self.of("X", "B", "b", "S") | instant) & timed & ~derived
         used = taken | self.of("E", "e", "F", "M", "s", "t", "f", "C") | ~timed
         for number, count in Counter(self.phase[~used & ~derived].tolist()).items():
             self.left[f"events of phase {self.phases[number][:10]!r}"] += count
-        if (derived & timed).any():
-            self.left[f"events of category {_DERIVED}"] = int((derived & timed).sum())
+        self._leave(f"events of category {_DERIVED}", derived & timed)
         return np.flatnonzero(taken)
 
-
-def _position(values: Sequence[str], wanted: str) -> int:
-    return values.index(wanted) if wanted in values else NONE
+    def _leave(self, what: str, events: Array) -> None:
+        """Count events that are not taken."""
+        self.left[what] += int(events.sum())
 
 
 def fact(top: dict[str, msgspec.Raw], name: str) -> object:

@@ -47,7 +47,7 @@ def opened(path: Path, limits: Limits) -> Iterator[Database]:
         check_same_thread=True,
     )
     try:
-        connection.text_factory = _text
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
         for pragma in ("trusted_schema=OFF", "query_only=ON", "mmap_size=0", "temp_store=MEMORY"):
@@ -57,10 +57,6 @@ def opened(path: Path, limits: Limits) -> Iterator[Database]:
         yield Database(connection, path.stat().st_size, limits, plain)
     finally:
         connection.close()
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
 
 
 def _authorize(
@@ -96,7 +92,7 @@ class Database:
     def __init__(
         self, connection: sqlite3.Connection, nbytes: int, limits: Limits, plain: set[str]
     ) -> None:
-        self._connection = connection
+        self._execute = connection.execute
         self.limits = limits
         self._seconds = 3 + 2 * nbytes / 1e6
         self._until_s = time.monotonic() + self._seconds
@@ -117,9 +113,6 @@ class Database:
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._until_s
-
-    def _execute(self, sql: str) -> sqlite3.Cursor:
-        return self._connection.execute(sql)
 
     def _columns(self, table: str) -> dict[str, bool]:
         """Return the stored columns: one that is computed would run what the file says."""

@@ -569,11 +569,11 @@ class FakeGpu:
         name = "NVIDIA Fake"
         sm_count = 132
 
-    class backend:  # noqa: N801 - stands for an instance
-        class layout:  # noqa: N801 - stands for an instance
-            quanta = 15
-            quantum_sm_count = 8
+    class layout:  # noqa: N801 - stands for an instance
+        quanta = 15
+        quantum_sm_count = 8
 
+    class backend:  # noqa: N801 - stands for an instance
         current = contextlib.nullcontext
 
 

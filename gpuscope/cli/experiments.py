@@ -17,16 +17,8 @@ from gpuscope._files import make_folder, replacing
 from gpuscope._text import format_value
 from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import (
-    Json,
-    app,
-    complain,
-    progress_bar,
-    say,
-    say_json,
-    say_written,
-    show_table,
-)
+from gpuscope.cli import app as terminal
+from gpuscope.cli.app import Json, app
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import GpuscopeError
@@ -89,7 +81,7 @@ def _tell(
     """Print a run or, where there are any, the errors of its prediction."""
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
-        say_json(facts if errors is None else {**facts, "errors": errors.rows()})
+        terminal.say_json(facts if errors is None else {**facts, "errors": errors.rows()})
     elif errors is None:
         _show(result, written)
     else:
@@ -108,11 +100,11 @@ def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: 
     if as_json:
         spans = None if trace is None else len(trace)
         files = [str(path) for path in written]
-        say_json({"experiment": experiment.name, "spans": spans, "files": files})
+        terminal.say_json({"experiment": experiment.name, "spans": spans, "files": files})
         return
     if trace is not None:
-        say(repr(trace))
-    say_written(written)
+        terminal.say(repr(trace))
+    terminal.say_written(written)
 
 
 @app.command("kinds")
@@ -127,11 +119,13 @@ def kinds_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
         facts[name] = {"what": what, "fields": [asdict(field) for field in fields]}
         rows.append((spec.kind_spelling(), ", ".join(field.text for field in fields), what))
     if as_json:
-        say_json(facts)
+        terminal.say_json(facts)
     else:
-        show_table("kinds of workloads", ("kind", "fields", "what"), rows, unbroken=("kind",))
+        terminal.show_table(
+            "kinds of workloads", ("kind", "fields", "what"), rows, unbroken=("kind",)
+        )
     for words in broken_kinds():
-        complain(words)
+        terminal.complain(words)
 
 
 @app.command("predict")
@@ -196,13 +190,13 @@ def _show_errors(errors: PredictionResult, written: list[Path]) -> None:
         for row in errors.times
     ]
     title = "predicted and measured kernel time of a call, median"
-    show_table(title, titles, rows, unbroken=("of",))
-    say(errors.note)
-    say_written(written)
+    terminal.show_table(title, titles, rows, unbroken=("of",))
+    terminal.say(errors.note)
+    terminal.say_written(written)
 
 
 def _run_with_bar(experiment: Experiment, target: Device) -> Run:
-    with progress_bar(TimeRemainingColumn()) as bar:
+    with terminal.progress_bar(TimeRemainingColumn()) as bar:
         task = bar.add_task(experiment.name)
 
         def view(progress: RunProgress) -> None:
@@ -275,21 +269,21 @@ _SHOWN = {
 def _show(result: Run, written: list[Path]) -> None:
     rows = result.comparison.to_pylist()
     cells = ([row[name] for name in _SHOWN] for row in rows)
-    show_table(
+    terminal.show_table(
         "what each workload got, by setting", _SHOWN.values(), cells,
         unbroken=("setting", "workload"),
     )  # fmt: skip
     for setting, row in {row["setting"]: row for row in rows}.items():
         overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
-        say(f"{setting}: overlap {overlap}, gain {gain}")
+        terminal.say(f"{setting}: overlap {overlap}, gain {gain}")
         for name, facts in result[setting].metadata.partitions.items():
             if facts.asked != facts.sm_count:
                 granted = f"asked for {facts.asked}, was granted {facts.sm_count} SMs"
-                say(f"{setting}: partition {name} {granted}")
-    say("of alone: the rate over the rate alone on the whole GPU")
-    say(next(iter(result.values())).origin)
+                terminal.say(f"{setting}: partition {name} {granted}")
+    terminal.say("of alone: the rate over the rate alone on the whole GPU")
+    terminal.say(next(iter(result.values())).origin)
     if missing := incomplete(result):
-        say(missing)
+        terminal.say(missing)
     if result.stopped:
-        say("stopped early: this is what was recorded until then")
-    say_written(written)
+        terminal.say("stopped early: this is what was recorded until then")
+    terminal.say_written(written)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -36,8 +37,7 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
     Example: gpuscope devices --json
     """
     devices: list[dict[str, object]] = []
-    index = 0
-    while True:
+    for index in itertools.count():
         try:
             device = open_device(f"cuda:{index}", quiet=True)
         except GpuscopeError as error:
@@ -45,7 +45,6 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
                 devices.append({"device": "cuda:0", "available": False, "what": why_not(error)})
             break
         devices.append(_facts(device))
-        index += 1
     devices.append(_facts(open_device("sim:h200", quiet=True)))
     if as_json:
         say_json(devices)

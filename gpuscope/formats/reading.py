@@ -9,9 +9,9 @@ from pathlib import Path
 from gpuscope._checks import door
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.formats.format import Format
-from gpuscope.formats.privacy import public
 from gpuscope.formats.registry import known_formats, of_suffix, with_problems, with_table
 from gpuscope.importers.limits import Limits, reading
+from gpuscope.importers.private import public
 from gpuscope.trace.model import Trace
 
 _LONGEST_HEAD = 4096

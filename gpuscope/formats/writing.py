@@ -13,7 +13,7 @@ from gpuscope.errors import ExportError
 from gpuscope.exporters.progress import Step, steps
 from gpuscope.formats import registry
 from gpuscope.formats.format import Format
-from gpuscope.formats.privacy import public, public_run
+from gpuscope.importers.private import public, public_run
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 

@@ -27,7 +27,7 @@ import gpuscope as gs
 from gpuscope import report
 from gpuscope.exporters import chrome, nsys_sqlite, nsys_values, simple
 from gpuscope.exporters.tracks import OPEN, nested
-from gpuscope.formats.privacy import public
+from gpuscope.importers.private import public
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from gpuscope._optional import needed_for
 
 
-def public(room: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a room's ``__getattr__``.
+def public(
+    room: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return a room's ``__getattr__`` and ``__dir__``.
 
     Parameters
     ----------
@@ -29,4 +31,7 @@ def public(room: str, homes: Mapping[str, str]) -> Callable[[str], object]:
         setattr(sys.modules[room], name, value)
         return value
 
-    return resolve
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[room]), *homes})
+
+    return resolve, names

@@ -25,4 +25,4 @@ _HOMES = {
     "table": "gpuscope.formats.registry",
 }
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__ = public(__name__, _HOMES)
+__getattr__, __dir__ = public(__name__, _HOMES)

@@ -11,14 +11,14 @@ from gpuscope.learn.answers import Order as Order
 from gpuscope.learn.answers import Value as Value
 from gpuscope.learn.cases import CAUSES as CAUSES
 from gpuscope.learn.cases import Case as Case
+from gpuscope.learn.cases import address as address
 from gpuscope.learn.cases import case as case
+from gpuscope.learn.cases import spin_kernel as spin_kernel
 from gpuscope.learn.lesson import Lesson as Lesson
 from gpuscope.learn.outcome import Feedback as Feedback
 from gpuscope.learn.outcome import Outcome as Outcome
 from gpuscope.learn.outcome import Result as Result
 from gpuscope.learn.outcome import find as find
-from gpuscope.learn.parts import address as address
-from gpuscope.learn.parts import spin_kernel as spin_kernel
 from gpuscope.learn.question import Question as Question
 from gpuscope.learn.recorded import label as label
 from gpuscope.learn.recorded import observe as observe

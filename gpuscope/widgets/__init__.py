@@ -21,8 +21,4 @@ _HOMES = {
     "WorkloadTable": "gpuscope.widgets.tables",
 }
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
-__getattr__ = public(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = public(__name__, _HOMES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 
 from gpuscope.device.carve import REMAINDER, CarvePlan
 from gpuscope.figures.text import clean
@@ -18,7 +17,7 @@ def gpuscope_code(experiment: Experiment, key: str) -> str:
     """Return Python that runs an experiment on the device of that name, and judges it."""
     described = experiment.model_dump(mode="json", exclude_defaults=True)
     described["workloads"] = {  # what it is comes first
-        name: {"kind": one["kind"], **one} for name, one in described["workloads"].items()
+        name: {"kind": spec["kind"], **spec} for name, spec in described["workloads"].items()
     }
     fields = "".join(f"    {name}={_python(value, 4)},\n" for name, value in described.items())
     carved = any(setting.partitions for setting in experiment.resolve())
@@ -131,10 +130,11 @@ def cpp_code(experiment: Experiment, plan: CarvePlan | None, index: int) -> str:
             "",
         ]
         for number, part in enumerate(plan.partitions):
+            items = ", ".join(_items(part.parts))
             contexts[part.name] = f"context_{number}"
             lines += [
                 f"// {_quoted(part.name)}: {part.sm_count} SMs",
-                f"CUgreenCtx context_{number} = make_context(device, {_cpp_list(part.parts)});",
+                f"CUgreenCtx context_{number} = make_context(device, {{{items}}});",
             ]
         lines.append("")
     made = experiment.resolve()[-1].streams
@@ -184,17 +184,22 @@ def _python(value: object, indent: int) -> str:
     if not isinstance(value, dict) or indent + len(text) < _WIDTH - 20:
         return text
     pad = " " * (indent + 4)
-    inside = "".join(f"{pad}{key!r}: {_python(one, indent + 4)},\n" for key, one in value.items())
+    inside = "".join(f"{pad}{key!r}: {_python(item, indent + 4)},\n" for key, item in value.items())
     return f"{{\n{inside}{' ' * indent}}}"
+
+
+def _items(parts: tuple[int, ...]) -> list[str]:
+    numbers = sorted(part for part in parts if part != REMAINDER)
+    rest = ["remainder"] if REMAINDER in parts else []
+    return [*(f"quanta[{number}]" for number in numbers), *rest]
 
 
 def _python_list(parts: tuple[int, ...]) -> str:
     numbers = sorted(part for part in parts if part != REMAINDER)
-    rest = ["remainder"] if REMAINDER in parts else []
-    if len(numbers) > 1 and all(after == before + 1 for before, after in pairwise(numbers)):
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         whole = f"quanta[{numbers[0]}:{numbers[-1] + 1}]"
-        return f"[*{whole}, remainder]" if rest else f"list({whole})"
-    return f"[{', '.join([f'quanta[{number}]' for number in numbers] + rest)}]"
+        return f"[*{whole}, remainder]" if REMAINDER in parts else f"list({whole})"
+    return f"[{', '.join(_items(parts))}]"
 
 
 def _wrapped(line: str) -> str:
@@ -204,10 +209,3 @@ def _wrapped(line: str) -> str:
         line, _WIDTH, initial_indent="    ", subsequent_indent=" " * 8, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-
-
-def _cpp_list(parts: tuple[int, ...]) -> str:
-    numbers = sorted(part for part in parts if part != REMAINDER)
-    items = [f"quanta[{number}]" for number in numbers]
-    items += ["remainder"] if REMAINDER in parts else []
-    return f"{{{', '.join(items)}}}"

@@ -12,7 +12,7 @@ import traitlets
 
 from gpuscope._checks import require_kind
 from gpuscope.device.device import Device
-from gpuscope.device.partition import Partitions, sm_ranges
+from gpuscope.device.partition import Partition, Partitions, sm_ranges
 from gpuscope.device.select import open_device
 from gpuscope.device.sizes import REST, Sizes, named_sizes
 from gpuscope.errors import GpuscopeError, InvalidPartition
@@ -103,11 +103,10 @@ class PartitionCarver(Control):
         super().__init__(lock=lock)
         self.partitions: Partitions | None = None
         require_kind("device", device, Device, str, None)
-        self._device = device
+        self._device = "auto" if device is None else device
         self._ids = itertools.count(1)
         self._applied: dict[int, str] = {}
         self._renamed: dict[str, str] = {}
-        self._serial = 0
         self.set_sizes(SIZES if sizes is None else sizes)
         self.observe(self._asked, names="asking")
 
@@ -116,9 +115,7 @@ class PartitionCarver(Control):
         """The device that it carves, opened at first use."""
         with self.lock:
             if not isinstance(self._device, Device):
-                self._device = open_device(
-                    "auto" if self._device is None else self._device, quiet=True
-                )
+                self._device = open_device(self._device, quiet=True)
             return self._device
 
     # -- what Apply does; a dashboard has other ideas -----------------------------------
@@ -210,7 +207,8 @@ class PartitionCarver(Control):
             quantum = int(self.strip["quantum"])
             added = self._row(name or self._fresh_name(), quantum)
             used = {row["color"] for row in rows}
-            added["color"] = next((one for one in OKABE_ITO if one not in used), OKABE_ITO[0])
+            unused = (color for color in OKABE_ITO if color not in used)
+            added["color"] = next(unused, OKABE_ITO[0])
             active = [added["id"]]
             free = sum(g["sm_count"] for g in self.strip["groups"] if g["owner"] == 0)
             resting = any(row["asked"] == REST and (row["granted"] or 0) > quantum for row in rows)
@@ -304,11 +302,9 @@ class PartitionCarver(Control):
     # -- what the page sends ------------------------------------------------------------
     def _asked(self, change: Mapping[str, Any]) -> None:
         with self.lock:
-            said = change["new"]
-            counts = said.get("counts", {})
-            self._ask(
-                {int(key): value for key, value in counts.items()}, settle=bool(said.get("settle"))
-            )
+            asking = change["new"]
+            counts = {int(key): size for key, size in asking.get("counts", {}).items()}
+            self._ask(counts, settle=bool(asking.get("settle")))
 
     def _ask(self, counts: Mapping[int, Any], *, settle: bool) -> None:
         rows = [dict(row) for row in self.rows]
@@ -398,13 +394,8 @@ class PartitionCarver(Control):
 
     def _sm_ids(self, row: Mapping[str, Any]) -> str:
         """Return the SM ids that a probe saw behind a partition, if it was carved as it stands."""
-        live = self.partitions
-        name = self._applied.get(row["id"])
-        if (
-            live is None
-            or name is None
-            or name not in live
-            or live[name].sm_count != row["granted"]
-        ):
+        live: Mapping[str, Partition] = self.partitions or {}
+        carved = live.get(self._applied.get(row["id"], ""))
+        if carved is None or carved.sm_count != row["granted"]:
             return ""
-        return sm_ranges(live[name].sm_ids)
+        return sm_ranges(carved.sm_ids)

@@ -27,7 +27,7 @@ from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.form import TEMPLATE, Form
 from gpuscope.widgets.live import LatestWins
 from gpuscope.widgets.runbar import Estimate, RunBar, in_words
-from gpuscope.widgets.saved import SavedOutput, display, saved_page
+from gpuscope.widgets.saved import DisplayHandle, display, page_of, saved_page
 from gpuscope.widgets.timeline import Timeline
 
 PERIOD_S = 0.2
@@ -99,7 +99,8 @@ class Dashboard:
         self._closed = False
         self._watched: Recording | None = None
         self._picture = ""
-        self._output = SavedOutput()
+        self._kept: DisplayHandle | None = None  # its place in the notebook
+        self._kept_page = ""
         self._last: results.Summary | None = None
         self.run: Run | None = None
         self.timeline = Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS)
@@ -126,7 +127,8 @@ class Dashboard:
 
     def _ipython_display_(self) -> None:
         display(self.widget)
-        self._output.show(self._static(), f"gpuscope-{self.bar.uid}")
+        self._kept_page = self._static()
+        self._kept = display(page_of(self._kept_page), f"gpuscope-{self.bar.uid}")
 
     def _repr_mimebundle_(self, **options: object) -> object:
         return self.widget._repr_mimebundle_(**options)
@@ -401,8 +403,12 @@ class Dashboard:
 
     def _keep(self) -> None:
         """Update what the notebook shows without a kernel, where it is displayed."""
-        if self._output.is_shown and not self._closed:
-            self._output.update(self._static())
+        if self._kept is None or self._closed:
+            return
+        page = self._static()
+        if page != self._kept_page:
+            self._kept_page = page
+            self._kept.update(page_of(page))
 
 
 def _in_words(error: Exception) -> str:

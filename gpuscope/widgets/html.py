@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
 
-from gpuscope._text import format_value, safe, shown
+from gpuscope import _text
+from gpuscope._text import format_value, safe
 from gpuscope.figures.raster import png
 
 _MUTED = "color:var(--jp-ui-font-color2,#57606a)"
@@ -31,9 +32,8 @@ Row: TypeAlias = Mapping[str, Any]
 """A row of :data:`gpuscope.trace.run.Run.comparison`: texts, whole numbers, floats or nothing."""
 
 
-def text(value: object, limit: int | None = None) -> str:
-    """Return foreign text, harmless in HTML between tags."""
-    return shown(value, limit)
+text = _text.shown
+"""Returns foreign text, harmless in HTML between tags."""
 
 
 def note(words: str) -> str:
@@ -111,14 +111,14 @@ def _cells(row: Row, *, queued: bool) -> list[str]:
     for column in _COLUMNS:
         value = row[column]
         if column == "partition":
-            shown = text(value if value is not None else "whole GPU", 40)
+            words = text(value if value is not None else "whole GPU", 40)
         elif queued and column.startswith("latency"):
-            shown = "–"
+            words = "–"
         elif column.endswith("share_of_alone_on_whole_gpu") and value is not None:
-            shown = f"{100 * value:.1f} %"
+            words = f"{100 * value:.1f} %"
         else:
-            shown = format_value(value)
-        cells.append(shown)
+            words = format_value(value)
+        cells.append(words)
     return cells
 
 

@@ -73,7 +73,6 @@ class Summary:
 def summarise(run: Run) -> Summary:
     """Judge the last setting of a run."""
     setting, trace = list(run.traces.items())[-1]
-    rows = [row for row in run.comparison.to_pylist() if row["setting"] == setting]
     confinement, why = None, "Nothing was carved, so there is no partition to stay in."
     if trace.metadata.partitions:
         try:
@@ -82,7 +81,7 @@ def summarise(run: Run) -> Summary:
             why = f"Confinement cannot be judged: {error}"
     return Summary(
         experiment=run.experiment,
-        rows=tuple(rows),
+        rows=tuple(row for row in run.comparison.to_pylist() if row["setting"] == setting),
         confinement=confinement,
         unconfined=why,
         provenance=trace.provenance,
@@ -256,8 +255,8 @@ def _differences(now: Summary, before: Summary) -> str:
         lines.append(f"Before: {html.text(before.provenance)}.")
     if before.stopped or now.stopped:
         lines.append("One of the two was stopped early.")
-    columns = [("of", "left"), ("what", "left")]
-    columns += [(title, "right") for title in ("before", "now", "change")]
+    columns = [("of", "left"), ("what", "left"), ("before", "right"), ("now", "right")]
+    columns.append(("change", "right"))
     return (
         '<div class="gpuscope-differences"><b>Since the run before</b><br>'
         f"{'<br>'.join(lines)}{html.table(columns, _moved(now, before))}</div>"
@@ -290,34 +289,20 @@ def _moved(now: Summary, before: Summary) -> Iterator[tuple[str, str, str, str, 
     """Say of each number what it was, what it is, and how much that is."""
     pairs: list[tuple[str, str, float | None, float | None, int]] = []
     former = {row["workload"]: row for row in before.rows}
+    queued = {*now.background, *before.background}
     for row in now.rows:
-        was = former.get(row["workload"])
-        if was is None:
-            continue
-        queued = row["workload"] in now.background or row["workload"] in before.background
+        of = row["workload"]
         for column, (what, unit, better) in _MEASURES.items():
-            if not (queued and column.startswith("latency")):
-                pairs.append(
-                    (row["workload"], f"{what} ({unit})", was[column], row[column], better)
-                )
-    if now.rows and before.rows:
-        pairs += [
-            ("all", column, before.rows[0][column], now.rows[0][column], 0)
-            for column in ("overlap", "gain")
-        ]
+            if of in former and not (of in queued and column.startswith("latency")):
+                pairs.append((of, f"{what} ({unit})", former[of][column], row[column], better))
+    if before.rows:
+        first, last = before.rows[0], now.rows[0]
+        pairs += [("all", name, first[name], last[name], 0) for name in ("overlap", "gain")]
     if now.confinement is not None and before.confinement is not None:
-        kept = {
-            partition.partition: partition.fraction for partition in before.confinement.partitions
-        }
+        kept = {part.partition: part.fraction for part in before.confinement.partitions}
         pairs += [
-            (
-                partition.partition,
-                "confinement",
-                kept.get(partition.partition),
-                partition.fraction,
-                1,
-            )
-            for partition in now.confinement.partitions
+            (part.partition, "confinement", kept.get(part.partition), part.fraction, 1)
+            for part in now.confinement.partitions
         ]
     for of, what, was_value, is_value, better in pairs:
         if was_value is None or is_value is None:
@@ -336,6 +321,5 @@ def _judged(share: float | None, better: int) -> str:
         return "the same"
     if abs(share) < _SAME:
         return f"{share:+.1%}"
-    good = better and (share > 0) == (better > 0)
-    word = "" if not better else (" better" if good else " worse")
+    word = "" if not better else " better" if share * better > 0 else " worse"
     return f"{share:+.1%}{word}"

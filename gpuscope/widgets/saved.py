@@ -27,34 +27,15 @@ class DisplayHandle(Protocol):
         """Show something else there."""
 
 
+def page_of(html: str) -> object:
+    """Return HTML as IPython displays it."""
+    return _notebook.HTML(html)
+
+
 def display(shown: object, name: str | None = None) -> DisplayHandle | None:
     """Show something where the output of the cell is; return its place if it has a name."""
     handle: DisplayHandle | None = _notebook.display(shown, display_id=name)
     return handle
-
-
-class SavedOutput:
-    """HTML that stays in the notebook, below a widget."""
-
-    def __init__(self) -> None:
-        self._handle: DisplayHandle | None = None
-        self._page = ""
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether it is displayed anywhere."""
-        return self._handle is not None
-
-    def show(self, page: str, name: str) -> None:
-        """Display it where the output of the cell is."""
-        self._page = page
-        self._handle = display(_notebook.HTML(page), name)
-
-    def update(self, page: str) -> None:
-        """Replace it where it is displayed."""
-        if self._handle is not None and page != self._page:
-            self._page = page
-            self._handle.update(_notebook.HTML(page))
 
 
 def saved_page(uid: str, experiment: str, device: str, results: str, *, simulated: bool) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
-from gpuscope.record.rows import Batch, block_row, work_row
+from gpuscope.record.rows import Batch, block_row, partition_name, work_row
 from gpuscope.trace import arrow, schema
 
 _SOURCE = r"""
@@ -87,8 +87,6 @@ def _rows(calls: list[Call], device: Device, clock: ClockFit) -> Batch:
     correlations = np.array([call.correlation for call in calls], np.int64)
     places = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
     streams = np.array([call.stream.id if call.stream is not None else -1 for call in calls])
-    homes = [call.stream.partition if call.stream is not None else None for call in calls]
-    meant = [call.intended.partition if call.intended is not None else None for call in calls]
     columns = {
         "id": block_row(correlations[of_call], places),
         "parent": work_row(correlations)[of_call],
@@ -98,8 +96,8 @@ def _rows(calls: list[Call], device: Device, clock: ClockFit) -> Batch:
         "end_ns": clock.to_unix(every[:, 1]),
         "device": np.full(count, device.info.index, np.int16),
         "device_uuid": arrow.constant(device.info.uuid, count),
-        "partition": text([home.name if home is not None else None for home in homes]),
-        "intended_partition": text([home.name if home is not None else None for home in meant]),
+        "partition": text([partition_name(call.stream) for call in calls]),
+        "intended_partition": text([partition_name(call.intended) for call in calls]),
         "stream": streams[of_call],
         "sm": every[:, 2].astype(np.int16),
         "category": text([call.workload for call in calls]),

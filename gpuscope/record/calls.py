@@ -14,7 +14,17 @@ from gpuscope.record.blocks import BlockSource
 from gpuscope.record.facts import partition_facts, stream_facts
 from gpuscope.record.order import Order
 from gpuscope.record.ranges import RangeLog
-from gpuscope.record.rows import Row, Rows, call_row, keep, move, together, work_columns, work_row
+from gpuscope.record.rows import (
+    Row,
+    Rows,
+    call_row,
+    keep,
+    move,
+    shared_columns,
+    together,
+    work_columns,
+    work_row,
+)
 from gpuscope.record.source import Source
 from gpuscope.trace.metadata import PartitionFacts, StreamFacts
 
@@ -207,24 +217,16 @@ class CallLog:
         rows.spans.append(self._columns(call, parent))
 
     def _columns(self, call: Call, parent: int | None) -> Row:
-        stream, intended = call.stream, call.intended
-        partition = stream.partition if stream is not None else None
-        meant = intended.partition if intended is not None else None
         device = self._devices[call.device_key]
         return {
+            **shared_columns(call, device),
             "id": call_row(call.correlation),
             "parent": parent,
             "kind": _KINDS.get(call.kind, "api"),
-            "name": call.name,
             "start_ns": call.start_ns,
             "end_ns": call.end_ns,
             "process": self._process,
             "thread": call.thread,
-            "device": device.index,
-            "device_uuid": device.uuid,
-            "partition": partition.name if partition is not None else None,
-            "intended_partition": meant.name if meant is not None else None,
-            "stream": stream.id if stream is not None else None,
             # In a trace from CUPTI, correlation is CUPTI's number, and ours is outside it.
             "correlation": None if self._theirs else call.correlation,
             "external_correlation": call.correlation if self._theirs else None,

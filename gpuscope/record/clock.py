@@ -207,20 +207,6 @@ class ClockWatch:
         return step_notes(self._readings)
 
 
-@dataclass(frozen=True)
-class Anchor:
-    """An event whose time on the host clock is known.
-
-    Attributes
-    ----------
-    unix_ns
-        When the device reached it.
-    """
-
-    event: Event
-    unix_ns: int
-
-
 class EventClock:
     """Converts event times of one device into host-clock ns.
 
@@ -232,10 +218,9 @@ class EventClock:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._raw, self._handle = device.backend.make_stream(None, 0)
-        self.residual_ns = 0
         event, middle, self.residual_ns = self._bracket()
-        self._anchors = [Anchor(event, middle)]
-        self._first_offset_ns = middle
+        self._anchors = [(event, middle)]
+        """Events, and when by the host's clock the device reached them."""
 
     def _bracket(self) -> tuple[Event, int, int]:
         """Record an event and return it, the middle of its host bracket, and half of that."""
@@ -255,34 +240,30 @@ class EventClock:
 
     def keep_fresh(self, now_ns: int) -> None:
         """Add an anchor if the latest one is old."""
-        last = self._anchors[-1]
-        if now_ns - last.unix_ns < REANCHOR_NS:
+        last, last_ns = self._anchors[-1]
+        if now_ns - last_ns < REANCHOR_NS:
             return
         backend = self._device.backend
         event = Event(self._device)
         backend.record(event.raw, self._raw, 0)
         backend.sync_event(event.raw)
-        elapsed = backend.elapsed_ns(last.event.raw, event.raw)
-        self._anchors.append(Anchor(event, last.unix_ns + elapsed))
+        self._anchors.append((event, last_ns + backend.elapsed_ns(last.raw, event.raw)))
 
     def unix_ns(self, event: Event, near_ns: int) -> int:
         """Return when ``event`` was reached; ``near_ns`` picks the nearest anchor before it."""
-        anchor = self._anchors[0]
-        for candidate in reversed(self._anchors):
-            if candidate.unix_ns <= near_ns:
-                anchor = candidate
-                break
-        return anchor.unix_ns + self._device.backend.elapsed_ns(anchor.event.raw, event.raw)
+        before = (anchor for anchor in reversed(self._anchors) if anchor[1] <= near_ns)
+        anchor, anchor_ns = next(before, self._anchors[0])
+        return anchor_ns + self._device.backend.elapsed_ns(anchor.raw, event.raw)
 
     def close(self) -> dict[str, float]:
         """Release the stream and return offset, drift and residual for the metadata."""
         event, middle, half = self._bracket()
         seen = self.unix_ns(event, middle)
-        span = middle - self._first_offset_ns
+        first_ns = self._anchors[0][1]
         self._device.backend.close_stream(self._raw, self._handle)
         return {
-            "offset_ns": float(self._first_offset_ns),
+            "offset_ns": float(first_ns),
             "residual_ns": float(max(self.residual_ns, half)),
             "drift_ns": float(middle - seen),
-            "over_ns": float(span),
+            "over_ns": float(middle - first_ns),
         }

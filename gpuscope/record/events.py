@@ -40,10 +40,6 @@ CLOSING_NS = 4_000
 _FAR = np.iinfo(np.int64).max
 
 
-def _stream_of(call: Call) -> Hashable:
-    return call.stream.id if call.stream is not None else None
-
-
 def _kind_of(call: Call, place: int) -> Hashable:
     """Return what work is told by that takes equally long in places of one size, or ``None``.
 
@@ -64,6 +60,11 @@ class _Bracket:
     launching_ns: int = 0
     launched_ns: int = 0
     recorded_ns: int = 0
+
+    def seen(self, opened: int, closed: int, key: Hashable) -> Bracketed:
+        stream = self.call.stream.id if self.call.stream is not None else None
+        times = (self.launching_ns, self.launched_ns, self.recorded_ns)
+        return Bracketed(opened, closed, *times, key, stream)
 
 
 @dataclass(frozen=True)
@@ -281,18 +282,12 @@ class EventSource(DeviceSource):
             done.append((bracket.call, self._read(bracket)))
             self._read_out.append(bracket)
         self._waiting = still
-        running = [
-            Bracketed(
-                one.launching_ns, _FAR, one.launching_ns, one.launched_ns, one.recorded_ns, None,
-                _stream_of(one.call),
-            )
-            for one in still
-        ]  # fmt: skip
-        read = [one for _, one in done]
-        found = bounds(read, self.cost, self._shortest_ns, [*self._past, *running])
-        since = min((one.launching_ns for one in still), default=_FAR)
-        self._past = [one for one in [*self._past, *read] if one.closed > since]
-        for (call, _), times in zip(done, found, strict=True):
+        running = [bracket.seen(bracket.launching_ns, _FAR, None) for bracket in still]
+        read = [launch for _, launch in done]
+        spans = bounds(read, self.cost, self._shortest_ns, [*self._past, *running])
+        since = min((bracket.launching_ns for bracket in still), default=_FAR)
+        self._past = [launch for launch in [*self._past, *read] if launch.closed > since]
+        for (call, _), times in zip(done, spans, strict=True):
             rows.cut()
             row: Row = {**work_columns(call, self._device.info), **times, "source": self.name}
             rows.spans.append(row)
@@ -303,10 +298,7 @@ class EventSource(DeviceSource):
         opened = self._running_clock.unix_ns(bracket.before, call.start_ns)
         length = self._device.backend.elapsed_ns(bracket.before.raw, bracket.after.raw)
         place = call.stream.sm_count_target if call.stream is not None else 0
-        return Bracketed(
-            opened, opened + length, bracket.launching_ns, bracket.launched_ns,
-            bracket.recorded_ns, _kind_of(call, place), _stream_of(call),
-        )  # fmt: skip
+        return bracket.seen(opened, opened + length, _kind_of(call, place))
 
     def close(self) -> dict[str, Calibration]:
         """Destroy the events; returns the clock's calibration and the bracket's cost."""

@@ -14,6 +14,8 @@ import pyarrow as pa
 from gpuscope._types import Ints
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Call
+from gpuscope.device.graph import Graph
+from gpuscope.device.stream import Stream
 from gpuscope.trace import schema
 
 Row: TypeAlias = "dict[str, int | str | None]"
@@ -157,26 +159,39 @@ def freeze(spans: list[Row], edges: list[tuple[int, int, str]]) -> Batch:
     )
 
 
+def partition_name(home: Stream | Graph | None) -> str | None:
+    """Return the name of the partition that a stream or a graph belongs to."""
+    partition = home.partition if home is not None else None
+    return partition.name if partition is not None else None
+
+
+def shared_columns(call: Call, device: DeviceInfo) -> Row:
+    """Columns that a call's row and the row of its work have in common."""
+    return {
+        "name": call.name,
+        "device": device.index,
+        "device_uuid": device.uuid,
+        "partition": partition_name(call.stream),
+        "intended_partition": partition_name(call.intended),
+        "stream": call.stream.id if call.stream is not None else None,
+    }
+
+
 _WORK_KINDS = {"launch": "kernel", "host_call": "host function"}
 
 
 def work_columns(call: Call, device: DeviceInfo) -> Row:
     """Columns of a kernel, copy or host function that do not depend on who timed it."""
-    stream, intended = call.stream, call.intended
-    home = call.graph if call.graph is not None else stream
+    home = call.graph if call.graph is not None else call.stream
     partition = home.partition if home is not None else None
-    meant = intended.partition if intended is not None else None
+    context = partition.context if partition is not None else None
     return {
+        **shared_columns(call, device),
         "id": work_row(call.correlation),
         "kind": _WORK_KINDS.get(call.kind, "memcpy"),
-        "name": call.name,
-        "device": device.index,
-        "device_uuid": device.uuid,
-        "context": partition.context if partition is not None else None,
-        "green_context": partition.context if partition is not None else None,
-        "partition": partition.name if partition is not None else None,
-        "intended_partition": meant.name if meant is not None else None,
-        "stream": stream.id if stream is not None else None,
+        "context": context,
+        "green_context": context,
+        "partition": partition_name(home),
         "correlation": call.correlation,
         "graph": call.graph.id if call.graph is not None else None,
         "queued_ns": call.end_ns,

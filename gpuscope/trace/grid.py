@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.trace.levels import cell_bits, level_of
-from gpuscope.trace.reach import Reach, Spans, bisect, slices
+from gpuscope.trace.levels import Reach, Spans, bisect, cell_bits, level_of, slices
 
 
 class Grid:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,8 +20,6 @@ from gpuscope._types import Array
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
 from gpuscope.trace.metadata import TraceMetadata
-
-_Value = TypeVar("_Value")
 
 
 class Trace:
@@ -105,8 +106,6 @@ class Trace:
                 schema.table(dict(spans), schema.SPAN_TYPES),
                 schema.table(dict(edges), schema.EDGE_TYPES),
             )
-        except GpuscopeError:
-            raise
         except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
             raise TraceFormatError(f"a column holds what it cannot: {clean(error, 200)}") from error
         return cls(*tables, metadata or TraceMetadata())
@@ -234,10 +233,7 @@ class Trace:
                 )
 
     def _values(self, name: str) -> list[str | None]:
-        column = self.spans.column(name)
-        if pa.types.is_null(column.type):
-            return []
-        values: list[str | None] = pc.unique(column.cast(pa.string())).to_pylist()
+        values: list[str | None] = pc.unique(self.spans.column(name).cast(pa.string())).to_pylist()
         return values
 
     def _checked_mask(self, mask: object) -> pa.Array:
@@ -328,18 +324,17 @@ class Trace:
             if len(trace):
                 offset += int(pc.max(trace.spans.column("id")).as_py()) + 1
         merged = {
-            name: _merge(getattr(trace.metadata, name) for trace in traces)
+            name: reduce(or_, [getattr(trace.metadata, name) for trace in traces])
             for name in ("devices", "partitions", "streams", "process_names", "thread_names")
         }
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for trace in traces:
-            for name, count in trace.metadata.counts.items():
-                counts[name] = counts.get(name, 0) + count
+            counts.update(trace.metadata.counts)
         metadata = msgspec.structs.replace(
             first,
             **merged,
             windows_ns=tuple(pair for trace in traces for pair in trace.metadata.windows_ns),
-            counts=counts,
+            counts=dict(counts),
             simulated=any(trace.metadata.simulated for trace in traces),
             complete=all(trace.metadata.complete for trace in traces),
             notes=tuple(dict.fromkeys(note for trace in traces for note in trace.metadata.notes)),
@@ -360,10 +355,7 @@ class Trace:
 
     def kind_counts(self) -> dict[str, int]:
         """Kind → number of rows."""
-        kinds = self.spans.column("kind")
-        if pa.types.is_null(kinds.type):
-            return {}
-        counted = pc.value_counts(kinds.cast(pa.string()).combine_chunks())
+        counted = pc.value_counts(self.spans.column("kind").cast(pa.string()))
         return {row["values"]: row["counts"] for row in counted.to_pylist()}
 
     @property
@@ -376,9 +368,7 @@ class Trace:
         """Device, source, simulated or measured, in one line."""
         named = (facts.name or key for key, facts in self.metadata.devices.items())
         devices = ", ".join(named) or "host only"
-        sources = [] if not len(self) else pc.unique(
-            self.spans.column("source").cast(pa.string())
-        ).to_pylist()  # fmt: skip
+        sources = list(filter(None, self._values("source")))
         kernels = [source for source in sources if source not in ("nvtx", "host")] or sources
         kind = "SIMULATED" if self.is_simulated else "measured"
         return clean(f"{kind} on {devices}; kernel times from: {', '.join(kernels) or 'nothing'}")
@@ -405,10 +395,3 @@ def _shift(table: pa.Table, names: Sequence[str], offset: int) -> pa.Table:
             position = table.schema.get_field_index(name)
             table = table.set_column(position, name, pc.add(column, offset))
     return table
-
-
-def _merge(parts: Iterator[Mapping[str, _Value]]) -> dict[str, _Value]:
-    merged: dict[str, _Value] = {}
-    for part in parts:
-        merged.update(part)
-    return merged

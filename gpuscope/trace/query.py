@@ -17,8 +17,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.trace.grid import Grid
-from gpuscope.trace.levels import OPEN_NS, Part, class_width_ns
-from gpuscope.trace.reach import Reach, Spans
+from gpuscope.trace.levels import OPEN_NS, Part, Reach, Spans, class_width_ns
 
 __all__ = ["OPEN_NS", "ROOM", "Index", "Selection"]
 

@@ -198,11 +198,10 @@ def _read(file: BinaryIO, source: Path, most_rows: int | None, most_bytes: int |
                 count = int(facts[_SPANS])
                 if not 0 <= count <= rows:
                     raise _NotOurs(f"says that {count:,} of its {rows:,} rows are spans")
-                edges = _narrowed(_columns(parquet, schema.EDGE_TYPES, "edge_").slice(count))
+                edges = _columns(parquet, schema.EDGE_TYPES, "edge_", first=count)
             else:
                 edges = _edges(facts.get(_EDGES), most_rows, most_bytes)
-            spans = _columns(parquet, schema.SPAN_TYPES, "").slice(0, count)
-            return Trace(_narrowed(spans), edges, metadata)
+            return Trace(_columns(parquet, schema.SPAN_TYPES, count=count), edges, metadata)
         except (pa.ArrowException, ValueError, TypeError, RecursionError) as error:
             raise _NotOurs(
                 f"says that it is a gpuscope trace but does not hold one ({error})"
@@ -261,13 +260,26 @@ def _edges(packed: bytes | None, most_rows: int | None, most_bytes: int | None) 
     names = frozenset(schema.EDGE_TYPES)
     parquet, _ = _opened(io.BytesIO(content), len(content), names, most_rows, most_bytes)
     with parquet:
-        return _narrowed(_columns(parquet, schema.EDGE_TYPES, ""))
+        return _columns(parquet, schema.EDGE_TYPES)
 
 
-def _columns(parquet: pq.ParquetFile, types: dict[str, pa.DataType], prefix: str) -> pa.Table:
-    """Read columns of the types that are wanted; one that is all null is not read."""
+def _columns(
+    parquet: pq.ParquetFile,
+    types: dict[str, pa.DataType],
+    prefix: str = "",
+    first: int = 0,
+    count: int | None = None,
+) -> pa.Table:
+    """Read some rows of columns of the types that are wanted, each as one piece.
+
+    A column that is all null is of no type; one that says so is not read.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        Dictionaries do not have the places, or texts not the ends, that a column says.
+    """
     own = parquet.schema_arrow
-    rows = parquet.metadata.num_rows
     columns = {}
     for name, kind in types.items():
         if len(own.get_all_field_indices(prefix + name)) != 1:
@@ -276,30 +288,11 @@ def _columns(parquet: pq.ParquetFile, types: dict[str, pa.DataType], prefix: str
         if pa.types.is_nested(there):
             raise _NotOurs(f"holds {there} where {kind} is due, in column {prefix + name}")
         if pa.types.is_null(there):
-            columns[name] = pa.nulls(rows)
+            columns[name] = pa.nulls(parquet.metadata.num_rows).slice(first, count)
             continue
-        read = parquet.read(columns=[prefix + name])
-        columns[name] = read.column(0).cast(kind)
-    return _whole(pa.table(columns))
-
-
-def _whole(table: pa.Table) -> pa.Table:
-    """Return a table whose dictionaries have the places, and whose texts the ends, that it says.
-
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        One does not.
-    """
-    table.validate(full=True)
-    return table
-
-
-def _narrowed(table: pa.Table) -> pa.Table:
-    """Return a table whose columns are one piece each, or of no type where all is null."""
-    columns = {}
-    for name in table.column_names:
-        column = table.column(name)
+        column = parquet.read(columns=[prefix + name]).column(0).cast(kind)
+        column.validate(full=True)
+        column = column.slice(first, count)
         if column.null_count == len(column):
             columns[name] = pa.nulls(len(column))
         else:

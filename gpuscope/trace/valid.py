@@ -52,6 +52,8 @@ def out_of_range(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
     ``None`` stands for no such row.
     """
+    if not pa.types.is_integer(column.type):
+        return None
     least, most = pc.min_max(column).as_py().values()
     below = _BELOW.get(name)
     if most is None or (least >= 0 and (below is None or most < below)):
@@ -67,31 +69,30 @@ def sifted(spans: pa.Table, edges: pa.Table) -> tuple[pa.Table, pa.Table, dict[s
     an end before the start, become null.
     """
     left: dict[str, int] = {}
-    for name, kind in schema.SPAN_TYPES.items():
-        column = spans.column(name)
-        wrong = None
-        if pa.types.is_integer(column.type):
-            wrong = out_of_range(name, column)
+    for name in schema.SPAN_TYPES:
         if name == "end_ns" and count_backwards(spans):
-            backwards = pc.less(column, spans.column("start_ns"))
+            backwards = pc.less(spans.column(name), spans.column("start_ns"))
             left["ends before their begin"] = pc.sum(backwards).as_py()
-            wrong = backwards if wrong is None else pc.or_(wrong, backwards)
+            spans = _without_values(spans, name, backwards)
+        wrong = out_of_range(name, spans.column(name))
         if wrong is None:
             continue
-        count = pc.sum(wrong).as_py() - (
-            left.get("ends before their begin", 0) * (name == "end_ns")
-        )
+        count = pc.sum(wrong).as_py()
         if name in schema.REQUIRED:
             left[f"spans with an impossible {name}"] = count
             spans = spans.filter(pc.invert(wrong))
             edges = between(edges, spans.column("id"))
-            continue
-        if count:
+        else:
             left[f"impossible values of {name}"] = count
-        fresh = pc.if_else(wrong, pa.scalar(None, kind), column)
-        fresh = pa.nulls(len(fresh)) if fresh.null_count == len(fresh) else fresh
-        spans = spans.set_column(spans.schema.get_field_index(name), name, fresh)
+            spans = _without_values(spans, name, wrong)
     return spans, edges, left
+
+
+def _without_values(spans: pa.Table, name: str, wrong: pa.ChunkedArray) -> pa.Table:
+    """Return the spans with nulls in a column where ``wrong``."""
+    kept = pc.if_else(wrong, pa.scalar(None, schema.SPAN_TYPES[name]), spans.column(name))
+    kept = pa.nulls(len(kept)) if kept.null_count == len(kept) else kept
+    return spans.set_column(spans.schema.get_field_index(name), name, kept)
 
 
 def between(edges: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
@@ -123,16 +124,10 @@ def _check_table(
         )
     for name, kind in types.items():
         column = table.column(name)
-        if pa.types.is_null(column.type):
-            if name in required and len(column):
-                raise TraceFormatError(f"there are {what}s without {name}")
-            continue
-        if column.type != kind:
+        if not pa.types.is_null(column.type) and column.type != kind:
             raise TraceFormatError(f"{what} column {name} is of type {column.type}, not {kind}")
         if name in required and column.null_count:
             raise TraceFormatError(f"there are {what}s without {name}")
-        if not pa.types.is_integer(kind):
-            continue
         wrong = out_of_range(name, column)
         if wrong is not None:
             value = column.filter(wrong)[0].as_py()

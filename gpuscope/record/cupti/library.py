@@ -64,7 +64,7 @@ class Library:
         )
         self._c = ctypes.CDLL(str(self.path))
         version = ctypes.c_uint32()
-        self._check(self._c.cuptiGetVersion(ctypes.byref(version)), "cuptiGetVersion")
+        self._c_call("cuptiGetVersion", ctypes.byref(version))
         self.version = version.value
         self._nothing = _CALLBACK(lambda *_: None)
 
@@ -74,6 +74,10 @@ class Library:
             return getattr(self._python, name)(*arguments)
         except Exception as error:
             raise CapabilityError(f"CUPTI refuses {name}: {error}") from error
+
+    def _c_call(self, name: str, *arguments: Any) -> None:
+        """Call libcupti itself."""
+        self._check(getattr(self._c, name)(*arguments), name)
 
     def _check(self, status: int, what: str) -> None:
         if status:
@@ -112,21 +116,18 @@ class Library:
 
     def unsubscribe(self, handle: Any) -> None:
         """Give the subscription back."""
-        self._check(self._c.cuptiUnsubscribe(handle), "cuptiUnsubscribe")
+        self._c_call("cuptiUnsubscribe", handle)
 
     # -- buffers ----------------------------------------------------------------------
     def register(self, requested: Any, completed: Any) -> None:
         """Let CUPTI ask ``requested`` for buffers and give them to ``completed``."""
-        status = self._c.cuptiActivityRegisterCallbacks(requested, completed)
-        self._check(status, "cuptiActivityRegisterCallbacks")
+        self._c_call("cuptiActivityRegisterCallbacks", requested, completed)
 
     def promise_zeroed_buffers(self, *, promised: bool) -> None:
         """Spare CUPTI to zero buffers itself, which it would do in the launching thread."""
         value, size = ctypes.c_uint8(promised), ctypes.c_size_t(1)
-        status = self._c.cuptiActivitySetAttribute(
-            _ZEROED_BUFFERS, ctypes.byref(size), ctypes.byref(value)
-        )
-        self._check(status, "cuptiActivitySetAttribute")
+        attribute = (_ZEROED_BUFFERS, ctypes.byref(size), ctypes.byref(value))
+        self._c_call("cuptiActivitySetAttribute", *attribute)
 
     def flush(self, *, forced: bool) -> None:
         """Have CUPTI hand over what is complete, or, forced, everything."""
@@ -135,8 +136,7 @@ class Library:
     def dropped(self) -> int:
         """Return how many records were dropped since the last call."""
         count = ctypes.c_size_t()
-        status = self._c.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(count))
-        self._check(status, "cuptiActivityGetNumDroppedRecords")
+        self._c_call("cuptiActivityGetNumDroppedRecords", None, 0, ctypes.byref(count))
         return count.value
 
     # -- what is recorded -------------------------------------------------------------

@@ -22,6 +22,7 @@ from gpuscope.record.rows import (
     freeze,
     keep,
     outside_row,
+    partition_name,
     together,
     work_row,
 )
@@ -327,8 +328,7 @@ class Links:
     def _intended(self, which: Ints, calls: list[Call], selected: Ints) -> pa.Array:
         """Return the partition that each launch was given to: our call's, else the guard's."""
         of_streams = [self._places.partition_of(stream) for stream in self._selections.streams]
-        meant = [call.intended.partition if call.intended is not None else None for call in calls]
-        texts = [*of_streams, *(home.name if home is not None else None for home in meant)]
+        texts = [*of_streams, *(partition_name(call.intended) for call in calls)]
         codes = np.where(selected >= 0, selected, NONE)
         codes = np.where(which >= 0, len(of_streams) + which, codes)
         unsure = int(((selected == UNSURE) & (which == NONE)).sum())

@@ -16,7 +16,9 @@ from gpuscope.device.stream import Stream
 from gpuscope.record.cupti.library import Library
 from gpuscope.record.cupti.tables import Column, Columns
 from gpuscope.record.facts import stream_facts
+from gpuscope.record.rows import partition_name
 from gpuscope.trace import arrow
+from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import StreamFacts
 
 FOREIGN_STREAM = 1_000_000_000
@@ -24,7 +26,6 @@ FOREIGN_STREAM = 1_000_000_000
 _STREAMS = 1_000_000
 PER_THREAD_DEFAULT = 2
 """CUDA's handle of the per-thread default stream, another stream on each thread."""
-_LATEST = np.iinfo(np.int64).max
 
 
 class Places:
@@ -91,7 +92,7 @@ class Places:
             self._numbers[there] = stream.id
         except Exception:  # noqa: BLE001 - closed meanwhile: its work has CUPTI's numbers only
             return
-        self._partition_of_handle[stream.handle] = partition.name if partition is not None else None
+        self._partition_of_handle[stream.handle] = partition_name(stream)
         self._facts[stream.id] = stream_facts(stream)
         if partition is not None:
             self._learn_partition(partition)
@@ -124,7 +125,7 @@ class Places:
     def partition_of(self, stream: object) -> str | None:
         """Return the partition of a stream that a guard selected."""
         if isinstance(stream, Stream):
-            return stream.partition.name if stream.partition is not None else None
+            return partition_name(stream)
         try:
             return self._partition_of_handle.get(raw_handle(stream))
         except Exception:  # noqa: BLE001 - a foreign stream that is gone
@@ -166,31 +167,24 @@ class Places:
             number = self._numbers.get((context, stream))
             if number is None:
                 number = FOREIGN_STREAM + context * _STREAMS + stream
+                names = self._names.get(context)
                 self.streams[number] = StreamFacts(
                     name=f"stream {stream} of context {context}",
-                    partition=self._partition_at(context, _LATEST),
+                    partition=names[-1][1] if names else None,
                 )
             else:
                 self.streams[number] = self._facts[number]
             numbers.append(number)
         return np.array(numbers, np.int64)[codes]
 
-    def _partition_at(self, context: int, time_ns: int) -> str | None:
-        name = None
-        for since, partition in self._names.get(context, ()):
-            if since <= time_ns:
-                name = partition
-        return name
-
     def _partitions_at(self, codes: Array, contexts: list[int], launched: Ints) -> pa.Array:
-        texts = [self._partition_at(context, _LATEST) for context in contexts]
-        text_codes = codes.astype(np.int64)
-        for number, context in enumerate(contexts):  # a context that was carved again
+        texts: list[str] = []
+        text_codes = np.full(len(codes), NONE, np.int64)
+        for number, context in enumerate(contexts):  # it may have been carved again
             names = self._names.get(context, [])
-            for position, (since, name) in enumerate(names[:-1]):
-                until = names[position + 1][0]
-                text_codes[(codes == number) & (launched >= since) & (launched < until)] = len(
-                    texts
-                )
-                texts.append(name)
+            mine = codes == number
+            begins = np.array([since for since, _ in names], np.int64)
+            at = np.searchsorted(begins, launched[mine], "right") - 1
+            text_codes[mine] = np.where(at >= 0, len(texts) + at, NONE)
+            texts += [name for _, name in names]
         return arrow.text_column(text_codes, texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ class Ranges:
         self._open: Columns | None = None
         self._done: list[tuple[int, Columns]] = []
         """What is a row already: the last end of each piece, and its ranges."""
-        self._texts: dict[int, str] = {}
+        self._text = cache(text_at)
         self._numbers = 1
 
     def keep(self) -> Callable[[], None]:
@@ -43,12 +44,6 @@ class Ranges:
         for kind, parts in ((layout.MARKER, self._fresh), (layout.MARKER_DATA, self._data)):
             if kind in records:
                 parts.append(dict(records[kind]))
-
-    def _text(self, address: int) -> str:
-        text = self._texts.get(address)
-        if text is None:
-            text = self._texts[address] = text_at(address)
-        return text
 
     def drop_canaries(self) -> bool:
         """Forget everything so far; returns whether a canary was among it."""

@@ -18,11 +18,10 @@ from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout
-from gpuscope.record.cupti.canary import Canaries
 from gpuscope.record.cupti.collector import get_collector
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.places import Places
-from gpuscope.record.cupti.records import Records
+from gpuscope.record.cupti.records import Canaries, Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Row, Rows, together
 from gpuscope.record.source import Calibration, Completeness, Options, Source, SourceFacts

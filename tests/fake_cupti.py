@@ -30,6 +30,7 @@ from gpuscope.record import annotate, nvtx
 from gpuscope.record.cupti import collector, layout, source
 from gpuscope.record.cupti.library import DRIVER_API, RUNTIME_API, Refused
 from gpuscope.record.recorder import Recording
+from gpuscope.record.source import Options
 
 VERSION = 130001
 UNNAMED = "<not provided>"
@@ -539,7 +540,7 @@ class World:
 
     def recording(self, **options):
         """Return a recording of all devices that has not begun."""
-        return Recording(options.pop("devices", self.devices), source="cupti", **options)
+        return Recording(options.pop("devices", self.devices), Options("cupti", **options))
 
     @contextlib.contextmanager
     def profile(self, **options):

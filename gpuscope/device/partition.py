@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuscope._text import clean, shown
+from gpuscope._text import clean, shown_table
 from gpuscope.device.borrowed import require_not_borrowed
 from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.graph import after_capture
@@ -286,15 +286,12 @@ class Partitions(Closing, Mapping[str, Partition]):
         return clean(f"Partitions({inside}{', closed' if self.closed else ''})")
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{shown(name)}</td><td>{part.asked}</td><td>{part.sm_count}</td>"
-            f"<td>{sm_ranges(part.sm_ids)}</td></tr>"
+        rows = [
+            {"partition": name, "asked": part.asked, "granted SMs": part.sm_count,
+             "SM ids seen": sm_ranges(part.sm_ids)}
             for name, part in self.items()
-        )
-        return (
-            "<table><thead><tr><th>partition</th><th>asked</th><th>granted SMs</th>"
-            f"<th>SM ids seen</th></tr></thead><tbody>{rows}</tbody></table>"
-        )
+        ]  # fmt: skip
+        return shown_table(["partition", "asked", "granted SMs", "SM ids seen"], rows)
 
 
 def sm_ranges(ids: tuple[int, ...]) -> str:

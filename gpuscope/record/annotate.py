@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from gpuscope._checks import require_kind
@@ -62,12 +61,7 @@ class annotate:  # noqa: N801 - used like a function, as nvtx.annotate is
             self._open = [*(self._open or ()), opened]
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._open:
             for log, number in self._open.pop():
                 log.end(number)

@@ -12,7 +12,7 @@ from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.rows import Batch, block_row, partition_name, work_row
-from gpuscope.trace import arrow, schema
+from gpuscope.trace import arrow
 
 _SOURCE = r"""
 extern "C" __global__ void gpuscope_globaltimer(unsigned long long* out) {
@@ -103,4 +103,4 @@ def _rows(calls: list[Call], device: Device, clock: ClockFit) -> Batch:
         "category": text([call.workload for call in calls]),
         "source": arrow.constant("blocks", count),
     }
-    return Batch(arrow.table(columns, count), schema.table({}, schema.EDGE_TYPES))
+    return Batch(arrow.table(columns, count))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -47,16 +48,15 @@ class Sample:
 
 def read_together(read: Callable[[], int], tries: int = 32) -> Sample:
     """Read a clock between two readings of the host's; keeps the tightest of ``tries``."""
-    best: Sample | None = None
-    for _ in range(tries):
+
+    def sample() -> Sample:
         before = time.time_ns()
         seen = read()
         after = time.time_ns()
         half = (after - before) // 2
-        if best is None or half < best.half_ns:
-            best = Sample(before + half, seen - before - half, half)
-    assert best is not None  # noqa: S101 - the loop ran
-    return best
+        return Sample(before + half, seen - before - half, half)
+
+    return min((sample() for _ in range(tries)), key=lambda sample: sample.half_ns)
 
 
 _FLOOR_NS = 64
@@ -224,30 +224,29 @@ class EventClock:
 
     def _bracket(self) -> tuple[Event, int, int]:
         """Record an event and return it, the middle of its host bracket, and half of that."""
-        backend = self._device.backend
-        best: tuple[Event, int, int] | None = None
-        for _ in range(_TRIES):
-            event = Event(self._device)
-            before = backend.now_ns()
-            backend.record(event.raw, self._raw, 0)
-            backend.sync_event(event.raw)
-            after = backend.now_ns()
-            half = (after - before) // 2
-            if best is None or half < best[2]:
-                best = (event, before + half, half)
-        assert best is not None  # noqa: S101 - the loop ran
-        return best
+        return min((self._bracket_once() for _ in range(_TRIES)), key=itemgetter(2))
+
+    def _bracket_once(self) -> tuple[Event, int, int]:
+        event = Event(self._device)
+        before = self._device.backend.now_ns()
+        self._reach(event)
+        half = (self._device.backend.now_ns() - before) // 2
+        return event, before + half, half
+
+    def _reach(self, event: Event) -> None:
+        """Record an event, and wait until the device has reached it."""
+        self._device.backend.record(event.raw, self._raw, 0)
+        self._device.backend.sync_event(event.raw)
 
     def keep_fresh(self, now_ns: int) -> None:
         """Add an anchor if the latest one is old."""
         last, last_ns = self._anchors[-1]
         if now_ns - last_ns < REANCHOR_NS:
             return
-        backend = self._device.backend
         event = Event(self._device)
-        backend.record(event.raw, self._raw, 0)
-        backend.sync_event(event.raw)
-        self._anchors.append((event, last_ns + backend.elapsed_ns(last.raw, event.raw)))
+        self._reach(event)
+        elapsed_ns = self._device.backend.elapsed_ns(last.raw, event.raw)
+        self._anchors.append((event, last_ns + elapsed_ns))
 
     def unix_ns(self, event: Event, near_ns: int) -> int:
         """Return when ``event`` was reached; ``near_ns`` picks the nearest anchor before it."""

@@ -78,14 +78,9 @@ def send_canary() -> None:
 
 def category_name(domain_name: str, number: int) -> str:
     """Return a category's name as far as Python's nvtx registered it, else its number."""
-    try:
-        import nvtx  # noqa: PLC0415 - as above
-    except ModuleNotFoundError:
-        return str(number)
-
-    names = getattr(nvtx.get_domain(domain_name or None), "categories", None)
-    if isinstance(names, dict):
-        for name, registered in names.items():
-            if registered == number:
-                return str(name)
-    return str(number)
+    nvtx = sys.modules.get("nvtx")  # where nobody imported it, it registered none
+    domain = nvtx.get_domain(domain_name or None) if nvtx is not None else None
+    names = getattr(domain, "categories", None)
+    names = names if isinstance(names, dict) else {}
+    known = (str(name) for name, registered in names.items() if registered == number)
+    return next(known, str(number))

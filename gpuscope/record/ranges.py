@@ -100,13 +100,10 @@ class RangeLog:
     def drain(self, rows: Rows) -> None:
         """Add the ranges that ended, and at the end, as open rows, those that are still open."""
         taken, self._taken = self._taken, []
+        if rows.over:
+            read = {*self._read, *(number for number, _ in taken)}
+            taken += [entry for entry in self._open.copy().items() if entry[0] not in read]
         for number, row in taken:
             rows.cut()
             rows.spans.append(row)
             self._read.append(number)
-        if rows.over:
-            read = set(self._read)
-            still_open = self._open.copy().items()
-            rest = [(number, row) for number, row in still_open if number not in read]
-            rows.spans += [row for _, row in rest]
-            self._read += [number for number, _ in rest]

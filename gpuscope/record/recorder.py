@@ -7,7 +7,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +22,7 @@ from gpuscope.record.clock import ClockFit, step_notes
 from gpuscope.record.facts import device_facts, partition_facts, versions
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
-from gpuscope.record.source import MEMORY_LIMIT, Calibration, Options, Source
+from gpuscope.record.source import Calibration, Options, Source
 from gpuscope.record.sources import start_sources
 from gpuscope.trace import schema, valid
 from gpuscope.trace.metadata import ClockFacts, StreamFacts, TraceMetadata
@@ -56,14 +55,8 @@ class Recording:
     devices
         Devices that share one clock. Without devices, what CUPTI sees of this process, and
         ranges.
-    source
-        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI if it is installed, else events.
-    detail
-        ``"launches"``, or ``"full"``: all API calls and synchronisations, too.
-    launch_ids
-        Whether CUPTI records the API calls that launch work.
-    memory_limit
-        Bytes of buffers that CUPTI may fill between two readings.
+    options
+        What CUPTI records, and whether it is used.
 
     Examples
     --------
@@ -82,11 +75,7 @@ class Recording:
     def __init__(
         self,
         devices: tuple[Device, ...],
-        *,
-        source: Literal["auto", "cupti", "events"] = "auto",
-        detail: Literal["launches", "full"] = "launches",
-        launch_ids: bool | Literal["runtime"] = True,
-        memory_limit: int = MEMORY_LIMIT,
+        options: Options | None = None,
     ) -> None:
         simulated = sum(device.is_simulated for device in devices)
         if simulated > 1 or (simulated and simulated < len(devices)):
@@ -104,7 +93,7 @@ class Recording:
         if devices:  # a simulated device's numbers are not the system's
             numbers = devices[0].backend.process_and_thread
             self._process, thread = numbers()[0], lambda: numbers()[1]
-        self._options = Options(source, detail, launch_ids, memory_limit)
+        self._options = options or Options()
         self.sources: list[Source] = []
         self._source_of: dict[str, Source] = {}
         """Device key → what times that device's work."""

@@ -103,7 +103,7 @@ class Batch:
     """
 
     spans: pa.Table
-    edges: pa.Table
+    edges: pa.Table = field(default_factory=lambda: schema.table({}, schema.EDGE_TYPES))
 
 
 ROWS_AT_ONCE = 1 << 14

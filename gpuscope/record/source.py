@@ -26,7 +26,18 @@ MEMORY_LIMIT = 2 << 30
 
 @dataclass(frozen=True)
 class Options:
-    """What a recording was asked for; see :class:`~gpuscope.record.recorder.Recording`.
+    """What a recording was asked for.
+
+    Attributes
+    ----------
+    source
+        ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI if it is installed, else events.
+    detail
+        ``"launches"``, or ``"full"``: all API calls and synchronisations, too.
+    launch_ids
+        Whether CUPTI records the API calls that launch work.
+    memory_limit
+        Bytes of buffers that CUPTI may fill between two readings.
 
     Raises
     ------
@@ -34,10 +45,10 @@ class Options:
         A value is none that it can have.
     """
 
-    source: Literal["auto", "cupti", "events"]
-    detail: Literal["launches", "full"]
-    launch_ids: bool | Literal["runtime"]
-    memory_limit: int
+    source: Literal["auto", "cupti", "events"] = "auto"
+    detail: Literal["launches", "full"] = "launches"
+    launch_ids: bool | Literal["runtime"] = True
+    memory_limit: int = MEMORY_LIMIT
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

@@ -15,7 +15,7 @@ from gpuscope._optional import needed_for
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_devices
 from gpuscope.record.recorder import Recording
-from gpuscope.record.source import MEMORY_LIMIT
+from gpuscope.record.source import MEMORY_LIMIT, Options
 
 
 @door(
@@ -87,13 +87,8 @@ def profile(
     >>> recording.trace.kind_counts()["kernel"]
     1
     """
-    recording = Recording(
-        (device,) if device is not None else _one_clock(),
-        source=source,
-        detail=detail,
-        launch_ids=launch_ids,
-        memory_limit=memory_limit,
-    )
+    devices = (device,) if device is not None else _one_clock()
+    recording = Recording(devices, Options(source, detail, launch_ids, memory_limit))
     view = _open_view(live)
     watching = started = False
     try:

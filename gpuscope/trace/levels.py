@@ -126,16 +126,6 @@ class Part:
     def __len__(self) -> int:
         return len(self.start)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the arrays."""
-        arrays = [self.tracks, self.low_ns, self.high_ns, self.depth, self.first]
-        arrays += [self.start, self.end, self.row]
-        for level in self.levels:
-            if level is not None:
-                arrays += [level.cell, level.busy, level.begins, level.first]
-        return sum(array.nbytes for array in arrays)
-
     def columns(self) -> tuple[Array, Array, Array, Array]:
         """Return start, end, track and row, as :meth:`of` takes them."""
         place = np.repeat(np.tile(np.arange(len(self.tracks)), CLASSES), np.diff(self.first))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from gpuscope._checks import closest, given, require_kind
 from gpuscope._optional import require
-from gpuscope._text import clean, shown
+from gpuscope._text import clean, shown, shown_table
 from gpuscope._types import Array
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
@@ -60,9 +60,6 @@ class Trace:
         require_kind("edges", edges, pa.Table)
         require_kind("metadata", metadata, TraceMetadata)
         valid.check(spans, edges)
-        self._hold(spans, edges, metadata)
-
-    def _hold(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> None:
         self.spans = spans
         self.edges = edges
         self.metadata = metadata
@@ -173,26 +170,18 @@ class Trace:
         keep = pa.scalar(value=True)
         for name, wanted in equal.items():
             column = self._column(name)
-            self._check_values(name, wanted if isinstance(wanted, tuple) else (wanted,))
-            if wanted is None:
-                test = pc.is_null(column)
-            elif pa.types.is_null(column.type):
-                test = pa.scalar(value=isinstance(wanted, tuple) and None in wanted)
-            else:
-                values = list(wanted) if isinstance(wanted, tuple) else [wanted]
-                if pa.types.is_dictionary(column.type):
-                    column = column.cast(pa.string())
-                test = pc.is_in(column, value_set=pa.array(values, type=column.type))
+            values = wanted if isinstance(wanted, tuple) else (wanted,)
+            self._check_values(name, values)
+            kind = schema.SPAN_TYPES[name]
+            kind = pa.string() if pa.types.is_dictionary(kind) else kind
+            test = pc.is_in(column.cast(kind), value_set=pa.array(values, type=kind))
             keep = pc.and_(keep, test)
         if mask is not None:
             keep = pc.and_(keep, self._checked_mask(mask))
-        if isinstance(keep, pa.Scalar):
-            spans = self.spans if keep.as_py() else self.spans.slice(0, 0)
-        else:
-            spans = self.spans.filter(keep)
-        edges = valid.between(self.edges, spans.column("id"))
+        spans = self.spans if isinstance(keep, pa.Scalar) else self.spans.filter(keep)
         part = object.__new__(Trace)  # of what is valid, nothing has to be checked again
-        part._hold(spans, edges, self.metadata)
+        part.spans, part.metadata = spans, self.metadata
+        part.edges = valid.between(self.edges, spans.column("id"))
         return part
 
     def _column(self, name: object) -> pa.ChunkedArray:
@@ -378,13 +367,10 @@ class Trace:
         return clean(f"Trace({len(self)} spans: {inside or 'none'}; {self.provenance})")
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{shown(kind)}</td><td>{count}</td></tr>"
-            for kind, count in self.kind_counts().items()
-        )
-        return (
-            f"<p><b>Trace</b>: {len(self)} spans. {shown(self.provenance)}</p>"
-            f"<table><thead><tr><th>kind</th><th>rows</th></tr></thead><tbody>{rows}</tbody></table>"
+        title = f"<p><b>Trace</b>: {len(self)} spans. {shown(self.provenance)}</p>"
+        return title + shown_table(
+            ["kind", "rows"],
+            [{"kind": kind, "rows": count} for kind, count in self.kind_counts().items()],
         )
 
 

@@ -114,11 +114,6 @@ class Index:
         return self._count
 
     @property
-    def nbytes(self) -> int:
-        """Memory that the index holds."""
-        return sum(part.nbytes for part in self._parts)
-
-    @property
     def tracks(self) -> Array:
         """Numbers of the tracks that have spans, ascending."""
         return self._tracks

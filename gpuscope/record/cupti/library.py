@@ -154,13 +154,9 @@ class Library:
         Call it behind :meth:`enable`: enabling a kind collects all of its calls. Enabling
         single calls without their kind collects nothing (libcupti 13.0).
         """
-        runtime = kind == RUNTIME
-        choose = (
-            self._python.activity_enable_runtime_api
-            if runtime
-            else self._python.activity_enable_driver_api
-        )
-        for callback in self._others(RUNTIME_API if runtime else DRIVER_API):
+        which, domain = ("runtime", RUNTIME_API) if kind == RUNTIME else ("driver", DRIVER_API)
+        choose = getattr(self._python, f"activity_enable_{which}_api")
+        for callback in self._others(domain):
             choose(callback, 0)
 
     @cache  # noqa: B019 - one library lives as long as the process

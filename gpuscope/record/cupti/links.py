@@ -27,7 +27,7 @@ from gpuscope.record.rows import (
     work_row,
 )
 from gpuscope.record.source import Completeness
-from gpuscope.trace import arrow, joins, schema
+from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
 
 _RECENT = 10_000
@@ -167,7 +167,7 @@ class Links:
             at = joins.match(syncs["correlation"], known["correlation"])
             for name in ("process", "thread"):
                 columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
-        rows.batches.append(_batch(columns, count))
+        rows.batches.append(Batch(arrow.table(columns, count)))
 
     def _count_unmatched(self, calls: list[Call]) -> None:
         if not self._all_calls:
@@ -232,7 +232,7 @@ class Links:
         columns = tables.api_columns(apis, codes, [name for _, name in names])
         parents = self._records.ranges.around(apis["thread"], apis["start"].astype(np.int64))
         columns["parent"] = arrow.nullable(parents, parents == NONE)
-        return _batch(columns, len(apis["start"]))
+        return Batch(arrow.table(columns, len(apis["start"])))
 
     # -- work and API calls -----------------------------------------------------------
     def _with_launches(self, work: Columns, apis: Columns, *, over: bool) -> list[Batch]:
@@ -268,7 +268,7 @@ class Links:
         launch_start = start
         columns = tables.work_columns(work, self._records.kernel_name)
         rows = self._fresh(count)
-        edges = None
+        edges = []
         if apis is not None and places is not None:
             launch_start = apis["start"][places].astype(np.int64)
             columns["process"] = apis["process"][places].astype(np.int64)
@@ -277,15 +277,13 @@ class Links:
             times = apis["start"].astype(np.int64)
             selected = self._selections.selected(apis["thread"], times)[places]
             columns.update(self._from_calls(work, rows, apis["call"][places], selected))
-            edges = pa.table({
-                "from": pa.array(apis["row"][places]), "to": pa.array(rows),
-                "kind": arrow.constant("launch", count),
-            }).cast(pa.schema(list(schema.EDGE_TYPES.items())))  # fmt: skip
+            launches = arrow.constant("launch", count)
+            edges = [arrow.edges(apis["row"][places], rows, launches)]
         unknown = start == 0  # CUPTI could not time it: it began at its launch or later
         columns["id"] = rows
         columns["start_ns"] = np.where(unknown, launch_start, start)
         columns.update(self._places.columns(work, launch_start))
-        return _batch(columns, count, edges)
+        return Batch(arrow.table(columns, count), *edges)
 
     def _from_calls(
         self, work: Columns, rows: Ints, call_of: Ints, selected: Ints
@@ -335,11 +333,6 @@ class Links:
         if unsure:
             self._found.add("in_shared_tasks", unsure)
         return arrow.texts(texts).take(pa.array(codes, mask=codes == NONE))
-
-
-def _batch(columns: dict[str, Column], count: int, edges: pa.Table | None = None) -> Batch:
-    none = schema.table({}, schema.EDGE_TYPES) if edges is None else edges
-    return Batch(arrow.table(columns, count), none)
 
 
 def _first_pieces(work: Columns, which: Ints) -> Ints:

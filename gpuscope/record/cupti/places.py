@@ -142,8 +142,10 @@ class Places:
         """
         contexts = work["context"].astype(np.int64)
         codes, distinct = arrow.coded(contexts)
+        uuids = {device.info.index: device.info.uuid for device in self._devices}
+        devices, numbers = arrow.coded(work["device"])
         columns: dict[str, Column] = {
-            "device_uuid": self._uuids(work["device"]),
+            "device_uuid": arrow.text_column(devices, map(uuids.get, numbers)),
             "stream": self._streams_of(work),
             "partition": self._partitions_at(codes, distinct, launched),
         }
@@ -151,11 +153,6 @@ class Places:
         if green.any():
             columns["green_context"] = arrow.nullable(contexts, ~green)
         return columns
-
-    def _uuids(self, devices: Array) -> pa.Array:
-        known = {device.info.index: device.info.uuid for device in self._devices}
-        codes, numbers = arrow.coded(devices)
-        return arrow.text_column(codes, [known.get(int(number)) for number in numbers])
 
     def _streams_of(self, work: Columns) -> Ints:
         """Return our number of each stream; one that is none of ours has CUPTI's, moved up."""

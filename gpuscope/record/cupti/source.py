@@ -25,7 +25,6 @@ from gpuscope.record.cupti.records import Canaries, Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Row, Rows, together
 from gpuscope.record.source import Calibration, Completeness, Options, Source, SourceFacts
-from gpuscope.trace import schema
 
 _GRAPHS_S = 3.0
 """How long the end of a recording waits for what graphs did."""
@@ -293,7 +292,7 @@ class CuptiSource(Source):
         self._links.name_parents(rows.spans)
         rows.freeze()
         if ranges is not None:
-            rows.batches.append(Batch(ranges, schema.table({}, schema.EDGE_TYPES)))
+            rows.batches.append(Batch(ranges))
         if self._which == "none":
             self._links.drain_unlinked(rows)
         else:

@@ -158,17 +158,14 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
     codes, addresses = arrow.coded(work["name"])
     names = [name_at(address) for address in addresses]
     labels = [f"{kind} copy" for kind in _COPY_KINDS]
-    name_codes = np.where(kind == KERNEL, codes, NONE)
-    copies = kind == COPY
-    if copies.any():
-        which = _known(work["copy_kind"], _COPY_KINDS)
-        name_codes = np.where(copies, len(names) + which, name_codes)
-    sets = kind == SET
-    name_codes = np.where(sets, len(names) + len(labels), name_codes)
-    moved = copies | sets
+    copies, moved = kind == COPY, kind != KERNEL
+    copy_kinds = _known(work["copy_kind"], _COPY_KINDS)
+    name_codes = np.select(
+        [kind == KERNEL, copies], [codes, len(names) + copy_kinds], len(names) + len(labels)
+    )
     end = work["end"].astype(np.int64)
     columns: dict[str, Column] = {
-        "kind": arrow.text_column(kind, list(_WORK_KINDS)),
+        "kind": arrow.text_column(kind, _WORK_KINDS),
         "name": arrow.text_column(name_codes, [*names, *labels, "memset"]),
         "end_ns": arrow.nullable(end, end == 0),
         "device": work["device"].astype(np.int16),
@@ -183,11 +180,10 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
     }  # fmt: skip
     if moved.any():
         columns["nbytes"] = arrow.nullable(work["bytes"], ~moved)
-        codes = _known(work["copy_kind"], _COPY_KINDS)
-        columns["copy_kind"] = arrow.text_column(np.where(copies, codes, NONE), list(_COPY_KINDS))
+        columns["copy_kind"] = arrow.text_column(np.where(copies, copy_kinds, NONE), _COPY_KINDS)
         for column, rows in (("src_kind", copies), ("dst_kind", moved)):
             codes = _known(work[column], _MEMORY_KINDS)
-            columns[column] = arrow.text_column(np.where(rows, codes, NONE), list(_MEMORY_KINDS))
+            columns[column] = arrow.text_column(np.where(rows, codes, NONE), _MEMORY_KINDS)
     return columns
 
 
@@ -208,7 +204,7 @@ def sync_columns(syncs: Columns) -> dict[str, Column]:
     """Return the columns of synchronisations that their records alone tell."""
     return {
         "kind": arrow.constant("sync", len(syncs["start"])),
-        "name": arrow.text_column(_known(syncs["type"], _SYNC_KINDS), list(_SYNC_KINDS)),
+        "name": arrow.text_column(_known(syncs["type"], _SYNC_KINDS), _SYNC_KINDS),
         "start_ns": syncs["start"].astype(np.int64),
         "end_ns": syncs["end"].astype(np.int64),
         "correlation": syncs["correlation"].astype(np.int64),

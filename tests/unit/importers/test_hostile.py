@@ -21,6 +21,7 @@ import time
 import zlib
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import mutants
 import nsight_files as nsight
@@ -144,8 +145,10 @@ def test_a_footer_that_would_end_the_process_is_refused():
 def test_a_place_beyond_a_dictionarys_end_is_found():
     # Found by mutation, where a page came without a checksum.
     wrong = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), ["k"], safe=False)
+    table = pa.table({"name": wrong})
+    parquet = SimpleNamespace(schema_arrow=table.schema, read=table.select)
     with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
-        store._whole(pa.table({"name": wrong}))
+        store._columns(parquet, {"name": wrong.type})
 
 
 CELLS = st.one_of(

@@ -701,7 +701,7 @@ def test_an_end_that_fails_gives_the_subscription_back_all_the_same(world, call)
 def test_where_nothing_insists_on_cupti_a_failing_start_is_a_note(world, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     world.library.refusing = {"register"}
-    recording = fake_cupti.Recording((), source="auto")
+    recording = fake_cupti.Recording(())
     recording.start()
     recording.stop()
     assert any("CUPTI is not used" in note for note in recording.trace.metadata.notes)

@@ -100,18 +100,18 @@ class ClockFit:
     def _line(self) -> _Line:
         if not self.samples:
             return _Line(0, 0, 0.0, 0.0, 0.0)
-        tightest = min(max(one.half_ns, _FLOOR_NS) for one in self.samples)
-        sure = [one for one in self.samples if one.half_ns <= 10 * tightest]
+        tightest = min(max(sample.half_ns, _FLOOR_NS) for sample in self.samples)
+        sure = [sample for sample in self.samples if sample.half_ns <= 10 * tightest]
         first, offset = sure[0].unix_ns, sure[0].offset_ns  # floats hold what is left of them
-        times = np.array([one.unix_ns - first for one in sure], float)
-        beyond = np.array([one.offset_ns - offset for one in sure], float)
-        halves = np.array([one.half_ns for one in sure], float)
+        times = np.array([sample.unix_ns - first for sample in sure], float)
+        beyond = np.array([sample.offset_ns - offset for sample in sure], float)
+        halves = np.array([sample.half_ns for sample in sure], float)
         limit = SLEW_PPM / 1e6
         if np.ptp(times) * limit < max(halves.max(), _FLOOR_NS):
             return _Line(first, offset, float(np.median(beyond)), 0.0, float(halves.max()))
         apart = times - times.mean()
         drift = float(np.clip(apart @ beyond / (apart @ apart), -limit, limit))
-        ends = np.array([one.unix_ns - first for one in (self.samples[0], self.samples[-1])])
+        ends = np.array([sample.unix_ns - first for sample in (self.samples[0], self.samples[-1])])
         # How each sample's error moves the line at both ends of the samples.
         weights = 1 / len(times) + np.outer(ends - times.mean(), apart) / (apart @ apart)
         bound = float((np.abs(weights) @ halves).max())
@@ -128,7 +128,10 @@ class ClockFit:
     def residual_ns(self) -> float:
         """How far the line can be off among the samples: by their brackets, or beside them."""
         line = self._line()
-        beside = [abs(one.offset_ns - line.at(one.unix_ns)) - one.half_ns for one in self.samples]
+        beside = [
+            abs(sample.offset_ns - line.at(sample.unix_ns)) - sample.half_ns
+            for sample in self.samples
+        ]
         return float(max([line.bound_ns, *beside]))
 
     def facts(self) -> dict[str, float]:
@@ -153,13 +156,13 @@ def steps(readings: list[tuple[int, int]]) -> list[tuple[int, int]]:
     readings
         Pairs of Unix time and a clock that nobody sets (``time.monotonic_ns``), in order.
     """
-    found = []
+    jumps = []
     for (unix, steady), (next_unix, next_steady) in itertools.pairwise(readings):
         passed = next_steady - steady
         jump = next_unix - unix - passed
         if abs(jump) > STEP_NS + passed * SLEW_PPM // 1_000_000:
-            found.append((next_unix, jump))
-    return found
+            jumps.append((next_unix, jump))
+    return jumps
 
 
 def step_notes(readings: list[tuple[int, int]]) -> list[str]:

@@ -124,40 +124,40 @@ def bounds(
         More launches that may have been on the GPU.
     """
     contended = _contended([*launches, *others])[: len(launches)]
-    found = []
-    for one, beside in zip(launches, contended, strict=True):
-        submitted = one.launching + (one.launched - one.launching) // SUBMITTED_AFTER
-        start = min(max(one.opened, submitted), one.closed)
-        behind = one.closed > one.recorded + BEHIND_NS
+    times = []
+    for launch, beside in zip(launches, contended, strict=True):
+        submitted = launch.launching + (launch.launched - launch.launching) // SUBMITTED_AFTER
+        start = min(max(launch.opened, submitted), launch.closed)
+        behind = launch.closed > launch.recorded + BEHIND_NS
         # Launched before the GPU was ready for it: only the events' own cost lies between.
-        queued = one.opened > one.launched
-        begun = one.opened + 2 * cost.empty_ns if queued else one.launched + LATENCY_NS
-        if behind and not beside and one.key is not None:  # then both ends are known well
-            own = max(0, one.closed - CLOSING_NS - max(one.opened, begun))
-            shortest_ns[one.key] = min(shortest_ns.get(one.key, own), own)
-        shortest = min(shortest_ns.get(one.key, 0), max(0, one.closed - start))
-        latest = max(start, one.closed - shortest)
+        queued = launch.opened > launch.launched
+        begun = launch.opened + 2 * cost.empty_ns if queued else launch.launched + LATENCY_NS
+        if behind and not beside and launch.key is not None:  # then both ends are known well
+            own = max(0, launch.closed - CLOSING_NS - max(launch.opened, begun))
+            shortest_ns[launch.key] = min(shortest_ns.get(launch.key, own), own)
+        shortest = min(shortest_ns.get(launch.key, 0), max(0, launch.closed - start))
+        latest = max(start, launch.closed - shortest)
         if not beside:
-            ready = max(one.opened, one.launched)
+            ready = max(launch.opened, launch.launched)
             latest = max(start, min(latest, ready + LATENCY_NS))
-        room = max(0, one.closed - start - shortest)
-        found.append({
+        room = max(0, launch.closed - start - shortest)
+        times.append({
             "start_ns": start,
-            "end_ns": one.closed,
+            "end_ns": launch.closed,
             "start_uncertainty_ns": latest - start,
             "end_uncertainty_ns": min(room, CLOSING_NS) if behind else room,
         })  # fmt: skip
-    return found
+    return times
 
 
 def _contended(launches: Sequence[Bracketed]) -> list[bool]:
     """Whether work on another stream was on the GPU during each bracket, as far as we know."""
-    opened = np.array([one.opened for one in launches], np.int64)
-    closed = np.array([one.closed for one in launches], np.int64)
+    opened = np.array([launch.opened for launch in launches], np.int64)
+    closed = np.array([launch.closed for launch in launches], np.int64)
     streams: dict[Hashable, list[int]] = {}
-    for place, one in enumerate(launches):
-        streams.setdefault(one.stream, []).append(place)
-    found = np.zeros(len(launches), bool)
+    for place, launch in enumerate(launches):
+        streams.setdefault(launch.stream, []).append(place)
+    contended = np.zeros(len(launches), bool)
     for stream, mine in streams.items():
         others = [place for other, places in streams.items() if other != stream for place in places]
         if not others:
@@ -166,8 +166,8 @@ def _contended(launches: Sequence[Bracketed]) -> list[bool]:
         begins = opened[others][order]
         latest_end = np.maximum.accumulate(closed[others][order])
         at = np.searchsorted(begins, closed[mine], "right") - 1
-        found[mine] = (at >= 0) & (latest_end[np.maximum(at, 0)] > opened[mine])
-    return [bool(one) for one in found]
+        contended[mine] = (at >= 0) & (latest_end[np.maximum(at, 0)] > opened[mine])
+    return contended.tolist()
 
 
 class EventSource(DeviceSource):

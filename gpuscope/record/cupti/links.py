@@ -268,7 +268,7 @@ class Links:
         launch_start = start
         columns = tables.work_columns(work, self._records.kernel_name)
         rows = self._fresh(count)
-        edges = []
+        edges: list[tuple[Ints, Ints, str]] = []
         if apis is not None and places is not None:
             launch_start = apis["start"][places].astype(np.int64)
             columns["process"] = apis["process"][places].astype(np.int64)
@@ -277,13 +277,12 @@ class Links:
             times = apis["start"].astype(np.int64)
             selected = self._selections.selected(apis["thread"], times)[places]
             columns.update(self._from_calls(work, rows, apis["call"][places], selected))
-            launches = arrow.constant("launch", count)
-            edges = [arrow.edges(apis["row"][places], rows, launches)]
+            edges.append((apis["row"][places], rows, "launch"))
         unknown = start == 0  # CUPTI could not time it: it began at its launch or later
         columns["id"] = rows
         columns["start_ns"] = np.where(unknown, launch_start, start)
         columns.update(self._places.columns(work, launch_start))
-        return Batch(arrow.table(columns, count), *edges)
+        return Batch(arrow.table(columns, count), arrow.edges(edges))
 
     def _from_calls(
         self, work: Columns, rows: Ints, call_of: Ints, selected: Ints

@@ -19,7 +19,7 @@ import numpy as np
 from facts import BESIDE
 
 import gpuscope as gs
-from gpuscope.calibration import judge
+from gpuscope.calibration import fit
 from gpuscope.calibration.kernels import kernel_of
 from gpuscope.device.sim.gemm_model import ITEM_BYTES, alignment
 from gpuscope.device.sim.profile import Profile
@@ -202,10 +202,10 @@ def keep(target: Path, facts: Row, parts: dict[str, list[Row]]) -> None:
 # -- judging --------------------------------------------------------------------------------
 
 
-def errors(rows: list[Row], profile: Profile, *, told: bool = False) -> judge.Table:
+def errors(rows: list[Row], profile: Profile, *, told: bool = False) -> fit.Table:
     """Errors of predicted times by dtype and of all, beside those of the rule of thumb."""
-    ours: judge.Errors = {}
-    theirs: judge.Errors = {}
+    ours: fit.Errors = {}
+    theirs: fit.Errors = {}
     whole = str(max(SM_COUNTS))
     for row in rows:
         for sms, us in row["told_us" if told else "us"].items():
@@ -214,7 +214,7 @@ def errors(rows: list[Row], profile: Profile, *, told: bool = False) -> judge.Ta
             by_share_us = row["us"][whole] * int(whole) / count
             ours.setdefault(row["dtype"], []).append(abs(guess_us / us - 1))
             theirs.setdefault(row["dtype"], []).append(abs(by_share_us / us - 1))
-    return judge.table(ours, theirs)
+    return fit.table(ours, theirs)
 
 
 def reproduced(rows: list[Row]) -> Row:

@@ -22,22 +22,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuscope.calibration import judge
-from gpuscope.calibration.fit import fit_gemm as fit_gemm_on
-from gpuscope.calibration.judge import FOLDS, table
-from gpuscope.calibration.profile_file import layout_of, profile_of, write_profile
+from gpuscope.calibration import fit as fitting
+from gpuscope.calibration.calibrator import profile_of, write_profile
+from gpuscope.calibration.fit import FOLDS, table
+from gpuscope.device.sim.schema import DeviceLayout
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data" / "h200.json"
 TRANSFERS = ROOT / "benchmarks" / "results" / "transfers.json"
-DEVICE: dict[str, Any] = {
-    "name": "NVIDIA H200",
-    "quantum_sm_count": 8,
-    "quanta": 15,
-    "remainder_sm_count": 12,
-    "compute_capability": [9, 0],
-    "memory_bytes": 150_754_820_096,
-}
+DEVICE = DeviceLayout(
+    name="NVIDIA H200",
+    quantum_sm_count=8,
+    quanta=15,
+    remainder_sm_count=12,
+    compute_capability=(9, 0),
+    memory_bytes=150_754_820_096,
+)
 MEASURED = {
     "driver": "580.159 (CUDA 13.0)",
     "software": "CuPy 14.2.0 (cuda13x), cuda-core 1.2.0",
@@ -56,7 +56,7 @@ HOST_COSTS = {
     "create_partition_call_ns": 1000000,
     "device_copy_bytes_per_us": 4300000,
 }
-LAYOUT = layout_of(DEVICE)
+LAYOUT = DEVICE.layout
 
 
 # -- measurements ----------------------------------------------------------------------
@@ -109,10 +109,10 @@ def fit(data: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
 
 
-fit_gemm = partial(fit_gemm_on, layout=LAYOUT)
-errors_of = partial(judge.errors_of, layout=LAYOUT)
-share_errors = partial(judge.share_errors, layout=LAYOUT)
-cross_validate = partial(judge.cross_validate, layout=LAYOUT)
+fit_gemm = partial(fitting.fit_gemm, layout=LAYOUT)
+errors_of = partial(fitting.errors_of, layout=LAYOUT)
+share_errors = partial(fitting.share_errors, layout=LAYOUT)
+cross_validate = partial(fitting.cross_validate, layout=LAYOUT)
 
 
 def show(rows: dict[str, Any]) -> None:

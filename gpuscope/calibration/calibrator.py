@@ -3,34 +3,72 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from gpuscope._checks import door
+from gpuscope._files import replacing
 from gpuscope._libcupti import library_path
-from gpuscope.calibration.fit import fit_gemm
-from gpuscope.calibration.judge import Table, cross_validate, errors_of, share_errors, table
-from gpuscope.calibration.kernels import KINDS, Row, kind, unreadable
-from gpuscope.calibration.measure import Measurements, Progress, measure
-from gpuscope.calibration.profile_file import layout_of, profile_of, write_profile
+from gpuscope.calibration import fit as fitting
+from gpuscope.calibration import gemms, host
+from gpuscope.calibration.design import MOST, shapes
+from gpuscope.calibration.kernels import KINDS, Key, Row, kind, unreadable
 from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.device.select import open_device
+from gpuscope.device.sim.gemm_model import ITEM_BYTES
 from gpuscope.device.sim.profile import Profile
-from gpuscope.device.sim.schema import ProfileFile
+from gpuscope.device.sim.schema import DeviceLayout, GemmKernels, ProfileFile
 from gpuscope.errors import CapabilityError, DeviceUnavailable, GpuscopeError
+from gpuscope.trace.metadata import TraceMetadata
 
 BUDGET_S = 170.0
+
+_BFLOAT16_SINCE = (8, 0)
+
+Progress = Callable[[float, str], None]
+"""Takes the share that is done, from 0 to 1, and what is being done."""
 
 _FIT_S = 45.0
 """Kept back for the fits."""
 
 _LEAST_SHAPES = 40
 """Fewer say too little of each kind of kernels."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a calibration measured, ready for the fit.
+
+    Attributes
+    ----------
+    device, constants
+        Tables of the profile.
+    gemm, told
+        Rows of GEMMs, not told the SM count and told; the second are in no fit.
+    copy
+        Rows of the copy kernel.
+    metadata
+        Of a recording: devices and versions.
+    skipped
+        GEMM timings left out because one call would have taken too long.
+    notes
+        What was not measured, and the values used instead.
+    """
+
+    device: DeviceLayout
+    constants: Mapping[str, int]
+    gemm: Sequence[Row]
+    told: Sequence[Row]
+    copy: Sequence[Mapping[str, float]]
+    transfers: Mapping[str, Sequence[tuple[int, float]]]
+    metadata: TraceMetadata
+    skipped: int
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -64,8 +102,8 @@ class Calibration:
 
     path: Path
     profile: ProfileFile
-    errors: Table
-    held_out: Table
+    errors: fitting.Table
+    held_out: fitting.Table
     told_errors: Mapping[str, float]
     unreadable: tuple[str, ...]
     skipped: int
@@ -181,6 +219,66 @@ def _real_gpu(device: Device | str | None) -> Device:
     return gpu
 
 
+def measure(
+    device: Device,
+    source: host.Source,
+    *,
+    budget_s: float,
+    progress: Progress,
+    shape_count: int | None = None,
+) -> Measurements:
+    """Measure a device; simulated ones too, which tests compare with what they are made from.
+
+    Parameters
+    ----------
+    source
+        Of kernel times.
+    budget_s
+        On the device's clock.
+    shape_count
+        GEMM shapes, if fewer than the design has.
+    """
+    until_ns = device.now_ns() + round(budget_s * 1e9)
+    info, notes = device.info, []
+    progress(0, "calls")  # before anything records: calls cost more from then on
+    constants = host.call_costs(device) | host.partition_costs(device)
+    progress(0.02, "launches")
+    overheads, metadata = host.overheads(device, source)
+    constants |= overheads
+    if not device.capabilities.partitions:
+        stand_in = Profile.load("h200").constants["create_partition_call_ns"]
+        constants["create_partition_call_ns"] = stand_in
+        notes.append(
+            "measured on all SMs only: "
+            + device.capabilities.reasons.get("partitions", "the device cannot be carved")
+            + ". The simulated GPU cannot be carved either; the cost of a partition is an H200's"
+        )
+    progress(0.04, "copies")
+    constants |= host.copy_rate(device, source)
+    transfers = host.transfers(device, source)
+    copies = host.copy_kernels(device, source)
+    lacking = {"bfloat16"} if info.compute_capability < _BFLOAT16_SINCE else set()
+    dtypes = [name for name in ITEM_BYTES if name not in lacking]
+    most = min(MOST**2, info.memory_bytes // (4 * 2 * sum(ITEM_BYTES.values())))
+    chosen = shapes(most_elements=most)[:shape_count]
+    measured = gemms.measure(
+        device, chosen, dtypes, source, until_ns=until_ns,
+        step=lambda done: progress(0.06 + 0.8 * done / len(chosen), "matrix products"),
+    )  # fmt: skip
+    rows = list(measured.rows)
+    if lacking:
+        rows += [{**row, "dtype": "bfloat16"} for row in rows if row["dtype"] == "float16"]
+        notes.append("this GPU has no bfloat16: the times of float16 stand in")
+    return Measurements(
+        device=DeviceLayout(
+            name=info.name, compute_capability=info.compute_capability,
+            memory_bytes=info.memory_bytes, **asdict(device.backend.layout),
+        ),
+        constants=constants, gemm=rows, told=measured.told, copy=copies, transfers=transfers,
+        metadata=metadata, skipped=measured.skipped, notes=tuple(notes),
+    )  # fmt: skip
+
+
 def fit(
     measured: Measurements,
     target: Path,
@@ -197,26 +295,89 @@ def fit(
     """
     start_s = time.monotonic()
     rows = measured.gemm
-    layout = layout_of(measured.device)
+    layout = measured.device.layout
     _check_enough(rows)
     progress(0.88, "the fit")
-    kinds = fit_gemm(rows, layout)
+    kinds = fitting.fit_gemm(rows, layout)
     made = profile_of(
         kinds, rows, measured.copy, name=target.stem, device=measured.device,
         measured=_provenance(measured), constants=measured.constants, transfers=measured.transfers,
     )  # fmt: skip
     progress(0.94, "the fit without a fifth of the shapes")
-    held_out = cross_validate(rows, range(1), layout=layout)
+    errors = fitting.errors_of(kinds, rows, layout=layout)
+    held_out = fitting.cross_validate(rows, range(1), layout=layout)
     write_profile(made, target)
     profile = Profile.read(target)
     progress(1, "done")
     return Calibration(
         path=target, profile=profile.file,
-        errors=table(errors_of(kinds, rows, layout=layout), share_errors(rows, layout=layout)),
+        errors=fitting.table(errors, fitting.share_errors(rows, layout=layout)),
         held_out=held_out, told_errors=_told_errors(measured.told, profile),
         unreadable=tuple(unreadable(rows)), skipped=measured.skipped, notes=measured.notes,
         measured_s=measured_s, fitted_s=time.monotonic() - start_s,
     )  # fmt: skip
+
+
+def profile_of(
+    kinds: Mapping[Key, GemmKernels],
+    rows: Sequence[Row],
+    copies: Sequence[Mapping[str, float]],
+    *,
+    name: str,
+    device: DeviceLayout,
+    measured: Mapping[str, str],
+    constants: Mapping[str, int],
+    transfers: Mapping[str, Sequence[tuple[int, float]]],
+) -> dict[str, object]:
+    """Return a whole profile, as its file holds it.
+
+    Parameters
+    ----------
+    kinds, rows
+        What :func:`~gpuscope.calibration.fit.fit_gemm` made of which measured rows.
+    copies
+        Measurements of the copy kernel, which are fitted here.
+    device, measured, constants, transfers
+        The tables of these names; counts of shapes and rows are added to ``measured``.
+    """
+    gemm = {
+        dtype: [
+            kinds[key].model_dump(mode="json") for key in sorted(kinds, reverse=True)
+            if key[0] == dtype
+        ]
+        for dtype in ITEM_BYTES
+    }  # fmt: skip
+    counts = {
+        "shapes": len({tuple(row["shape"]) for row in rows}),
+        "rows": sum(len(row["us"]) for row in rows),
+    }
+    return {
+        "schema": 3,
+        "name": name,
+        "device": device.model_dump(mode="json"),
+        "measured": {**measured, **counts},
+        "constants": dict(constants),
+        "transfers": dict(transfers),
+        "copy": fitting.fit_copy(copies),
+        "gemm": gemm,
+    }
+
+
+def write_profile(profile: Mapping[str, object], target: Path) -> None:
+    """Write a profile, checked, its tiles on one line each kind; all of it or nothing.
+
+    Raises
+    ------
+    InvalidProfile
+        It does not validate.
+    GpuscopeError
+        The file cannot be written.
+    """
+    text = json.dumps(profile, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[[\s\d.,\[\]]+\]", lambda match: re.sub(r"\s+", "", match[0]), text)
+    ProfileFile.parse(text, str(target))
+    with replacing(target) as temporary:
+        temporary.write_text(text + "\n", "utf-8")
 
 
 def _check_enough(rows: Sequence[Row]) -> None:
@@ -236,7 +397,7 @@ def _check_enough(rows: Sequence[Row]) -> None:
 
 def _provenance(measured: Measurements) -> dict[str, str]:
     """Return where the figures come from, as the profile says it."""
-    facts, name = measured.metadata, measured.device["name"]
+    facts, name = measured.metadata, measured.device.name
     how = "virtual times" if facts.simulated else "kernel durations by CUPTI"
     today = dt.datetime.now(dt.UTC).date().isoformat()
     software = ", ".join(f"{package} {version}" for package, version in facts.versions.items())
@@ -254,9 +415,4 @@ def _told_errors(rows: Sequence[Row], profile: Profile) -> dict[str, float]:
         for sms, us in row["us"].items():
             cost = profile.gemm_cost(m, n, k, row["dtype"], int(sms), row["told"][sms])
             errors.append(abs(-(-cost.blocks // int(sms)) * cost.block_ns / 1e3 / us - 1))
-    if not errors:
-        return {}
-    return {
-        "rows": len(errors), "median": float(np.median(errors)),
-        "p90": float(np.quantile(errors, 0.9)),
-    }  # fmt: skip
+    return fitting.spread(errors) if errors else {}

@@ -1,4 +1,4 @@
-"""Fitting a profile's constants, tiles and habits to measured kernel durations.
+"""Fitting a profile's constants, tiles and habits to measured kernel durations; errors of the fit.
 
 Constants are fitted for the kernels that ran, by least absolute error of the logarithm
 (Levenberg-Marquardt on reweighted squares), then the library's habits of choice by search, on
@@ -7,8 +7,9 @@ the times of whatever kernels they choose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,8 +17,16 @@ from gpuscope._types import Floats
 from gpuscope.calibration.kernels import Key, Row, Rows, Tile, kind, shares_constants
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, choose, durations
-from gpuscope.device.sim.schema import Choice, KernelTimes
+from gpuscope.device.sim.schema import Choice, GemmKernels, KernelTimes
 from gpuscope.errors import GpuscopeError
+
+FOLDS = 5
+
+Errors = dict[str, list[float]]
+"""Dtype → relative errors."""
+
+Table = dict[str, dict[str, float]]
+"""Dtype, and ``all`` → rows, median, p90, share_median, share_p90."""
 
 NOISE = 0.03
 """Errors below this are not worth a constant: repeated measurements differ as much."""
@@ -144,58 +153,40 @@ def _tiles_of(rows: Rows) -> list[Tile]:
     return sorted(tiles.values())
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """One kind of kernels, as it stands in the profile."""
-
-    times: KernelTimes
-    choice: Choice
-    tiles: list[Tile]
-
-
-def predict(fitted: Fitted, item: int, rows: Rows, layout: SmLayout) -> Floats:
+def predict(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> Floats:
     """Return times of rows in µs, each by the kernel that the library is thought to choose."""
-    return _predict(fitted.times, fitted.choice, Kernels.every(fitted.tiles), item, rows, layout)
-
-
-def _predict(
-    times: KernelTimes, choice: Choice, every: Kernels, item: int, rows: Rows, layout: SmLayout
-) -> Floats:
+    times, every, sms = kernels.times, Kernels.every(kernels.tiles), layout.sm_count
     _, first, back = np.unique(rows.shape, axis=1, return_index=True, return_inverse=True)
-    chosen = []
-    for at in first:
-        m, n, k = rows.shape[:, at].tolist()
-        chosen.append(
-            choose(times, choice, every, (m, n, k), item, believed=layout.sm_count, layout=layout)
+    chosen = [
+        choose(
+            times, kernels.choice, every, (m, n, k), item, believed=layout.sm_count, layout=layout
         )
+        for m, n, k in rows.shape[:, first].T.tolist()
+    ]
     names = ("rows", "columns", "depth", "resident", "splits")
     ran = Kernels(
         *(np.array([getattr(kernel, name)[0] for kernel in chosen])[back] for name in names)
     )
-    return durations(
-        times, ran, tuple(rows.shape), item, rows.sms, believed=layout.sm_count, layout=layout
-    )
+    return durations(times, ran, tuple(rows.shape), item, rows.sms, believed=sms, layout=layout)
 
 
-def _fit_choice(
-    times: KernelTimes, tiles: list[Tile], item: int, rows: Rows, layout: SmLayout
-) -> Choice:
+def _with_choice(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> GemmKernels:
     """Search the habits under which the chosen kernels' times are nearest to the measured."""
-    every, sms = Kernels.every(tiles), layout.sm_count
+    sms, persistent = layout.sm_count, kernels.times.persistent
     in_blocks = ("split_below_blocks", "blocks_at_most")
     tried = {
         name: [round(sms * value) for value in values] if name in in_blocks else values
         for name, values in _HABITS.items()
     }
     habits: dict[str, float] = {
-        "split_k_at_least": 1024 if times.persistent else 64, "split_side_at_least": 8,
-        "split_below_blocks": 0, "blocks_at_most": (1 if times.persistent else 3) * sms,
+        "split_k_at_least": 1024 if persistent else 64, "split_side_at_least": 8,
+        "split_below_blocks": 0, "blocks_at_most": (1 if persistent else 3) * sms,
         "crowding": 0, "crowded_from": 0.8,
     }  # fmt: skip
 
     def loss(values: dict[str, float]) -> float:
-        choice = Choice.model_construct(None, **values)
-        errors = np.log(_predict(times, choice, every, item, rows, layout) / rows.us)
+        tried = kernels.model_copy(update={"choice": Choice.model_construct(None, **values)})
+        errors = np.log(predict(tried, item, rows, layout) / rows.us)
         return float(np.mean(np.sqrt(errors**2 + NOISE**2)))
 
     best = loss(habits)
@@ -212,10 +203,10 @@ def _fit_choice(
                     best, habits = tried_loss, habits | {name: value}
         if best == before:
             break
-    return Choice.model_validate(habits)
+    return kernels.model_copy(update={"choice": Choice.model_validate(habits)})
 
 
-def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, Fitted]:
+def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, GemmKernels]:
     """Fit every kind of kernels that there is.
 
     Raises
@@ -223,16 +214,13 @@ def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, Fitted]:
     GpuscopeError
         Of no kernel of a kind, nor of its kin, the tile can be told.
     """
-    fitted_kinds: dict[Key, Fitted] = {}
+    fitted: dict[Key, GemmKernels] = {}
+    by_shared: dict[Key, list[Row]] = defaultdict(list)
     keys = sorted({kind(row) for row in rows})
     by_key = {key: [row for row in rows if kind(row) == key] for key in keys}
-    times = {
-        shared: _fit_times(
-            shared, Rows.of([r for key in keys if shares_constants(key) == shared
-                             for r in by_key[key]]), layout,
-        )
-        for shared in {shares_constants(key) for key in keys}
-    }  # fmt: skip
+    for key, of_kind in by_key.items():
+        by_shared[shares_constants(key)] += of_kind
+    times = {key: _fit_times(key, Rows.of(kin), layout) for key, kin in by_shared.items()}
     for key in keys:
         dtype, width = key
         item = ITEM_BYTES[dtype]
@@ -250,9 +238,12 @@ def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, Fitted]:
                 f"of no {dtype} kernel for rows aligned to {width} bytes the tile can be told: "
                 + ", ".join(sorted({row["kernels"][0][0] for row in by_key[key]}))
             )
-        fitted = _fit_times(key, mine, layout, times[shares_constants(key)])
-        fitted_kinds[key] = Fitted(fitted, _fit_choice(fitted, tiles, item, mine, layout), tiles)
-    return fitted_kinds
+        kernels = GemmKernels.model_construct(
+            None, alignment=width, tiles=tiles,
+            times=_fit_times(key, mine, layout, times[shares_constants(key)]),
+        )  # fmt: skip
+        fitted[key] = _with_choice(kernels, item, mine, layout)
+    return fitted
 
 
 def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -274,3 +265,75 @@ def fit_copy(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     best = _descend(np.log([2.0, 2e4, 1.7e6, 10.0]), errors)
     return dict(zip(names, map(_digits, np.exp(best)), strict=True))
+
+
+# -- errors -----------------------------------------------------------------------------
+
+
+def fold_of(shapes: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
+    """Deal shapes to folds, the same at every run."""
+    ordered = sorted(shapes)
+    order = np.random.default_rng(0).permutation(len(ordered)).tolist()
+    return {ordered[at]: index % FOLDS for index, at in enumerate(order)}
+
+
+def errors_of(
+    fitted: Mapping[Key, GemmKernels], rows: Sequence[Row], *, layout: SmLayout
+) -> Errors:
+    """Return relative errors of predicted times, by dtype."""
+    errors: Errors = defaultdict(list)
+    for key in sorted({kind(row) for row in rows}):
+        mine = Rows.of([row for row in rows if kind(row) == key])
+        us = predict(fitted[key], ITEM_BYTES[key[0]], mine, layout)
+        errors[key[0]].extend(np.abs(us / mine.us - 1).tolist())
+    return errors
+
+
+def share_errors(rows: Iterable[Row], *, layout: SmLayout) -> Errors:
+    """Return relative errors of the time on all SMs, scaled by the share of SMs, by dtype."""
+    errors: Errors = defaultdict(list)
+    for row in rows:
+        whole = row["us"][str(layout.sm_count)] * layout.sm_count
+        errors[row["dtype"]].extend(abs(whole / int(sms) / us - 1) for sms, us in row["us"].items())
+    return errors
+
+
+def spread(errors: Sequence[float]) -> dict[str, float]:
+    """Return how many errors there are, their median and their 90th percentile."""
+    return {
+        "rows": len(errors), "median": float(np.median(errors)),
+        "p90": float(np.quantile(errors, 0.9)),
+    }  # fmt: skip
+
+
+def table(errors: Errors, by_share: Errors) -> Table:
+    """Return median and 90th percentile of errors, by dtype and of all."""
+    rows = {}
+    for dtype in [*sorted(errors), "all"]:
+        ours, theirs = (
+            spread(list(itertools.chain(*of.values())) if dtype == "all" else of[dtype])
+            for of in (errors, by_share)
+        )
+        rows[dtype] = ours | {"share_median": theirs["median"], "share_p90": theirs["p90"]}
+    return rows
+
+
+def cross_validate(
+    rows: Sequence[Row], folds: Iterable[int] = range(FOLDS), *, layout: SmLayout
+) -> Table:
+    """Return the table of errors, each fold predicted by what the others taught.
+
+    Every dtype and SM count of a shape is in one fold. What only shapes of one fold show, kernels
+    for some alignment, is not judged.
+    """
+    fold = fold_of({tuple(row["shape"]) for row in rows})
+    errors: Errors = defaultdict(list)
+    held: list[Row] = []
+    for index in folds:
+        rest = [row for row in rows if fold[tuple(row["shape"])] != index]
+        kinds = {kind(row) for row in rest}
+        out = [row for row in rows if fold[tuple(row["shape"])] == index and kind(row) in kinds]
+        for dtype, of_dtype in errors_of(fit_gemm(rest, layout), out, layout=layout).items():
+            errors[dtype].extend(of_dtype)
+        held += out
+    return table(errors, share_errors(held, layout=layout))

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuscope as gs
-from gpuscope.calibration.judge import fold_of
+from gpuscope.calibration.calibrator import write_profile
+from gpuscope.calibration.fit import fold_of
 from gpuscope.calibration.kernels import kernel_of
-from gpuscope.calibration.profile_file import write_profile
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.sim.profile import Profile

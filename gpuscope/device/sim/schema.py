@@ -44,9 +44,9 @@ class DeviceLayout(_Part):
     quantum_sm_count: SmCount
     """SMs of the smallest group that the driver splits off"""
     quanta: SmCount
-    """how many such groups there are"""
+    """number of such groups"""
     remainder_sm_count: Annotated[int, Field(ge=0, le=4096)]
-    """SMs that the driver keeps apart; they hold no cluster of four blocks"""
+    """SMs of the remainder; they hold no cluster of four blocks"""
     compute_capability: tuple[
         Annotated[int, Field(ge=1, le=999)], Annotated[int, Field(ge=0, le=999)]
     ]
@@ -61,7 +61,7 @@ class DeviceLayout(_Part):
 
 
 class Measured(_Part):
-    """Where the figures come from."""
+    """The origin of the figures."""
 
     driver: str
     """driver that the measurements ran on"""
@@ -87,26 +87,26 @@ class HostCosts(_Part):
     stream_wait_call_ns: PositiveInt
     """host cost of one stream wait"""
     query_call_ns: PositiveInt
-    """host cost of asking whether an event is done, with the loop around it"""
+    """host cost of an event query, with the loop around it"""
     synchronize_return_ns: PositiveInt
-    """from completion to the host's return from a wait"""
+    """time from completion to the host's return from a wait"""
     launch_latency_ns: PositiveInt
-    """from the launch call's end to the first block, idle stream"""
+    """time from the launch call's end to the first block, in an idle stream"""
     kernel_gap_ns: PositiveInt
-    """between two queued kernels of one stream"""
+    """time between two queued kernels of one stream"""
     create_stream_call_ns: PositiveInt
-    """host cost of making a stream in a green context"""
+    """host cost of creating a stream in a green context"""
     create_partition_call_ns: PositiveInt
-    """host cost of making one green context"""
+    """host cost of creating a green context"""
     device_copy_bytes_per_us: PositiveInt
-    """device to device, read and write counted"""
+    """rate of copies on the device, counting reads and writes"""
 
 
 class Transfers(_Part):
     """Times of copies and memsets by size, as measured: pairs of bytes and µs.
 
     Between two sizes the time is interpolated by bytes, and beyond the largest its rate holds.
-    Pageable memory is staged by the driver, which these times include as far as the GPU waits.
+    The driver stages pageable memory; the times include this as far as the GPU waits.
     """
 
     pinned_host_to_device: Times
@@ -132,36 +132,35 @@ class Transfers(_Part):
 
 
 class CopyTimes(_Part):
-    """An element-wise copy kernel: launch + bytes / rate, read and write counted."""
+    """An element-wise copy kernel: launch + bytes / rate, counting reads and writes."""
 
     launch_us: PositiveFloat
-    """time of a copy of nothing"""
+    """time of an empty copy"""
     sm_bytes_per_us: PositiveFloat
-    """what one SM moves"""
+    """rate of one SM"""
     bytes_per_us: PositiveFloat
-    """what memory delivers to this kernel"""
+    """highest rate of this kernel"""
     sharpness: Exponent
-    """how suddenly the first bound gives way to the second"""
+    """sharpness of the transition from the first bound to the second"""
 
 
 class KernelTimes(_Part):
-    """Constants of the time of one kind of GEMM kernels; 1 where one does not apply."""
+    """Constants for the time of one kind of GEMM kernel; 1 for those that do not apply."""
 
     persistent: bool
-    """the grid is at most the SMs that the library believes in; blocks loop"""
+    """the grid has at most one block per SM that the library assumes; blocks loop"""
     vector: bool
-    """where m or n is 1 another kernel runs, which only moves memory"""
+    """if m or n is 1, another kernel runs that only moves memory"""
     tflop_per_s: PositiveFloat
-    """best rate of the whole GPU that was measured, power cap and all: no GEMM is simulated
-    faster"""
+    """best rate measured for the whole GPU, under its power cap: no GEMM is simulated faster"""
     sm_tflop_per_s: PositiveFloat
-    """the same of one SM, on any number"""
+    """the same per SM, on any SM count"""
     launch_us: PositiveFloat
-    """time of a kernel that does nothing"""
+    """time of an empty kernel"""
     block_us: PositiveFloat
     """start and end of one block"""
     latency_us: PositiveFloat
-    """of one block alone, per step of one along k"""
+    """latency of one block alone, per step of one along k"""
     multiply_us: PositiveFloat
     """one SM's time per element of the tile and step along k"""
     load_us: PositiveFloat
@@ -171,51 +170,51 @@ class KernelTimes(_Part):
     misaligned: Exponent
     """factor on multiplying and loading where rows are not aligned to 16 bytes"""
     sharpness: Exponent
-    """exponent of the soft maximum; 1 adds latency, work and memory up"""
+    """exponent of the soft maximum; with 1, latency, work and memory are added"""
     sm_bytes_per_us: PositiveFloat
-    """what one SM gets from L2 and memory"""
+    """rate at which one SM gets data from L2 and memory"""
     bytes_per_us: PositiveFloat
-    """what L2 and memory deliver to all SMs"""
+    """rate at which L2 and memory deliver data to all SMs"""
     wave_rounding: Share
     """how much of the last wave's length counts in full"""
     held_rounding: Share
-    """the same for the waiting of kernels of whose blocks one SM holds several"""
+    """the same for the latency of kernels of which one SM holds several blocks"""
     late_rounds: NonNegativeFloat
-    """tiles that a persistent kernel's last blocks work on after all others, where it found
-    fewer SMs than it has blocks"""
+    """tiles that a persistent kernel's last blocks process after all others, if it found fewer
+    SMs than it has blocks"""
     reduce_us: PositiveFloat
-    """the second kernel of split-K, without its bytes"""
+    """time of the second kernel of split-K, without memory traffic"""
 
 
 class Choice(_Part):
-    """Habits of the library in choosing among kernels, beside taking the fastest."""
+    """Exceptions to the rule that the library chooses the fastest kernel."""
 
     split_k_at_least: PositiveInt
-    """each split of k is at least so long"""
+    """least length of each part of k"""
     split_side_at_least: PositiveInt
-    """a split kernel's tile has sides at least so long, or as long as the result's"""
+    """least side of a split kernel's tile, unless the result's side is shorter"""
     split_below_blocks: Annotated[int, Field(ge=0, le=10**15)]
-    """products of which the smallest tile makes fewer blocks go to a split kernel in any case,
-    unless the library was told an SM count"""
+    """a product whose smallest tile makes fewer blocks always gets a split kernel, unless the
+    library was told an SM count"""
     blocks_at_most: PositiveInt
-    """blocks of a split kernel"""
+    """most blocks of a split kernel"""
     crowding: NonNegativeFloat
-    """cost of a grid that nearly fills the GPU: a factor per share above the next"""
+    """penalty for a grid that nearly fills the GPU: a factor per share above `crowded_from`"""
     crowded_from: Share
-    """share of the SMs from which a grid is crowded"""
+    """share of the SMs above which the penalty applies"""
 
 
 class GemmKernels(_Part):
     """Kernels for operands of one alignment."""
 
     alignment: Literal[16, 8, 4, 2]
-    """bytes to which rows must be aligned; the first kind that fits is taken"""
+    """bytes to which rows must be aligned; the first matching entry is used"""
     tiles: Annotated[list[Tile], Field(min_length=1, max_length=1000)]
     """rows, columns, step along k, blocks that one SM holds"""
     times: KernelTimes
     """constants of the time"""
     choice: Choice
-    """habits of the library"""
+    """exceptions in the choice of the kernel"""
 
 
 class ProfileFile(_Part):
@@ -224,11 +223,11 @@ class ProfileFile(_Part):
     schema_version: Literal[3] = Field(alias="schema")
     """version of this schema"""
     name: Annotated[str, Field(min_length=1)]
-    """what follows `sim:`"""
+    """the part after `sim:`"""
     device: DeviceLayout
     """the GPU"""
     measured: Measured
-    """where the figures come from"""
+    """origin of the figures"""
     constants: HostCosts
     """host costs and overheads"""
     transfers: Transfers

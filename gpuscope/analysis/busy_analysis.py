@@ -36,8 +36,8 @@ class PairOverlap:
     Attributes
     ----------
     tight_fraction
-        ``fraction`` with every span as short as the uncertainty it states allows; ``None`` where
-        the source states none. Bracketing events count waiting for SMs as running.
+        ``fraction`` with every span shortened by its stated uncertainty; ``None`` if the source
+        states none. Events around a launch count waiting for SMs as running.
     """
 
     a: Annotated[str, "a"]
@@ -60,11 +60,11 @@ class OverlapResult(Result):
     Attributes
     ----------
     by
-        What the groups are.
+        The kind of group.
     pairs
-        Of the :data:`MOST` groups that were busy longest; ``result[a, b]`` has any other.
+        Pairs of the :data:`MOST` groups that were busy longest; ``result[a, b]`` gives any other.
     gain
-        Sum of the solo busy times / makespan, or ``None`` where a solo time is unknown.
+        Sum of the solo busy times / makespan, or ``None`` if a solo time is unknown.
     makespan_ns
         First kernel start to last kernel end, in the recording windows.
     left_out
@@ -298,7 +298,7 @@ def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """What one stream of one partition did.
+    """Summary of one stream of one partition.
 
     Attributes
     ----------
@@ -307,8 +307,8 @@ class SummaryRow:
     p99_ns
         ``None`` with fewer than 1,000 kernels.
     tflop_per_s
-        Its floating-point operations / first start to last end, in TFLOP/s; ``None``
-        where its kernels do not state their operations.
+        Floating-point operations / time from first start to last end, in TFLOP/s; ``None`` if its
+        kernels do not state their operations.
     """
 
     partition: Annotated[str, "partition"]

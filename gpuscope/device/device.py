@@ -88,7 +88,7 @@ class Device(Unique):
         return clean(f"Device({self.info.key!r}, {self.info.name}, {self.info.sm_count} SMs)")
 
     def close(self) -> None:
-        """Close every live partition and stream; the device itself stays usable."""
+        """Close every open partition and stream. The device itself stays usable."""
         close_all([*self.registry.partitions, *self.registry.streams, self.backend])
 
     def told_from(self, other: Device) -> str:
@@ -99,12 +99,12 @@ class Device(Unique):
     # -- carving ----------------------------------------------------------------------
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """Its live partitions, of all carvings, in the order in which they were made."""
+        """Its open partitions, in order of creation."""
         return tuple(self.registry.partitions)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """Its streams that are open, in the order in which they were made."""
+        """Its open streams, in order of creation."""
         live = [stream for stream in self.registry.streams if not stream.closed]
         return tuple(sorted(live, key=lambda stream: stream.id))
 
@@ -122,7 +122,7 @@ class Device(Unique):
         keep: Collection[str] | None = None,
         instead_of: Collection[Partition] = (),
     ) -> CarvePlan:
-        """Say what :meth:`carve` would grant; touches nothing.
+        """Return what :meth:`carve` would grant, without changing anything.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class Device(Unique):
             Partitions whose counts ``rounding="nearest"`` leaves as they are, if it can. Where it
             is given, be it empty, too many SMs become as many as there are.
         instead_of
-            Live partitions that will be closed before: their SMs count as free.
+            Open partitions that will be closed first: their SMs count as free.
 
         Raises
         ------
@@ -171,24 +171,26 @@ class Device(Unique):
             Name → SM count, a percentage of the GPU's SMs as ``"25%"``, or ``"rest"`` for one
             of them; or a list of these.
         rounding
-            ``"exact"``: a count that this GPU cannot give is an error with the nearest
-            counts; ``"up"`` and ``"down"`` take the nearest in that direction; ``"nearest"``
-            the counts that can be had together and differ least from those asked for.
+            ``"exact"``: a count that this GPU cannot grant is an error that names the nearest
+            counts. ``"up"`` and ``"down"`` take the nearest count in that direction.
+            ``"nearest"`` takes the counts that can be granted together and differ least from
+            those asked for.
         allow_shared
-            Whether SMs of live partitions may be given out again. Such partitions name
-            each other in ``shares_with``.
+            Whether SMs of open partitions may be granted again. Such partitions list each other
+            in ``shares_with``.
 
         Returns
         -------
         Partitions
-            By name or position; close it, or hold it in ``with``.
+            The partitions, by name or position. Close them, or use ``with``.
 
         Raises
         ------
         InvalidPartition
-            The request cannot be granted; says why and what could.
+            The request cannot be granted. The message says why, and what could be granted.
         CapabilityError
-            This device or driver cannot carve; names what is required and found.
+            This device or driver cannot carve. The message names what is required and what was
+            found.
         """
         with self.registry.carving:
             plan = self.plan_carve(sizes, rounding=rounding, allow_shared=allow_shared)
@@ -198,22 +200,22 @@ class Device(Unique):
     def create_stream(
         self, *, name: str | None = None, priority: int = 0, blocking: bool = False
     ) -> Stream:
-        """Make a stream on the whole GPU.
+        """Create a stream on the whole GPU.
 
         Parameters
         ----------
         priority
             CUDA's: lower runs first.
         blocking
-            Whether it knows the legacy default stream's barrier: its work waits for what was
-            queued there, and what is queued there later waits for it.
+            Whether it synchronises with the legacy default stream: its work waits for earlier
+            work there, and later work there waits for it.
         """
         return make_stream(self, None, name=name, priority=priority, blocking=blocking)
 
     def wrap_stream(self, stream: AnyStream, *, name: str | None = None) -> Stream:
-        """Use somebody else's stream: an integer handle or an object with ``__cuda_stream__``.
+        """Wrap a foreign stream: an integer handle or an object with ``__cuda_stream__``.
 
-        One of ours is returned as it is. What is returned never destroys the stream.
+        A gpuscope stream is returned unchanged. The result never destroys the foreign stream.
         """
         if isinstance(stream, Stream):
             if stream.device is not self:
@@ -233,7 +235,7 @@ class Device(Unique):
         )  # fmt: skip
 
     def find_stream(self, handle: int) -> Stream | None:
-        """Return the open stream with this raw handle, if this device made or knows it."""
+        """Return the open stream with this raw handle, if this device created or wrapped it."""
         require_kind("handle", handle, int)
         return self.registry.find_stream(handle)
 
@@ -253,8 +255,8 @@ class Device(Unique):
     def choose_stream(self, stream: AnyStream = None) -> tuple[Stream, bool]:
         """Pick the stream that work should run on, and whether one was selected.
 
-        An explicit ``stream``, else the caller stream, else this thread's current stream;
-        with none of these the per-thread default, which counts as not selected.
+        The explicit ``stream``, else the caller stream, else this thread's current stream;
+        without any of these, the per-thread default stream, which counts as not selected.
         """
         if stream is None:
             stream = caller.get_caller_stream()
@@ -268,7 +270,7 @@ class Device(Unique):
         return self.wrap_stream(stream), True
 
     def create_event(self, *, timing: bool = True) -> Event:
-        """Make an event, not yet recorded."""
+        """Create an event, not yet recorded."""
         require_kind("timing", timing, bool)
         return Event(self, timing=timing)
 
@@ -290,9 +292,10 @@ class Device(Unique):
 
         Notes
         -----
-        Its memory is given out again when nobody holds the array or a view of it, and what
-        gpuscope queued with it is done, on whatever stream; work of another library counts on
-        the stream that was selected here, and where :meth:`Stream.hold` says so.
+        Its memory is reused once there is no reference to the array or a view of it, and the work
+        that gpuscope queued with it is done, on all streams. Work of other libraries is
+        considered on the stream that is selected in this call, and where :meth:`Stream.hold` is
+        called.
         """
         return self._selected_holds(self.backend.empty(as_shape(shape), as_dtype(dtype)))
 
@@ -312,14 +315,14 @@ class Device(Unique):
     def empty_pinned(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
         """Return an uninitialised array in page-locked host memory.
 
-        :meth:`Stream.copy` from and to it never waits; do not change it before the copy is done.
+        :meth:`Stream.copy` from and to it never waits. Do not change it before the copy is done.
         """
         return self.backend.empty_pinned(as_shape(shape), as_dtype(dtype))
 
     def asarray(self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> NativeArray:
-        """Copy host values into device memory; done when it returns.
+        """Copy host values into device memory and wait for the copy.
 
-        Values in another byte order are turned into this machine's, the only one of a device.
+        Values in another byte order are converted to native order.
         """
         try:
             host = np.asarray(values, dtype=None if dtype is None else as_dtype(dtype))
@@ -338,7 +341,7 @@ class Device(Unique):
     def random(
         self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32", *, seed: int = 0
     ) -> NativeArray:
-        """Return an array of uniform values in [-0.5, 0.5); done when it returns."""
+        """Return an array of uniform values in [-0.5, 0.5), and wait until it is filled."""
         seed = count("seed", seed, error=InvalidOperand)
         array = self.empty(shape, dtype)
         with self.calls.during("setup", "random"):
@@ -346,10 +349,11 @@ class Device(Unique):
         return array
 
     def scratch(self, nbytes: int) -> Scratch:
-        """Take device memory for a while: hold it in ``with``, or close it.
+        """Allocate temporary device memory. Use it in ``with``, or close it.
 
-        Inside a workload's call it is the call's: tagged by its stream, and given back with
-        it. Outside any it is untagged: the device is synchronised now and when it goes back.
+        Inside a workload's call, it is tagged with the call's stream and freed at the end of the
+        call. Outside any call, it is untagged: the device is synchronised now and when the memory
+        is freed.
 
         Raises
         ------
@@ -364,7 +368,7 @@ class Device(Unique):
         Raises
         ------
         InvalidOperand
-            It is no array of this device.
+            It is not an array of this device.
         """
         require_array(self, array, "array", on_host=False)
         self.synchronize()
@@ -377,13 +381,13 @@ class Device(Unique):
         Parameters
         ----------
         model
-            How the kernel behaves on a device that cannot run source; a simulated device
-            needs it.
+            Model of the kernel for devices that cannot run source; required on a simulated
+            device.
 
         Raises
         ------
         InvalidOperand
-            ``source`` or ``name`` is no text, or ``model`` no :class:`KernelModel`.
+            ``source`` or ``name`` is not text, or ``model`` is not a :class:`KernelModel`.
         CapabilityError
             The device cannot run source and no model was given.
         """

@@ -21,7 +21,7 @@ class EventQueue:
     """What events are recorded on: a stream of ours."""
 
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:
-        """Record ``event``, or a new one, behind what is queued; returns it."""
+        """Record ``event``, or a new one, after the queued work, and return it."""
         raise NotImplementedError
 
 
@@ -88,7 +88,7 @@ class Event(Unique):
         return self._backend.event_done(self.usable())
 
     def record(self, stream: EventQueue) -> None:
-        """Record on ``stream``, behind what is queued there."""
+        """Record in ``stream``, after the work queued there."""
         if not isinstance(stream, EventQueue):
             raise StreamError(
                 f"stream is {given(stream)}: an event is recorded on a stream of the event's "
@@ -122,7 +122,7 @@ class Event(Unique):
         return self._backend.elapsed_ns(since.usable(), self.usable())
 
     def close(self) -> None:
-        """Destroy it. Idempotent. Never raises, also when the device is gone."""
+        """Destroy the event. Idempotent. Never raises, even if the device is lost."""
         if not self.closed:
             self.closed = True
             with contextlib.suppress(Exception):

@@ -153,7 +153,7 @@ class Graph(Closing):
     def close(self) -> None:
         """Wait for its launches, then destroy it. Idempotent.
 
-        While this thread captures a stream, that is done when the capture has ended.
+        While this thread captures a stream, this is deferred until the capture has ended.
         """
         with self._lock:
             if self.closed:

@@ -86,10 +86,9 @@ class Partition(Unique):
         return tuple(stream for stream in list(self._streams) if not stream.closed)
 
     def create_stream(self, *, name: str | None = None, priority: int = 0) -> Stream:
-        """Make a stream whose work runs on this partition's SMs.
+        """Create a stream whose work runs on this partition's SMs.
 
-        It knows no barrier with the legacy default stream. The partition owns it and
-        closes it with itself.
+        It is non-blocking. The partition owns it and closes it when it is closed.
 
         Raises
         ------
@@ -122,7 +121,7 @@ class Partition(Unique):
     def close(self) -> None:
         """Close handles, then streams, then the context. Idempotent.
 
-        While this thread captures a stream, that is done when the capture has ended.
+        While this thread captures a stream, this is deferred until the capture has ended.
 
         Raises
         ------
@@ -227,12 +226,12 @@ class Partitions(Closing, Mapping[str, Partition]):
 
     @property
     def remainder(self) -> Partition | None:
-        """What nobody asked for, as a partition made at first use; ``None`` if nothing is left.
+        """The SMs left over, as a partition created at first use; ``None`` if there are none.
 
         Raises
         ------
         InvalidPartition
-            A later carving has taken these SMs.
+            A later ``carve`` has taken these SMs.
         """
         with self.device.registry.carving:
             if self._remainder is None and self.plan.remainder_parts and not self.closed:

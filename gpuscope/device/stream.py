@@ -143,19 +143,18 @@ class Stream(Closing, EventQueue):
         return self.raw
 
     def close(self) -> None:
-        """Wait for its work, then destroy it. Idempotent.
+        """Wait for the stream's work, then destroy the stream. Idempotent.
 
-        A stream made from somebody else's handle is only forgotten. While this thread captures
-        another stream, waiting and destroying are put off until the capture has ended.
+        A stream that wraps a foreign handle is released but not destroyed. While this thread
+        captures another stream, waiting and destruction are deferred until the capture has ended.
 
         Raises
         ------
         StreamError
-            It is being captured itself, or a workload's call that runs on this thread has
-            borrowed it; nothing is changed.
+            It is being captured, or a workload's call on this thread uses it. Nothing is changed.
         GpuscopeError
-            Its work failed, or the device is gone. It is closed all the same: destroying
-            it raises nothing.
+            Its work failed, or the device is lost. The stream is closed nevertheless; its
+            destruction raises nothing.
         """
         if self._over:
             return
@@ -229,24 +228,24 @@ class Stream(Closing, EventQueue):
     ) -> None:
         """Launch ``kernel`` with ``grid`` blocks of ``block`` threads.
 
-        Arrays of the device and NumPy scalars are passed as they are. The thread's
-        current stream is this one for the length of the call.
+        Arrays of the device and NumPy scalars are passed unchanged. During the call, this stream
+        is the thread's current stream.
 
         Parameters
         ----------
         flop_count, nbytes
             Floating-point operations, and bytes read and written, for traces.
         blocks
-            The array among ``args`` that the kernel writes its block records to, for
-            observers: see :class:`~gpuscope.device.api.Call`.
+            The array among ``args`` to which the kernel writes its block records, for observers:
+            see :class:`~gpuscope.device.api.Call`.
 
         Raises
         ------
         ClosedError
             The stream is closed.
         InvalidOperand
-            ``kernel`` is no kernel of this kind of device, ``grid`` or ``block`` no count that
-            CUDA takes, or an array is on another device.
+            ``kernel`` is not a kernel of this kind of device, ``grid`` or ``block`` is not a
+            valid count, or an array is on another device.
         """
         raw = self._usable()
         device = self.device
@@ -290,15 +289,15 @@ class Stream(Closing, EventQueue):
                 currents[key] = previous
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
-        """Queue a copy of ``source`` over ``destination``: same shape, dtype and device.
+        """Queue a copy of ``source`` to ``destination``, of equal shape, dtype and device.
 
-        Either side may be a NumPy array in host memory; then the call may wait.
+        Either may be a NumPy array in host memory; the call may then wait.
 
         Raises
         ------
         InvalidOperand
-            One is no array, or on another device; shapes or dtypes differ; or the destination
-            cannot be written.
+            One of them is not an array or is on another device; shapes or dtypes differ; or the
+            destination is read-only.
         """
         raw = self._usable()
         require_array(self.device, destination, "destination", write=True)
@@ -318,11 +317,11 @@ class Stream(Closing, EventQueue):
                 self.hold(destination, source)
 
     def hold(self, *arrays: object) -> None:
-        """Keep the memory of gpuscope's arrays until the work queued here is done.
+        """Keep the memory of gpuscope's arrays until the work queued in this stream is done.
 
-        They may then be dropped at once. gpuscope's own launches, copies and products do this by
-        themselves; call it after work that another library queued here. On a stream that is being
-        captured, the graph holds whatever is given. Other libraries' arrays are theirs to keep.
+        The arrays may then be dropped at once. gpuscope's launches, copies and products do this
+        themselves; call it after work that another library queued in this stream. Under capture,
+        the graph holds all arrays given. Otherwise, arrays of other libraries are not kept.
         """
         if self.graph is not None:
             self.graph.hold(*arrays)
@@ -330,12 +329,12 @@ class Stream(Closing, EventQueue):
             self._backend.use(self, arrays)
 
     def host_call(self, function: Callable[[], None]) -> None:
-        """Queue ``function`` to run on the host when the work before it is done.
+        """Queue ``function`` to run on the host once earlier work in the stream is done.
 
-        It must not call CUDA. Captured, it runs at each launch of the graph. What it raises
-        holds up nothing: on a simulated device the first call that waits for it, or for work
-        behind it, raises that; on a GPU it goes to :func:`sys.unraisablehook`, since CUDA calls
-        the function on a thread of its own.
+        It must not call CUDA. If captured, it runs at each launch of the graph. An exception does
+        not stop the stream. On a simulated device, the first call that waits for the function, or
+        for later work, raises it. On a GPU it goes to :func:`sys.unraisablehook`, because CUDA
+        calls the function on its own thread.
         """
         raw = self._usable()
         if not callable(function):
@@ -345,10 +344,10 @@ class Stream(Closing, EventQueue):
             self._backend.host_call(raw, function, call.correlation, self.graph)
 
     def capture(self, *, name: str | None = None) -> AbstractContextManager[Graph]:
-        """Let what is queued in the ``with`` block become a graph instead of running.
+        """Capture the work queued in the ``with`` block into a graph instead of running it.
 
-        A stream that waits for an event recorded here joins in, until the block ends; this
-        stream must wait for an event of it in turn.
+        A stream that waits for an event recorded in this stream joins the capture until the block
+        ends. This stream must then wait for an event of the joined stream.
 
         Yields
         ------
@@ -383,7 +382,7 @@ class Stream(Closing, EventQueue):
 
     # -- order ------------------------------------------------------------------------
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:
-        """Record ``event``, or a new one, behind what is queued; returns it."""
+        """Record ``event``, or a new one, after the queued work, and return it."""
         raw = self._usable()
         device = self.device
         if event is None:
@@ -404,13 +403,13 @@ class Stream(Closing, EventQueue):
         return event
 
     def wait(self, event: Event) -> None:
-        """Make what is queued from now on wait for the latest record of ``event``.
+        """Make work queued from now on wait for the latest record of ``event``.
 
         Raises
         ------
         StreamError
-            It is no event, or the two devices know nothing of each other: GPUs may wait for
-            each other's events, simulated ones cannot.
+            It is not an event, or it is of another device. GPUs may wait for each other's events,
+            simulated devices cannot.
         """
         raw = self._usable()
         device = self.device

@@ -178,27 +178,27 @@ class _Point:
 
 @door(result=SweepResult, latency=str, throughput=str)
 def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure:
-    """Draw what latency one workload has against what throughput another one keeps.
+    """Draw the latency of one workload against the throughput that another one keeps.
 
     One point for each setting at each point of the sweep, labelled with the parameters: its
-    p50 and, from 1,000 calls on, its p99. The points that no other beats in both respects
-    (Pareto) have a black outline and are joined by a line; where something else than
-    partitions was varied, too, points compete with those of the same values of it only. Where
-    nothing was carved the point is a reference.
+    p50 and, from 1,000 calls on, its p99. The Pareto front, the points that no other point beats
+    in both respects, has a black outline and is joined by a line. If parameters other than
+    partitions were varied, only points with equal values of these are compared. Points without
+    partitions are references.
 
     Parameters
     ----------
     result
         Of :func:`gpuscope.runs.sweep`.
     latency
-        The workload whose latency matters; not a background.
+        The workload whose latency is drawn; not a background workload.
     throughput
-        The workload whose rate, over its rate alone on the whole GPU, matters.
+        The workload whose rate is drawn, relative to its rate alone on the whole GPU.
 
     Raises
     ------
     MissingEvidence
-        No setting has both; what is missing is said.
+        No setting has both. The message says what is missing.
 
     Examples
     --------

@@ -35,12 +35,12 @@ def sm_map(
     window_ns: tuple[int, int] | None = None,
     device: int | None = None,
 ) -> go.Figure:
-    """Draw the SMs of a GPU over time: which were busy, and with whose thread blocks.
+    """Draw the SMs of a GPU over time: which were busy, and with blocks of which partition.
 
-    A cell is one SM in one bin of time. Its colour is the partition whose blocks held the
-    SM for the longest time in it, its strength the share of the bin in which any block held
-    the SM. The strip on the left says which partition owns each SM. What the figure holds
-    depends on bins, SMs and partitions, not on the number of blocks.
+    A cell is one SM in one time bin. Its colour is the partition whose blocks held the SM
+    longest, its intensity the share of the bin in which any block held the SM. The strip on the
+    left shows the partition that owns each SM. The size of the figure depends on bins, SMs and
+    partitions, not on the number of blocks.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ def timeline(
     title: str | None = None,
     sm: bool = False,
 ) -> go.Figure:
-    """Draw a trace as a timeline: ranges and calls of the host, then one row a stream.
+    """Draw a trace as a timeline: host ranges and calls, then one row per stream.
 
     Parameters
     ----------
@@ -55,18 +55,18 @@ def timeline(
         Start and end on the trace's clock. Default: the first recording window where
         there are several, else the whole trace.
     max_spans
-        Spans drawn one by one, widest first. The others are merged into a shading of their
-        track that says how full it is of them; the figure states how many they are.
+        Spans drawn individually, the longest first. The others are merged into a shading of their
+        track that shows their density; the figure states their number.
     title
         Default ``"Timeline"``. That the trace is simulated is added.
     sm
-        Whether to draw under it, on the same time axis, which SMs were held when, and by
-        whose thread blocks; :func:`sm_map` says more of them.
+        Whether to draw below, on the same time axis, which SMs were held by blocks of which
+        partition; :func:`sm_map` shows more detail.
 
     Raises
     ------
     MissingEvidence
-        The SMs are asked for, and no finished thread block has its SM.
+        ``sm`` is set and no finished thread block has a known SM.
     ValueError
         The window is empty or ``max_spans`` is below 1.
 

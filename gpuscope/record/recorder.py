@@ -147,7 +147,8 @@ class Recording:
         Parameters
         ----------
         wait
-            Wait for what was launched; else what still runs stays open in the trace.
+            Whether to wait for the work launched. Otherwise work that is still running has no end
+            in the trace.
         """
         global running  # noqa: PLW0603 - the one place that knows what is on
         if self._trace is not None:
@@ -226,7 +227,7 @@ class Recording:
             self._globaltimers[key] = self._source_of[key].globaltimer(device)
 
     def snapshot(self) -> Trace:
-        """Return what was recorded so far, as a trace; the recording goes on."""
+        """Return a trace of what was recorded so far. The recording continues."""
         return self._trace if self._trace is not None else self._join(self.batches(), {})
 
     def _join(self, batches: list[Batch], clocks: Mapping[str, Calibration]) -> Trace:
@@ -264,7 +265,7 @@ class Recording:
         Raises
         ------
         GpuscopeError
-            The recording is still on: leave its ``with`` block first.
+            The recording is still running: leave its ``with`` block first.
         """
         if self._trace is None:
             raise GpuscopeError(
@@ -274,10 +275,10 @@ class Recording:
 
     # -- reading ----------------------------------------------------------------------
     def batches(self, since: int = 0) -> list[Batch]:
-        """Return the batches from number ``since`` on; what is new becomes one more.
+        """Return the batches from number ``since`` on; new rows become one more batch.
 
-        Batches never change, and the trace is their concatenation: remember how many you
-        have seen and ask from there.
+        Batches never change, and the trace is their concatenation: remember how many you have
+        read, and continue from there.
         """
         return self._collect(over=False)[since:]
 

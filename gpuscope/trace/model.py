@@ -78,7 +78,7 @@ class Trace:
         ValueError
             A column is unknown, a required one is missing, or lengths differ.
         TraceFormatError
-            The rows make no trace, as :class:`Trace` says.
+            The rows are not a valid trace; see :class:`Trace`.
         """
         require_kind("spans", spans, Mapping)
         require_kind("edges", edges, Mapping, None)
@@ -121,7 +121,7 @@ class Trace:
         Parameters
         ----------
         fill
-            Stands for nulls; without it a column that has nulls is an error.
+            Replaces nulls. Without it, a column with nulls is an error.
 
         Raises
         ------
@@ -158,14 +158,14 @@ class Trace:
     def where(self, mask: object = None, **equal: object) -> Trace:
         """Return the rows that satisfy ``mask`` and every ``column=value``.
 
-        A tuple of values means any of them; ``None`` means null. Edges between rows that
-        stay are kept, ids are unchanged.
+        A tuple of values matches any of them; ``None`` matches null. Edges between remaining rows
+        are kept, and ids are unchanged.
 
         Raises
         ------
         InvalidArgument
-            There is no such column, or a value that it cannot hold; or a ``kind`` or ``source``
-            is misspelt; or ``mask`` is not one bool a row.
+            There is no such column, a value does not fit its type, a ``kind`` or ``source`` is
+            unknown, or ``mask`` is not one bool per row.
         """
         keep = pa.scalar(value=True)
         for name, wanted in equal.items():
@@ -242,9 +242,9 @@ class Trace:
         Returns
         -------
         pandas.DataFrame
-            The columns of :data:`gpuscope.trace.schema.SPAN_TYPES` that have a value anywhere.
-            Whole numbers stay whole, ns included: with nulls as ``Int64``. Texts are
-            categories. The metadata's JSON is in ``attrs["gpuscope"]``.
+            The columns of :data:`gpuscope.trace.schema.SPAN_TYPES` that hold any value. Integers
+            stay integers, ns included: with nulls, as ``Int64``. Texts are categories. The
+            metadata's JSON is in ``attrs["gpuscope"]``.
 
         Raises
         ------
@@ -275,7 +275,7 @@ class Trace:
         Raises
         ------
         InvalidArgument
-            A field is unknown, or holds what no JSON can.
+            A field is unknown, or its value cannot be stored as JSON.
         """
         try:
             return Trace(self.spans, self.edges, msgspec.structs.replace(self.metadata, **changes))
@@ -286,14 +286,15 @@ class Trace:
 
     @staticmethod
     def concat(traces: Sequence[Trace]) -> Trace:
-        """Join traces of one clock; ids are renumbered so that they stay unique.
+        """Join traces that share a clock. Ids are renumbered to stay unique.
 
-        The metadata is the first one's, with every window, partition, stream and count.
+        The metadata is that of the first trace, with the windows, partitions, streams and counts
+        of all.
 
         Raises
         ------
         ValueError
-            There is none, or they have different time bases.
+            There is no trace, or the time bases differ.
         """
         require_kind("traces", traces, list, tuple)
         for trace in traces:
@@ -335,7 +336,7 @@ class Trace:
         )
 
     def stream_name(self, stream: int | None) -> str:
-        """Return a stream's name for people."""
+        """Return a stream's name for display."""
         require_kind("stream", stream, int, None)
         if stream is None:
             return "no stream"
@@ -349,7 +350,7 @@ class Trace:
 
     @property
     def provenance(self) -> str:
-        """What is missing and the :attr:`origin`, in one line for every picture."""
+        """One line for figures: what is missing, and the :attr:`origin`."""
         return "; ".join(filter(None, [self.metadata.incomplete, self.origin]))
 
     @property

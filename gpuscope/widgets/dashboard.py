@@ -136,12 +136,12 @@ class Dashboard:
     # -- for programs -----------------------------------------------------------------
     @property
     def experiment(self) -> Experiment:
-        """What the controls describe; ``gpuscope.run`` takes it.
+        """The experiment that the controls describe, for ``gpuscope.run``.
 
         Raises
         ------
         InvalidPartition, InvalidExperiment
-            They describe nothing that can be run.
+            The controls do not describe a valid experiment.
         """
         return self.form.experiment()
 
@@ -157,7 +157,7 @@ class Dashboard:
         Raises
         ------
         InvalidExperiment, GpuscopeError
-            It does not validate, or cannot be read. Nothing is changed then.
+            It is invalid or cannot be read. Nothing is changed.
         """
         opened = _experiment(experiment)
         with self._lock:
@@ -176,7 +176,7 @@ class Dashboard:
         Raises
         ------
         InvalidPartition, InvalidExperiment
-            They describe nothing that can be run.
+            The controls do not describe a valid experiment.
         """
         with self._lock:
             experiment = self.form.experiment()
@@ -186,7 +186,7 @@ class Dashboard:
             return CARVINGS[kind](experiment, self.form.plan(), index)
 
     def start(self) -> None:
-        """Run what the controls describe, as the Run button does; returns at once.
+        """Start a run, as the Run button does; returns at once.
 
         Errors are shown in the dashboard. Does nothing while a run is on.
         """
@@ -201,7 +201,7 @@ class Dashboard:
                 self.bar.say("Stopping: waiting for what is queued on the GPU …")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until no run is on; returns whether that is so."""
+        """Wait until no run is in progress; returns false after a timeout."""
         with self._lock:
             thread = self._thread
         if thread is not None:
@@ -219,7 +219,7 @@ class Dashboard:
         self._begin(work, "Running under Nsight Systems …", _require_gpu)
 
     def close(self) -> None:
-        """Stop the run, wait for its end, and take the widgets away."""
+        """Stop the run, wait for its end, and remove the widgets."""
         with self._lock:
             self._closed = True
         self.stop()

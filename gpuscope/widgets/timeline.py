@@ -114,9 +114,9 @@ class Timeline(TimelineView):
 
     @door(recording=Recording)
     def watch(self, recording: Recording) -> None:
-        """Show a recording while it goes on; returns at once.
+        """Show a recording while it runs; returns at once.
 
-        Rows are read and drawn by threads, also while a cell keeps Python busy.
+        Background threads read and draw the rows, even while a cell is running.
         """
         self._stop_reading()
         with self._lock:
@@ -144,7 +144,7 @@ class Timeline(TimelineView):
             self.scheduler.ask()
 
     def close(self) -> None:
-        """End its threads and take it away."""
+        """Stop its threads and remove the widget."""
         self._stop_reading()
         super().close()
 
@@ -163,8 +163,8 @@ class Timeline(TimelineView):
         Parameters
         ----------
         at
-            Which point stays where it is, from 0 at the left to 1 at the right; default: the
-            middle, or the newest spans while they are followed.
+            The point that stays in place, from 0 at the left to 1 at the right. Default: the
+            middle, or the newest spans while following.
         """
         with self._lock:
             point = 1.0 if self.follow else 0.5 if at is None else at
@@ -290,7 +290,7 @@ class Timeline(TimelineView):
         self.scheduler.ask()
 
     def clear(self) -> None:
-        """Take back selection and measurement."""
+        """Clear selection and measurement."""
         with self._lock:
             self._is_measuring = False
             self._mark([])

@@ -109,7 +109,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         raise NotImplementedError
 
     def close(self) -> None:
-        """End its threads and take it away."""
+        """Stop its threads and remove the widget."""
         scheduler = getattr(self, "scheduler", None)
         if scheduler is not None:  # else it could not be made
             scheduler.close()

@@ -143,7 +143,7 @@ class Handle(Closing):
         return any(context.runs() for context in self._contexts)
 
     def wait(self) -> None:
-        """Wait on the host for every call in flight; the first error is raised after all.
+        """Wait on the host for every call in flight, then raise the first error.
 
         Raises
         ------
@@ -343,11 +343,11 @@ class Handle(Closing):
 
     # -- graphs -----------------------------------------------------------------------
     def use_graph(self) -> None:
-        """Capture the launch at the next call, and replay it from then on.
+        """Capture the work at the next call, and replay it from then on.
 
-        The next call runs the work as always, then captures it; a call with other operands
-        or in another partition captures again. Give streams with ``execute(stream=…)``: a
-        guard's selection is refused.
+        The next call runs the work as usual, then captures it. A call with other operands or in
+        another partition captures again. Pass streams with ``execute(stream=…)``: a guard's
+        selection is refused.
         """
         self._refuse_inside("changes its own handle")
         with self._lock:
@@ -356,7 +356,7 @@ class Handle(Closing):
                 context.ready = NOTHING
 
     def drop_graph(self) -> None:
-        """Wait for what is in flight, and launch without a graph from then on."""
+        """Wait for calls in flight, and launch without a graph from then on."""
         self._refuse_inside("changes its own handle")
         try:
             self.wait()
@@ -396,9 +396,9 @@ class Handle(Closing):
 
     # -- life -------------------------------------------------------------------------
     def close(self) -> None:
-        """Wait for what is in flight. Idempotent. Never raises: failures are logged.
+        """Wait for calls in flight. Idempotent. Failures are logged, not raised.
 
-        While this thread captures a stream, that is done when the capture has ended.
+        While this thread captures a stream, this is deferred until the capture has ended.
 
         Raises
         ------

@@ -9,9 +9,9 @@ from typing import Annotated
 import numpy as np
 
 from gpuscope._checks import SeveralOf, door
-from gpuscope.analysis.intervals import Intervals, grouped, kernels, union
+from gpuscope.analysis.intervals import Intervals, ended_kernels, grouped, union
 from gpuscope.analysis.result import Result, Row, row_of
-from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.errors import InvalidArgument
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 
@@ -248,12 +248,9 @@ def _labelled(rounds: Sequence[Trace], solos: Sequence[Trace]) -> dict[str, Trac
 
 def _rows(trace: Trace, workload: str) -> Trace:
     """Finished kernels of a workload."""
-    try:
-        found = kernels(trace)
-    except MissingEvidence:
-        return trace.where(kind=())
+    found = ended_kernels(trace)
     groups = grouped(found, "workload")
-    return found.where(np.array([label == workload for label in groups.labels])[groups.code])
+    return found.where(np.array([label == workload for label in groups.labels], bool)[groups.code])
 
 
 def _spans(trace: Trace, workload: str) -> Intervals:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
-from gpuscope.trace.columns import codes, combined
+from gpuscope.trace.columns import codes, combined, is_open
 from gpuscope.trace.model import Trace
 
 Intervals: TypeAlias = Ints
@@ -32,6 +32,12 @@ def union(starts: Intervals, ends: Intervals) -> Intervals:
     return np.stack([starts[first], ends[last]], axis=1)
 
 
+def ended_kernels(trace: Trace) -> Trace:
+    """Return the finished kernels of a trace, if there are any."""
+    found = trace.where(kind="kernel")
+    return found.where(~is_open(found))
+
+
 def kernels(trace: Trace) -> Trace:
     """Return the finished kernels of a trace.
 
@@ -40,8 +46,7 @@ def kernels(trace: Trace) -> Trace:
     MissingEvidence
         There is none.
     """
-    found = trace.where(kind="kernel")
-    found = found.where(~np.asarray(found.spans.column("end_ns").is_null()))
+    found = ended_kernels(trace)
     if not len(found):
         raise MissingEvidence(
             "the trace holds no finished kernel: record with profile() while work is launched on a "

@@ -13,7 +13,7 @@ from gpuscope._checks import MappingOf, door
 from gpuscope._text import clean
 from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
-from gpuscope.analysis.intervals import grouped, kernels, rates
+from gpuscope.analysis.intervals import ended_kernels, grouped, rates
 from gpuscope.analysis.latency_analysis import latency
 from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import MissingEvidence
@@ -70,9 +70,8 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     """
     rows: list[Row] = []
     for setting, trace in traces.items():
-        try:
-            found = kernels(trace)
-        except MissingEvidence:
+        found = ended_kernels(trace)
+        if not len(found):
             continue
         together = overlap(trace, by="workload")
         most = max(together.pairs, key=lambda one: one.fraction, default=None)
@@ -167,7 +166,7 @@ def solo_statistics(
     paced
         Whether its calls arrive at given times: their rate says nothing about the GPU.
     """
-    kernels, whole_kernels = _ended_kernels(in_place), _ended_kernels(whole_gpu)
+    kernels, whole_kernels = ([*map(ended_kernels, traces)] for traces in (in_place, whole_gpu))
     durations, whole_durations = _durations(kernels), _durations(whole_kernels)
     if not len(durations):
         return None
@@ -180,16 +179,6 @@ def solo_statistics(
         whole_gpu_kernel_ns=float(np.median(whole_durations)) if len(whole_durations) else None,
         whole_gpu_tflop_per_s=None if paced else _tflop_per_s(whole_kernels),
     )
-
-
-def _ended_kernels(traces: Sequence[Trace]) -> list[Trace]:
-    """Keep kernels; leave out those that still ran when the recording was stopped."""
-    kept = []
-    for trace in traces:
-        kernels = trace.where(kind="kernel").spans
-        ended = kernels.filter(kernels.column("end_ns").is_valid())
-        kept.append(Trace(ended, trace.edges, trace.metadata))
-    return kept
 
 
 def _durations(kernels: Sequence[Trace]) -> Ints:

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gpuscope._types import Bools, Ints
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import edge_rows
+from gpuscope.trace.columns import codes, edge_rows
 from gpuscope.trace.model import Trace
 
 WORK = ("kernel", "memcpy", "memset", "host function", "graph")
 OPEN = np.iinfo(np.int64).max
 """End of a row whose end was not seen."""
+_ORDER = ("event wait", "graph", "legacy default stream")
+"""Edges from what must end to what waits for it, besides the order of a stream."""
 _USUAL = 0.9
 """Quantile of the launch latencies seen on an idle device that still counts as usual."""
 
@@ -54,12 +55,8 @@ class SpanRows:
 
     def having(self, name: str, values: Sequence[str | None]) -> Bools:
         """Row → whether a text column has one of these values."""
-        column = self.trace.spans.column(name)
-        if pa.types.is_null(column.type):
-            return np.full(len(column), None in values)
-        return np.asarray(
-            pc.is_in(column.cast(pa.string()), value_set=pa.array(values, pa.string()))
-        )
+        code, known = codes(self.trace.spans.column(name))
+        return np.array([value in values for value in known])[code]
 
     def text(self, name: str, row: int) -> str | None:
         """Return a row's value in a text column."""
@@ -285,10 +282,8 @@ class SpanRows:
         free[then[same]] = self.ends[first[same]]
         edges = self.trace.edges
         if edges.num_rows:
-            waits = edges.filter(
-                pc.is_in(edges.column("kind").cast(pa.string()),
-                         value_set=pa.array(["event wait", "graph", "legacy default stream"]))
-            )  # fmt: skip
+            code, kinds = codes(edges.column("kind"))
+            waits = edges.filter(pa.array(np.array([kind in _ORDER for kind in kinds])[code]))
             before, after = edge_rows(self.trace, waits)
             known = (before >= 0) & (after >= 0)
             known &= self.ends[before] <= self.starts[after]

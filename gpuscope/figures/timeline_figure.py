@@ -14,7 +14,7 @@ from gpuscope.figures import style
 from gpuscope.figures.frame import Frame, arrow_look, frame_of, look, statement
 from gpuscope.figures.labels import Places, heading, in_order, nothing, stripe, y_axis
 from gpuscope.figures.raster import StaticFigure
-from gpuscope.figures.sm_blocks import Blocks, HeldIndex, sm_axis, sm_image
+from gpuscope.figures.sm_map_figure import Blocks, HeldIndex, sm_axis, sm_image
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
     axis_unit,

@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from gpuscope import figures
 from gpuscope._files import replacing
 from gpuscope._text import safe
-from gpuscope.analysis.intervals import by_stream, kernels
+from gpuscope.analysis.intervals import by_stream, ended_kernels
 from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.figures.text import uncertainty
@@ -296,9 +296,8 @@ def _rarest_kernel_ns(trace: Trace, low: int, high: int) -> int:
 
 def _median_kernel_ns(trace: Trace) -> int:
     """Return the longest of the streams' median kernel times."""
-    try:
-        found = kernels(trace)
-    except MissingEvidence:
+    found = ended_kernels(trace)
+    if not len(found):
         return 0
     took = found.array("end_ns") - found.array("start_ns")
     return int(by_stream(found).quantiles(took, (0.5,)).max())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuscope.figures import style
 from gpuscope.figures.frame import frame_of, look
 from gpuscope.figures.labels import nothing, y_axis
-from gpuscope.figures.sm_blocks import sm_axis, sm_image
+from gpuscope.figures.sm_map_figure import sm_axis, sm_image
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration, escape
 from gpuscope.figures.view import View

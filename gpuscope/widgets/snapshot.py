@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuscope.figures import style
 from gpuscope.figures.labels import Class, Places, Track
-from gpuscope.figures.sm_blocks import HeldIndex
+from gpuscope.figures.sm_map_figure import HeldIndex
 from gpuscope.figures.style import Properties
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import View

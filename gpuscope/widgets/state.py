@@ -11,7 +11,7 @@ from gpuscope._types import Array
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.labels import Places
-from gpuscope.figures.sm_blocks import Blocks, HeldIndex
+from gpuscope.figures.sm_map_figure import Blocks, HeldIndex
 from gpuscope.figures.text import provenance_lines, provenance_of, title_suffix
 from gpuscope.figures.tracks import Tracks, busiest, default_window_ns
 from gpuscope.figures.view import LANES

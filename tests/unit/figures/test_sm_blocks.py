@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuscope.figures.sm_blocks import Blocks, HeldIndex
+from gpuscope.figures.sm_map_figure import Blocks, HeldIndex
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 

@@ -142,8 +142,8 @@ def _measure_some(
                     case.skipped += 1
                     continue
                 for told in (False,) if whole else (False, True):
-                    once_ns = _run(device, case, operands[case.dtype], stream, f"{len(ran)}",
-                                   expected_ns, told=told)  # fmt: skip
+                    name = f"{len(ran)}"
+                    once_ns = _run(case, operands[case.dtype], stream, name, expected_ns, told=told)
                     ran.append((case, sms, told))
                 if whole:
                     case.whole_ns = once_ns
@@ -162,17 +162,10 @@ def _measure_some(
 
 
 def _run(
-    device: Device,
-    case: _Case,
-    operands: Operands,
-    stream: Stream,
-    name: str,
-    expected_ns: float,
-    *,
-    told: bool,
+    case: _Case, operands: Operands, stream: Stream, name: str, expected_ns: float, *, told: bool
 ) -> int:
     """Call once to load what is needed, once to time it on the host, then the repeats."""
-    m, n, k = case.shape
+    device, (m, n, k) = stream.device, case.shape
     target: SmCountTarget = "auto" if told else None
     a, b = operands[0][: m * k].reshape((m, k)), operands[1][: k * n].reshape((k, n))
     out = device.empty((m, n), case.dtype)

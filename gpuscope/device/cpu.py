@@ -10,6 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,15 +38,6 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand
 
 _NO_STREAMS = "a CPU device has no streams: open a CUDA or simulated device"
-
-
-class _Mark:
-    """An event: when it was recorded last."""
-
-    __slots__ = ("time_ns",)
-
-    def __init__(self) -> None:
-        self.time_ns: int | None = None
 
 
 class CpuArray(np.ndarray[Any, Any]):
@@ -109,8 +101,8 @@ class CpuBackend(Backend):
         """Do nothing: all work is done."""
 
     def make_event(self, *, timing: bool) -> RawEvent:
-        """Make an event."""
-        return _Mark()
+        """Make an event: when it was recorded last."""
+        return SimpleNamespace(time_ns=None)
 
     def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
         """Note the time."""

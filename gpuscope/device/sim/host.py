@@ -155,11 +155,8 @@ class SimHost(Backend):
     def _require_no_capture(self, what: str) -> None:
         """Refuse a wait for the device on a thread that captures."""
         thread = self.process_and_thread()[1]
-        refused = [
-            capture.refuse(what)
-            for capture in self._captures
-            if capture.is_on and capture.thread == thread
-        ]
+        mine = [capture for capture in self._captures if capture.is_on and capture.thread == thread]
+        refused = [capture.refuse(what) for capture in mine]
         if refused:
             raise refused[0]
 

@@ -124,10 +124,8 @@ def _open_view(live: bool | ViewMaker) -> LiveView | None:  # noqa: FBT001 - as 
 
 def _one_clock() -> tuple[Device, ...]:
     devices = open_devices()
-    if (
-        len({device.info.kind for device in devices}) > 1
-        or sum(device.is_simulated for device in devices) > 1
-    ):
+    kinds = [device.info.kind for device in devices]
+    if len(set(kinds)) > 1 or sum(device.is_simulated for device in devices) > 1:
         del devices  # a device that nobody holds any more must not count
         gc.collect()
         devices = open_devices()

@@ -57,7 +57,7 @@ def check_plain(fields: Mapping[str, object]) -> None:
         if len(place) > _DEEPEST:
             refuse(place[:3], f"is nested more than {_DEEPEST} deep, as no experiment is")
         if isinstance(value, str):
-            if not _is_unicode(value):
+            if value != value.encode("utf-8", "replace").decode():
                 refuse(place, f"{value!r} is not valid Unicode")
         elif isinstance(value, int):
             largest = _LARGEST_ARG if "args" in place else _LARGEST
@@ -69,10 +69,6 @@ def check_plain(fields: Mapping[str, object]) -> None:
                 todo.append(((*place, key if isinstance(key, str) else "?"), inner))
         elif isinstance(value, list | tuple):
             todo += [((*place, str(index)), inner) for index, inner in enumerate(value)]
-
-
-def _is_unicode(text: str) -> bool:
-    return text == text.encode("utf-8", "replace").decode()
 
 
 def listed(names: Iterable[str], none: str = "none") -> str:
@@ -123,6 +119,7 @@ _NEEDS = {
     "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
     "bool_type": _BOOL, "bool_parsing": _BOOL,
     "string_type": "should be a text", "string_pattern_mismatch": "should be '#RRGGBB'",
+    "missing": "missing; this field is required", "too_short": "at least one is needed",
     "list_type": "should be a list of names",
     "arg_type": "should be a text, a finite number, true or false",
 }  # fmt: skip
@@ -155,10 +152,6 @@ def _problem(
         kind = "arg_type"
     if kind == "extra_forbidden":
         return place, f"unknown key; allowed: {listed(model_at(place).model_fields)}"
-    if kind == "missing":
-        return place, "missing; this field is required"
-    if kind == "too_short":
-        return place, "at least one is needed"
     if kind == "value_error":
         return place, error["msg"].removeprefix("Value error, ")
     return place, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")

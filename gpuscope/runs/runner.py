@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import random
@@ -94,7 +95,6 @@ class Runner:
         self.stream_ids: dict[tuple[str, str], int] = {}
         self.recording: Recording | None = None
         self.round = 0
-        self._legacy: Stream | None = None
         self._open: list[Stream] = []  # of this round, to be closed
         self._carved: list[Partitions] = []
         self._guard = innermost_guard()
@@ -145,11 +145,10 @@ class Runner:
             for number, part in enumerate(_traces(recordings), 1)
             if where in (setting, "")
         }
-        missing = incomplete(alone)
-        if not missing:
-            return trace
-        notes = (*trace.metadata.notes, f"what ran alone is {missing}")
-        return trace.with_metadata(complete=False, notes=notes)
+        if missing := incomplete(alone):
+            notes = (*trace.metadata.notes, f"what ran alone is {missing}")
+            trace = trace.with_metadata(complete=False, notes=notes)
+        return trace
 
     def perform(self) -> None:
         """Do every round of every setting; closes all that was made, also on an error."""
@@ -257,16 +256,15 @@ class Runner:
                 random.Random(f"{self.experiment.seed} {name} {number}"),  # noqa: S311 - arrivals
                 queued_ns=QUEUED_NS // len(handles),
                 waits_on=[handles[other] for other in spec.waits_on],
-                unguarded=None if spec.guard else self._legacy_stream(),
+                unguarded=None if spec.guard else self._legacy,
             )
             for name, spec in setting.workloads.items()
         ]
 
-    def _legacy_stream(self) -> Stream:
-        """Return CUDA's legacy default stream, where work goes that nobody guards."""
-        if self._legacy is None:
-            self._legacy = self.device.wrap_stream(_LEGACY_STREAM, name="legacy default")
-        return self._legacy
+    @functools.cached_property
+    def _legacy(self) -> Stream:
+        """CUDA's legacy default stream, where work goes that nobody guards."""
+        return self.device.wrap_stream(_LEGACY_STREAM, name="legacy default")
 
     def _handle(self, name: str, spec: WorkloadSpec) -> Handle:
         key = (name, getattr(spec, "sm_count_target", None))  # what a setting may change of it

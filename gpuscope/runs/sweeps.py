@@ -107,12 +107,15 @@ def sweep(
     ]
     plans = [_at(experiment, point) for point in points]
     target = opened(device)
+    info = target.info
     facts: _Facts = {
         "experiment": experiment.to_dict(),
         "parameters": {name: list(taken) for name, taken in values.items()},
         "order": list(values),
-        "device": _identity(target),
-    }
+        "device": {  # what must not change within a sweep
+            "name": info.name, "uuid": info.uuid, "sm_count": info.sm_count, "driver": info.driver,
+        },
+    }  # fmt: skip
     folder = None if path is None else Path(path)
     tables = {} if folder is None else _kept(folder, facts)
     todo = [
@@ -405,9 +408,3 @@ def _load(path: Path) -> pa.Table:
             f"{path.name!r} in {path.parent.name!r} is no readable point of a sweep ({error}): "
             "move it away, and that point is measured again"
         ) from error
-
-
-def _identity(device: Device) -> _Device:
-    """Return what must not change within a sweep."""
-    info = device.info
-    return _Device(name=info.name, uuid=info.uuid, sm_count=info.sm_count, driver=info.driver)

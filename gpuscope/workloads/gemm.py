@@ -335,10 +335,10 @@ class Gemm(Handle):
     def _prepare(self, context: Context, operands: Passed) -> Work:
         a, b, out = operands
         if a is None or b is None or out is None:
-            own = self._own(context)
-            a = own[0] if a is None else a
-            b = own[1] if b is None else b
-            out = own[2] if out is None else out
+            a, b, out = (
+                own if value is None else value
+                for value, own in zip(operands, self._own(context), strict=True)
+            )
         result, given = out, (out, a, b)
         is_ours = isinstance(out, self.device.backend.array_type)  # plans are of all devices
         plan = PLANS.get(key_of(out, a, b)) if is_ours else None

@@ -154,17 +154,14 @@ class Handle(Closing):
         first: BaseException | None = None
         for context in self._contexts:
             try:
-                self._wait_for(context)
+                with self._lock:
+                    completion = self._completion_of(context) if context.in_flight else None
+                if completion is not None:
+                    self._settle(context, completion)
             except BaseException as error:  # noqa: BLE001 - the others are waited for all the same
                 first = first or error
         if first is not None:
             raise first
-
-    def _wait_for(self, context: Context) -> None:
-        with self._lock:
-            completion = self._completion_of(context) if context.in_flight else None
-        if completion is not None:
-            self._settle(context, completion)
 
     def _settle(self, context: Context, completion: Completion) -> None:
         """Wait for one call, without the lock; its mark clears even if that fails."""
@@ -379,8 +376,7 @@ class Handle(Closing):
             graph is None
             or graph.closed
             or graph.partition is not stream.partition
-            or len(context.kept) != len(work.keep)
-            or any(had is not has for had, has in zip(context.kept, work.keep, strict=True))
+            or [*map(id, context.kept)] != [*map(id, work.keep)]
         ):
             return False
         graph.launch(stream=stream)

@@ -25,7 +25,10 @@ from gpuscope.trace.metadata import DeviceFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 
-_PAGE = Template((Path(__file__).parent / "page.html").read_text("utf-8"))
+_HERE = Path(__file__).parent
+_DEFINITIONS = (_HERE / "definitions.html").read_text("utf-8")
+"""What the words of a report mean."""
+_PAGE = Template((_HERE / "page.html").read_text("utf-8"))
 """What surrounds the sections. Its policy lets the browser do nothing that needs a network."""
 
 Row: TypeAlias = Mapping[str, Any]
@@ -182,14 +185,6 @@ def _state(device: DeviceFacts) -> str:
     return f"{device.name or 'device'}: {', '.join(said)}" if said else ""
 
 
-def terms(definitions: Mapping[str, str]) -> str:
-    """Return definitions in small print."""
-    inside = "".join(
-        f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in definitions.items()
-    )
-    return f'<dl class="terms">{inside}</dl>'
-
-
 def write(
     path: str | Path, title: str, traces: Mapping[str, Trace], parts: Sequence[str], about: str = ""
 ) -> Path:
@@ -230,27 +225,6 @@ _KERNELS_IN_VIEW = 10
 _MAX_LATENCY_FIGURES = 6
 _NAMED = 20
 """Handles without a figure that are named."""
-
-DEFINITIONS = {
-    "Kernel time": "From a kernel's start to its end on the GPU. The median is over all kernels "
-    "of the workload.",
-    "Busy, overlap": "busy(X) is the union of the kernel spans of X. Overlap of A and B is the "
-    "time in which both are busy, over the shorter of the two busy times: 1 means that the shorter "
-    "one never ran without the other. Of more than two workloads, the largest pair is shown. Where "
-    "kernel times come from bracketing events, waiting for SMs counts as running: the tight value "
-    "takes every span as short as its stated uncertainty allows.",
-    "Gain": "The sum of the kernel times alone, on the same partitions, over the time from the "
-    "first start to the last end of them together. Two workloads that overlap fully and each take "
-    "twice as long have overlap 1 and gain 1: overlapping won nothing. Unknown without solo times.",
-    "Latency": "Host time from entering execute() until its completion is seen. A percentile "
-    "states its number of calls, n; no p99 is given below 1,000 calls.",
-    "TFLOP/s": "Floating-point operations of the workload's kernels over the time from the first "
-    "start to the last end, within the recording windows, in 10¹² a second. A workload that waits "
-    "for its next call scores low, however fast its kernels are.",
-    "Target": "How many SMs a GEMM library is told to plan for: those of the partition on which "
-    "clusters of thread blocks fit. With no target it plans for the whole GPU.",
-    "Share of alone": "That rate over the workload's rate alone, back to back, on the whole GPU.",
-}
 
 
 def first_window_ns(trace: Trace) -> tuple[int, int]:
@@ -325,8 +299,7 @@ def latency_figures(traces: Mapping[str, Trace], handles: list[str]) -> list[str
 def ending(traces: Mapping[str, Trace]) -> list[str]:
     """Return the definitions and where the times come from."""
     return [
-        "<h2>What the words mean</h2>",
-        terms(DEFINITIONS),
+        _DEFINITIONS,
         "<h2>Where the times come from</h2>",
         provenance(traces),
     ]

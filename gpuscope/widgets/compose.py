@@ -71,9 +71,7 @@ def _light(bars: Properties, said: int, snapshot: Snapshot) -> Properties:
     texts = bars["hovertext"]
     kept = len(texts) if said <= _CHARACTERS else len(texts) * _CHARACTERS // said
     less = {name: value for name, value in bars.items() if name != "customdata"}
-    if (
-        snapshot.following and "text" in less
-    ):  # nobody reads what moves, and to fit it in takes long
+    if snapshot.following and "text" in less:  # nobody reads what moves; fitting it in takes long
         less["text"] = [""] * len(texts)
     return {**less, "hovertext": texts[:kept] + [""] * (len(texts) - kept)}
 
@@ -109,24 +107,20 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
 def _tracks(snapshot: Snapshot) -> Properties:
     """Return what marks the tracks."""
     centres, _ = snapshot.places.ticks()
-    px = (
-        min(snapshot.places.heights, default=26)
-        * (snapshot.plot_px - snapshot.sms_px)
-        / snapshot.height
-    )
+    scale = (snapshot.plot_px - snapshot.sms_px) / snapshot.height
+    px = scale * min(snapshot.places.heights, default=26)
     shapes = [
         {**shape, "fillcolor": STRIPE} if shape["type"] == "rect" else shape
         for shape in snapshot.places.shapes
     ]
+    notes = snapshot.places.annotations
     return {
         "yaxis.range": [snapshot.height, 0],
         "yaxis.tickvals": centres,
         "yaxis.ticktext": [escape(track.label, _LABEL) for track in snapshot.places.tracks],
         "yaxis.tickfont.size": min(12, max(6, 0.9 * px)),
         "shapes": shapes,
-        "annotations": snapshot.places.annotations
-        if snapshot.places.tracks
-        else [nothing(snapshot.height / 2)],
+        "annotations": notes if snapshot.places.tracks else [nothing(snapshot.height / 2)],
     }
 
 
@@ -146,11 +140,8 @@ def _divide(drawn: Drawn, snapshot: Snapshot) -> None:
         drawn.overlays["sms"] = {"visible": False}
         return
     share = snapshot.sms_px / snapshot.plot_px
-    axis = {
-        **sm_axis(snapshot.held.blocks.height),
-        "domain": [0, share - 0.05],
-        "automargin": False,
-    }
+    axis = sm_axis(snapshot.held.blocks.height)
+    axis |= {"domain": [0, share - 0.05], "automargin": False}
     drawn.layout.update({"yaxis.domain": [share, 1], "xaxis.anchor": "y2", "yaxis2": axis})
     drawn.overlays["sms"] = {"visible": True}
 
@@ -194,11 +185,7 @@ def _ruler(snapshot: Snapshot) -> Properties:
     if len(snapshot.marks) == 2:
         first, last = sorted(snapshot.marks)
         at = snapshot.height * 0.04
-        x += [
-            _on_axis(snapshot, first),
-            _on_axis(snapshot, (first + last) / 2),
-            _on_axis(snapshot, last),
-        ]
+        x += [_on_axis(snapshot, time_ns) for time_ns in (first, (first + last) / 2, last)]
         y += [at, at, at]
         text += ["", f"<b>{duration(last - first)}</b>", ""]
     return {"x": x, "y": y, "text": text}
@@ -224,6 +211,5 @@ def _span(drawn: Drawn, row: int) -> tuple[float, float]:
     """Return where a span starts and ends on the axis, an open one at the edge of the frame."""
     tracks, edge = drawn.snapshot.tracks, drawn.view.found.window_ns[1]
     start, end = int(tracks.start_ns[row]), int(tracks.end_ns[row])
-    return _on_axis(drawn.snapshot, start), _on_axis(
-        drawn.snapshot, max(edge, start) if end == OPEN_NS else end
-    )
+    end = max(edge, start) if end == OPEN_NS else end
+    return _on_axis(drawn.snapshot, start), _on_axis(drawn.snapshot, end)

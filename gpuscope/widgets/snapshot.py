@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.figures import style
-from gpuscope.figures.labels import Class, Places, Track
+from gpuscope.figures.labels import Class, Places
 from gpuscope.figures.sm_map_figure import HeldIndex
 from gpuscope.figures.style import Properties
 from gpuscope.figures.tracks import Tracks
@@ -139,11 +139,10 @@ class Drawn:
         if len(at):
             return snapshot.places.bar(self.view.place[at[0]], self.view.lanes[at[0]])
         number = int(snapshot.tracks.track[row])
-        for index, track in enumerate(snapshot.places.tracks):
+        places = snapshot.places
+        for track, top, height in zip(places.tracks, places.tops, places.heights, strict=True):
             if track.number == number:
-                return snapshot.places.tops[index] + snapshot.places.heights[index] / 2, (
-                    snapshot.places.heights[index] - 6
-                )
+                return top + height / 2, height - 6
         return -100.0, 0.0  # its track is hidden: out of sight
 
     def at(self, x: float, y: float) -> int | None:
@@ -159,17 +158,13 @@ class Drawn:
             centre, size = snapshot.places.bar(self.view.place[place], self.view.lanes[place])
             if abs(px - centre) <= size / 2 + 1:
                 return int(rows[place])
-        for index, track in enumerate(snapshot.places.tracks):
-            if 0 <= px - snapshot.places.tops[index] < snapshot.places.heights[index]:
-                return self._merged_at(track, time_ns, near)
+        places, window = snapshot.places, (int(time_ns - near), int(time_ns + near) + 1)
+        for track, top, height in zip(places.tracks, places.tops, places.heights, strict=True):
+            if 0 <= px - top < height:  # shading: the widest of what is merged there
+                numbers = np.array([track.number])
+                merged = snapshot.tracks.index.query(window, pixels=1, k=1, tracks=numbers).rows
+                return int(merged[0]) if len(merged) else None
         return None
-
-    def _merged_at(self, track: Track, time_ns: float, near: float) -> int | None:
-        window = (int(time_ns - near), int(time_ns + near) + 1)
-        found = self.snapshot.tracks.index.query(
-            window, pixels=1, k=1, tracks=np.array([track.number])
-        )  # fmt: skip
-        return int(found.rows[0]) if len(found.rows) else None
 
     def snapped(self, x: float) -> int:
         """Return the time at a point, or that of a bar's edge next to it."""

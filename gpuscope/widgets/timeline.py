@@ -7,12 +7,11 @@ from collections.abc import Callable
 from gpuscope._checks import count, door
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.bar import Message
 from gpuscope.widgets.details import links
 from gpuscope.widgets.live import Pump
 from gpuscope.widgets.snapshot import MARGIN
 from gpuscope.widgets.state import Search
-from gpuscope.widgets.view import TimelineView
+from gpuscope.widgets.view import Message, TimelineView
 from gpuscope.widgets.window import around, clamped, panned, widened, zoomed
 
 LIVE_HEIGHT = 420
@@ -299,7 +298,7 @@ class Timeline(TimelineView):
     # -- what the browser tells -------------------------------------------------------
     def _act(self, message: Message) -> None:
         if message.get("released"):
-            self._hold(on=False)
+            self._is_held = False
         _ACTS[message["do"]](self, message)
 
     def _hold(self, *, on: bool) -> None:

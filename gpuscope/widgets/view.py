@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+import anywidget
 import ipywidgets as ipw
 import traitlets
 
@@ -15,8 +17,7 @@ from gpuscope.figures.text import clean, duration
 from gpuscope.figures.timeline_figure import of_view
 from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.bar import Bar, Message
-from gpuscope.widgets.base import hear_beside_cells
+from gpuscope.widgets.base import hear_beside_cells, static
 from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.plot import Plot
@@ -24,6 +25,38 @@ from gpuscope.widgets.scheduler import RedrawScheduler
 from gpuscope.widgets.snapshot import SPANS, Drawn
 from gpuscope.widgets.state import Search, TimelineState
 from gpuscope.widgets.window import Window
+
+Message: TypeAlias = Mapping[str, Any]
+"""What the page sends, decoded from JSON."""
+
+
+class Bar(anywidget.AnyWidget):
+    """Buttons, search and status line; its script also handles events of the plot beside it.
+
+    It sends keys, clicks, the plot's width, the page's theme and the numbers of painted frames,
+    each as a message ``{"do": what, …}``.
+
+    Parameters
+    ----------
+    told
+        Called with each message, on any thread.
+    """
+
+    _esm = static("timeline.js")
+    _css = static("timeline.css")
+
+    state = traitlets.Dict().tag(sync=True)
+    """What the toolbar shows: ``live``, ``follow``, ``measuring``, ``sms`` (``None``: there is
+    nothing to show), ``tracks`` (label and whether it is shown), ``search``, ``matches``,
+    ``match`` (from 1), ``status``, ``problem`` (the status is an error), ``dark``."""
+    frame = traitlets.Int(0).tag(sync=True)
+    """Number of the frame that was sent last; the browser answers when it is painted."""
+    height = traitlets.Int(400).tag(sync=True)
+    """Of the plot with all that is around it, px."""
+
+    def __init__(self, told: Callable[[Message], None], **options: object) -> None:
+        super().__init__(**options)
+        self.on_msg(lambda _widget, content, _buffers: told(content))
 
 
 class TimelineView(ipw.VBox):  # type: ignore[misc]

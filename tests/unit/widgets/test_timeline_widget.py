@@ -30,13 +30,12 @@ from gpuscope.figures.tracks import MAX_TRACKS
 from gpuscope.learn.question import Question
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
-from gpuscope.widgets.bar import Bar
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.plot import Plot
 from gpuscope.widgets.scheduler import RedrawScheduler
 from gpuscope.widgets.snapshot import DARK, SPANS
 from gpuscope.widgets.state import LISTED
-from gpuscope.widgets.view import TimelineView
+from gpuscope.widgets.view import Bar, TimelineView
 from gpuscope.widgets.window import LEAST_NS, around, axis_ticks, clamped, panned, widened, zoomed
 from gpuscope.workloads.spin import Spin
 

@@ -252,6 +252,6 @@ def _number(value: Answer) -> float:
 
 
 def _check_different(what: str, texts: Sequence[str]) -> None:
-    is_several = isinstance(texts, list | tuple) and all(isinstance(one, str) for one in texts)
+    is_several = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
     if not is_several or len(set(texts)) < max(2, len(texts)):
         raise InvalidArgument(f"{what} are at least two different texts, not {given(texts)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from html import escape
@@ -267,10 +268,10 @@ class Lesson:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(one.question)}</td>"
-            f"<td>{escape(one.answer or '–')}</td><td>{escape(one.measured or '–')}</td>"
-            f"<td>{escape(one.verdict)}</td><td>{one.attempts}</td></tr>"
-            for one in self.results
+            f"<tr><td style='text-align:left'>{escape(result.question)}</td>"
+            f"<td>{escape(result.answer or '–')}</td><td>{escape(result.measured or '–')}</td>"
+            f"<td>{escape(result.verdict)}</td><td>{result.attempts}</td></tr>"
+            for result in self.results
         )
         return (
             f"<p><b>Lesson {self.number}: {escape(self.title)}</b>, on "
@@ -280,8 +281,8 @@ class Lesson:
         )
 
     def __repr__(self) -> str:
-        verdicts = [one.verdict for one in self.results]
-        counted = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
+        counts = Counter(result.verdict for result in self.results)
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         return f"Lesson({self.number}, {self.title!r}: {counted or 'nothing asked yet'})"
 
     def _keep(self, name: str, kind: str, question: str, verdict: str) -> None:

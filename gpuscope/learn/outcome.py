@@ -95,9 +95,8 @@ class Outcome:
             text = f"<b>You made no prediction.</b> {measured}"
         else:
             verdict = "Right." if result.verdict == "right" else "Not this time."
-            text = (
-                f"<b>{verdict}</b> You predicted: <b>{escape(str(result.answer))}</b>. {measured}"
-            )
+            answer = escape(str(result.answer))
+            text = f"<b>{verdict}</b> You predicted: <b>{answer}</b>. {measured}"
         lines = [text]
         if self.explanation is not None:
             why = escape(_without_templates(str(self.explanation)))

@@ -57,9 +57,9 @@ class Details(anywidget.AnyWidget):
         ).start()
 
     def _explain(self, trace: Trace, span: int, facts: Facts) -> None:
-        told = why(trace, span)
+        reasons = why(trace, span)
         if self.facts is facts:  # else another is shown by now
-            self.set_trait("facts", {**facts, "why": told})
+            self.set_trait("facts", {**facts, "why": reasons})
 
     def clear(self) -> None:
         """Show nothing."""
@@ -75,8 +75,6 @@ def describe(trace: Trace, row: int) -> Facts:
         Its position in the trace.
     """
     span = trace.spans.slice(row, 1).to_pylist()[0]
-    start, end = span["start_ns"], span["end_ns"]
-    lasts = "open" if end is None else duration(end - start)
     zero = _zero_ns(trace)
     where = f"partition {partition_label(trace, span['partition'])}"
     if span["intended_partition"] not in (None, span["partition"]):
@@ -84,7 +82,7 @@ def describe(trace: Trace, row: int) -> Facts:
     if span["stream"] is not None:
         where += f", stream {clean(trace.stream_name(span['stream']), 60)}"
     on_device = span["stream"] is not None or span["partition"] is not None
-    said = [str(span["kind"]), lasts, f"starts at {duration(start - zero)}"]
+    said = [str(span["kind"]), _length(span), f"starts at {duration(span['start_ns'] - zero)}"]
     return {
         "title": clean(span["name"], 200),
         "subtitle": " · ".join([*said, *([where] if on_device else [])]),
@@ -109,8 +107,7 @@ def neighbours(trace: Trace, span: int) -> list[tuple[int, int, str]]:
     if not edges.num_rows:
         return []
     mine = pc.or_(pc.equal(edges.column("from"), span), pc.equal(edges.column("to"), span))
-    found = edges.filter(mine).to_pylist()
-    return [(edge["from"], edge["to"], edge["kind"]) for edge in found]
+    return [(edge["from"], edge["to"], edge["kind"]) for edge in edges.filter(mine).to_pylist()]
 
 
 def links(trace: Trace, span: int) -> list[tuple[int, int]]:
@@ -165,11 +162,8 @@ def _related(trace: Trace, span: Row) -> list[list[str]]:
         known[around] = parent
         found.append(("in", around))
         around = parent["parent"]
-    related = [
-        [relation, _label(known[span_id]), str(span_id)]
-        for relation, span_id in found
-        if span_id in known
-    ]
+    there = [(relation, span_id) for relation, span_id in found if span_id in known]
+    related = [[relation, _label(known[span_id]), str(span_id)] for relation, span_id in there]
     more = len(related) - _RELATED
     return related[:_RELATED] + ([["and", f"{more} more", str(span["id"])]] if more > 0 else [])
 
@@ -182,5 +176,8 @@ def _columns_of(trace: Trace, ids: list[int]) -> dict[int, Row]:
 
 
 def _label(span: Row) -> str:
-    lasts = "open" if span["end_ns"] is None else duration(span["end_ns"] - span["start_ns"])
-    return f"{span['kind']} {clean(span['name'], 60)}, {lasts}"
+    return f"{span['kind']} {clean(span['name'], 60)}, {_length(span)}"
+
+
+def _length(span: Row) -> str:
+    return "open" if span["end_ns"] is None else duration(span["end_ns"] - span["start_ns"])

@@ -129,10 +129,9 @@ class Form:
         if not sizes or setting.rounding == "exact":
             return sizes
         try:
-            plan = self._target().plan_carve(sizes, rounding=setting.rounding)
+            granted = self._target().plan_carve(sizes, rounding=setting.rounding).granted()
         except GpuscopeError:
             return sizes
-        granted = plan.granted()
         return {name: "rest" if size == "rest" else granted[name] for name, size in sizes.items()}
 
     def experiment(self) -> Experiment:

@@ -14,7 +14,7 @@ from gpuscope._text import clean_lines
 class GpuscopeError(Exception):
     """Base of every error raised by gpuscope.
 
-    What it says may quote names from anywhere: it is safe for a terminal.
+    Messages may quote names from untrusted sources and are safe to print in a terminal.
     """
 
     def __init__(self, *args: object) -> None:
@@ -26,37 +26,37 @@ class MissingDependency(GpuscopeError, ImportError):
 
 
 class DeviceUnavailable(GpuscopeError):
-    """The device asked for does not exist here, or cannot be used."""
+    """The requested device does not exist or cannot be used."""
 
 
 class CapabilityError(GpuscopeError):
-    """The device or its driver cannot do what was asked; names what is required and found."""
+    """The device or driver cannot do this. The message names what is required and found."""
 
 
 class InvalidPartition(GpuscopeError, ValueError):
-    """A carving that this GPU cannot grant; names the nearest counts that it can."""
+    """The GPU cannot grant these partitions. The message names the nearest counts."""
 
 
 class InvalidOperand(GpuscopeError, ValueError):
-    """An array argument that a workload cannot take; names the argument."""
+    """A workload cannot use an array argument. The message names the argument."""
 
 
 class InvalidArgument(GpuscopeError, ValueError):
-    """An argument of another type or beyond its bounds; names it and what is needed."""
+    """An argument has a wrong type or value. The message names it and what is required."""
 
 
 class InvalidProfile(GpuscopeError, ValueError):
-    """A GPU profile file that does not validate; names the field's path."""
+    """A GPU profile is invalid. The message names the field's path."""
 
 
 class InvalidExperiment(GpuscopeError, ValueError):
-    """An experiment description that does not validate; names the field's path.
+    """An experiment is invalid. The message names the field's path.
 
     Attributes
     ----------
     problems
-        Path of each field that is wrong, as a tuple of names → what is wrong with it; empty
-        where that is not known field by field.
+        Path of each invalid field, as a tuple of names → what is wrong with it; empty if the
+        error does not concern single fields.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class StreamError(GpuscopeError, RuntimeError):
 
 
 class NotFound(GpuscopeError, LookupError):
-    """There is nothing of that name; says what there is."""
+    """The name does not exist. The message lists the existing names."""
 
 
 class TraceFormatError(GpuscopeError, ValueError):
-    """Rows, or a file, that are no trace, or none that this version can read."""
+    """Rows or a file are not a valid trace, or not one that this version can read."""
 
 
 class MissingEvidence(GpuscopeError):
-    """A trace does not hold what an analysis needs; names what to record."""
+    """A trace lacks what an analysis needs. The message says what to record."""
 
 
 class RecorderBusy(GpuscopeError, RuntimeError):
-    """Another CUPTI client is recording in this process; names it and the ways out."""
+    """Another CUPTI client is recording in this process. The message says what to do."""
 
 
 class NothingRecorded(GpuscopeError):
@@ -95,8 +95,8 @@ class NothingRecorded(GpuscopeError):
 
 
 class Cancelled(GpuscopeError):
-    """Work was cancelled by the caller; nothing half done was left behind."""
+    """The caller cancelled the work. Nothing incomplete is left behind."""
 
 
 class ExportError(GpuscopeError):
-    """What was written does not hold what the trace does, or cannot be written in that form."""
+    """The file does not match the trace, or the trace cannot be written in this format."""

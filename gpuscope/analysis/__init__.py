@@ -1,10 +1,10 @@
-"""Judging a trace: each function takes a Trace and returns a frozen result.
+"""Analyses of a trace: each function takes a Trace and returns an immutable result.
 
 Definitions, used everywhere. *busy(X)* is the union of the kernel spans of X.
 *overlap(A, B)* = ``|busy(A) ∩ busy(B)| / min(|busy(A)|, |busy(B)|)``. *gain* = sum of the
 solo busy times / makespan: two kernels that overlap fully and each take twice as long
-have overlap 1 and gain 1. *Work given to P* is every kernel launched while a stream of
-partition P was selected, whatever ran it; *confinement(P)* = its time inside P / all its time.
+have overlap 1 and gain 1. *Work given to P* is every kernel launched while a stream of partition
+P was selected, whichever stream ran it; *confinement(P)* = its time inside P / its total time.
 """
 
 from gpuscope.analysis.busy_analysis import ConcurrencyResult as ConcurrencyResult

@@ -1,4 +1,4 @@
-"""What runs work: one interface, a real GPU and a simulated one behind it."""
+"""Devices: one interface to real and simulated GPUs."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Graph(Closing):
             self.partition.adopt(self)
 
     def launch(self, *, stream: AnyStream = None) -> None:
-        """Queue all of its work; with no stream selected, wait for it.
+        """Queue the graph's work. If no stream is selected, wait for it.
 
         Parameters
         ----------
@@ -120,9 +120,9 @@ class Graph(Closing):
         Raises
         ------
         ClosedError
-            The graph is closed, or its capture did not end well.
+            The graph is closed, or its capture failed.
         GpuscopeError
-            The stream is being captured: CUDA lets no graph become part of another this way.
+            The stream is under capture: in this way, CUDA cannot make a graph part of another.
         """
         device = self.device
         self._require_captured()

@@ -79,7 +79,7 @@ class Scratch(Closing):
 
     @property
     def array(self) -> NativeArray:
-        """Its bytes: an array of the device, shape (nbytes,), uint8.
+        """The memory as a device array of uint8, shape (nbytes,).
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Scratch(Closing):
         return self._array
 
     def view(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> NativeArray:
-        """Return its first bytes as an array.
+        """Return the beginning of the memory as an array.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class Scratch(Closing):
         return self._array is None
 
     def close(self) -> None:
-        """Give it back, in the order of its stream. Idempotent."""
+        """Free the memory in the order of its stream. Idempotent."""
         memory, self._memory, self._array = self._memory, None, None
         if memory is not None:
             self._give_back(memory)
@@ -202,7 +202,7 @@ class WorkloadContext(Unique):
 
     @property
     def stream(self) -> Stream:
-        """What to launch on; borrowed for this call, so do not close or keep it.
+        """The stream to launch on. Valid only for this call: do not close or keep it.
 
         Raises
         ------
@@ -220,25 +220,25 @@ class WorkloadContext(Unique):
             )
 
     def scratch(self, nbytes: int, stream: AnyStream = None) -> Scratch:
-        """Take device memory that goes back when the call ends, in stream order.
+        """Allocate device memory that is freed in stream order when the call ends.
 
         Parameters
         ----------
         nbytes
             How many bytes; 0 gives an empty buffer and allocates nothing.
         stream
-            What will use it: ``None`` or the call's stream, as an object or raw handle;
-            another stream of the device, which then orders the memory; a raw handle that
-            this device does not know gives untagged memory, for which the device is
-            synchronised, now and when it goes back.
+            The stream that uses the memory: ``None`` or the call's stream, as an object or raw
+            handle; or another stream of the device, which then orders the memory. An unknown raw
+            handle gives untagged memory, for which the device is synchronised now and when the
+            memory is freed.
 
         Raises
         ------
         InvalidOperand
             ``nbytes`` is negative, overflows, or is more than the device has.
         StreamError
-            The call's stream is being captured, and no run before the capture took this
-            size: scratch is taken before a capture begins.
+            The call's stream is under capture, and no run before the capture used this size:
+            scratch must be allocated before a capture begins.
         ClosedError
             The call is over.
         """

@@ -1,7 +1,7 @@
-"""Drawing what was seen: a Trace or a result in, a Plotly figure out, never shown.
+"""Figures: each function takes a Trace or a result and returns a Plotly figure.
 
-Every figure says on which device it was seen, by which source, and whether it was
-simulated or measured. Names in a trace are foreign text and are escaped.
+Every figure states the device, the source, and whether the data was simulated or measured. Names
+in a trace are untrusted text and are escaped.
 """
 
 from gpuscope import _plotly as _plotly

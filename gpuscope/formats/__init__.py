@@ -1,4 +1,4 @@
-"""Trace formats: one declaration each, from which export, load_trace, help and docs derive."""
+"""Trace formats. Each is declared once; export, load_trace, help and docs derive from it."""
 
 from __future__ import annotations
 

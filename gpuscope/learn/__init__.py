@@ -1,8 +1,8 @@
-"""What the lessons are made of: predictions, outcomes and checks.
+"""Building blocks of the lessons: predictions, outcomes and checks.
 
-A :class:`Lesson` asks for a prediction, and when the code has run shows it beside what was
-measured, on a timeline, with the rule that explains it. Exercises are checked, with hints.
-Results stay in the notebook, and can be written as CSV for a class.
+A :class:`Lesson` asks for a prediction. Once the code has run, it shows the prediction and the
+measurement, a timeline, and the rule that explains the outcome. Exercises are checked, with
+hints. Results stay in the notebook and can be written as CSV for a class.
 """
 
 from gpuscope.learn.answers import Choice as Choice

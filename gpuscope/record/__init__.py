@@ -1,1 +1,1 @@
-"""Watching devices: each source turns what it saw into rows of a trace."""
+"""Recording: each source turns what it observes into rows of a trace."""

@@ -1,4 +1,4 @@
-"""Running experiments: one, many with other settings, beside each other, and under Nsight."""
+"""Running experiments: single runs, sweeps, interference, predictions, and under Nsight."""
 
 from __future__ import annotations
 

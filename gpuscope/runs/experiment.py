@@ -165,12 +165,12 @@ class Experiment(ExtendedModel):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Experiment:
-        """Validate a description.
+        """Create an experiment from a dict and validate it.
 
         Raises
         ------
         InvalidExperiment
-            Names the path of every field that is wrong, and what is allowed there.
+            Names the path of every invalid field and the values allowed.
         """
         if not isinstance(data, Mapping):
             raise InvalidExperiment(
@@ -190,7 +190,7 @@ class Experiment(ExtendedModel):
         Raises
         ------
         InvalidExperiment
-            It is not TOML, or does not validate.
+            It is not TOML, or the experiment is invalid.
         """
         try:
             return cls.from_dict(tomllib.loads(text))
@@ -204,7 +204,7 @@ class Experiment(ExtendedModel):
         Raises
         ------
         InvalidExperiment
-            It is not TOML or JSON, or does not validate.
+            It is not TOML or JSON, or the experiment is invalid.
         GpuscopeError
             It cannot be read.
         """
@@ -230,7 +230,7 @@ class Experiment(ExtendedModel):
         return cls.from_dict(data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that :meth:`from_dict` takes back."""
+        """Return a dict that :meth:`from_dict` reads."""
         try:
             return self.model_dump(mode="json")
         except PydanticSerializationError as error:
@@ -239,18 +239,18 @@ class Experiment(ExtendedModel):
             raise
 
     def to_toml(self) -> str:
-        """Return a TOML text that :meth:`from_toml` takes back, without fields at their default.
+        """Return a TOML text that :meth:`from_toml` reads, without fields at their defaults.
 
         Raises
         ------
         MissingDependency
-            tomli-w is not installed, which the extras ``cli`` and ``notebook`` bring.
+            tomli-w is not installed; the extras ``cli`` and ``notebook`` include it.
         """
         tomli_w = require("tomli_w", feature="Experiment.to_toml()")
         return str(tomli_w.dumps(self.model_dump(mode="json", exclude_defaults=True)))
 
     def resolve(self) -> list[ResolvedSetting]:
-        """Return every setting, complete."""
+        """Return every setting with all fields filled in."""
         resolved = []
         for name, setting in (self.settings or {"default": Setting()}).items():
             workloads = {

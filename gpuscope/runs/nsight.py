@@ -1,4 +1,4 @@
-"""Experiments under Nsight Systems or Nsight Compute, in a process of their own."""
+"""Experiments under Nsight Systems or Nsight Compute, in a separate process."""
 
 from __future__ import annotations
 

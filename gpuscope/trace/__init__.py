@@ -1,4 +1,4 @@
-"""What was seen: immutable tables that open without a device."""
+"""Traces: immutable tables that open without a device."""
 
 from gpuscope.trace.model import Trace as Trace
 from gpuscope.trace.run import Run as Run

@@ -1,4 +1,4 @@
-"""Widgets: state in, figures out. They reach devices through the session only."""
+"""Widgets for notebooks: the dashboard, its controls and the timeline."""
 
 from __future__ import annotations
 

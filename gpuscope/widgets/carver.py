@@ -166,9 +166,9 @@ class PartitionCarver(Control):
         return dict(self._renamed)
 
     def set_sizes(self, sizes: Sizes, *, colors: Mapping[str, str] | None = None) -> None:
-        """Start anew from ``sizes``, as if they had been applied; the device is not touched.
+        """Start again from ``sizes``, as if they had been applied. The device is not touched.
 
-        Counts that cannot be had show as such.
+        Counts that cannot be granted are marked.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class PartitionCarver(Control):
             self._plan(rows, active=[row["id"] for row in rows])
 
     def propose(self, sizes: Mapping[str, int | str]) -> None:
-        """Ask for other counts of partitions that are there, by name."""
+        """Propose other counts for existing partitions, by name."""
         with self.lock:
             ids = {row["name"]: row["id"] for row in self.rows}
             self._ask({ids[name]: size for name, size in sizes.items()}, settle=False)
@@ -242,14 +242,14 @@ class PartitionCarver(Control):
             self.set_sizes(self.sizes, colors=self.colors)
 
     def apply(self) -> None:
-        """Make the proposal the carving: the partitions of the last one are closed first.
+        """Carve as proposed. The previous partitions are closed first.
 
         Raises
         ------
         InvalidPartition
-            It cannot be granted, or not any more; says why. Nothing is touched.
+            It cannot be granted, or no longer. The message says why. Nothing is changed.
         GpuscopeError
-            The driver refuses; the partitions of the last one are closed then.
+            The driver refuses. The previous partitions are closed in this case.
         """
         with self.lock:
             self._require_valid()
@@ -280,7 +280,7 @@ class PartitionCarver(Control):
             self._plan(rows, active=[row["id"] for row in rows])
 
     def close(self) -> None:
-        """Close what was carved, and the widget."""
+        """Close the partitions and the widget."""
         with self.lock:
             self._release()
         super().close()

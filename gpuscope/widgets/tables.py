@@ -78,7 +78,7 @@ class StreamTable(Table):
         Raises
         ------
         InvalidExperiment
-            Something is wrong with them; the page says what.
+            Some values are invalid; the widget shows which.
         """
         with self.lock:
             self._require_valid()
@@ -175,7 +175,7 @@ class WorkloadTable(Table):
         Raises
         ------
         InvalidExperiment
-            Something is wrong with them; the page says what.
+            Some values are invalid; the widget shows which.
         """
         with self.lock:
             self._require_valid()

@@ -57,13 +57,13 @@ class Completion(Unique):
 
     @property
     def event(self) -> Event:
-        """The event recorded behind the work; it stays this call's."""
+        """The event recorded after the work; later calls do not reuse it."""
         self._spare = False  # whoever asks may keep it, so nobody else may record it
         return self._event
 
     @property
     def seen(self) -> bool:
-        """Whether the host has seen it done; asks nobody."""
+        """Whether the host has seen it done; does not query the device."""
         return self._seen
 
     @property

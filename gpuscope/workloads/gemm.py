@@ -215,7 +215,7 @@ class Gemm(Handle):
         return 2 * self.m * self.n * self.k
 
     def operands(self) -> Operands:
-        """Return its own ``(a, b, out)`` of the next call, made at first use."""
+        """Return the handle's own ``(a, b, out)`` for the next call, created at first use."""
         self._refuse_inside("asks for its own handle's operands")
         with self._lock:
             return self._own(self._latest.next)
@@ -244,16 +244,16 @@ class Gemm(Handle):
         Parameters
         ----------
         a, b, out
-            Arrays of shape (m, k), (k, n) and (m, n); its own where none is given. Any may
-            be a NumPy array: it is copied to or from the device, and the call returns when
-            ``out`` is there. An array's shape is not changed in place between calls.
+            Arrays of shape (m, k), (k, n) and (m, n). Default: the handle's own. Any may be a
+            NumPy array: it is copied to or from the device, and the call returns when ``out`` is
+            complete. Do not change an array's shape in place between calls.
 
         Raises
         ------
         InvalidOperand
-            An array has another shape or dtype than the handle was made for.
+            An array's shape or dtype is not that of the handle.
         StreamError
-            The stream belongs to another device; or a guard selected one, and this handle
+            The stream belongs to another device; or a guard selected a stream, and this handle
             replays a graph.
         ClosedError
             The handle or the stream is closed.

@@ -14,17 +14,7 @@ from gpuscope.record.blocks import BlockSource
 from gpuscope.record.facts import partition_facts, stream_facts
 from gpuscope.record.order import Order
 from gpuscope.record.ranges import RangeLog
-from gpuscope.record.rows import (
-    Row,
-    Rows,
-    call_row,
-    keep,
-    move,
-    shared_columns,
-    together,
-    work_columns,
-    work_row,
-)
+from gpuscope.record.rows import Row, Rows, call_row, keep, move, of_call, together, work_columns
 from gpuscope.record.source import Source
 from gpuscope.trace.metadata import PartitionFacts, StreamFacts
 
@@ -201,8 +191,7 @@ class CallLog:
     def _add_call(self, call: Call, parent: int | None, rows: Rows) -> None:
         """Add a call's row, and the edges from what it follows."""
         if self._is_timed(call):
-            work = work_row(call.correlation)
-            rows.edges += [(before, work, rule) for before, rule in self._order.work(call, work)]
+            rows.edges += self._order.work(call)
             self._sources[call.device_key].hold(call, self._columns(call, parent), rows)
             return
         if call.kind == "record":
@@ -219,7 +208,7 @@ class CallLog:
     def _columns(self, call: Call, parent: int | None) -> Row:
         device = self._devices[call.device_key]
         return {
-            **shared_columns(call, device),
+            **of_call(call, device),
             "id": call_row(call.correlation),
             "parent": parent,
             "kind": _KINDS.get(call.kind, "api"),

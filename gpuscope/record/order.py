@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gpuscope.device.calls import Call
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
-from gpuscope.record.rows import call_row, keep, together
+from gpuscope.record.rows import call_row, keep, together, work_row
 
 _Queue = tuple[str, int, int]
 """Device, stream, and thread where each thread has its own; the legacy default stream is 0."""
@@ -48,9 +48,9 @@ class Order:
             lambda: vars(self).update(_fronts=fronts, _changed=changed, _undone=undone),
         )
 
-    def work(self, call: Call, row: int) -> list[tuple[int, str]]:
-        """Queue a call's work; returns the rows of other streams that it follows, and why."""
-        queue = _queue_of(call)
+    def work(self, call: Call) -> list[tuple[int, int, str]]:
+        """Queue a call's work; returns the edges from work of other streams that it follows."""
+        queue, row = _queue_of(call), work_row(call.correlation)
         if queue is None:
             return []
         front, graph = self._enter(call, queue), call.graph
@@ -61,7 +61,7 @@ class Order:
                 return []
         self._fronts[queue] = {queue: (row, "")}
         self._undone.setdefault(queue[0], {})[queue] = row, ""
-        return [last for source, last in front.items() if source != queue]
+        return [(last, row, rule) for source, (last, rule) in front.items() if source != queue]
 
     def record(self, call: Call) -> None:
         """Note a record of an event."""

@@ -165,7 +165,7 @@ def partition_name(home: Stream | Graph | None) -> str | None:
     return partition.name if partition is not None else None
 
 
-def shared_columns(call: Call, device: DeviceInfo) -> Row:
+def of_call(call: Call, device: DeviceInfo) -> Row:
     """Columns that a call's row and the row of its work have in common."""
     return {
         "name": call.name,
@@ -186,7 +186,7 @@ def work_columns(call: Call, device: DeviceInfo) -> Row:
     partition = home.partition if home is not None else None
     context = partition.context if partition is not None else None
     return {
-        **shared_columns(call, device),
+        **of_call(call, device),
         "id": work_row(call.correlation),
         "kind": _WORK_KINDS.get(call.kind, "memcpy"),
         "context": context,

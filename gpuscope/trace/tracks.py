@@ -61,9 +61,7 @@ class TrackKey(NamedTuple):
         )
 
 
-KEY_COLUMNS = (
-    "process", "thread", "device", "partition", "stream", "category", "name", "sm",
-)  # fmt: skip
+KEY_COLUMNS = TrackKey._fields[1:]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._types import Ints
 from gpuscope.errors import TraceFormatError
 from gpuscope.trace import schema
 
@@ -42,7 +41,7 @@ def check(spans: pa.Table, edges: pa.Table) -> None:
         raise TraceFormatError(
             f"{backwards:,} spans end before they begin: leave end_ns null where it is unknown"
         )
-    ids = _values(spans.column("id"))
+    ids = spans.column("id").to_numpy()
     if len(ids) > 1 and not (ids[1:] > ids[:-1]).all() and len(np.unique(ids)) < len(ids):
         raise TraceFormatError("two spans have the same id: number them")
 
@@ -135,9 +134,3 @@ def _check_table(
                 f"{what} column {name} holds {value}, which no trace does: whole numbers are not "
                 "negative, times are ns before the year 2112. Leave null what is unknown"
             )
-
-
-def _values(column: pa.ChunkedArray) -> Ints:
-    if pa.types.is_null(column.type):
-        return np.zeros(0, np.int64)
-    return np.asarray(column.to_numpy())

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -327,8 +328,10 @@ class Tally(Counter[str]):
 
 _MOST_COUNTED = 1000
 _OTHERS = "others"
-_AT_ONCE = 4096
-"""Events whose arguments are counted before the counts are added up."""
+_AT_ONCE = 512
+"""Events whose arguments are objects of Python's at the same time."""
+_NULL = msgspec.Raw(b"null")
+_NESTED = (list, dict)
 Values: TypeAlias = dict[str, list[object]]
 """Name of an argument → its values: numbers and texts, or JSON as it is written."""
 
@@ -347,24 +350,26 @@ def arguments(
     """
     read: Values = {name: [] for name in wanted}
     others = Tally()
-    columns = [(name, values.append, name in as_written) for name, values in read.items()]
     for at in range(0, len(raws), _AT_ONCE):
-        counts: Counter[str] = Counter()
-        for raw in raws[at : at + _AT_ONCE]:
-            try:
-                given = _OBJECT.decode(raw) if bytes(raw) else {}
-            except msgspec.ValidationError:
-                given = {}
-                counts["that are no object"] += 1
-            for name, add, stays in columns:
-                value = given.pop(name, ABSENT)
-                add(value if stays else _scalar(value))
-            counts.update(given.keys())
-        for name, count in counts.items():
+        rows = [_named(raw, others) for raw in raws[at : at + _AT_ONCE]]
+        for name, values in read.items():
+            if name in as_written:
+                values += [row.pop(name, ABSENT) for row in rows]
+                continue
+            column = b",".join([row.pop(name, _NULL) for row in rows])
+            values += [
+                None if isinstance(value, _NESTED) else value
+                for value in msgspec.json.decode(b"[%b]" % column)
+            ]
+        for name, count in Counter(chain.from_iterable(rows)).items():
             others[name] += count
     return read, others
 
 
-def _scalar(raw: msgspec.Raw) -> object:
-    value = None if raw is ABSENT else msgspec.json.decode(raw)
-    return None if isinstance(value, list | dict) else value
+def _named(raw: msgspec.Raw, others: Tally) -> dict[str, msgspec.Raw]:
+    """Return an event's arguments by name; counts what is no object."""
+    try:
+        return {} if raw is ABSENT else _OBJECT.decode(raw)
+    except msgspec.ValidationError:
+        others["that are no object"] += 1
+        return {}

@@ -70,7 +70,7 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
         )
     own = _own_metadata(database)
     capture = Capture(database, own)
-    ranges = nsys_ranges.read(capture, own=own is not None)
+    ranges = nsys_ranges.read(capture)
     calls = nsys_work.read_calls(capture, ranges)
     work = nsys_work.read_work(capture, calls)
     syncs = nsys_work.read_syncs(capture, calls)

@@ -29,16 +29,10 @@ _Loose: TypeAlias = dict[str, list[Value] | None]
 """Column → its values; ``None`` where the file lacks it."""
 
 
-def read(capture: Capture, *, own: bool = False) -> Part:
-    """Return ranges and marks, with their domains, categories, colours and payloads.
-
-    Parameters
-    ----------
-    own
-        Whether gpuscope wrote the file: its marks may have an end.
-    """
-    database = capture.database
-    found = database.integers(NVTX, _NUMBERS)
+def read(capture: Capture) -> Part:
+    """Return ranges and marks, with their domains, categories, colours and payloads."""
+    own = capture.own is not None  # our marks may have an end, and our names may be empty
+    found = capture.database.integers(NVTX, _NUMBERS)
     loose = _loose(capture, len(found["start"]))
     kind = found["eventType"]
     names = _texts(capture, found["textId"], loose["text"])

@@ -99,8 +99,8 @@ class Result:
             # Nothing is less than any number.
             keys = [(row[self.weight] is not None, row[self.weight] or 0) for row in rows]
             kept = sorted(heapq.nlargest(number, range(len(rows)), key=keys.__getitem__))
-        told = f"{number:,} of {len(rows):,} rows, {which}; rows() of the result has all"
-        return [rows[index] for index in kept], "; ".join(filter(None, [told, self._left_out]))
+        shown_of = f"{number:,} of {len(rows):,} rows, {which}; rows() of the result has all"
+        return [rows[index] for index in kept], "; ".join(filter(None, [shown_of, self._left_out]))
 
     @property
     def _left_out(self) -> str:

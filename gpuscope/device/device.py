@@ -143,8 +143,9 @@ class Device(Unique):
         """
         self.capabilities.require("partitions", feature="carving SMs into partitions")
         require_kind("allow_shared", allow_shared, bool)
-        for what, names in (("keep", keep or ()), ("instead_of", instead_of)):
-            require_kind(what, names, list, tuple, set, frozenset, dict)
+        collections = (list, tuple, set, frozenset, dict)
+        require_kind("keep", keep, *collections, None)
+        require_kind("instead_of", instead_of, *collections)
         for name in keep or ():
             require_kind("a name in keep", name, str)
         for part in instead_of:

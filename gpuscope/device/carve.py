@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import TypeAlias, get_args
 
 from gpuscope._checks import given
+from gpuscope._text import clean
 from gpuscope.device.sizes import Rounding, Size, Sizes, named_sizes, shown
 from gpuscope.errors import InvalidPartition
 
@@ -378,7 +379,8 @@ def _too_many(
 
 
 def _listed(layout: SmLayout, wanted: Mapping[str, Size]) -> str:
-    return ", ".join(f"{name}: {size.describe(layout.sm_count)}" for name, size in wanted.items())
+    sizes = ((clean(name), size.describe(layout.sm_count)) for name, size in wanted.items())
+    return ", ".join(f"{name}: {size}" for name, size in sizes)
 
 
 def _no_set(

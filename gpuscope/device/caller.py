@@ -260,16 +260,8 @@ class CallerStreamGuard(Unique):
         return self.stream
 
     def __exit__(self, *exc: object) -> None:
-        if _of_thread.guard is not self or _get_running_loop() is not None:
+        if self._bound or _of_thread.guard is not self or _get_running_loop() is not None:
             self._exit_with_care()
-        elif self._bound:
-            bound = self._bound
-            binding.check_bound(bound)
-            _of_thread.guard = self._before
-            self._before = _LEFT
-            if watchers:
-                self._tell_left()
-            binding.unbind(bound)
         else:
             _of_thread.guard = self._before
             self._before = _LEFT
@@ -293,7 +285,7 @@ class CallerStreamGuard(Unique):
         return self.stream
 
     def _exit_with_care(self) -> None:
-        """Leave in a task, in a callback of a loop or out of order; or refuse."""
+        """Leave a bound one, or in a task, in a callback of a loop or out of order; or refuse."""
         task = _running_task()
         innermost = _of_thread.guard if task is None else _of_task.get()
         inside = None

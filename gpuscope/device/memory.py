@@ -13,6 +13,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -110,6 +111,7 @@ class Block:
         self._pool.drop(self.raw, self.tags)
 
 
+@dataclass(slots=True, eq=False)
 class _Dropped:
     """Memory that nobody holds.
 
@@ -121,14 +123,12 @@ class _Dropped:
         How many marks are not passed yet.
     """
 
-    __slots__ = ("left", "raw", "tags")
-
-    def __init__(self, raw: RawMemory, tags: set[Tag]) -> None:
-        self.raw = raw
-        self.tags = tags
-        self.left = 0
+    raw: RawMemory
+    tags: set[Tag]
+    left: int = 0
 
 
+@dataclass(eq=False)
 class Pool:
     """Gives out memory, and takes it back when the work that uses it is done.
 
@@ -146,21 +146,13 @@ class Pool:
         Waits for it.
     """
 
-    def __init__(
-        self,
-        take: Callable[[Need], RawMemory],
-        give: Callable[[RawMemory], object],
-        mark: Callable[[RawStream], Mark],
-        passed: Callable[[Mark], bool],
-        wait: Callable[[Mark], object],
-    ) -> None:
-        self._take = take
-        self._give = give
-        self._mark = mark
-        self._passed = passed
-        self._wait = wait
-        self._new: deque[_Dropped] = deque()
-        self._waiting: dict[Tag, deque[tuple[Mark, _Dropped]]] = {}
+    _take: Callable[[Need], RawMemory]
+    _give: Callable[[RawMemory], object]
+    _mark: Callable[[RawStream], Mark]
+    _passed: Callable[[Mark], bool]
+    _wait: Callable[[Mark], object]
+    _new: deque[_Dropped] = field(init=False, default_factory=deque)
+    _waiting: dict[Tag, deque[tuple[Mark, _Dropped]]] = field(init=False, default_factory=dict)
 
     def take(self, need: Need) -> Block:
         """Return memory that no queued work uses; waits for some only where none is left."""

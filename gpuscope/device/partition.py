@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.graph import after_capture
 from gpuscope.device.raw import GrantedPartition
 from gpuscope.device.stream import Stream, make_stream
-from gpuscope.device.unique import Closable, Closing, Unique, close_all
+from gpuscope.device.unique import Closable, Closing, Unique, close_all, warn_unclosed
 from gpuscope.errors import ClosedError, InvalidPartition
 
 if TYPE_CHECKING:
@@ -272,13 +271,8 @@ class Partitions(Closing, Mapping[str, Partition]):
             return  # at the interpreter's end what is left goes with the process
         with contextlib.suppress(Exception):  # a destructor has nobody to tell
             self.close()
-        warnings.warn(
-            f"the carving {', '.join(map(repr, self))} was never closed: hold it in a with block, "
-            "or call close()",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        names = ", ".join(map(repr, self))
+        warn_unclosed(self, f"the carving {names} was never closed: hold it")
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}: {part.sm_count} SMs" for name, part in self.items())

@@ -9,9 +9,8 @@ Origin: contract C, ONNX Runtime #29244.
 from __future__ import annotations
 
 import contextlib
-import warnings
+import math
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpuscope.device.arena import Arena, allocate, checked_size, give_back
@@ -20,7 +19,7 @@ from gpuscope.device.borrowed import of_thread
 from gpuscope.device.handles import AnyStream, raw_handle
 from gpuscope.device.raw import Memory, NativeArray
 from gpuscope.device.stream import Stream
-from gpuscope.device.unique import Closing, Unique
+from gpuscope.device.unique import Closing, Unique, warn_unclosed
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
@@ -110,10 +109,7 @@ class Scratch(Closing):
         """
         array = self.array
         sizes, kind = as_shape(shape), as_dtype(dtype)
-        count = 1
-        for size in sizes:
-            count *= size
-        need = count * kind.itemsize
+        need = math.prod(sizes) * kind.itemsize
         if need > self.nbytes:
             raise InvalidOperand(
                 f"an array of shape {sizes} and dtype {kind.name} needs {need} bytes, but this "
@@ -141,13 +137,7 @@ class Scratch(Closing):
     def __del__(self) -> None:
         if getattr(self, "_memory", None) is None:
             return
-        warnings.warn(
-            f"{self.nbytes} bytes of scratch were never given back: hold them in a with block, "
-            "or call close()",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+        warn_unclosed(self, f"{self.nbytes} bytes of scratch were never given back: hold them")
         with contextlib.suppress(GpuscopeError):  # the device may be gone: nobody to tell
             self.close()
 
@@ -322,12 +312,7 @@ class WorkloadContext(Unique):
         of_thread.open = (*of_thread.open, self)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         contexts = of_thread.open
         if self._state != "open" or not contexts or contexts[-1] is not self:
             raise StreamError(
@@ -345,14 +330,14 @@ class WorkloadContext(Unique):
         used, self._used = self._used, []
         unused = [memory for memory in self._spare if memory not in used]
         self._spare = []
-        if self._arena is not None and (exc is None or self._stream.capturing):
+        if self._arena is not None and (error is None or self._stream.capturing):
             unused = self._arena.end(self._stream, used, unused)
         else:
             unused += used
         for memory in unused:
             with _collected(failed):
                 give_back(self.device, memory, self._stream)
-        if failed and exc is None:
+        if failed and error is None:
             raise failed[0]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from gpuscope.device.event import Event, EventQueue, require_event
 from gpuscope.device.graph import Graph, after_capture, capture
 from gpuscope.device.memory import Tag
 from gpuscope.device.raw import DeviceArray, NativeArray, RawStream, StreamKind
-from gpuscope.device.unique import Closing
+from gpuscope.device.unique import Closing, warn_unclosed
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 
 if TYPE_CHECKING:
@@ -203,12 +202,7 @@ class Stream(Closing, EventQueue):
         with contextlib.suppress(Exception):  # a destructor has nobody to tell
             self.close()
         if self.current_of is None and not was_closed:
-            warnings.warn(
-                f"stream {self.name!r} was never closed: hold it in a with block, or call close()",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
+            warn_unclosed(self, f"stream {self.name!r} was never closed: hold it")
 
     def __repr__(self) -> str:
         where = f", partition={self.partition.name!r}" if self.partition else ""

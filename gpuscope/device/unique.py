@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import NoReturn, Protocol, Self
 
@@ -58,3 +59,10 @@ def close_all(items: Iterable[Closable]) -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+def warn_unclosed(item: object, what: str) -> None:
+    """Warn of something that a destructor had to close; ``what`` ends in "hold it"."""
+    warnings.warn(
+        f"{what} in a with block, or call close()", ResourceWarning, stacklevel=3, source=item
+    )

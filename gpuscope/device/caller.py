@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from gpuscope._fork import free_in_children
-from gpuscope.device import binding
+from gpuscope.device import handles
 from gpuscope.device.handles import AnyStream
 from gpuscope.device.unique import Unique
 from gpuscope.errors import StreamError
@@ -246,7 +246,7 @@ class CallerStreamGuard(Unique):
             ) from None
         if self._bound:
             try:
-                self._bound = binding.bind(self.stream)
+                self._bound = handles.bind(self.stream)
             except BaseException:
                 self._unused = True
                 raise
@@ -302,7 +302,7 @@ class CallerStreamGuard(Unique):
                 "it: nothing was changed"
             )
         if self._bound and inside is None:
-            binding.check_bound(self._bound)
+            handles.check_bound(self._bound)
         if task is not None:
             self._restore_in_task(innermost)
         elif inside is None:
@@ -315,9 +315,9 @@ class CallerStreamGuard(Unique):
         if not self._bound:
             return
         if inside is None:
-            binding.unbind(self._bound)
+            handles.unbind(self._bound)
         else:
-            inside._bound = binding.hand_over(self._bound, inside._bound)
+            inside._bound = handles.hand_over(self._bound, inside._bound)
             raise StreamError(
                 "a bound CallerStreamGuard is left while one entered later is still active: it "
                 "selects no more, but CuPy and PyTorch get their streams back when that one is "

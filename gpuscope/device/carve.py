@@ -20,6 +20,10 @@ from gpuscope.errors import InvalidPartition
 
 _Counts: TypeAlias = Mapping[str, Fraction]
 """Name → SMs asked for; a percentage may ask for no whole number."""
+_Held: TypeAlias = Mapping[str, tuple[int, ...]]
+"""Name → parts of the partitions that are live already."""
+_Split: TypeAlias = dict[str, tuple[bool, int]]
+"""Name → whether it gets the remainder, and how many quanta."""
 REMAINDER = -1
 """Index that stands for the remainder in lists of quanta."""
 
@@ -49,6 +53,11 @@ class SmLayout:
     def sm_count(self) -> int:
         """SMs of the whole GPU."""
         return self.quantum_sm_count * self.quanta + self.remainder_sm_count
+
+    @property
+    def parts(self) -> frozenset[int]:
+        """Its quanta, and :data:`REMAINDER` where there is one."""
+        return frozenset(range(-1 if self.remainder_sm_count else 0, self.quanta))
 
     def grantable(self) -> list[int]:
         """Every SM count that one partition could have on an otherwise free GPU."""
@@ -137,7 +146,7 @@ def plan_carve(
     sizes: Sizes,
     *,
     rounding: Rounding = "exact",
-    held: Mapping[str, tuple[int, ...]] | None = None,
+    held: _Held | None = None,
     allow_shared: bool = False,
     keep: Collection[str] | None = None,
 ) -> CarvePlan:
@@ -176,29 +185,21 @@ def plan_carve(
         )
     held = held or {}
     taken = {part for parts in held.values() for part in parts}
-    every = set(range(layout.quanta)) | ({REMAINDER} if layout.remainder_sm_count else set())
-    free = every - taken
     # Parts that nobody holds come first, also where sharing is allowed.
-    pool = sorted(free) + (sorted(taken & every) if allow_shared else [])
+    pool = sorted(layout.parts - taken) + (sorted(taken & layout.parts) if allow_shared else [])
     quanta = [part for part in pool if part != REMAINDER]
-    wanted = {name: size for name, size in named.items() if not size.is_rest}
-    counts = {name: size.sm_count(layout.sm_count) for name, size in wanted.items()}
+    request = _Request(layout, named, pool, held)
     available = layout.sm_count_of(pool)
-    need = sum(counts.values(), Fraction(0))
-    takes_rest = len(wanted) < len(named)
-    if need > available and not (rounding == "nearest" and keep is not None):
-        raise InvalidPartition(_too_many(layout, wanted, need, available, held))
+    too_many = sum(request.counts.values()) > available
+    if too_many and not (rounding == "nearest" and keep is not None):
+        raise InvalidPartition(request.too_many(available))
     if rounding == "exact":
-        for name, count in counts.items():
+        for name, count in request.counts.items():
             if count not in layout.grantable():
-                raise InvalidPartition(_nearest(layout, name, wanted[name]))
-    if rounding == "nearest":
-        split = _assign_nearest(layout, counts, pool, takes_rest=takes_rest, keep=keep or ())
-    else:
-        split = _assign(layout, counts, len(quanta), REMAINDER in pool, rounding)
+                raise InvalidPartition(_nearest(layout, name, named[name]))
+    split = request.split(rounding, keep or ())
     if split is None:
-        together = _assign_nearest(layout, counts, pool, takes_rest=takes_rest)
-        raise InvalidPartition(_no_set(layout, wanted, pool, held, rounding, together))
+        raise InvalidPartition(request.no_set(rounding))
     parts: dict[str, tuple[int, ...]] = {}
     for name, (with_remainder, quanta_count) in split.items():
         mine = [quanta.pop(0) for _ in range(quanta_count)]
@@ -229,118 +230,6 @@ def plan_carve(
     return CarvePlan(layout, partitions, layout.sm_count_of(left), left)
 
 
-def _assign(
-    layout: SmLayout,
-    counts: _Counts,
-    quanta: int,
-    remainder: bool,  # noqa: FBT001 - private, and all arguments are facts of one request
-    rounding: Rounding,
-) -> dict[str, tuple[bool, int]] | None:
-    """Name → (gets the remainder, number of quanta), or None if there is no such set.
-
-    At most one partition can hold the remainder, so each is tried as its holder; among
-    the sets that fit, the one nearest to what was asked wins.
-    """
-    best: tuple[Fraction, dict[str, tuple[bool, int]]] | None = None
-    for holder in [None, *(counts if remainder else ())]:
-        chosen: dict[str, tuple[bool, int]] = {}
-        distance = Fraction(0)
-        for name, count in counts.items():
-            rest = layout.remainder_sm_count if name == holder else 0
-            wanted = count - rest
-            number, excess = divmod(wanted, layout.quantum_sm_count)
-            if excess:
-                if rounding == "exact":
-                    break
-                number += rounding == "up"
-            granted = rest + number * layout.quantum_sm_count
-            # The remainder alone may exceed what was asked: only rounding up allows that.
-            if number < 0 and rounding == "up":
-                number, granted = 0, rest
-            if number < 0 or granted <= 0:
-                break
-            chosen[name] = (name == holder, number)
-            distance += abs(granted - count)
-        else:
-            fits = sum(number for _, number in chosen.values()) <= quanta
-            if fits and (best is None or distance < best[0]):
-                best = (distance, chosen)
-    return None if best is None else best[1]
-
-
-def _assign_nearest(
-    layout: SmLayout,
-    counts: _Counts,
-    pool: Sequence[int],
-    *,
-    takes_rest: bool,
-    keep: Collection[str] = (),
-) -> dict[str, tuple[bool, int]] | None:
-    """As :func:`_assign`, with the counts that differ least in sum from those asked for.
-
-    Of equally near ones those with more SMs. Something is left for a partition that takes
-    the rest. Where what ``keep`` names cannot stay, it is not kept.
-    """
-    remainder = REMAINDER in pool
-    quanta = len(pool) - remainder
-    best: tuple[Fraction, int, dict[str, tuple[bool, int]]] | None = None
-    for holder in [*(reversed(list(counts)) if remainder else ()), None]:
-        owed = takes_rest and (holder is not None or not remainder)
-        chosen = _quanta_for(layout, counts, holder, quanta - owed, keep)
-        if chosen is None:
-            continue
-        granted = {
-            name: number * layout.quantum_sm_count
-            + (layout.remainder_sm_count if name == holder else 0)
-            for name, number in chosen.items()
-        }
-        distance = sum((abs(granted[n] - count) for n, count in counts.items()), Fraction(0))
-        found = (distance, -sum(granted.values()))
-        if best is None or found < best[:2]:
-            best = (*found, {name: (name == holder, n) for name, n in chosen.items()})
-    if best is None:
-        if not keep:
-            return None
-        return _assign_nearest(layout, counts, pool, takes_rest=takes_rest)
-    return best[2]
-
-
-def _quanta_for(
-    layout: SmLayout,
-    counts: _Counts,
-    holder: str | None,
-    most: int,
-    keep: Collection[str],
-) -> dict[str, int] | None:
-    """Name → number of quanta, nearest to what is asked if ``holder`` has the remainder too.
-
-    The distance is convex in each number, so taking away one quantum after the other where it
-    costs least gives the best set of at most ``most`` quanta.
-    """
-    size = layout.quantum_sm_count
-    rests = {name: layout.remainder_sm_count if name == holder else 0 for name in counts}
-    least = {name: 0 if name == holder else 1 for name in counts}
-    nearest = {
-        name: int((2 * (count - rests[name]) + size) // (2 * size))
-        for name, count in counts.items()
-    }
-    numbers = {name: max(least[name], min(most, nearest[name])) for name in counts}
-    for name in keep:
-        if name in counts and rests[name] + size * numbers[name] != counts[name]:
-            return None
-
-    def cost(name: str) -> Fraction:
-        excess = rests[name] + size * numbers[name] - counts[name]
-        return abs(excess - size) - abs(excess)
-
-    while sum(numbers.values()) > most:
-        able = [name for name in counts if numbers[name] > least[name] and name not in keep]
-        if not able:
-            return None
-        numbers[min(reversed(able), key=cost)] -= 1
-    return numbers
-
-
 def _around(layout: SmLayout, count: Fraction) -> str:
     below = [n for n in layout.grantable() if n < count]
     above = [n for n in layout.grantable() if n > count]
@@ -361,53 +250,151 @@ def _nearest(layout: SmLayout, name: str, size: Size) -> str:
     )
 
 
-def _too_many(
-    layout: SmLayout,
-    wanted: Mapping[str, Size],
-    need: Fraction,
-    available: int,
-    held: Mapping[str, tuple[int, ...]],
-) -> str:
-    asked = f"{shown(need)} SMs asked for ({_listed(layout, wanted)})"
-    if available == layout.sm_count:
-        return f"{asked}, but the GPU has {layout.sm_count}: ask for fewer"
-    return (
-        f"{asked}, but {available} of {layout.sm_count} are free: live "
-        f"partitions {', '.join(map(repr, held))} hold the others. Close them first, or pass "
-        "allow_shared=True to share SMs knowingly"
-    )
+class _Request:
+    """Sizes that are asked of some parts.
 
+    Attributes
+    ----------
+    pool
+        The parts, those that nobody holds first.
+    counts
+        Name → SMs asked for, but for the rest; a percentage may ask for no whole number.
+    """
 
-def _listed(layout: SmLayout, wanted: Mapping[str, Size]) -> str:
-    sizes = ((clean(name), size.describe(layout.sm_count)) for name, size in wanted.items())
-    return ", ".join(f"{name}: {size}" for name, size in sizes)
+    def __init__(
+        self, layout: SmLayout, named: Mapping[str, Size], pool: Sequence[int], held: _Held
+    ) -> None:
+        self.layout = layout
+        self.pool = pool
+        self._held = held
+        total = layout.sm_count
+        wanted = {name: size for name, size in named.items() if not size.is_rest}
+        self.counts = {name: size.sm_count(total) for name, size in wanted.items()}
+        self._takes_rest = len(wanted) < len(named)
+        sizes = ((clean(name), size.describe(total)) for name, size in wanted.items())
+        self._asked = ", ".join(f"{name}: {size}" for name, size in sizes)
 
+    def split(self, rounding: Rounding, keep: Collection[str] = ()) -> _Split | None:
+        """Return the split that differs least in sum from what is asked, or None if none fits.
 
-def _no_set(
-    layout: SmLayout,
-    wanted: Mapping[str, Size],
-    pool: Sequence[int],
-    held: Mapping[str, tuple[int, ...]],
-    rounding: Rounding,
-    together: Mapping[str, tuple[bool, int]] | None,
-) -> str:
-    asked = _listed(layout, wanted)
-    quanta = sum(part != REMAINDER for part in pool)
-    free = f"{quanta} quanta of {layout.quantum_sm_count} SMs"
-    if REMAINDER in pool:
-        free += f" and the remainder of {layout.remainder_sm_count}"
-    holders = f" (live partitions {', '.join(map(repr, held))} hold the others)" if held else ""
-    hint = "it has fewer parts than partitions are asked for"
-    if together is not None:
-        nearest = ", ".join(
-            f"{name}: {number * layout.quantum_sm_count + with_rest * layout.remainder_sm_count}"
-            for name, (with_rest, number) in together.items()
+        At most one partition can hold the remainder, so each is tried as its holder. Of equally
+        near splits ``"nearest"`` takes the one with more SMs, and leaves something for a partition
+        that takes the rest; where what ``keep`` names cannot stay, it is not kept.
+        """
+        layout, counts = self.layout, self.counts
+        remainder = REMAINDER in self.pool
+        quanta = len(self.pool) - remainder
+        holders = [None, *(counts if remainder else ())]
+        if rounding == "nearest":
+            holders.reverse()
+        best: tuple[Fraction, int, _Split] | None = None
+        for holder in holders:
+            rests = {name: layout.remainder_sm_count if name == holder else 0 for name in counts}
+            if rounding == "nearest":
+                owed = self._takes_rest and (holder is not None or not remainder)
+                numbers = _nearest_quanta(layout, counts, rests, quanta - owed, keep)
+            else:
+                numbers = _rounded_quanta(layout, counts, rests, rounding)
+            if numbers is None or sum(numbers.values()) > quanta:
+                continue
+            granted = {
+                name: rests[name] + numbers[name] * layout.quantum_sm_count for name in counts
+            }
+            distance = sum((abs(granted[name] - counts[name]) for name in counts), Fraction(0))
+            fewer = -sum(granted.values()) if rounding == "nearest" else 0
+            if best is None or (distance, fewer) < best[:2]:
+                split = {name: (name == holder, number) for name, number in numbers.items()}
+                best = (distance, fewer, split)
+        if best is None and keep:
+            return self.split(rounding)
+        return None if best is None else best[2]
+
+    def too_many(self, available: int) -> str:
+        """Say that more SMs are asked for than are available."""
+        asked = f"{shown(sum(self.counts.values(), Fraction(0)))} SMs asked for ({self._asked})"
+        total = self.layout.sm_count
+        if available == total:
+            return f"{asked}, but the GPU has {total}: ask for fewer"
+        return (
+            f"{asked}, but {available} of {total} are free: live "
+            f"partitions {', '.join(map(repr, self._held))} hold the others. Close them first, or "
+            "pass allow_shared=True to share SMs knowingly"
         )
-        hint = f"the nearest counts that go together are {nearest}"
-    at_once = " at the same time: only one partition can hold the remainder"
-    how = ". Ask for these, or pass rounding='nearest'" if together and rounding == "exact" else ""
-    if held:
-        how += ". Closing live partitions frees their SMs; allow_shared=True shares them knowingly"
-    return (
-        f"no set of {free}{holders} gives {asked}{at_once if len(wanted) > 1 else ''}; {hint}{how}"
-    )
+
+    def no_set(self, rounding: Rounding) -> str:
+        """Say that no set of parts gives what is asked, and what would fit."""
+        size, rest = self.layout.quantum_sm_count, self.layout.remainder_sm_count
+        free = f"{sum(part != REMAINDER for part in self.pool)} quanta of {size} SMs"
+        if REMAINDER in self.pool:
+            free += f" and the remainder of {rest}"
+        if self._held:
+            free += f" (live partitions {', '.join(map(repr, self._held))} hold the others)"
+        hint = "it has fewer parts than partitions are asked for"
+        together = self.split("nearest")
+        if together is not None:
+            nearest = ", ".join(
+                f"{name}: {number * size + with_rest * rest}"
+                for name, (with_rest, number) in together.items()
+            )
+            hint = f"the nearest counts that go together are {nearest}"
+        if together and rounding == "exact":
+            hint += ". Ask for these, or pass rounding='nearest'"
+        if self._held:
+            hint += (
+                ". Closing live partitions frees their SMs; allow_shared=True shares them knowingly"
+            )
+        at_once = " at the same time: only one partition can hold the remainder"
+        asked = f"{self._asked}{at_once if len(self.counts) > 1 else ''}"
+        return f"no set of {free} gives {asked}; {hint}"
+
+
+def _rounded_quanta(
+    layout: SmLayout, counts: _Counts, rests: Mapping[str, int], rounding: Rounding
+) -> dict[str, int] | None:
+    """Name → number of quanta beside ``rests``, each rounded by itself; None where one cannot."""
+    numbers = {}
+    for name, count in counts.items():
+        number, excess = divmod(count - rests[name], layout.quantum_sm_count)
+        if excess and rounding == "exact":
+            return None
+        if rounding == "up":  # the remainder alone may exceed what was asked
+            number = max(0, number + bool(excess))
+        if number < 0 or not number + rests[name]:
+            return None
+        numbers[name] = number
+    return numbers
+
+
+def _nearest_quanta(
+    layout: SmLayout,
+    counts: _Counts,
+    rests: Mapping[str, int],
+    most: int,
+    keep: Collection[str],
+) -> dict[str, int] | None:
+    """Name → number of quanta beside ``rests``, nearest to what is asked.
+
+    The distance is convex in each number, so taking away one quantum after the other where it
+    costs least gives the best set of at most ``most`` quanta.
+    """
+    size = layout.quantum_sm_count
+    least = {name: 0 if rests[name] else 1 for name in counts}
+    nearest = {
+        name: int((2 * (count - rests[name]) + size) // (2 * size))
+        for name, count in counts.items()
+    }
+    numbers = {name: max(least[name], min(most, nearest[name])) for name in counts}
+    for name in keep:
+        if name in counts and rests[name] + size * numbers[name] != counts[name]:
+            return None
+
+    def cost(name: str) -> Fraction:
+        excess = rests[name] + size * numbers[name] - counts[name]
+        return abs(excess - size) - abs(excess)
+
+    while sum(numbers.values()) > most:
+        able = [name for name in counts if numbers[name] > least[name] and name not in keep]
+        if not able:
+            return None
+        numbers[min(reversed(able), key=cost)] -= 1
+    return numbers

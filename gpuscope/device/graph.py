@@ -97,8 +97,6 @@ class Graph(Closing):
         """Whether it is known to have no work."""
         self.streams: list[Stream] = []
         """The streams that are being captured into it."""
-        self.functions: list[object] = []
-        """What calls its host functions, which CUDA does not keep."""
         self.workspaces: dict[int, NativeArray] = {}
         """What its products compute in, by the handle of the stream they were captured on."""
         self._lock = free_in_children(threading.Lock())
@@ -169,7 +167,6 @@ class Graph(Closing):
                 self.device.backend.close_graph(self.raw)
                 self.raw = None
         finally:
-            self.functions.clear()
             self.workspaces.clear()
             self._held.clear()
             while self._kept:

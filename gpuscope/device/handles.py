@@ -1,14 +1,18 @@
-"""Raw stream handles: of ours, of other libraries' streams, and of whole numbers."""
+"""Streams as other libraries know them: raw handles, and CuPy's and PyTorch's current streams."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gpuscope._checks import given
 from gpuscope.errors import StreamError
 
 AnyStream: TypeAlias = Any
 """A stream of whatever library: ours, an object with ``__cuda_stream__``, or a raw handle."""
+Library: TypeAlias = Any
+"""CuPy or PyTorch, as a module."""
 
 
 def raw_handle(stream: AnyStream) -> int:
@@ -57,3 +61,114 @@ class Handle:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, self._handle)
+
+
+class Bound(NamedTuple):
+    """A library that was given a stream: how to ask it, what it was given, and its own back."""
+
+    library: str
+    current: Callable[[], object]
+    given: object
+    restore: Callable[[], object]
+
+
+def bind(stream: AnyStream) -> list[Bound]:
+    """Make ``stream`` current for CuPy and PyTorch where they are imported."""
+    modules = sys.modules
+    bound: list[Bound] = []
+    if "cupy" in modules and (one := _bind_cupy(stream, modules["cupy"])) is not None:
+        bound.append(one)
+    if "torch" in modules:
+        try:
+            other = _bind_torch(stream, modules["torch"])
+        except BaseException:
+            unbind(bound)
+            raise
+        if other is not None:
+            bound.append(other)
+    return bound
+
+
+def check_bound(bound: list[Bound]) -> None:
+    """Refuse to restore what another library's own selection has replaced."""
+    for one in bound:
+        now = one.current()
+        if now is not one.given and now != one.given:
+            raise StreamError(
+                "a bound CallerStreamGuard is left while CuPy or PyTorch have another current "
+                "stream than it gave them: leave guards innermost first, and do not await inside "
+                "a bound one. Nothing was changed"
+            )
+
+
+def unbind(bound: list[Bound]) -> None:
+    """Restore what the libraries had, the second also if the first refuses."""
+    if bound:
+        try:
+            bound[0].restore()
+        finally:
+            unbind(bound[1:])
+
+
+def hand_over(left: list[Bound], inside: list[Bound] | Literal[False]) -> list[Bound]:
+    """Return what the guard inside one that was left restores from now on, in its place."""
+    bound = {one.library: one for one in left}
+    for one in inside or ():
+        had = bound.get(one.library, one)
+        bound[one.library] = Bound(one.library, one.current, one.given, had.restore)
+    return list(bound.values())
+
+
+def _cuda_index(stream: AnyStream) -> int | None:
+    """Ordinal of one of our streams' device: -1 if that is no GPU, None for a foreign stream."""
+    info = getattr(getattr(stream, "device", None), "info", None)
+    if info is None:
+        return None
+    return int(info.index) if info.kind == "cuda" else -1
+
+
+def _bind_cupy(stream: AnyStream, cupy: Library) -> Bound | None:
+    try:
+        module = cupy.cuda.stream
+    except AttributeError:  # it is being imported right now
+        return None
+    current = module.get_current_stream
+    before = current()
+    ours = getattr(stream, "cupy_stream", None)
+    if ours is None:
+        index = _cuda_index(stream)
+        if index == -1:
+            return None
+        ours = module.Stream.from_external(Handle(raw_handle(stream)))
+        if index is not None:  # a stream of ours: made once
+            ours.device_id = index
+            stream.cupy_stream = ours
+    try:
+        ours.use()
+    except RuntimeError as error:
+        raise StreamError(
+            f"CuPy cannot make the stream current ({error}): make the stream's device current "
+            "first, as in `with cupy.cuda.Device(…)`. Nothing was changed"
+        ) from error
+    return Bound("CuPy", current, ours, before.use)
+
+
+def _bind_torch(stream: AnyStream, torch: Library) -> Bound | None:
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_available():
+        return None
+    index = _cuda_index(stream)
+    if index == -1:
+        return None
+    before = cuda.current_stream()
+    replaced = before if index is None else cuda.current_stream(index)
+    ours = cuda.ExternalStream(raw_handle(stream), device=index)
+    cuda.set_stream(ours)  # makes the stream's device current, too
+    handle = ours.cuda_stream
+
+    def restore() -> None:
+        if replaced is not before:
+            cuda.set_stream(replaced)
+        cuda.set_stream(before)
+
+    return Bound("PyTorch", lambda: cuda.current_stream().cuda_stream, handle, restore)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuscope._text import clean, shown_table
-from gpuscope.device.borrowed import require_not_borrowed
 from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.graph import after_capture
 from gpuscope.device.raw import GrantedPartition
+from gpuscope.device.registry import require_not_borrowed
 from gpuscope.device.stream import Stream, make_stream
 from gpuscope.device.unique import Closable, Closing, Unique, close_all, warn_unclosed
 from gpuscope.errors import ClosedError, InvalidPartition

@@ -1,4 +1,4 @@
-"""What a device knows of its streams, partitions and spare events: the house-keeping of `Device`.
+"""What a device knows of its streams, partitions and spare events; which streams are borrowed.
 
 Streams and partitions are known weakly: who made them holds them.
 """
@@ -12,11 +12,13 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuscope._fork import free_in_children
+from gpuscope.errors import StreamError
 
 if TYPE_CHECKING:
     from gpuscope.device.event import Event
     from gpuscope.device.partition import Partition
     from gpuscope.device.raw import NativeArray
+    from gpuscope.device.scratch import WorkloadContext
     from gpuscope.device.stream import Stream
 
 _T = TypeVar("_T")
@@ -26,6 +28,30 @@ _numbers = itertools.count(1)
 def alive(registry: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
     """Return what a registry holds now, whatever other threads and the collector do to it."""
     return [item for kept in registry.valuerefs() if (item := kept()) is not None]
+
+
+class _Borrowing(threading.local):
+    """The contexts of the workloads' calls that run on a thread, outermost first.
+
+    Each has borrowed a stream. Entering and leaving are one store each: who saved ``open`` before
+    can leave by another.
+    """
+
+    open: tuple[WorkloadContext, ...] = ()
+
+
+borrowing = _Borrowing()
+
+
+def require_not_borrowed(streams: Collection[Stream]) -> None:
+    """Refuse to close streams of which a workload's call on this thread has borrowed one."""
+    for context in borrowing.open:
+        if context.stream in streams:
+            raise StreamError(
+                f"stream {context.stream.name!r} is borrowed by a workload's call that runs on "
+                "this thread, and cannot be closed inside it: close it when execute() has "
+                "returned. Nothing was changed"
+            )
 
 
 class _OfThread(threading.local):

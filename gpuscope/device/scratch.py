@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Self
 
 from gpuscope.device.arena import Arena, allocate, checked_size, give_back
 from gpuscope.device.arrays import as_dtype, as_shape
-from gpuscope.device.borrowed import of_thread
 from gpuscope.device.handles import AnyStream, raw_handle
 from gpuscope.device.raw import Memory, NativeArray
+from gpuscope.device.registry import borrowing
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, Unique, warn_unclosed
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def take_scratch(device: Device, nbytes: int) -> Scratch:
     """Take scratch from this thread's innermost call on ``device``; outside any, untagged."""
-    for context in reversed(of_thread.open):
+    for context in reversed(borrowing.open):
         if context.device is device:
             return context.scratch(nbytes)
     size = checked_size(device, nbytes)
@@ -309,17 +309,17 @@ class WorkloadContext(Unique):
         if self._arena is not None:
             self._spare = self._arena.begin(self._stream)
         self._state = "open"
-        of_thread.open = (*of_thread.open, self)
+        borrowing.open = (*borrowing.open, self)
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        contexts = of_thread.open
+        contexts = borrowing.open
         if self._state != "open" or not contexts or contexts[-1] is not self:
             raise StreamError(
                 "a WorkloadContext must be left once, on the thread that entered it, innermost "
                 "first: nothing was changed"
             )
-        of_thread.open = contexts[:-1]
+        borrowing.open = contexts[:-1]
         self._state = "over"
         self._known.clear()
         failed: list[GpuscopeError] = []

@@ -16,11 +16,11 @@ from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
 from gpuscope.device.api import Kernel
 from gpuscope.device.arrays import require_array
-from gpuscope.device.borrowed import require_not_borrowed
 from gpuscope.device.event import Event, EventQueue, require_event
 from gpuscope.device.graph import Graph, after_capture, capture
 from gpuscope.device.memory import Tag
 from gpuscope.device.raw import DeviceArray, NativeArray, RawStream, StreamKind
+from gpuscope.device.registry import require_not_borrowed
 from gpuscope.device.unique import Closing, warn_unclosed
 from gpuscope.errors import ClosedError, GpuscopeError, InvalidOperand, StreamError
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gpuscope._checks import MappingOf, count, given, require_kind
-from gpuscope.device import binding, caller
+from gpuscope.device import caller, handles
 from gpuscope.device.arena import Arena
 from gpuscope.device.arrays import holding_arrays
-from gpuscope.device.borrowed import of_thread
 from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.calls import Activity
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
+from gpuscope.device.registry import borrowing
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
@@ -212,8 +212,8 @@ class FunctionHandle(Handle, Generic[_R]):
     def _launch(self, stream: Stream, operands: Passed) -> None:
         device = self.device
         with device.backend.current():
-            bound = binding.bind(stream)
-            contexts = of_thread.open
+            bound = handles.bind(stream)
+            contexts = borrowing.open
             currents = caller.current_streams()
             current = currents.get(device.identity)
             # A bound guard refuses to be left when the function left another stream current
@@ -231,12 +231,12 @@ class FunctionHandle(Handle, Generic[_R]):
                     )
             finally:
                 # By stores alone: an interrupt may strike where a call begins, an exit's, too.
-                of_thread.open = contexts
+                borrowing.open = contexts
                 if current is None:
                     currents.pop(device.identity, None)
                 else:
                     currents[device.identity] = current
-                binding.unbind(bound)
+                handles.unbind(bound)
                 stream.hold(*_inside((operands.arguments, operands.keywords)))
 
     @contextlib.contextmanager

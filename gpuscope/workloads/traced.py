@@ -20,7 +20,7 @@ import functools
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device import binding
+from gpuscope.device import handles
 from gpuscope.device.api import Kernel, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -46,11 +46,11 @@ def _records(device: Device, stream: Stream, blocks: int) -> NativeArray:
     with device.backend.current():
         # CuPy's pool takes memory from, and gives it back to, its current stream's share: as
         # this is the stream of the launch, nobody who lets go too early does any harm.
-        bound = binding.bind(stream)
+        bound = handles.bind(stream)
         try:
             return device.empty((blocks, 3), "uint64")
         finally:
-            binding.unbind(bound)
+            handles.unbind(bound)
 
 
 class TracedGemm(Gemm):

@@ -15,10 +15,10 @@ import gpuscope as gs
 from gpuscope.device import caller
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.arena import Arena
-from gpuscope.device.borrowed import open_contexts
 from gpuscope.device.cuda import driver
 from gpuscope.device.device import Device
 from gpuscope.device.graph import Graph
+from gpuscope.device.registry import borrowing
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.workloads.spin import Spin
 
@@ -40,7 +40,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 def every_call_is_over() -> Iterator[None]:
     yield
     spins.clear()
-    assert open_contexts() == ()
+    assert borrowing.open == ()
 
 
 def address(scratch):
@@ -252,10 +252,10 @@ def test_scratch_04_contexts_nest_and_restore_on_exceptions(gpu):
         with WorkloadContext(gpu, one) as outer:
             assert gpu.scratch(8).stream is one
             with pytest.raises(ZeroDivisionError), WorkloadContext(gpu, two) as inner:
-                assert open_contexts() == (outer, inner)
+                assert borrowing.open == (outer, inner)
                 assert gpu.scratch(8).stream is two
                 raise ZeroDivisionError
-            assert open_contexts() == (outer,)
+            assert borrowing.open == (outer,)
             assert gpu.scratch(8).stream is one
             assert outer.scratch(8).stream is one
         with gpu.scratch(8) as scratch:
@@ -338,7 +338,7 @@ def test_scratch_04_contexts_are_left_innermost_first(device):
     with outer, inner:
         with pytest.raises(gs.errors.StreamError, match="innermost"):
             outer.__exit__(None, None, None)
-        assert open_contexts() == (outer, inner)
+        assert borrowing.open == (outer, inner)
 
 
 # -- 5: reuse -----------------------------------------------------------------------------

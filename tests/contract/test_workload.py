@@ -15,8 +15,8 @@ import pytest
 import gpuscope as gs
 from gpuscope.device import caller
 from gpuscope.device.api import KernelCost, KernelModel
-from gpuscope.device.borrowed import open_contexts
 from gpuscope.device.device import Device
+from gpuscope.device.registry import borrowing
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.workloads import function as function_module
 from gpuscope.workloads.spin import Spin
@@ -43,7 +43,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 def nothing_is_left() -> Iterator[None]:
     before = dict(caller.current_streams())
     yield
-    assert open_contexts() == ()
+    assert borrowing.open == ()
     assert gs.get_caller_stream() is None
     assert caller.current_streams() == before
 
@@ -216,7 +216,7 @@ def test_workload_restores_what_was_selected_also_after_an_error(device, current
                         handle.execute(stream=one)
                     assert gs.get_caller_stream() is two
                     assert caller.peek_current_stream(key) is (two if current else None)
-                    assert open_contexts() == ()
+                    assert borrowing.open == ()
         finally:
             caller.clear_current_stream(key)
         for ctx in kept:

@@ -70,6 +70,12 @@ class CudaBackend(CudaContext):
 
     # -- memory -----------------------------------------------------------------------
     @contextlib.contextmanager
+    def _relaxed(self, what: str) -> Iterator[None]:
+        """Let calls that disturb no capture through; ``what`` names the failure."""
+        with self._current(), versions.relaxed_capture(), translated(what):
+            yield
+
+    @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
         """Let CuPy work in a stream of our own, and wait for that stream alone.
 
@@ -130,11 +136,7 @@ class CudaBackend(CudaContext):
     def empty_pinned(self, shape: Shape, dtype: DType) -> Array:
         """Return page-locked host memory from CuPy's pool."""
         nbytes = max(1, math.prod(shape) * dtype.itemsize)
-        with (
-            self._current(),
-            versions.relaxed_capture(),
-            translated("page-locked host memory cannot be taken"),
-        ):
+        with self._relaxed("page-locked host memory cannot be taken"):
             block = self._pinned.take(nbytes)
             return Pinned(block, block.raw.ptr, nbytes).array(shape, dtype)
 
@@ -162,11 +164,7 @@ class CudaBackend(CudaContext):
 
     def allocate(self, nbytes: int, stream: Stream | None) -> Memory:
         """Take scratch from a pool of our own, in stream order; untagged memory is plain."""
-        with (
-            self._current(),
-            versions.relaxed_capture(),
-            translated(f"{nbytes} bytes of scratch cannot be taken"),
-        ):
+        with self._relaxed(f"{nbytes} bytes of scratch cannot be taken"):
             if stream is None or not self.capabilities.stream_ordered_memory:
                 self._runtime.deviceSynchronize()
                 raw: CudaObject = self._cupy.cuda.alloc(nbytes)
@@ -182,11 +180,7 @@ class CudaBackend(CudaContext):
 
     def free(self, memory: Memory, stream: Stream | None, *, idle: bool = False) -> None:
         """Give scratch back, in stream order; plain memory after the device has finished."""
-        with (
-            self._current(),
-            versions.relaxed_capture(),
-            translated("scratch cannot be given back"),
-        ):
+        with self._relaxed("scratch cannot be given back"):
             plain = isinstance(memory.raw, self._cupy.cuda.MemoryPointer)
             if not idle and (plain or stream is None):
                 self._runtime.deviceSynchronize()
@@ -306,7 +300,7 @@ class CudaBackend(CudaContext):
                     "the host function for the graph, so capture with that"
                 )
             called = versions.HOST_FUNCTION(lambda _: function())
-            graph.functions.append(called)
+            graph.hold(called)
             if status := versions.launch_host_function(handle, called):
                 reason = importlib.import_module("cuda.bindings.driver").CUresult(status).name
                 raise StreamError(f"the driver refuses a host function ({reason})")
@@ -375,10 +369,7 @@ class CudaBackend(CudaContext):
         handle = self._arrays.stream_of(value)
         if handle is None or handle == int(stream.handle):
             return
-        with (
-            self._current(),
-            translated("the stream that an array names cannot be followed"),
-        ):
+        with self._current(), translated("the stream that an array names cannot be followed"):
             stream.wait(self._core.Stream.from_handle(handle))
 
     def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
@@ -409,9 +400,7 @@ def scratch_pool(core: CudaObject, device: CudaObject) -> CudaObject:
         (attribute.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, 1),
         (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0),
         (attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
+        (attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, driver.cuuint64_t(2**64 - 1)),
     ):
         check(driver.cuMemPoolSetAttribute(pool.handle, name, value), "set up a memory pool")
-    most = driver.cuuint64_t(2**64 - 1)
-    name = attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-    check(driver.cuMemPoolSetAttribute(pool.handle, name, most), "set up a memory pool")
     return pool

@@ -29,7 +29,7 @@ from interrupting import (
 )
 
 import gpuscope as gs
-from gpuscope.device import borrowed, caller
+from gpuscope.device import caller, registry
 from gpuscope.device.device import Device
 from gpuscope.record import recorder, rows
 from gpuscope.trace import Trace
@@ -410,7 +410,7 @@ def test_an_interrupted_workload_leaves_its_stream_to_be_closed():
             caller.clear_current_stream(gpu.identity)
             while streams:
                 streams.pop().close()
-            assert borrowed.open_contexts() == ()
+            assert registry.borrowing.open == ()
             assert not [s for s in gpu.streams if s.name != "per-thread default"]
 
 

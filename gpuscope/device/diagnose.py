@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuscope._libcupti import HOW_TO_INSTALL, library_path
+from gpuscope.device.cuda import driver
 from gpuscope.errors import GpuscopeError
 
 NEEDED_BYTES = 2 << 30
@@ -44,8 +44,6 @@ def _refusal_of(name: str, checks: list[Check]) -> Iterator[None]:
 
 def check_gpu() -> list[Check]:
     """Check driver, CuPy, the CUDA device and green contexts; opens the first device."""
-    from gpuscope.device.cuda import driver  # noqa: PLC0415 - loads CUDA's bindings
-
     checks: list[Check] = []
     with _refusal_of("driver", checks):
         version = driver.driver_version()
@@ -62,7 +60,7 @@ def check_gpu() -> list[Check]:
         checks.append(Check("CuPy", ok=True, found=str(cupy.__version__)))
     if all(check.ok for check in checks):
         with _refusal_of("cuda:0", checks):
-            from gpuscope.device.select import open_device  # noqa: PLC0415 - as above
+            from gpuscope.device.select import open_device  # noqa: PLC0415 - loads NumPy
 
             device = open_device("cuda:0", quiet=True)
             layout = device.layout
@@ -90,11 +88,7 @@ def check_cupti() -> Check:
     try:
         found = str(library_path())
     except GpuscopeError as error:
-        try:
-            importlib.metadata.version("cupy-cuda12x")
-            major = 12
-        except importlib.metadata.PackageNotFoundError:
-            major = 13
+        major = 12 if driver.installed("cupy-cuda12x") else 13
         return Check("CUPTI", ok=False, found=_parts(error)[0], todo=HOW_TO_INSTALL[major])
     return Check("CUPTI", ok=True, found=found)
 

@@ -74,26 +74,23 @@ class Bound(NamedTuple):
 
 def bind(stream: AnyStream) -> list[Bound]:
     """Make ``stream`` current for CuPy and PyTorch where they are imported."""
-    modules = sys.modules
     bound: list[Bound] = []
-    if "cupy" in modules and (one := _bind_cupy(stream, modules["cupy"])) is not None:
-        bound.append(one)
-    if "torch" in modules:
-        try:
-            other = _bind_torch(stream, modules["torch"])
-        except BaseException:
-            unbind(bound)
-            raise
-        if other is not None:
-            bound.append(other)
+    try:
+        for name, bind_one in (("cupy", _bind_cupy), ("torch", _bind_torch)):
+            library = sys.modules.get(name)
+            if library is not None and (given := bind_one(stream, library)) is not None:
+                bound.append(given)
+    except BaseException:
+        unbind(bound)
+        raise
     return bound
 
 
 def check_bound(bound: list[Bound]) -> None:
     """Refuse to restore what another library's own selection has replaced."""
-    for one in bound:
-        now = one.current()
-        if now is not one.given and now != one.given:
+    for library in bound:
+        now = library.current()
+        if now is not library.given and now != library.given:
             raise StreamError(
                 "a bound CallerStreamGuard is left while CuPy or PyTorch have another current "
                 "stream than it gave them: leave guards innermost first, and do not await inside "
@@ -112,10 +109,10 @@ def unbind(bound: list[Bound]) -> None:
 
 def hand_over(left: list[Bound], inside: list[Bound] | Literal[False]) -> list[Bound]:
     """Return what the guard inside one that was left restores from now on, in its place."""
-    bound = {one.library: one for one in left}
-    for one in inside or ():
-        had = bound.get(one.library, one)
-        bound[one.library] = Bound(one.library, one.current, one.given, had.restore)
+    bound = {outer.library: outer for outer in left}
+    for inner in inside or ():
+        outer = bound.get(inner.library, inner)
+        bound[inner.library] = inner._replace(restore=outer.restore)
     return list(bound.values())
 
 

@@ -36,6 +36,7 @@ def no_host_memory(nbytes: int, why: object) -> GpuscopeError:
     return GpuscopeError(f"host memory cannot be taken: {nbytes} bytes are asked for ({why})")
 
 
+@dataclass(slots=True, eq=False)
 class Tag:
     """What memory knows of a stream that uses it.
 
@@ -46,29 +47,23 @@ class Tag:
         is closed, which waits for its work.
     mark
         For a stream that is not ours, which may be gone by then: a mark behind this use.
+    capturing
+        Whether the stream is being captured, so that it cannot be marked now.
     """
 
-    __slots__ = ("_capturing", "mark", "raw")
-
-    def __init__(self, raw: RawStream | None, mark: Mark = None) -> None:
-        self.raw = raw
-        self.mark = mark
-        self._capturing = False
+    raw: RawStream | None
+    mark: Mark = None
+    capturing: bool = False
 
     @property
     def is_done(self) -> bool:
         """Whether it is of a stream of ours that was waited for and closed."""
         return self.raw is None and self.mark is None
 
-    @property
-    def capturing(self) -> bool:
-        """Whether the stream is being captured, so that it cannot be marked now."""
-        return self._capturing
-
-    @capturing.setter
-    def capturing(self, capturing: bool) -> None:
+    def note_capture(self, *, capturing: bool) -> None:
+        """Note whether the stream is being captured from now on."""
         with _lock:
-            self._capturing = capturing
+            self.capturing = capturing
 
     def close(self, mark: Mark = None) -> None:
         """Note that the stream is about to be destroyed, its work done, or else marked."""

@@ -82,19 +82,20 @@ def open_device(
     if not isinstance(spec, str):
         raise DeviceUnavailable(f"spec is {given(spec)}; text such as 'cuda:0' is needed")
     kind, _, rest = spec.partition(":")
+    device_type = UnifiedDevice if unified_stream else Device
     why = ""
     if kind == "cuda" and (not rest or (rest.isdecimal() and len(rest) < _DIGITS)):
-        device = _open_cuda(int(rest or 0), unified_stream=unified_stream)
+        device = _open_cuda(int(rest or 0), device_type)
     elif kind == "sim" and rest:
-        device = _open_sim(rest, pace, unified_stream=unified_stream)
+        device = _open_sim(rest, pace, device_type)
     elif spec == "cpu":
-        device = _open_cpu(unified_stream=unified_stream)
+        device = _open_cpu(device_type)
     elif spec == "auto":
         try:
-            device = _open_cuda(0, unified_stream=unified_stream)
+            device = _open_cuda(0, device_type)
         except GpuscopeError as error:
             why = why_not(error)
-            device = _open_sim("h200", pace, unified_stream=unified_stream)
+            device = _open_sim("h200", pace, device_type)
     else:
         raise DeviceUnavailable(
             f"unknown device {given(spec)}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200' or "
@@ -149,37 +150,35 @@ def _say(device: Device, why: str) -> None:
     sys.stdout.write("".join(f"{clean(line)}\n" for line in lines))
 
 
-def _open_cuda(index: int, *, unified_stream: bool = False) -> Device:
+def _open_cuda(index: int, device_type: type[Device] = Device) -> Device:
     with _opening:
         device = _cuda.get(index)
         if device is None:
             from gpuscope.device.cuda.backend import CudaBackend  # noqa: PLC0415 - loads CUDA
 
             arrange_nvtx()  # before the program's first range, so that recordings see them all
-            kind = UnifiedDevice if unified_stream else Device
-            device = kind(CudaBackend(index), correlations=_cuda_correlations)
+            device = device_type(CudaBackend(index), correlations=_cuda_correlations)
             _cuda[index] = _open[id(device)] = device
             _finders[device.backend.array_type] = _cuda_device_of
             atexit.unregister(_close_at_exit)  # last in is first out: before what CUDA's
             atexit.register(_close_at_exit)  # libraries do when the interpreter ends
-    return _as_asked(device, unified_stream=unified_stream)
+    return _as_asked(device, device_type)
 
 
-def _open_cpu(*, unified_stream: bool) -> Device:
+def _open_cpu(device_type: type[Device]) -> Device:
     from gpuscope.device.cpu import CpuBackend  # noqa: PLC0415 - rarely wanted
 
     with _opening:
         device = _cpu.get("cpu")
         if device is None:
-            kind = UnifiedDevice if unified_stream else Device
-            device = kind(CpuBackend())
+            device = device_type(CpuBackend())
             _cpu["cpu"] = _open[id(device)] = device
             _finders[device.backend.array_type] = lambda _: _cpu["cpu"]
-    return _as_asked(device, unified_stream=unified_stream)
+    return _as_asked(device, device_type)
 
 
-def _as_asked(device: Device, *, unified_stream: bool) -> Device:
-    if unified_stream and not isinstance(device, UnifiedDevice):
+def _as_asked(device: Device, device_type: type[Device]) -> Device:
+    if not isinstance(device, device_type):
         raise DeviceUnavailable(
             f"{device.info.key} is open already in this process, without a unified stream: ask "
             "for unified_stream=True where it is opened first"
@@ -187,11 +186,10 @@ def _as_asked(device: Device, *, unified_stream: bool) -> Device:
     return device
 
 
-def _open_sim(profile: str, pace: Literal["none", "real"], *, unified_stream: bool) -> Device:
+def _open_sim(profile: str, pace: Literal["none", "real"], device_type: type[Device]) -> Device:
     from gpuscope.device.sim.backend import SimBackend  # noqa: PLC0415 - loads profiles
 
-    kind = UnifiedDevice if unified_stream else Device
-    device = kind(SimBackend(profile, pace=pace))
+    device = device_type(SimBackend(profile, pace=pace))
     _open[id(device)] = _sims[id(device.backend)] = device
     _finders[device.backend.array_type] = _sim_device_of
     return device

@@ -362,7 +362,7 @@ class Stream(Closing, EventQueue):
     def join(self, graph: Graph) -> None:
         """Become part of a capture; said before the backend begins it."""
         if self.tag is not None:
-            self.tag.capturing = True
+            self.tag.note_capture(capturing=True)
         graph.streams.append(self)
         self.capturing = True
         self.graph = graph
@@ -372,7 +372,7 @@ class Stream(Closing, EventQueue):
         self.capturing = False
         self.graph = None
         if self.tag is not None:
-            self.tag.capturing = False
+            self.tag.note_capture(capturing=False)
 
     # -- order ------------------------------------------------------------------------
     def record(self, event: Event | None = None, *, timing: bool = True) -> Event:

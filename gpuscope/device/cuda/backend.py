@@ -46,13 +46,9 @@ class CudaBackend(CudaContext):
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self._memory = Pool(
-            self._allocate, lambda _: None, self.mark, self.event_done, lambda mark: mark.sync()
-        )
-        self._pinned = Pool(
-            self._cupy.cuda.alloc_pinned_memory, lambda _: None, self.mark, self.event_done,
-            lambda mark: mark.sync(),
-        )  # fmt: skip
+        by_events = (lambda _: None, self.mark, self.event_done, lambda mark: mark.sync())
+        self._memory = Pool(self._allocate, *by_events)
+        self._pinned = Pool(self._cupy.cuda.alloc_pinned_memory, *by_events)
         self._device_pool = self._cupy.cuda.MemoryPool()
         self._scratch_pool: CudaObject = None
         self._own: CudaObject = None
@@ -72,7 +68,7 @@ class CudaBackend(CudaContext):
     @contextlib.contextmanager
     def _relaxed(self, what: str) -> Iterator[None]:
         """Let calls that disturb no capture through; ``what`` names the failure."""
-        with self._current(), versions.relaxed_capture(), translated(what):
+        with self.current(), versions.relaxed_capture(), translated(what):
             yield
 
     @contextlib.contextmanager
@@ -82,7 +78,7 @@ class CudaBackend(CudaContext):
         The legacy default stream, CuPy's unless another is current, would wait for every blocking
         stream, the per-thread ones among them, and cannot be waited for during a capture.
         """
-        with self._current(), versions.relaxed_capture():
+        with self.current(), versions.relaxed_capture():
             own = self._own_stream()
             try:
                 with self._cupy.cuda.Stream.from_external(own):
@@ -122,13 +118,13 @@ class CudaBackend(CudaContext):
             return Tag(None, self.mark(stream.raw))
         except GpuscopeError:  # captured: nobody tells when that graph is gone, so it is for good
             tag = Tag(stream.raw)
-            tag.capturing = True
+            tag.note_capture(capturing=True)
             return tag
 
     def empty(self, shape: Shape, dtype: DType) -> NativeArray:
         """Return an uninitialised CuPy array."""
         nbytes = math.prod(shape) * dtype.itemsize
-        with self._current(), translated("device memory cannot be taken"):
+        with self.current(), translated("device memory cannot be taken"):
             if not nbytes:
                 return self._cupy.empty(shape, dtype)
             return self._take(nbytes).array(shape, dtype)
@@ -142,7 +138,7 @@ class CudaBackend(CudaContext):
 
     def asarray(self, values: Array) -> NativeArray:
         """Copy host values; done when it returns."""
-        with self._current(), translated("the values cannot be copied"):
+        with self.current(), translated("the values cannot be copied"):
             array = self.empty(values.shape, values.dtype)
             with self._apart():
                 array.set(values)
@@ -222,7 +218,7 @@ class CudaBackend(CudaContext):
         runs relaxed.
         """
         thread_local = 1  # cudaStreamCaptureModeThreadLocal
-        with self._current(), translated("the stream cannot be captured"):
+        with self.current(), translated("the stream cannot be captured"):
             with versions.relaxed_capture():
                 self._blas.prepare()
             captures.begin(stream.handle)
@@ -234,7 +230,7 @@ class CudaBackend(CudaContext):
 
     def end_capture(self, stream: Stream) -> RawGraph:
         """End it, and instantiate the graph, with an event for behind its launches."""
-        with self._current(), translated("the capture failed"):
+        with self.current(), translated("the capture failed"):
             try:
                 graph = self._runtime.streamEndCapture(stream.handle)
             finally:
@@ -252,14 +248,14 @@ class CudaBackend(CudaContext):
         With driver 580 a wait for the device does not wait for a graph in a partition's stream
         until other work follows it there; an event without timing is not enough.
         """
-        with self._current(), translated("the graph cannot be launched"):
+        with self.current(), translated("the graph cannot be launched"):
             self._runtime.graphLaunch(graph[0], int(stream.handle))
             stream.record(graph[1])
 
     def close_graph(self, graph: RawGraph) -> None:
         """Wait for its latest launch, which follows all others, and destroy it."""
         executable, behind = graph
-        with self._current(), translated("the graph cannot be destroyed"):
+        with self.current(), translated("the graph cannot be destroyed"):
             try:
                 behind.sync()
             finally:
@@ -282,14 +278,14 @@ class CudaBackend(CudaContext):
                 ours.data.ptr if ours is not None else self._arrays.host_array(array).ctypes.data
             )
         by_address = 4  # cudaMemcpyDefault: the driver tells the direction from the addresses
-        with self._current(), translated("the driver refuses a copy"):
+        with self.current(), translated("the driver refuses a copy"):
             self._runtime.memcpyAsync(*pointers, source.nbytes, by_address, int(stream.handle))
 
     def host_call(
         self, stream: RawStream, function: Callable[[], None], correlation: int, graph: Graph | None
     ) -> None:
         """Queue a host function; a graph keeps it, since CUDA keeps its address only."""
-        with self._current(), translated("the driver refuses a host function"):
+        with self.current(), translated("the driver refuses a host function"):
             handle = int(stream.handle)
             if not self._runtime.streamIsCapturing(handle):
                 self._runtime.launchHostFunc(handle, lambda _: function(), 0)
@@ -310,7 +306,7 @@ class CudaBackend(CudaContext):
         """Compile CUDA C++ for this device; the same source is compiled once."""
         kernel = self._kernels.get((source, name))
         if kernel is None:
-            with self._current(), translated(f"kernel {name!r} does not compile"):
+            with self.current(), translated(f"kernel {name!r} does not compile"):
                 options = self._core.ProgramOptions(arch=f"sm_{self._device.arch}")
                 module = self._core.Program(source, "c++", options).compile("cubin")
                 kernel = self._kernels[source, name] = module.get_kernel(name)
@@ -336,7 +332,7 @@ class CudaBackend(CudaContext):
             )
         passed = [arg.data.ptr if isinstance(arg, ndarray) else arg for arg in args]
         config = self._core.LaunchConfig(grid=grid, block=block)
-        with self._current(), translated(f"the driver refuses to launch {kernel.name!r}"):
+        with self.current(), translated(f"the driver refuses to launch {kernel.name!r}"):
             self._core.launch(stream, config, kernel.raw, *passed)
 
     def matmul(
@@ -348,7 +344,7 @@ class CudaBackend(CudaContext):
         if self._is_current():
             self._blas.matmul(stream, plan, operands, sm_count)
             return
-        with self._current():
+        with self.current():
             self._blas.matmul(stream, plan, operands, sm_count)
 
     # -- arrays of any library ----------------------------------------------------------
@@ -369,7 +365,7 @@ class CudaBackend(CudaContext):
         handle = self._arrays.stream_of(value)
         if handle is None or handle == int(stream.handle):
             return
-        with self._current(), translated("the stream that an array names cannot be followed"):
+        with self.current(), translated("the stream that an array names cannot be followed"):
             stream.wait(self._core.Stream.from_handle(handle))
 
     def place(self, out: NativeArray, a: NativeArray, b: NativeArray) -> Places:
@@ -382,7 +378,7 @@ class CudaBackend(CudaContext):
         self, stream: Stream, into: NativeArray, array: NativeArray, correlation: int
     ) -> None:
         """Queue CuPy's copy kernel."""
-        with self._current(), self._cupy.cuda.Stream.from_external(stream.raw):
+        with self.current(), self._cupy.cuda.Stream.from_external(stream.raw):
             into[...] = array
 
 

@@ -75,7 +75,7 @@ class CudaContext(Backend):
         self._device = self._core.Device(index)
         self._with_timing = self._core.EventOptions(timing_enabled=True)
         self._without_timing = self._core.EventOptions(timing_enabled=False)
-        with self._current():
+        with self.current():
             pools = bool(self._device.properties.memory_pools_supported)
             self.capabilities = versions.capabilities(version, pools)
             properties = self._runtime.getDeviceProperties(index)
@@ -108,7 +108,7 @@ class CudaContext(Backend):
         )
 
     @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
+    def current(self) -> Iterator[None]:
         """Make the device current; the one that was current before is restored."""
         before = int(self._runtime.getDevice())
         if before == self._index and getattr(self._ready, "done", False):
@@ -121,10 +121,6 @@ class CudaContext(Backend):
         finally:
             if before != self._index:
                 self._core.Device(before).set_current()
-
-    def current(self) -> contextlib.AbstractContextManager[None]:
-        """Make the device current for whatever library runs inside, then restore."""
-        return self._current()
 
     def _is_current(self) -> bool:
         """Whether this thread can call the device as it stands; the common case."""
@@ -162,7 +158,7 @@ class CudaContext(Backend):
 
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
         """Make green contexts and find their SM ids with a probe kernel."""
-        with self._current():
+        with self.current():
             if self._probe is None:
                 self._probe = self._probe_type(self._device)
             granted: list[GrantedPartition] = self._contexts.make(planned, self._probe)
@@ -170,19 +166,19 @@ class CudaContext(Backend):
 
     def context_handle(self, partition: RawPartition) -> int:
         """Return the ``CUcontext`` of a partition's green context, or of the device."""
-        with self._current():
+        with self.current():
             home = self._device.context if partition is None else partition.context
             return int(home.handle)
 
     def close_partition(self, raw: RawPartition) -> None:
         """Give a green context back."""
-        with self._current():
+        with self.current():
             self._contexts.close(raw)
 
     def close(self) -> None:
         """Destroy what is kept for the next use."""
         if self._contexts is not None:
-            with self._current():
+            with self.current():
                 self._contexts.clear()
 
     # -- streams ----------------------------------------------------------------------
@@ -191,7 +187,7 @@ class CudaContext(Backend):
     ) -> tuple[RawStream, int]:
         """Make a stream, in a green context if one is given."""
         options = self._core.StreamOptions(nonblocking=not blocking, priority=priority)
-        with self._current(), translated("the driver refuses a stream"):
+        with self.current(), translated("the driver refuses a stream"):
             home = self._device if partition is None else partition.context
             stream = home.create_stream(options=options)
         return stream, int(stream.handle)
@@ -223,7 +219,7 @@ class CudaContext(Backend):
             return "legacy default"
         if handle == _PER_THREAD:
             return "per-thread default"
-        with self._current(), translated("the stream cannot be asked"):
+        with self.current(), translated("the stream cannot be asked"):
             return "non-blocking" if raw.is_nonblocking else "blocking"
 
     def default_stream(self) -> tuple[RawStream, int]:
@@ -245,12 +241,12 @@ class CudaContext(Backend):
 
     def sync_stream(self, raw: RawStream) -> None:
         """Wait on the host for a stream."""
-        with self._current(), translated("waiting for a stream failed"):
+        with self.current(), translated("waiting for a stream failed"):
             raw.sync()
 
     def stream_done(self, raw: RawStream) -> bool:
         """Whether a stream is idle."""
-        with self._current(), translated("the stream cannot be asked"):
+        with self.current(), translated("the stream cannot be asked"):
             status = self._runtime.streamQuery(int(raw.handle))
             if status not in (0, _NOT_READY):
                 raise self._runtime.CUDARuntimeError(status)
@@ -260,7 +256,7 @@ class CudaContext(Backend):
         """Wait on the host for the whole device, once no thread captures."""
         with captures.none_open("this call"):
             pass  # one may begin while this waits: a device may be waited for long
-        with self._current(), translated("waiting for the device failed"):
+        with self.current(), translated("waiting for the device failed"):
             self._runtime.deviceSynchronize()
 
     def wait_for_all(self, handles: Collection[int]) -> None:
@@ -271,7 +267,7 @@ class CudaContext(Backend):
         """
         self.synchronize()
         driver = importlib.import_module("cuda.bindings.driver")
-        with self._current(), translated("waiting for every stream failed"):
+        with self.current(), translated("waiting for every stream failed"):
             event = self._device.create_event(self._with_timing)
             greens = {}
             for handle in handles:
@@ -298,7 +294,7 @@ class CudaContext(Backend):
         options = self._with_timing if timing else self._without_timing
         if self._is_current():
             return self._device.create_event(options)
-        with self._current():
+        with self.current():
             return self._device.create_event(options)
 
     def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
@@ -307,14 +303,14 @@ class CudaContext(Backend):
             if self._is_current():
                 stream.record(event)
                 return
-            with self._current():
+            with self.current():
                 stream.record(event)
         except Exception as error:  # translated would cost every record
             raise GpuscopeError(f"an event cannot be recorded: {error}") from error
 
     def wait(self, stream: RawStream, event: RawEvent) -> None:
         """Make a stream wait for an event."""
-        with self._current(), translated("a stream cannot wait for the event"):
+        with self.current(), translated("a stream cannot wait for the event"):
             stream.wait(event)
 
     def sync_event(self, event: RawEvent) -> None:
@@ -335,7 +331,7 @@ class CudaContext(Backend):
 
     def mark(self, stream: RawStream) -> Mark:
         """Record an event; refused on a stream that another library captures."""
-        with self._current(), translated("a stream cannot be marked"):
+        with self.current(), translated("a stream cannot be marked"):
             if self._runtime.streamIsCapturing(int(stream.handle)):
                 raise StreamError("a stream that another library captures cannot be marked")
             mark = self.make_event(timing=False)

@@ -75,9 +75,7 @@ class HeterogeneousSplit:
         self._left: tuple[frozenset[int], CudaObject] | None = None
 
     def _left_over(self, planned: Sequence[PlannedPartition]) -> frozenset[int]:
-        every = set(range(self.layout.quanta))
-        every |= {REMAINDER} if self.layout.remainder_sm_count else set()
-        return frozenset(every.difference(*(one.parts for one in planned)))
+        return self.layout.parts.difference(*(partition.parts for partition in planned))
 
     def check(self, plan: CarvePlan) -> None:
         """Ask the driver by a dry run; creates nothing.

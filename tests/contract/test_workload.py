@@ -254,9 +254,9 @@ def test_workload_binds_libraries_and_restores_them_whatever_happens(gpu, monkey
         log.append(("bind", stream))
         return [stream]
 
-    monkeypatch.setattr(function_module.binding, "bind", bind)
+    monkeypatch.setattr(function_module.handles, "bind", bind)
     monkeypatch.setattr(
-        function_module.binding, "unbind", lambda bound: log.append(("unbind", *bound))
+        function_module.handles, "unbind", lambda bound: log.append(("unbind", *bound))
     )
     with gpu.create_stream() as stream:
         handle = gs.workloads.workload(lambda ctx, d: 1 / d)(gpu)

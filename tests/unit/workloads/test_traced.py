@@ -317,8 +317,8 @@ def test_what_is_captured_writes_no_records(runs_source):
 def test_memory_for_records_is_taken_with_the_launchs_stream_current(runs_source, monkeypatch):
     gpu, log = runs_source, []
     empty = gpu.empty
-    monkeypatch.setattr(traced.binding, "bind", lambda stream: log.append(stream) or [])
-    monkeypatch.setattr(traced.binding, "unbind", lambda bound: log.append("unbound"))
+    monkeypatch.setattr(traced.handles, "bind", lambda stream: log.append(stream) or [])
+    monkeypatch.setattr(traced.handles, "unbind", lambda bound: log.append("unbound"))
     with TracedCopy(gpu, nbytes=64) as handle, gpu.create_stream() as stream:
         monkeypatch.setattr(gpu, "empty", lambda *a: log.append(a) or empty(*a))
         handle.execute(stream=stream)

@@ -63,7 +63,7 @@ def check_gpu() -> list[Check]:
             from gpuscope.device.select import open_device  # noqa: PLC0415 - loads NumPy
 
             device = open_device("cuda:0", quiet=True)
-            layout = device.backend.layout
+            layout = device.layout
             found = f"{device.info.name}, {device.info.sm_count} SMs, {layout.quanta} quanta of "
             found += str(layout.quantum_sm_count)
             checks.append(Check("cuda:0", ok=True, found=found))

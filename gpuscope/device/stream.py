@@ -85,7 +85,6 @@ class Stream(Closing, EventQueue):
         self._handle = handle
         self.owned = owned
         self.closed = False
-        self._over = False  # closed, and nothing of closing is left to do
         self._backend = device.backend
         self.tag = Tag(raw) if owned else None
         """What memory that is used here remembers of it; ``None`` if it is somebody else's."""
@@ -99,6 +98,8 @@ class Stream(Closing, EventQueue):
         """The current streams of a thread, if this is one of them and they own it."""
         self.sm_count_target = partition.sm_count_target if partition is not None else 0
         """SMs that libraries should tune for; 0 means the whole GPU."""
+        self._over = False  # last: a destructor closes nothing that is not complete
+        """Whether it was closed, and nothing of closing is left to do."""
 
     # -- life -------------------------------------------------------------------------
     def take_number(self, number: int) -> None:

@@ -73,7 +73,7 @@ def child() -> dict[str, Any]:
         if view is not None:
             timeline.wait()
             frames.append((timeline.bar.frame - before[0]) / took_s)
-            reads.append(len(timeline.state.tracks))
+            reads.append(len(one.trace))
         if turn > 1:
             (live if view is not None else alone).append(us)
     sent = (counted.nbytes - opened[0]) / max(1, timeline.bar.frame - opened[1])

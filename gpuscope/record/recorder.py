@@ -22,7 +22,7 @@ from gpuscope.record.clock import ClockFit, step_notes
 from gpuscope.record.facts import device_facts, partition_facts, versions
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
-from gpuscope.record.source import Calibration, Options, Source
+from gpuscope.record.source import Calibration, Options, Source, Tap
 from gpuscope.record.sources import start_sources
 from gpuscope.trace import schema, valid
 from gpuscope.trace.metadata import ClockFacts, StreamFacts, TraceMetadata
@@ -339,6 +339,15 @@ class Recording:
             self._calls.blocks = BlockSource()
         self._drained += rows.count
         return rows.batches
+
+    def tap(self) -> Tap | None:
+        """Return what gets all that is recorded, where another process can read it.
+
+        ``None`` where that is not so, or some of it was read.
+        """
+        if len(self.sources) != 1 or self._batches or self.is_over:
+            return None
+        return self.sources[0].tap()
 
     # -- metadata ---------------------------------------------------------------------
     def _metadata(self, clocks: Mapping[str, Calibration], *, health: bool = True) -> TraceMetadata:

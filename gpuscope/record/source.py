@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
+from gpuscope._types import Array
 from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -105,6 +106,26 @@ class SourceFacts:
     completeness: Completeness = field(default_factory=Completeness)
 
 
+class Tap(Protocol):
+    """Gets what a source is told beside the source itself, for a picture made elsewhere."""
+
+    @property
+    def facts(self) -> object:
+        """What another process must know to read it; can be pickled."""
+
+    def take(self) -> list[Array]:
+        """Return the bytes that came since the last call."""
+
+    def places(self) -> object | None:
+        """Return what is known of streams and partitions, if that is more than the last time."""
+
+    def text(self, what: str, first: int, second: int, /) -> str:
+        """Answer what the other process asks."""
+
+    def close(self) -> None:
+        """Get no more."""
+
+
 class Source:
     """Finds out when the work of some devices ran. What a source has no use for does nothing.
 
@@ -162,6 +183,10 @@ class Source:
         if call.stream is not None:
             rows.edges.append((call_row(number), work_row(number), "launch"))
         rows.spans.append(row)
+
+    def tap(self) -> Tap | None:
+        """Return what gets all that comes from now on, where another process can read it."""
+        return None
 
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""

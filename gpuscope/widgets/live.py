@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -10,14 +11,25 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from gpuscope.record.recorder import Recording
+from gpuscope.record.source import Tap
 from gpuscope.trace import schema, valid
 from gpuscope.trace.model import Trace
+from gpuscope.widgets.painter import (
+    Painted,
+    Painter,
+    PainterGone,
+    Wanted,
+    get_painter,
+    give_back,
+)
 
 SWITCH_S = 0.0002
 """Python's switch interval meanwhile: every NumPy call of ours gives the lock away, and a busy
 cell keeps it for that long. With the usual 5 ms a frame takes ten times its own time."""
 PERIOD_S = 0.1
 """Time from one reading to the next, at least."""
+KNOWN_S = 1.0
+"""How often another process is told what is known of devices, streams and partitions."""
 SHARE = 0.5
 """Which part of a core's time reading may take: what is slow is read less often. Waiting for
 Python's lock does not count, or a busy cell would slow reading down twice."""
@@ -65,6 +77,7 @@ class Pump:
         self._recording = recording
         self._grew, self._ended, self._failed = grew, ended, failed
         self._seen = 0
+        self._reading = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="gpuscope-live", daemon=True)
         self._thread.start()
@@ -77,8 +90,9 @@ class Pump:
 
     def read(self) -> None:
         """Deliver new rows, if there are any."""
-        batches = self._recording.batches(self._seen)
-        self._seen += len(batches)
+        with self._reading:
+            batches = self._recording.batches(self._seen)
+            self._seen += len(batches)
         if batches:
             spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
             edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
@@ -102,6 +116,8 @@ class Pump:
                     self._ended()
                     return
                 self.read()
+            except PainterGone:
+                raise
             except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
                 if over or not self._recording.is_over:  # else it ended meanwhile
                     self._failed(error)
@@ -109,6 +125,67 @@ class Pump:
                     return
             used_s = time.thread_time() - used_s
             nap_s = max(PERIOD_S, used_s / SHARE) - (time.monotonic() - began_s)
+
+
+class FarPump(Pump):
+    """Has the rows of a recording read and drawn by another process, ten times a second.
+
+    Parameters
+    ----------
+    tap
+        Of the recording.
+    wanted
+        Says what is to be seen.
+    painted
+        Called with each frame.
+    ended
+        Called when the recording has ended.
+    lost
+        Called with the reason when the other process cannot do it; reading stops.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        tap: Tap,
+        *,
+        wanted: Callable[[], Wanted],
+        painted: Callable[[Painted], None],
+        ended: Callable[[], None],
+        lost: Callable[[Exception], None],
+    ) -> None:
+        self._tap = tap
+        self._wanted, self._painted, self._lost = wanted, painted, lost
+        self._painter: Painter | None = None
+        self._known_s = -math.inf
+        super().__init__(recording, grew=lambda _: None, ended=ended, failed=lost)
+
+    def read(self) -> None:
+        """Hand over what is new, and take a frame."""
+        if self._painter is None:
+            self._painter = get_painter()
+            self._painter.begin(self._tap)
+        now_s = time.monotonic()
+        metadata = self._recording.known() if now_s >= self._known_s + KNOWN_S else None
+        self._known_s = self._known_s if metadata is None else now_s
+        painted = self._painter.paint(self._tap, metadata, self._wanted(), self._stop.is_set)
+        if painted is not None:
+            self._painted(painted)
+
+    def _loop(self) -> None:
+        painter = None
+        try:
+            self._read_on()
+            painter, self._painter = self._painter, None
+        except PainterGone as error:
+            if not self._stop.is_set():
+                self._lost(error)
+        finally:
+            self._tap.close()
+            if painter is not None:
+                give_back(painter)
+            elif self._painter is not None:
+                self._painter.end()
 
 
 class LatestWins(Generic[Item]):

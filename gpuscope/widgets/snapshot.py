@@ -121,6 +121,11 @@ class Drawn:
     overlays: dict[str, Properties]
     layout: Properties
 
+    @property
+    def following(self) -> bool:
+        """Whether the window follows the newest spans."""
+        return self.snapshot.following
+
     def words(self) -> str:
         """Say how much is in view, and how much of it has a bar of its own."""
         tracks, (low, high) = self.snapshot.tracks, self.snapshot.window_ns

@@ -43,8 +43,8 @@ class TimelineState:
         The rows.
     extent_ns
         First start and last end.
-    height
-        Of the plotting area, px.
+    height, pixels
+        Height and width of the plotting area, px.
     labels
         Label of each track, in order, and whether it is shown; of many those of the busiest.
     left_out
@@ -53,8 +53,8 @@ class TimelineState:
         Whether there are thread blocks; a recording's come when it has ended.
     """
 
-    def __init__(self, trace: Trace, height: int | None) -> None:
-        self._pixels = 900
+    def __init__(self, trace: Trace, height: float | None) -> None:
+        self.pixels = 900
         self._theme: Theme = LIGHT
         self._hidden: tuple[str, ...] = ()
         self._shows_sms = False
@@ -206,9 +206,9 @@ class TimelineState:
     # -- the picture ------------------------------------------------------------------
     def resize(self, pixels: int) -> bool:
         """Take the width of the plotting area; return whether that calls for a new frame."""
-        changed = pixels > 0 and abs(pixels - self._pixels) > 0.2 * self._pixels
+        changed = pixels > 0 and abs(pixels - self.pixels) > 0.2 * self.pixels
         if changed:
-            self._pixels = pixels
+            self.pixels = pixels
         return changed
 
     def repaint(self, *, dark: bool) -> bool:
@@ -229,7 +229,7 @@ class TimelineState:
             colours=self._colours,
             window_ns=window,
             following=following,
-            pixels=self._pixels,
+            pixels=self.pixels,
             zero_ns=self._zero_ns,
             plot_px=self.height,
             theme=self._theme,

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from gpuscope._checks import count, door
 from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
+from gpuscope.widgets.compose import compose_frame
 from gpuscope.widgets.details import links
-from gpuscope.widgets.live import Pump
-from gpuscope.widgets.snapshot import MARGIN
+from gpuscope.widgets.live import FarPump, Pump
+from gpuscope.widgets.snapshot import MARGIN, Drawn
 from gpuscope.widgets.state import Search
 from gpuscope.widgets.view import Message, TimelineView
 from gpuscope.widgets.window import around, clamped, panned, widened, zoomed
@@ -89,7 +90,8 @@ class Timeline(TimelineView):
 
     def __repr__(self) -> str:
         """Say what it shows; not, as widgets do, all that its plot holds."""
-        return f"<Timeline, {len(self.state.tracks):,} rows>"
+        painted = self._painted
+        return f"<Timeline, {painted.rows if painted else len(self.state.tracks):,} rows>"
 
     # -- what is shown ----------------------------------------------------------------
     @door(trace=Trace)
@@ -127,7 +129,14 @@ class Timeline(TimelineView):
             self.window_ns = (low, low + self._followed_ns)
             self.follow = True
         self.scheduler.ask()
-        self._pump = Pump(recording, grew=self._grew, ended=self._ended, failed=self._failed)
+        tap = recording.tap()
+        if tap is None:
+            self._read_here(recording)
+        else:
+            self._pump = FarPump(
+                recording, tap, wanted=self._wanted, painted=self._took, ended=self._ended,
+                lost=lambda _: self._come_near(),
+            )  # fmt: skip
 
     def finish(self) -> None:
         """Show the whole of the recording that is watched, if it has ended, and read it no more."""
@@ -151,7 +160,7 @@ class Timeline(TimelineView):
         """Take back what was searched, selected and measured in what was shown before."""
         self.find("")
         self.figure.forget()
-        self.drawn = None
+        self.drawn = self._painted = None
         self.clear()
 
     # -- the view ---------------------------------------------------------------------
@@ -193,6 +202,8 @@ class Timeline(TimelineView):
         int
             How many spans match; :meth:`next` goes to the first in view or after it.
         """
+        if text:
+            self._come_near()
         with self._lock:
             self._search = Search(text)
             self.set_trait("search", text)
@@ -213,6 +224,7 @@ class Timeline(TimelineView):
         self.set_trait("matches", len(self._search.rows))
 
     def _go(self, step: int) -> int | None:
+        self._come_near()
         with self._lock:
             if self._recording is not None:
                 self._look()
@@ -229,6 +241,8 @@ class Timeline(TimelineView):
         MissingEvidence
             There is no such span in what is shown.
         """
+        if span is not None:
+            self._come_near()
         with self._lock:
             if span is None:
                 self._unselect()
@@ -241,6 +255,7 @@ class Timeline(TimelineView):
 
         Where none is selected, the first in view.
         """
+        self._come_near()
         with self._lock:
             row = self.state.neighbour(self.window_ns, along, across)
             return None if row is None else self._choose(row)
@@ -276,6 +291,7 @@ class Timeline(TimelineView):
         int or None
             The time between them in ns.
         """
+        self._come_near()
         with self._lock:
             self._is_measuring = len(at_ns) < 2
             self._mark(list(at_ns))
@@ -327,8 +343,9 @@ class Timeline(TimelineView):
 
     def _clicked(self, x: float, y: float) -> None:
         """Take a click in the plot; 0 and 1 are its left and right, its top and bottom edge."""
+        self._come_near()
         with self._lock:
-            if self.drawn is None:
+            if not isinstance(self.drawn, Drawn):
                 return
             if self._is_measuring:
                 self._mark([*self.state.marks[:1], self.drawn.snapped(x)])
@@ -345,6 +362,27 @@ class Timeline(TimelineView):
             self.hidden = (*rest, track) if hidden else tuple(rest)
 
     # -- while a recording goes on ----------------------------------------------------
+    def _come_near(self) -> None:
+        """Read and draw here from now on: what is asked for needs the rows."""
+        pump, recording = self._pump, self._recording
+        if not isinstance(pump, FarPump) or recording is None:
+            return
+        pump.close()
+        if self._recording is not recording:  # it ended meanwhile
+            return
+        self._read_here(recording).read()
+        with self._lock:
+            painted, self._painted, self._is_stale = self._painted, None, True
+            if painted is not None:  # what was clicked at
+                seen = self.state.snapshot(painted.window_ns, following=painted.following)
+                self.drawn = compose_frame(seen, None)
+        self.scheduler.ask()
+
+    def _read_here(self, recording: Recording) -> Pump:
+        """Read and draw in this process."""
+        self._pump = Pump(recording, grew=self._grew, ended=self._ended, failed=self._failed)
+        return self._pump
+
     def _grew(self, more: Trace) -> None:
         with self._lock:
             low, high = self.state.extend(more)
@@ -365,6 +403,8 @@ class Timeline(TimelineView):
             marks = self.state.marks
             self._trace, self._recording = recording.trace, None
             self._is_live = self.follow = False
+            if self._painted is not None:
+                self.drawn = self._painted = None
             self.state.show(recording.trace)
             self.state.marks = marks
             self._look()

@@ -20,6 +20,7 @@ from gpuscope.trace.model import Trace
 from gpuscope.widgets.base import hear_beside_cells, static
 from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
+from gpuscope.widgets.painter import Painted, Wanted
 from gpuscope.widgets.plot import Plot
 from gpuscope.widgets.scheduler import RedrawScheduler
 from gpuscope.widgets.snapshot import SPANS, Drawn
@@ -78,7 +79,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
     scheduler
         The thread that draws.
     drawn
-        The last frame; ``None`` before the first.
+        The last frame, made here or by another process; ``None`` before the first.
     """
 
     window_ns = traitlets.Tuple(traitlets.Int(), traitlets.Int(), default_value=(0, 1))
@@ -103,7 +104,8 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self._lock = threading.RLock()
         self.scheduler = RedrawScheduler(self._draw, failed=self._failed)
         self._search = Search()
-        self.drawn: Drawn | None = None
+        self.drawn: Drawn | Painted | None = None
+        self._painted: Painted | None = None
         self._is_live = self._is_measuring = self._is_held = self._is_stale = False
         # First, so that the browser reads Plotly while the trace is being indexed.
         self.figure = Plot(
@@ -212,12 +214,16 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
     def _draw(self) -> int | None:
         with self._lock:
             snapshot = self.state.snapshot(self.window_ns, following=self.follow)
-            before, is_stale = self.drawn, self._is_stale
+            before, is_stale, painted = self.drawn, self._is_stale, self._painted
             self._is_stale = False
-        if before is not None and not is_stale and snapshot.is_like(before.snapshot):
+        if not isinstance(before, Drawn):
+            is_same, before = painted is not None and painted is before, None
+        else:
+            is_same = painted is None and snapshot.is_like(before.snapshot)
+        if is_same and not is_stale:
             self._show_state()
             return None
-        drawn = compose_frame(snapshot, before)
+        drawn = painted or compose_frame(snapshot, None if is_stale else before)
         self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
         with self._lock:
             self.drawn = drawn
@@ -225,9 +231,27 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self.bar.frame += 1
         return self.bar.frame
 
+    def _wanted(self) -> Wanted:
+        """Say what another process is to paint."""
+        with self._lock:
+            return Wanted(
+                self.window_ns, self.follow, self.hidden, self.state.pixels, self.state.height,
+                self.state.is_dark, paint=not self._is_held,
+            )  # fmt: skip
+
+    def _took(self, painted: Painted) -> None:
+        """Take a frame of another process."""
+        with self._lock:
+            self._painted = painted
+            self.state.extent_ns = painted.extent_ns
+            self.state.labels, self.state.left_out = painted.labels, painted.left_out
+            if self.follow:
+                self._to_head()
+        self.scheduler.ask()
+
     def _show_state(self, problem: str = "") -> None:
         with self._lock:
-            shown = self.drawn.snapshot if self.drawn is not None else None
+            shown = self.drawn
             self.bar.state = {
                 "live": self._is_live,
                 # What is seen, not what was asked for: a frame may still be on its way.

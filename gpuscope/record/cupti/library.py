@@ -232,7 +232,6 @@ def _demangler() -> Callable[[str], str]:
     return demangle
 
 
-def kernel_name(address: int) -> str:
-    """Return the demangled name of a kernel from the address in its record."""
-    name = text_at(address)
+def demangled(name: str) -> str:
+    """Return a kernel's name as its source has it."""
     return _demangler()(name) if name.startswith("_Z") else name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +10,7 @@ import pyarrow as pa
 from gpuscope._types import Bools, Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import tables
-from gpuscope.record.cupti.places import Places
+from gpuscope.record.cupti.places import Known
 from gpuscope.record.cupti.records import Records
 from gpuscope.record.cupti.tables import Column, Columns
 from gpuscope.record.guards import UNSURE, SelectionLog
@@ -57,7 +57,7 @@ class Links:
     def __init__(
         self,
         records: Records,
-        places: Places,
+        places: Known,
         selections: SelectionLog,
         found: Completeness,
         *,
@@ -238,7 +238,7 @@ class Links:
     def _with_launches(self, work: Columns, apis: Columns, *, over: bool) -> list[Batch]:
         """Return batches of work with the calls that launched it; what has none waits."""
         batches = []
-        for calls in (apis, *([tables.join_columns(self._known)] if self._known else [])):
+        for calls in self._launching(apis):
             at = joins.match(work["correlation"], calls["correlation"])
             found = at >= 0
             if found.any():
@@ -252,6 +252,12 @@ class Links:
         else:
             self._records.work.append(work)
         return batches
+
+    def _launching(self, apis: Columns) -> Iterator[Columns]:
+        """Give the new API calls, and those of before only to who needs them."""
+        yield apis
+        if self._known:
+            yield tables.join_columns(self._known)
 
     def _work_batch(self, work: Columns, apis: Columns | None, places: Ints | None) -> Batch:
         """Return rows of work.

@@ -28,99 +28,49 @@ PER_THREAD_DEFAULT = 2
 """CUDA's handle of the per-thread default stream, another stream on each thread."""
 
 
-class Places:
-    """Learns CUPTI's numbers while streams and partitions are alive; gives columns of work.
+class Known:
+    """What is known of CUPTI's numbers; gives columns of work.
 
     Parameters
     ----------
-    devices
-        Open devices, whose partitions and streams have names; may be none.
-    library
-        Gives the numbers.
+    uuids
+        Index of a device → its UUID.
 
     Attributes
     ----------
     streams
         Stream of the trace → facts, for every stream that work ran on.
-    partitions
-        Name → the first partition of that name that was seen.
-    contexts
-        Name of a partition → CUPTI's number of its context.
     green
         Numbers of green contexts.
+    learned
+        How often something was learned.
     """
 
-    def __init__(self, devices: tuple[Device, ...], library: Library) -> None:
-        self._devices = devices
-        self._library = library
+    def __init__(self, uuids: dict[int, str | None]) -> None:
         self.streams: dict[int, StreamFacts] = {}
-        self.partitions: dict[str, Partition] = {}
-        self.contexts: dict[str, int] = {}
         self.green: set[int] = set()
+        self.learned = 0
+        self._uuids = uuids
         self._numbers: dict[tuple[int, int], int] = {}
         """CUPTI's numbers of context and stream → our stream."""
         self._facts: dict[int, StreamFacts] = {}
-        self._partition_of_handle: dict[int, str | None] = {}
         self._names: dict[int, list[tuple[int, str]]] = {}
         """Context → since when it is which partition, in order."""
-        self._learned_streams: set[tuple[str, int, int]] = set()
-        self._learned_partitions: dict[int, Partition] = {}
+        self._partition_of_handle: dict[int, str | None] = {}
 
-    # -- while it records -------------------------------------------------------------
-    def before(self, call: Call) -> None:
-        """Look at a call's streams while they are alive. On the launch path."""
-        for stream in (call.stream, call.intended):
-            if stream is not None and not stream.closed:
-                thread = call.thread if stream.handle == PER_THREAD_DEFAULT else 0
-                key = (call.device_key, stream.id, thread)
-                if key not in self._learned_streams:
-                    self.learn(stream)
-                    self._learned_streams.add(key)
+    def copy(self) -> Known:
+        """Return what is known by now, for another process."""
+        other = Known(self._uuids)
+        other.green, numbers = self.green.copy(), self._numbers.copy()
+        other._facts = self._facts.copy()  # of one that is being learned it may lack them
+        other._numbers = {at: ours for at, ours in numbers.items() if ours in other._facts}
+        other._names = {context: names.copy() for context, names in self._names.copy().items()}
+        return other
 
-    def learn(self, stream: object) -> None:
-        """Find CUPTI's numbers for a stream of ours, and for its partition's context."""
-        if not isinstance(stream, Stream) or stream.closed or stream.device.info.kind != "cuda":
-            return
-        partition = stream.partition
-        raw = partition.raw if partition is not None else None
-        context = stream.device.backend.context_handle(raw)
-        per_thread = stream.handle == PER_THREAD_DEFAULT
-        handle = 0 if per_thread else stream.handle
-        try:
-            number = self._library.context_id(context)
-            there = number, self._library.stream_id(context, handle, per_thread=per_thread)
-            self._numbers[there] = stream.id
-        except Exception:  # noqa: BLE001 - closed meanwhile: its work has CUPTI's numbers only
-            return
-        self._partition_of_handle[stream.handle] = partition_name(stream)
-        self._facts[stream.id] = stream_facts(stream)
-        if partition is not None:
-            self._learn_partition(partition)
-
-    def _learn_partition(self, partition: Partition) -> None:
-        if id(partition) in self._learned_partitions or partition.closed:
-            return
-        handle = partition.device.backend.context_handle(partition.raw)
-        number = self._library.context_id(handle)
-        names = self._names.setdefault(number, [])
-        names.append((time.time_ns() if names else 0, partition.name))
-        self.green.add(number)
-        self.contexts[partition.name] = number
-        self.partitions.setdefault(partition.name, partition)
-        self._learned_partitions[id(partition)] = partition  # held, so that its id stays its own
-
-    def learn_all(self) -> None:
-        """Look at what is alive: other libraries launch there without telling us."""
-        for device in self._devices:
-            if device.info.kind != "cuda":
-                continue
-            for partition in device.partitions:
-                self._learn_partition(partition)
-            for stream in device.streams:
-                key = (device.info.key, stream.id, 0)
-                if key not in self._learned_streams and stream.handle != PER_THREAD_DEFAULT:
-                    self.learn(stream)
-                    self._learned_streams.add(key)
+    def update(self, other: Known) -> None:
+        """Take what another has learned by now."""
+        green = self.green | other.green
+        vars(self).update({**vars(other), "streams": self.streams, "green": green})
 
     def partition_of(self, stream: object) -> str | None:
         """Return the partition of a stream that a guard selected."""
@@ -131,7 +81,6 @@ class Places:
         except Exception:  # noqa: BLE001 - a foreign stream that is gone
             return None
 
-    # -- columns ----------------------------------------------------------------------
     def columns(self, work: Columns, launched: Ints) -> dict[str, Column]:
         """Return device, stream, partition and green context of each piece of work.
 
@@ -142,10 +91,9 @@ class Places:
         """
         contexts = work["context"].astype(np.int64)
         codes, distinct = arrow.coded(contexts)
-        uuids = {device.info.index: device.info.uuid for device in self._devices}
         devices, numbers = arrow.coded(work["device"])
         columns: dict[str, Column] = {
-            "device_uuid": arrow.text_column(devices, map(uuids.get, numbers)),
+            "device_uuid": arrow.text_column(devices, map(self._uuids.get, numbers)),
             "stream": self._streams_of(work),
             "partition": self._partitions_at(codes, distinct, launched),
         }
@@ -185,3 +133,89 @@ class Places:
             text_codes[mine] = np.where(at >= 0, len(texts) + at, NONE)
             texts += [name for _, name in names]
         return arrow.text_column(text_codes, texts)
+
+
+class Places(Known):
+    """Learns CUPTI's numbers while streams and partitions are alive.
+
+    Parameters
+    ----------
+    devices
+        Open devices, whose partitions and streams have names; may be none.
+    library
+        Gives the numbers.
+
+    Attributes
+    ----------
+    partitions
+        Name → the first partition of that name that was seen.
+    contexts
+        Name of a partition → CUPTI's number of its context.
+    """
+
+    def __init__(self, devices: tuple[Device, ...], library: Library) -> None:
+        super().__init__({device.info.index: device.info.uuid for device in devices})
+        self._devices = devices
+        self._library = library
+        self.partitions: dict[str, Partition] = {}
+        self.contexts: dict[str, int] = {}
+        self._learned_streams: set[tuple[str, int, int]] = set()
+        self._learned_partitions: dict[int, Partition] = {}
+
+    # -- while it records -------------------------------------------------------------
+    def before(self, call: Call) -> None:
+        """Look at a call's streams while they are alive. On the launch path."""
+        for stream in (call.stream, call.intended):
+            if stream is not None and not stream.closed:
+                thread = call.thread if stream.handle == PER_THREAD_DEFAULT else 0
+                key = (call.device_key, stream.id, thread)
+                if key not in self._learned_streams:
+                    self.learn(stream)
+                    self._learned_streams.add(key)
+
+    def learn(self, stream: object) -> None:
+        """Find CUPTI's numbers for a stream of ours, and for its partition's context."""
+        if not isinstance(stream, Stream) or stream.closed or stream.device.info.kind != "cuda":
+            return
+        partition = stream.partition
+        raw = partition.raw if partition is not None else None
+        context = stream.device.backend.context_handle(raw)
+        per_thread = stream.handle == PER_THREAD_DEFAULT
+        handle = 0 if per_thread else stream.handle
+        try:
+            number = self._library.context_id(context)
+            there = number, self._library.stream_id(context, handle, per_thread=per_thread)
+            self._numbers[there] = stream.id
+        except Exception:  # noqa: BLE001 - closed meanwhile: its work has CUPTI's numbers only
+            return
+        self._partition_of_handle[stream.handle] = partition_name(stream)
+        self._facts[stream.id] = stream_facts(stream)
+        self.learned += 1
+        if partition is not None:
+            self._learn_partition(partition)
+
+    def _learn_partition(self, partition: Partition) -> None:
+        if id(partition) in self._learned_partitions or partition.closed:
+            return
+        handle = partition.device.backend.context_handle(partition.raw)
+        number = self._library.context_id(handle)
+        names = self._names.setdefault(number, [])
+        names.append((time.time_ns() if names else 0, partition.name))
+        self.green.add(number)
+        self.contexts[partition.name] = number
+        self.partitions.setdefault(partition.name, partition)
+        self.learned += 1
+        self._learned_partitions[id(partition)] = partition  # held, so that its id stays its own
+
+    def learn_all(self) -> None:
+        """Look at what is alive: other libraries launch there without telling us."""
+        for device in self._devices:
+            if device.info.kind != "cuda":
+                continue
+            for partition in device.partitions:
+                self._learn_partition(partition)
+            for stream in device.streams:
+                key = (device.info.key, stream.id, 0)
+                if key not in self._learned_streams and stream.handle != PER_THREAD_DEFAULT:
+                    self.learn(stream)
+                    self._learned_streams.add(key)

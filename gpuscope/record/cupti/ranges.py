@@ -22,9 +22,15 @@ _MARK, _BEGIN, _END = 1, 2, 4
 
 
 class Ranges:
-    """NVTX ranges and marks, as their records come in."""
+    """NVTX ranges and marks, as their records come in.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    text
+        Address in a record → text.
+    """
+
+    def __init__(self, text: Callable[[int], str] = text_at) -> None:
         self.arrive = False
         self._fresh: list[Columns] = []
         self._data: list[Columns] = []
@@ -32,7 +38,7 @@ class Ranges:
         self._open: Columns | None = None
         self._done: list[tuple[int, Columns]] = []
         """What is a row already: the last end of each piece, and its ranges."""
-        self._text = cache(text_at)
+        self._text = cache(text)
         self._numbers = 1
 
     def keep(self) -> Callable[[], None]:

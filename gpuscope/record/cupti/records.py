@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 
@@ -15,7 +16,13 @@ from gpuscope._types import Array
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.cupti import layout, tables
-from gpuscope.record.cupti.library import DRIVER_API, RUNTIME_API, Library, is_launch, kernel_name
+from gpuscope.record.cupti.library import (
+    DRIVER_API,
+    RUNTIME_API,
+    demangled,
+    is_launch,
+    text_at,
+)
 from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.rows import keep, together
@@ -149,6 +156,15 @@ class Flights:
         return tables.select(columns, ~drop) if drop.any() else columns
 
 
+class Names(Protocol):
+    """What :class:`Records` needs of libcupti."""
+
+    version: int
+
+    def callback_name(self, domain: int, number: int, /) -> str:
+        """Return the name of an API call; empty if none."""
+
+
 class Records:
     """Reads buffers, and leaves out what is not the recording's own.
 
@@ -160,6 +176,8 @@ class Records:
         Which API calls to keep: ``"none"``, ``"runtime"``, ``"launches"`` or ``"all"``.
     found
         Told of what could not be read.
+    text
+        Address in a record → text.
 
     Attributes
     ----------
@@ -176,7 +194,13 @@ class Records:
         Correlation of the last call before the recording.
     """
 
-    def __init__(self, library: Library, which: str, found: Completeness) -> None:
+    def __init__(
+        self,
+        library: Names,
+        which: str,
+        found: Completeness,
+        text: Callable[[int], str] = text_at,
+    ) -> None:
         self._library = library
         self._sizes = layout.record_sizes(library.version)
         self._which = which
@@ -184,10 +208,10 @@ class Records:
         self.work: list[Columns] = []
         self.apis: list[Columns] = []
         self.syncs: list[Columns] = []
-        self.ranges = Ranges()
+        self.ranges = Ranges(text)
         self.canaries: list[Canaries] = []
         self._flights = Flights()
-        self.kernel_name = cache(kernel_name)
+        self.kernel_name = cache(lambda address: demangled(text(address)))
         self.count = self.left_out = self.first = 0
 
     def keep(self) -> Callable[[], None]:

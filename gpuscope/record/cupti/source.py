@@ -18,6 +18,7 @@ from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import layout
+from gpuscope.record.cupti.afar import BufferTap, Facts
 from gpuscope.record.cupti.collector import get_collector
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.places import Places
@@ -69,6 +70,7 @@ class CuptiSource(Source):
             self._records, self._places, self._selections, self._found,
             all_calls=self._which != "runtime",
         )  # fmt: skip
+        self._tap: BufferTap | None = None
         self._watch: ClockWatch | None = None
         self._before = (0, 0)
         self._waited = True
@@ -252,6 +254,19 @@ class CuptiSource(Source):
         """Keep a buffer until it is read; the collector may give one again."""
         if number not in self._read_out:
             self._raw[number] = records
+            if self._tap is not None:
+                self._tap.receive(number, records)
+
+    def tap(self) -> BufferTap | None:
+        """Return what gets every buffer that was not read yet, for a picture made elsewhere."""
+        if self._tap is not None or not self.sees_ranges:  # annotate's are told here only
+            return None
+        facts = Facts(self._collector.library.version, self._which, self._records.first)
+        tap = BufferTap(self._collector, facts, self._places, lambda: vars(self).update(_tap=None))
+        self._tap = tap
+        for number, records in sorted(self._raw.copy().items()):
+            tap.receive(number, records)
+        return tap
 
     def _take(self, *, forced: bool) -> None:
         """Have the collector hand over, and read what it handed."""

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuscope.record.cupti import layout, tables
-from gpuscope.record.cupti.library import is_launch, kernel_name
+from gpuscope.record.cupti.library import demangled, is_launch, text_at
 from gpuscope.record.cupti.tables import NONE
 from gpuscope.trace import arrow, joins, schema
 
@@ -286,11 +286,11 @@ def test_api_calls_of_runtime_and_driver_are_told_apart():
     ],
 )  # fmt: skip
 def test_names_of_kernels_are_as_in_the_source(raw, name):
-    assert kernel_name(fake_cupti.address(raw)) == name
+    assert demangled(text_at(fake_cupti.address(raw))) == name
 
 
 def test_a_record_without_a_name_has_an_empty_one():
-    assert kernel_name(0) == ""
+    assert demangled(text_at(0)) == ""
 
 
 @pytest.mark.parametrize(

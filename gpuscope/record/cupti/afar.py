@@ -1,0 +1,148 @@
+"""Reading CUPTI's buffers in another process, for a picture of a recording that goes on.
+
+To decode, link and index records takes Python's lock for longer than to launch the work does. So a
+live view hands copies of the buffers to another process, and the recording's own are read when it
+has ended: what becomes of the picture changes nothing of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from gpuscope.record.cupti.library import text_at
+from gpuscope.record.cupti.links import Links
+from gpuscope.record.cupti.places import Known, Places
+from gpuscope.record.cupti.records import Records
+from gpuscope.record.guards import SelectionLog
+from gpuscope.record.rows import Batch, Rows
+from gpuscope.record.source import Completeness
+from gpuscope.trace import schema
+
+if TYPE_CHECKING:
+    from gpuscope._types import Array
+    from gpuscope.record.cupti.collector import Collector
+
+Ask = Callable[[str, int, int], str]
+"""Takes what is asked for, and two numbers that say which; gives the text."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What another process must know to read the buffers of a recording.
+
+    Attributes
+    ----------
+    version
+        ``CUPTI_API_VERSION`` of what wrote them.
+    which
+        Which API calls are recorded.
+    first
+        Correlation of the last call before the recording.
+    """
+
+    version: int
+    which: str
+    first: int
+
+
+class BufferTap:
+    """Gets the buffers of a recording beside the recording itself.
+
+    Parameters
+    ----------
+    end
+        Called at the end: it shall get no more.
+    """
+
+    def __init__(
+        self, collector: Collector, facts: Facts, places: Places, end: Callable[[], None]
+    ) -> None:
+        self._collector = collector
+        self.facts = facts
+        self._places = places
+        self._end = end
+        self._numbers: set[int] = set()
+        self._fresh: list[Array] = []
+        self._learned = -1
+
+    def receive(self, number: int, records: Array) -> None:
+        """Take a buffer; one with a number that was there is the same."""
+        if number not in self._numbers:
+            self._numbers.add(number)
+            self._fresh.append(records)
+
+    def take(self) -> list[Array]:
+        """Return the buffers that came since the last call."""
+        self._places.learn_all()
+        self._collector.collect(forced=False)
+        taken, self._fresh = self._fresh, []
+        return taken
+
+    def places(self) -> Known | None:
+        """Return what is known of streams and partitions, if that is more than the last time."""
+        if self._learned == self._places.learned:
+            return None
+        self._learned = self._places.learned
+        return self._places.copy()
+
+    def text(self, what: str, first: int, second: int) -> str:
+        """Answer what :class:`Reader` asks."""
+        if what == "call":
+            return self._collector.library.callback_name(first, second)
+        return text_at(first)
+
+    def close(self) -> None:
+        """Get no more."""
+        self._end()
+        self._fresh = []
+
+
+class _Asking:
+    """Stands in for libcupti in a process that has none of the records' texts."""
+
+    def __init__(self, version: int, ask: Ask) -> None:
+        self.version = version
+        self.callback_name = cache(partial(ask, "call"))
+
+
+class Reader:
+    """Makes rows of a recording's buffers in another process.
+
+    Parameters
+    ----------
+    ask
+        Asks the process that records for a text.
+    """
+
+    def __init__(self, facts: Facts, ask: Ask) -> None:
+        self.places = Known({})
+        found = Completeness()
+        self._records = Records(
+            _Asking(facts.version, ask), facts.which, found, text=lambda at: ask("text", at, 0)
+        )
+        self._records.first = facts.first
+        self._records.ranges.arrive = True
+        self._which = facts.which
+        self._links = Links(self._records, self.places, SelectionLog(), found, all_calls=False)
+
+    def learn(self, places: Known) -> None:
+        """Take what is known of streams and partitions by now."""
+        self.places.update(places)
+
+    def rows(self, buffers: list[Array]) -> Batch:
+        """Return the rows of the buffers."""
+        for raw in buffers:
+            self.places.green |= self._records.read(raw)
+        rows = Rows(open_since_ns=schema.LATEST_NS)
+        ranges = self._records.ranges.rows(over=False)
+        if ranges is not None:
+            rows.batches.append(Batch(ranges))
+        drain = self._links.drain_unlinked if self._which == "none" else self._links.drain
+        drain(rows)
+        return Batch(
+            schema.concat([batch.spans for batch in rows.batches], schema.SPAN_TYPES),
+            schema.concat([batch.edges for batch in rows.batches], schema.EDGE_TYPES),
+        )

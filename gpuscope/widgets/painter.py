@@ -1,0 +1,298 @@
+"""Frames of a recording that goes on, made in a process of their own.
+
+The process that records hands over what CUPTI wrote, as it is, and gets frames back: neither
+reading nor drawing takes Python's lock from those who launch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import numpy as np
+from msgspec.structs import replace
+
+from gpuscope._libcupti import NVTX_INJECTION
+from gpuscope._types import Array
+from gpuscope.figures.labels import Class
+from gpuscope.figures.style import Properties
+from gpuscope.record.cupti.afar import Reader
+from gpuscope.record.cupti.places import Known
+from gpuscope.record.source import Tap
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.model import Trace
+from gpuscope.widgets.compose import compose_frame
+from gpuscope.widgets.snapshot import MARGIN
+from gpuscope.widgets.state import TimelineState
+from gpuscope.widgets.window import Window, widened
+
+PATIENCE_S = 20.0
+"""How long the process may take for a frame, its beginning included; then it is given up."""
+_NAP_S = 0.05
+_NICENESS = 5
+"""Who launches goes first."""
+_IDLE_S = 300.0
+"""After which a process that nobody needs ends."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be seen.
+
+    Attributes
+    ----------
+    following
+        Whether the window moves to the newest spans.
+    paint
+        Whether a frame is wanted.
+    """
+
+    window_ns: Window
+    following: bool
+    hidden: tuple[str, ...]
+    pixels: int
+    height: float
+    dark: bool
+    paint: bool
+
+
+@dataclass(frozen=True)
+class Painted:
+    """A frame, and what is to be known of it.
+
+    Attributes
+    ----------
+    rows
+        How many rows there are.
+    labels, left_out, extent_ns
+        As :class:`~gpuscope.widgets.state.TimelineState` has them.
+    """
+
+    bars: dict[Class, tuple[Properties, Properties]]
+    overlays: dict[str, Properties]
+    layout: Properties
+    said: str
+    window_ns: Window
+    following: bool
+    extent_ns: Window
+    labels: list[tuple[str, bool]]
+    left_out: int
+    rows: int
+
+    def words(self) -> str:
+        """Say how much is in view, and how much of it has a bar of its own."""
+        return self.said
+
+
+STOPPED = object()
+"""In place of an answer: nobody waits for it any more."""
+
+
+class PainterGone(Exception):
+    """The process that paints cannot be reached, or takes too long."""
+
+
+# -- in the process that records -------------------------------------------------------------
+class Painter:
+    """A process that paints one recording at a time; raises :class:`PainterGone`."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair()
+        with there, ExitStack() as undo:
+            undo.callback(here.close)
+            environment = {name: value for name, value in os.environ.items()
+                           if name != NVTX_INJECTION}  # fmt: skip
+            program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
+            self._process = subprocess.Popen(  # noqa: S603 - this Python, and a program of ours
+                [sys.executable, "-c", f"{program}serve({there.fileno()})"],
+                pass_fds=[there.fileno()], env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            undo.pop_all()
+        self._wire = Connection(here.detach())
+        self._owes = False
+        """Whether an answer is on its way that nobody waits for."""
+
+    def begin(self, tap: Tap) -> None:
+        """Turn to a recording; what is still on its way is of the one before."""
+        while self._owes:
+            if isinstance(self._receive(lambda: False), tuple):
+                self._send("")
+            else:
+                self._owes = False
+        self._send(tap.facts)
+
+    def paint(
+        self,
+        tap: Tap,
+        metadata: TraceMetadata | None,
+        wanted: Wanted,
+        stopped: Callable[[], bool],
+    ) -> Painted | None:
+        """Hand over what is new, and return a frame if one is wanted and shows something new.
+
+        Parameters
+        ----------
+        metadata
+            What is known of the recording, if that is more than the last time.
+        stopped
+            Whether nobody waits for the frame any more.
+        """
+        buffers = tap.take()
+        self._owes = True
+        self._send((len(buffers), tap.places(), metadata, wanted))
+        try:
+            for raw in buffers:
+                self._wire.send_bytes(raw.data)
+        except OSError as error:
+            raise PainterGone(str(error)) from error
+        while True:
+            answer = self._receive(stopped)
+            if isinstance(answer, tuple):
+                self._send(tap.text(*answer))
+            elif answer is not STOPPED:
+                self._owes = False
+                if isinstance(answer, str):
+                    raise PainterGone(answer)
+                return answer if isinstance(answer, Painted) else None
+            else:
+                return None
+
+    def _send(self, message: object) -> None:
+        try:
+            self._wire.send(message)
+        except OSError as error:
+            raise PainterGone(str(error)) from error
+
+    def _receive(self, stopped: Callable[[], bool]) -> object:
+        try:
+            for _ in range(round(PATIENCE_S / _NAP_S)):
+                if self._wire.poll(_NAP_S):
+                    return self._wire.recv()
+                if stopped():
+                    return STOPPED
+        except (OSError, EOFError) as error:
+            raise PainterGone(str(error)) from error
+        raise PainterGone(f"no frame in {PATIENCE_S:.0f} s")
+
+    def end(self) -> None:
+        """End the process."""
+        self._wire.close()
+        self._process.kill()
+        self._process.wait()
+
+
+_spare: list[Painter] = []
+"""A process that waits for the next recording: to start one takes a second."""
+_spare_lock = threading.Lock()
+
+
+def get_painter() -> Painter:
+    """Return the process that waits, or a new one."""
+    with _spare_lock:
+        return _spare.pop() if _spare else Painter()
+
+
+def give_back(painter: Painter) -> None:
+    """Keep a process for the next recording; all answers of it were taken."""
+    with _spare_lock:
+        if not _spare:
+            _spare.append(painter)
+            return
+    painter.end()
+
+
+@atexit.register
+def _end_spare() -> None:
+    while _spare:
+        _spare.pop().end()
+
+
+# -- in the process that paints --------------------------------------------------------------
+def serve(number: int) -> None:
+    """Paint until nobody is there."""
+    os.nice(_NICENESS)
+    with suppress(OSError, EOFError), Connection(number) as wire:
+        easel: Easel | None = None
+        while wire.poll(_IDLE_S):
+            message = wire.recv()
+            if not isinstance(message, tuple):
+                easel = Easel(Reader(message, lambda *what: _ask(wire, what)))
+                continue
+            assert easel is not None  # noqa: S101 - a recording comes first
+            count, places, metadata, wanted = message
+            buffers = [np.frombuffer(wire.recv_bytes(), np.uint8) for _ in range(count)]
+            try:
+                answer: object = easel.paint(buffers, places, metadata, wanted)
+            except Exception as error:  # noqa: BLE001 - it is told to who waits
+                answer = f"{type(error).__name__}: {error}"
+            wire.send(answer)
+
+
+def _ask(wire: Connection, what: tuple[str, int, int]) -> str:
+    wire.send(what)
+    return str(wire.recv())
+
+
+class Easel:
+    """What there is of a recording, and frames of it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._metadata = TraceMetadata()
+        self._state: TimelineState | None = None
+        self._before: Wanted | None = None
+
+    def paint(
+        self,
+        buffers: list[Array],
+        places: Known | None,
+        metadata: TraceMetadata | None,
+        wanted: Wanted,
+    ) -> Painted | None:
+        """Take what is new, and return a frame if one is wanted and shows something new."""
+        if places is not None:
+            self._reader.learn(places)
+        if metadata is not None:
+            self._metadata = metadata
+        if self._state is None:
+            self._state = TimelineState(
+                Trace.from_columns({}, metadata=self._metadata), wanted.height
+            )
+        state = self._state
+        batch = self._reader.rows(buffers)
+        low, high = 0, 0
+        if batch.spans.num_rows:
+            met = {str(number): facts for number, facts in self._reader.places.streams.items()}
+            facts = replace(self._metadata, streams={**self._metadata.streams, **met})
+            low, high = state.extend(Trace(batch.spans, batch.edges, facts))
+        if not wanted.paint:
+            self._before = None
+            return None
+        view = widened(wanted.window_ns, MARGIN)
+        same, self._before = self._before == wanted, wanted
+        if same and (low == high or not (wanted.following or (high >= view[0] and low <= view[1]))):
+            return None
+        return self._frame(state, wanted)
+
+    def _frame(self, state: TimelineState, wanted: Wanted) -> Painted:
+        state.hide(wanted.hidden)
+        state.resize(wanted.pixels)
+        state.repaint(dark=wanted.dark)
+        low, high = wanted.window_ns
+        if wanted.following:
+            low, high = state.extent_ns[1] - (high - low), state.extent_ns[1]
+        snapshot = state.snapshot((low, high), following=wanted.following)
+        drawn = compose_frame(snapshot, None)
+        return Painted(
+            drawn.bars, drawn.overlays, drawn.layout, drawn.words(), (low, high),
+            wanted.following, state.extent_ns, state.labels, state.left_out, len(state.tracks),
+        )  # fmt: skip

@@ -1,0 +1,217 @@
+"""Live frames that another process makes of CUPTI's buffers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import fake_cupti
+import numpy as np
+import pytest
+from patience import PATIENCE_S
+
+import gpuscope as gs
+from gpuscope.record.cupti.afar import Reader
+from gpuscope.trace.model import Trace
+from gpuscope.widgets import painter
+from gpuscope.widgets.live import FarPump
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return fake_cupti.World(monkeypatch)
+
+
+@pytest.fixture
+def timeline():
+    made = gs.Timeline()
+    yield made
+    made.close()
+
+
+def seen(timeline):
+    """Return how many rows the other process has, 0 if it paints none."""
+    return timeline._painted.rows if timeline._painted is not None else 0
+
+
+def until(it_is_so, otherwise):
+    end = time.monotonic() + PATIENCE_S
+    while not it_is_so():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.01)
+
+
+def foreign(world, times, first=0):
+    for number in range(first, first + times):
+        world.gpu.foreign(f"k{number % 3}")
+
+
+@pytest.mark.parametrize("launch_ids", [True, False])
+def test_another_process_reads_the_rows_that_the_trace_will_have(world, launch_ids):
+    with world.profile(launch_ids=launch_ids) as recording:
+        tap = recording.tap()
+        stream = world.device.create_stream(name="s")
+        reader = Reader(tap.facts, tap.text)
+        foreign(world, 5)
+        world.launch(stream)
+        first, places = tap.take(), tap.places()
+        reader.learn(places)
+        parts = [reader.rows(first)]
+        foreign(world, 4)
+        assert tap.places() is None, "nothing new was learned"
+        parts.append(reader.rows(tap.take()))
+        tap.close()
+    columns = ("kind", "name", "start_ns", "end_ns", "stream", "thread", "source")
+    there = [row for part in parts for row in part.spans.select(columns).to_pylist()]
+    kernels = [row for row in there if row["kind"] == "kernel"]
+    trace = recording.trace
+    assert trace.metadata.complete
+    wanted = trace.where(kind="kernel").spans.select(columns).to_pylist()
+    by_start = lambda row: row["start_ns"]  # noqa: E731
+    assert sorted(kernels, key=by_start) == sorted(wanted, key=by_start)
+    assert len(kernels) == 10
+
+
+def test_frames_come_and_the_trace_is_whole(world, timeline):
+    with world.profile() as recording:
+        timeline.watch(recording)
+        assert isinstance(timeline._pump, FarPump)
+        foreign(world, 20)
+        until(lambda: seen(timeline) >= 40, "no frame shows them")
+        until(lambda: "40 spans in view" in timeline.bar.state["status"], "they are not drawn")
+        foreign(world, 20)
+        until(lambda: seen(timeline) >= 80, "later ones are not shown")
+        assert timeline.follow
+        assert timeline.window_ns[1] == timeline.state.extent_ns[1]
+        low, high = timeline.window_ns
+        timeline.zoom(0.5)
+        foreign(world, 1)
+        until(lambda: seen(timeline) >= 82, "the next is not shown")
+        assert timeline.window_ns[1] - timeline.window_ns[0] < high - low
+        assert len(timeline.state.tracks) == 0, "read here"
+        assert not recording._batches, "rows are made when it has ended"
+    timeline.finish()
+    assert timeline.wait(PATIENCE_S)
+    assert recording.trace.metadata.complete
+    assert len(recording.trace.where(kind="kernel")) == 41
+    assert len(timeline.state.tracks) == len(recording.trace)
+    assert not timeline.bar.state["live"]
+
+
+def test_what_needs_the_rows_brings_the_reader_here(world, timeline):
+    with world.profile() as recording:
+        timeline.watch(recording)
+        foreign(world, 9)
+        until(lambda: seen(timeline) >= 18, "no frame shows them")
+        assert timeline.find("k1") == 3
+        assert not isinstance(timeline._pump, FarPump)
+        assert timeline.next() is not None
+        foreign(world, 9)
+        until(lambda: timeline.find("k1") == 6, "later ones are not read")
+    timeline.finish()
+    assert recording.trace.metadata.complete
+
+
+def test_a_click_hits_what_was_seen(world, timeline):
+    with world.profile() as recording:
+        timeline.watch(recording)
+        foreign(world, 3)
+        until(lambda: seen(timeline) >= 6, "no frame shows them")
+        assert timeline.wait(PATIENCE_S)
+        at = timeline._painted.window_ns
+        timeline._clicked(0.5, 0.5)
+        assert timeline.drawn.snapshot.window_ns == at or timeline.wait(PATIENCE_S)
+        assert len(timeline.state.tracks) >= 6
+    timeline.finish()
+    assert recording.trace.metadata.complete
+
+
+def test_without_the_other_process_it_goes_on_here(world, timeline):
+    with world.profile() as recording:
+        timeline.watch(recording)
+        foreign(world, 5)
+        until(lambda: seen(timeline) >= 10, "no frame shows them")
+        os.kill(timeline._pump._painter._process.pid, signal.SIGKILL)
+        foreign(world, 5)
+        until(lambda: len(timeline.state.tracks) >= 20, "nobody reads")
+        assert not isinstance(timeline._pump, FarPump)
+        until(lambda: "20 spans in view" in timeline.bar.state["status"], "nobody draws")
+    timeline.finish()
+    assert recording.trace.metadata.complete
+    assert len(timeline.state.tracks) == len(recording.trace)
+
+
+def test_a_process_that_cannot_begin_is_done_without(world, timeline, monkeypatch):
+    monkeypatch.setattr(painter, "_spare", [])
+    monkeypatch.setattr(painter.sys, "executable", "/nowhere")
+    with world.profile() as recording:
+        timeline.watch(recording)
+        foreign(world, 5)
+        until(lambda: len(timeline.state.tracks) >= 10, "nobody reads")
+    assert recording.trace.metadata.complete
+
+
+def test_the_process_is_used_again(world, timeline):
+    numbers = set()
+    for _ in range(2):
+        with world.profile() as recording:
+            timeline.watch(recording)
+            foreign(world, 3)
+            until(lambda: seen(timeline) == 6, "no frame shows them")
+            numbers.add(timeline._pump._painter._process.pid)
+        timeline.finish()
+        assert recording.trace.metadata.complete
+    assert len(numbers) == 1
+
+
+def test_two_timelines_show_one_recording(world, timeline):
+    other = gs.Timeline()
+    with world.profile() as recording:
+        timeline.watch(recording)
+        other.watch(recording)
+        assert not isinstance(other._pump, FarPump)
+        foreign(world, 6)
+        until(lambda: seen(timeline) >= 12, "one process shows none")
+        until(lambda: len(other.state.tracks) >= 12, "the other shows none")
+    other.close()
+    assert recording.trace.metadata.complete
+
+
+def test_a_recording_that_was_read_is_read_here(world):
+    with world.profile() as recording:
+        foreign(world, 1)
+        recording.batches()
+        assert recording.tap() is None
+    assert recording.tap() is None
+
+
+def test_a_recording_that_hears_no_ranges_is_read_here(monkeypatch):
+    with fake_cupti.World(monkeypatch, ranges=False).profile() as recording:
+        assert recording.tap() is None
+
+
+def test_a_buffer_that_comes_again_is_taken_once(world):
+    with world.profile() as recording:
+        tap = recording.tap()
+        tap.receive(1 << 40, np.zeros(8, np.uint8))
+        tap.receive(1 << 40, np.zeros(8, np.uint8))
+        assert [len(raw) for raw in tap.take()].count(8) == 1
+        tap.close()
+
+
+def test_an_error_over_there_is_told(world):
+    with world.profile() as recording:
+        tap = recording.tap()
+        process = painter.Painter()
+        try:
+            process.begin(tap)
+            wanted = painter.Wanted(
+                (0, 1), following=True, hidden=(), pixels=900, height=1.0, dark=False, paint=True
+            )
+            with pytest.raises(painter.PainterGone):
+                process.paint(tap, "no metadata", wanted, lambda: False)
+        finally:
+            process.end()
+            tap.close()
+    assert isinstance(recording.trace, Trace)

@@ -59,6 +59,8 @@ def test_a_child_is_refused_its_parents_device_while_threads_launch():
     stream, other = parts["a"].create_stream(), gpu.create_stream()
     handles = [gs.Gemm(gpu, m=64, n=64, k=64) for _ in range(2)]
     array = gpu.empty((4, 4))
+    for handle in handles:
+        handle.execute(stream=other)  # from now on there is a call to wait for
     over = threading.Event()
 
     def launch() -> None:

@@ -34,6 +34,7 @@ if [ "$(cat "$site/.wheels" 2>/dev/null)" != "$listed" ]; then
     printf '%s\n' "$listed" >"$site/.wheels"
 fi
 
+python3 "$root/scripts/compile_fastpath.py"
 PYTHONPATH="$site:$root${PYTHONPATH:+:$PYTHONPATH}"
 PATH="$site/bin:$PATH"
 export PYTHONPATH PATH

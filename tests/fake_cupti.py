@@ -528,8 +528,8 @@ class World:
         self.nvtx = FakeNvtx(self.cupti, reaches=ranges)
         monkeypatch.setattr(nvtx, "domain", lambda: self.nvtx)
         monkeypatch.setattr(nvtx, "heard", 0)
-        annotate._ranges_of.cache_clear()
-        monkeypatch.setattr(annotate, "_ranges_of", annotate._ranges_of.__wrapped__)
+        annotate.range_of.cache_clear()
+        monkeypatch.setattr(annotate, "range_of", annotate.range_of.__wrapped__)
         numbers = itertools.count(1)
         self.gpus = [FakeGpu(self.cupti, index) for index in range(gpus)]
         self.devices = tuple(Device(gpu, correlations=numbers) for gpu in self.gpus)

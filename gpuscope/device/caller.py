@@ -19,6 +19,7 @@ from collections.abc import Hashable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from gpuscope._compiled import fastpath as _fastpath
 from gpuscope._fork import free_in_children
 from gpuscope.device import handles
 from gpuscope.device.handles import AnyStream
@@ -61,6 +62,9 @@ def process_slot() -> types.ModuleType:
         slot.streams = threading.local()  # type: ignore[attr-defined]
         slot.of_task = ContextVar(_SLOT, default=None)  # type: ignore[attr-defined]
         slot.never, slot.left = object(), object()  # type: ignore[attr-defined]
+        slot.accepted = {int}  # type: ignore[attr-defined]
+        slot.watchers = ()  # type: ignore[attr-defined]
+        slot.watching = free_in_children(threading.Lock())  # type: ignore[attr-defined]
         slot = sys.modules.setdefault(_SLOT, slot)
     return slot
 
@@ -68,10 +72,13 @@ def process_slot() -> types.ModuleType:
 # Guards of another copy of the package are read by the names of their attributes, so these
 # names are part of the slot: stream, task, _before, _bound. What a guard holds when it was
 # never entered, or was left, is kept there too: guards made before a reload live on after it.
-_of_thread: _OfThread = process_slot().of_thread
-_current = process_slot().streams
-_of_task: ContextVar[CallerStreamGuard | None] = process_slot().of_task
-_NEVER, _LEFT = process_slot().never, process_slot().left
+_slot = process_slot()
+_of_thread: _OfThread = _slot.of_thread
+_current = _slot.streams
+_of_task: ContextVar[CallerStreamGuard | None] = _slot.of_task
+_NEVER, _LEFT = _slot.never, _slot.left
+_accepted: set[type] = _slot.accepted
+"""Types whose instances can be selected, as far as they have been seen."""
 
 
 class Watcher(Protocol):
@@ -84,22 +91,23 @@ class Watcher(Protocol):
         """Take note that a guard was left, and of the stream that is selected again."""
 
 
-watchers: tuple[Watcher, ...] = ()
-_watching = free_in_children(threading.Lock())
+def watchers() -> tuple[Watcher, ...]:
+    """Return who is told of guards."""
+    told: tuple[Watcher, ...] = _slot.watchers
+    return told
 
 
 def watch(watcher: Watcher) -> None:
     """Tell ``watcher`` of guards from now on."""
-    global watchers  # noqa: PLW0603 - a tuple, so that guards read it without the lock
-    with _watching:
-        watchers = (*watchers, watcher)
+    with _slot.watching:
+        vars(_slot)["watchers"] = (*_slot.watchers, watcher)
 
 
 def unwatch(watcher: Watcher) -> None:
     """Tell ``watcher`` no more."""
-    global watchers  # noqa: PLW0603 - as above
-    with _watching:
-        watchers = tuple(other for other in watchers if other is not watcher)
+    with _slot.watching:
+        others = (other for other in _slot.watchers if other is not watcher)
+        vars(_slot)["watchers"] = tuple(others)
 
 
 def _running_task() -> Task | None:
@@ -164,10 +172,6 @@ def thread_has_guard() -> bool:
     return _of_thread.guard is not None
 
 
-_accepted: set[type] = {int}
-"""Types whose instances can be selected, as far as they have been seen."""
-
-
 def _check_stream(stream: object) -> None:
     kind = type(stream)
     if hasattr(kind, "__cuda_stream__"):
@@ -182,7 +186,30 @@ def _check_stream(stream: object) -> None:
         )
 
 
-class CallerStreamGuard(Unique):
+class _PythonGuard:
+    """What ``Guard`` of ``_fastpath.c`` does, where that is not compiled."""
+
+    __slots__ = ("_before", "_bound", "_token", "_unused", "stream", "task")
+
+    def __init__(self, stream: AnyStream, *, bind: bool = False) -> None:
+        if type(stream) not in _accepted:
+            self._check(stream)
+        self.stream = stream
+        self._before: CallerStreamGuard | None = _NEVER
+        self._bound: Any = bind  # asked for, or what was bound
+        self._unused = True
+
+    def _check(self, stream: object) -> None:
+        raise NotImplementedError
+
+
+_Base = _PythonGuard
+if not TYPE_CHECKING and _fastpath is not None:
+    _fastpath.serve_guards(_slot, _get_running_loop)
+    _Base = _fastpath.Guard
+
+
+class CallerStreamGuard(_Base, Unique):
     """Select ``stream`` for everything that runs inside the ``with`` block.
 
     Parameters
@@ -227,17 +254,12 @@ class CallerStreamGuard(Unique):
     ['mine']
     """
 
-    __slots__ = ("_before", "_bound", "_token", "_unused", "stream", "task")
+    __slots__ = ()
 
-    def __init__(self, stream: AnyStream, *, bind: bool = False) -> None:
-        if type(stream) not in _accepted:
-            _check_stream(stream)
-        self.stream = stream
-        self._before: CallerStreamGuard | None = _NEVER
-        self._bound: Any = bind  # asked for, or what was bound
-        self._unused = True
+    def _check(self, stream: object) -> None:
+        _check_stream(stream)
 
-    def __enter__(self) -> AnyStream:
+    def _enter(self) -> AnyStream:
         try:
             del self._unused  # of threads that enter at once, one succeeds
         except AttributeError:
@@ -255,32 +277,43 @@ class CallerStreamGuard(Unique):
             return self._enter_in_task(task)
         self._before = _of_thread.guard
         _of_thread.guard = self
-        if watchers:
+        if _slot.watchers:
             self._tell_entered()
         return self.stream
 
-    def __exit__(self, *exc: object) -> None:
-        if self._bound or _of_thread.guard is not self or _get_running_loop() is not None:
+    def _exit(self, *_: object) -> None:
+        if _of_thread.guard is not self or _get_running_loop() is not None:
             self._exit_with_care()
+        elif self._bound:
+            bound = self._bound
+            handles.check_bound(bound)
+            _of_thread.guard = self._before
+            self._before = _LEFT
+            if _slot.watchers:
+                self._tell_left()
+            handles.unbind(bound)
         else:
             _of_thread.guard = self._before
             self._before = _LEFT
-            if watchers:
+            if _slot.watchers:
                 self._tell_left()
 
+    if _fastpath is None:
+        __enter__, __exit__ = _enter, _exit
+
     def _tell_entered(self) -> None:
-        for watcher in watchers:
+        for watcher in _slot.watchers:
             watcher.entered(self)
 
     def _tell_left(self) -> None:
-        for watcher in watchers:
+        for watcher in _slot.watchers:
             watcher.left(self, get_caller_stream())
 
     def _enter_in_task(self, task: Task) -> AnyStream:
         self.task: Task | None = task
         self._before = _of_task.get()
         self._token = _of_task.set(self)
-        if watchers:
+        if _slot.watchers:
             self._tell_entered()
         return self.stream
 
@@ -310,7 +343,7 @@ class CallerStreamGuard(Unique):
         if inside is not None:
             inside._before = self._before
         self._before = _LEFT
-        if watchers:
+        if _slot.watchers:
             self._tell_left()
         if not self._bound:
             return

@@ -33,7 +33,7 @@ def world(monkeypatch):
     world = World(monkeypatch)
     yield world
     assert world.gpu.open_streams == 0, "canaries left a stream behind"
-    assert caller.watchers == (), "a recording watches on"
+    assert caller.watchers() == (), "a recording watches on"
     assert not world.cupti.wrote_to_freed_memory
     assert world.cupti.buffer_is_alive, "CUPTI has a buffer whose memory was freed"
 

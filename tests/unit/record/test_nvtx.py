@@ -308,7 +308,7 @@ def test_categories_have_names_as_far_as_python_registered_them(monkeypatch):
 
 
 def test_the_real_nvtx_takes_what_we_give_it():
-    annotate_module._ranges_of.cache_clear()
+    annotate_module.range_of.cache_clear()
     with gs.annotate("ordinary"), gs.annotate("ü\ud800"):
         pass
 

@@ -1,0 +1,37 @@
+"""Build hook: puts the compiled launch path into the wheel, or beside an editable install."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+sys.path.insert(0, str(Path(__file__).parent / "scripts"))
+
+from compile_fastpath import MODULE, compile_to
+
+
+class FastPath(BuildHookInterface):
+    """Compiles before the wheel is packed; where that fails, the wheel is pure Python."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._folder = None if version == "editable" else tempfile.TemporaryDirectory()
+        at = Path(self.root if self._folder is None else self._folder.name)
+        target = at / MODULE
+        target.parent.mkdir(exist_ok=True)
+        why_not = compile_to(target)
+        if why_not:
+            self.app.display_warning(f"gpuscope without its compiled launch path: {why_not}")
+        elif self._folder is not None:
+            build_data["force_include"][str(target)] = MODULE
+            build_data.update(pure_python=False, infer_tag=True)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        del version, build_data, artifact_path
+        if self._folder is not None:
+            self._folder.cleanup()

@@ -152,20 +152,58 @@ def _bind_cupy(stream: AnyStream, cupy: Library) -> Bound | None:
 
 def _bind_torch(stream: AnyStream, torch: Library) -> Bound | None:
     cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_available():
+    if cuda is None:
         return None
+    if not cuda.is_initialized():
+        if not cuda.is_available():
+            return None
+        cuda.init()
     index = _cuda_index(stream)
     if index == -1:
         return None
-    before = cuda.current_stream()
-    replaced = before if index is None else cuda.current_stream(index)
-    ours = cuda.ExternalStream(raw_handle(stream), device=index)
-    cuda.set_stream(ours)  # makes the stream's device current, too
-    handle = ours.cuda_stream
+    device, current, select, key_of = _torch_calls(torch)
+    ours = getattr(stream, "torch_stream", None)
+    if ours is None:
+        ours = key_of(cuda.ExternalStream(raw_handle(stream), device=index))
+        if index is not None:  # a stream of ours: made once
+            stream.torch_stream = ours
+    home = device()
+    before = current(home)
+    replaced = before if index is None or index == home else current(index)
+    select(*ours)  # makes the stream's device current, too
 
     def restore() -> None:
         if replaced is not before:
-            cuda.set_stream(replaced)
-        cuda.set_stream(before)
+            select(*replaced)
+        select(*before)
 
-    return Bound("PyTorch", lambda: cuda.current_stream().cuda_stream, handle, restore)
+    return Bound("PyTorch", lambda: current(device()), ours, restore)
+
+
+_Key: TypeAlias = tuple[object, ...]
+"""What selects a stream in PyTorch."""
+
+
+def _torch_calls(
+    torch: Library,
+) -> tuple[Callable[[], int], Callable[[int], _Key], Callable[..., object], Callable[..., _Key]]:
+    """Return what asks for PyTorch's device and stream, selects a stream, and gives its key.
+
+    PyTorch's public functions make an object at each call, which costs some 10 µs a guard; where
+    the functions that they call are there (PyTorch 2), those are taken.
+    """
+    inner: Library = getattr(torch, "_C", None)
+    if hasattr(inner, "_cuda_setStream"):
+        return (
+            inner._cuda_getDevice,
+            inner._cuda_getCurrentStream,
+            inner._cuda_setStream,
+            lambda stream: (stream.stream_id, stream.device_index, stream.device_type),
+        )
+    cuda = torch.cuda
+    return (
+        cuda.current_device,
+        lambda device: (cuda.current_stream(device),),
+        cuda.set_stream,
+        lambda stream: (stream,),
+    )

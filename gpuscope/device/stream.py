@@ -89,7 +89,8 @@ class Stream(Closing, EventQueue):
         self.tag = Tag(raw) if owned else None
         """What memory that is used here remembers of it; ``None`` if it is somebody else's."""
         self.cupy_stream: object = None
-        """Where a bound guard keeps CuPy's object for this stream."""
+        self.torch_stream: object = None
+        """Where a bound guard keeps what CuPy and PyTorch know this stream by."""
         self.capturing = False
         """Whether what is queued now becomes a graph."""
         self.graph: Graph | None = None
@@ -168,7 +169,7 @@ class Stream(Closing, EventQueue):
         if vars(self).setdefault("_closer", thread) != thread:
             return
         self.closed = True
-        self.cupy_stream = None
+        self.cupy_stream = self.torch_stream = None
         self.device.registry.forget_stream(self, self._handle)
         if self.partition is not None:
             self.partition.release(self)

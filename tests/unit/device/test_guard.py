@@ -998,17 +998,28 @@ class FakeCupy(types.ModuleType):
 
 
 class FakeTorch(types.ModuleType):
-    """PyTorch's current streams: one a thread and device, and a current device."""
+    """PyTorch's current streams: one a thread and device, and a current device.
 
-    def __init__(self, *, available: bool = True) -> None:
+    ``inner``: with the functions of ``torch._C``, too.
+    """
+
+    def __init__(self, *, available: bool = True, inner: bool = True) -> None:
         super().__init__("torch")
         self.local = local = threading.local()
         self.fail = False
+        self.initialized = False
 
         class ExternalStream:
+            device_type = 1
+
             def __init__(self, ptr: int, device: int | None = None) -> None:
-                self.cuda_stream = ptr
-                self.device = current_device() if device is None else device
+                self.cuda_stream = self.stream_id = ptr
+                self.device = self.device_index = current_device() if device is None else device
+
+            def __eq__(self, other: object) -> bool:
+                return (self.cuda_stream, self.device) == (other.cuda_stream, other.device)
+
+            __hash__ = None
 
         def current_device() -> int:
             return getattr(local, "device", 0)
@@ -1025,10 +1036,23 @@ class FakeTorch(types.ModuleType):
             local.device = stream.device
             local.streams[stream.device] = stream
 
+        def init() -> None:
+            self.initialized = True
+
+        def key(device: int) -> tuple[int, int, int]:
+            assert self.initialized
+            return current_stream(device).cuda_stream, device, 1
+
         self.cuda = types.SimpleNamespace(
             is_available=lambda: available, ExternalStream=ExternalStream,
             current_stream=current_stream, set_stream=set_stream, current_device=current_device,
+            is_initialized=lambda: self.initialized, init=init,
         )  # fmt: skip
+        if inner:
+            self._C = types.SimpleNamespace(
+                _cuda_getDevice=current_device, _cuda_getCurrentStream=key,
+                _cuda_setStream=lambda ptr, index, _: set_stream(ExternalStream(ptr, index)),
+            )  # fmt: skip
 
     @property
     def current(self) -> int:
@@ -1043,9 +1067,9 @@ def cupy(monkeypatch):
     return fake
 
 
-@pytest.fixture
-def torch(cupy, monkeypatch):
-    fake = FakeTorch()
+@pytest.fixture(params=[True, False], ids=["torch._C", "torch.cuda"])
+def torch(cupy, monkeypatch, request):
+    fake = FakeTorch(inner=request.param)
     monkeypatch.setitem(sys.modules, "torch", fake)
     return fake
 
@@ -1057,13 +1081,15 @@ class OnCuda(Foreign):
         super().__init__(handle)
         info = types.SimpleNamespace(kind=kind, index=index)
         self.device = types.SimpleNamespace(info=info)
-        self.cupy_stream = None
+        self.cupy_stream = self.torch_stream = None
 
 
 @pytest.mark.parametrize(
-    "stream", [0x50, 0, Foreign(0x60), OnCuda(0x70)], ids=["handle", "legacy", "foreign", "on CUDA"]
-)
-def test_guard_10_both_libraries_are_given_the_stream_and_restored(cupy, torch, stream):
+    "make", [lambda: 0x50, lambda: 0, lambda: Foreign(0x60), lambda: OnCuda(0x70)],
+    ids=["handle", "legacy", "foreign", "on CUDA"],
+)  # fmt: skip
+def test_guard_10_both_libraries_are_given_the_stream_and_restored(cupy, torch, make):
+    stream = make()
     handle = raw_handle(stream)
     theirs = cupy.Stream(0x99)
     theirs.use()
@@ -1073,7 +1099,7 @@ def test_guard_10_both_libraries_are_given_the_stream_and_restored(cupy, torch, 
         assert get_caller_stream() is stream
         assert cupy.current.ptr == torch.current == handle
     assert cupy.current is theirs
-    assert torch.cuda.current_stream() is before
+    assert torch.cuda.current_stream() == before
     assert get_caller_stream() is None
 
 

@@ -5,19 +5,26 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import zlib
+from pathlib import Path
 from types import ModuleType
 
-fastpath: ModuleType | None = None
-"""The module ``_fastpath``, or ``None``: then the same is done in Python."""
-why_not = ""
-"""Why it is not used."""
-if os.environ.get("GPUSCOPE_PURE"):
-    why_not = "GPUSCOPE_PURE is set"
-else:
-    try:
-        from gpuscope import _fastpath
 
-        fastpath = _fastpath
+def _load() -> tuple[ModuleType | None, str]:
+    """Return the module, or ``None`` and why it is not used."""
+    if os.environ.get("GPUSCOPE_PURE"):
+        return None, "GPUSCOPE_PURE is set"
+    try:
+        module = importlib.import_module("gpuscope._fastpath")
     except ImportError as error:
-        why_not = str(error)
+        return None, f"it is not compiled ({error})"
+    source = Path(__file__).with_name("_fastpath.c")
+    if source.exists() and zlib.crc32(source.read_bytes()) != module.source_crc:
+        return None, "it was compiled from another _fastpath.c"
+    return module, ""
+
+
+fastpath, why_not = _load()
+"""The module ``_fastpath``, or ``None``: then the same is done in Python, and why."""

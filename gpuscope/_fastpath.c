@@ -25,22 +25,21 @@ static PyObject *annotate_names; /* annotate.py's own: `range_of` */
 static PyObject *s_guard, *s_watchers, *s_dict, *s_enter, *s_exit, *s_check;
 static PyObject *s_range_of, *s_heard, *s_running, *s_begin_rows, *s_end_rows;
 
-/* The namespace of this thread in `of_thread`: asked for once per thread state. */
-static _Thread_local uint64_t cached_for;
-static _Thread_local PyObject *cached_names;
-
+/* The namespace of this thread in `of_thread`: kept with the thread's state, which ends with it. */
 static PyObject *
 names_of_thread(void) /* borrowed */
 {
-    uint64_t now = PyThreadState_GetID(PyThreadState_Get());
-    if (cached_names == NULL || cached_for != now) {
-        PyObject *names = PyObject_GetAttr(of_thread, s_dict);
-        if (names == NULL)
-            return NULL;
-        Py_XSETREF(cached_names, names);
-        cached_for = now;
+    PyObject *state = PyThreadState_GetDict();
+    if (state == NULL)
+        return PyErr_NoMemory();
+    PyObject *names = PyDict_GetItemWithError(state, of_thread);
+    if (names == NULL && !PyErr_Occurred()) {
+        PyObject *made = PyObject_GetAttr(of_thread, s_dict);
+        if (made != NULL && PyDict_SetItem(state, of_thread, made) == 0)
+            names = made;
+        Py_XDECREF(made);
     }
-    return cached_names;
+    return names;
 }
 
 /* 1: a namespace's variable is true; 0: it is not, or is absent; -1: error. */
@@ -131,6 +130,10 @@ guard_init(Guard *self, PyObject *args, PyObject *kwargs)
     else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:CallerStreamGuard", names, &stream,
                                           &bind))
         return -1;
+    if (accepted == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "guards are not served yet: import gpuscope");
+        return -1;
+    }
     int known = PySet_Contains(accepted, (PyObject *)Py_TYPE(stream));
     if (known < 0)
         return -1;
@@ -178,7 +181,7 @@ guard_enter(Guard *self, PyObject *Py_UNUSED(ignored))
 static PyObject *
 guard_exit(Guard *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count))
 {
-    if (self->bound == Py_False) {
+    if (self->bound == Py_False && self->before != NULL) {
         int care = needs_care();
         PyObject *names = care ? NULL : names_of_thread();
         if (care < 0 || (!care && names == NULL))
@@ -202,7 +205,7 @@ static PyMethodDef guard_methods[] = {
 };
 
 static PyType_Slot guard_slots[] = {
-    {Py_tp_doc, "What a CallerStreamGuard does at each launch."},
+    {Py_tp_doc, "Guard(stream, *, bind=False)\n--\n\nWhat a CallerStreamGuard does at each launch."},
     {Py_tp_init, guard_init},
     {Py_tp_dealloc, guard_dealloc},
     {Py_tp_traverse, guard_traverse},
@@ -228,7 +231,7 @@ typedef struct {
 } Range;
 
 static PyMemberDef range_members[] = {
-    {"_range", T_OBJECT, offsetof(Range, range), 0, NULL},
+    {"_range", T_OBJECT_EX, offsetof(Range, range), READONLY, NULL},
     {"_open", T_OBJECT, offsetof(Range, open), 0, NULL},
     {NULL},
 };
@@ -269,18 +272,43 @@ range_init(Range *self, PyObject *args, PyObject *kwargs)
         name = PyTuple_GET_ITEM(args, 0);
     else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:annotate", names, &name))
         return -1;
-    PyObject *range_of = PyDict_GetItemWithError(annotate_names, s_range_of);
-    if (range_of == NULL)
+    PyObject *range_of =
+        annotate_names == NULL ? NULL : PyDict_GetItemWithError(annotate_names, s_range_of);
+    if (range_of == NULL) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_RuntimeError, "ranges are not served: import gpuscope");
         return -1;
+    }
     PyObject *found = PyUnicode_CheckExact(name)
                           ? PyObject_CallOneArg(range_of, name)
                           : PyObject_CallMethodOneArg((PyObject *)self, s_check, name);
     if (found == NULL)
         return -1;
+    if (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != 4) {
+        PyErr_SetString(PyExc_TypeError, "range_of gives a text, attributes, push and pop");
+        Py_DECREF(found);
+        return -1;
+    }
     Py_XSETREF(self->range, found);
     Py_CLEAR(self->open);
     self->pushed = 0;
     return 0;
+}
+
+/* What calling a part of the range gives; the range is kept meanwhile, whoever replaces it. */
+static PyObject *
+call_part(Range *self, Py_ssize_t function, Py_ssize_t argument)
+{
+    if (self->range == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this range was never given a name");
+        return NULL;
+    }
+    PyObject *range = Py_NewRef(self->range);
+    PyObject *called = PyTuple_GET_ITEM(range, function);
+    PyObject *answer = argument < 0 ? PyObject_CallNoArgs(called)
+                                    : PyObject_CallOneArg(called, PyTuple_GET_ITEM(range, argument));
+    Py_DECREF(range);
+    return answer;
 }
 
 static PyObject *
@@ -290,8 +318,7 @@ range_enter(Range *self, PyObject *Py_UNUSED(ignored))
     if (heard < 0)
         return NULL;
     if (heard) {
-        PyObject *pushed = PyObject_CallOneArg(PyTuple_GET_ITEM(self->range, 2),
-                                               PyTuple_GET_ITEM(self->range, 1));
+        PyObject *pushed = call_part(self, 2, 1);
         if (pushed == NULL)
             return NULL;
         Py_DECREF(pushed);
@@ -309,7 +336,10 @@ range_enter(Range *self, PyObject *Py_UNUSED(ignored))
 static PyObject *
 range_exit(Range *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count))
 {
-    if (self->open != NULL && PyObject_IsTrue(self->open)) {
+    int open = self->open == NULL ? 0 : PyObject_IsTrue(self->open);
+    if (open < 0)
+        return NULL;
+    if (open) {
         PyObject *ended = PyObject_CallMethodNoArgs((PyObject *)self, s_end_rows);
         if (ended == NULL)
             return NULL;
@@ -317,7 +347,7 @@ range_exit(Range *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(c
     }
     if (self->pushed) {
         self->pushed--;
-        PyObject *popped = PyObject_CallNoArgs(PyTuple_GET_ITEM(self->range, 3));
+        PyObject *popped = call_part(self, 3, -1);
         if (popped == NULL)
             return NULL;
         Py_DECREF(popped);
@@ -332,7 +362,7 @@ static PyMethodDef range_methods[] = {
 };
 
 static PyType_Slot range_slots[] = {
-    {Py_tp_doc, "What annotate does at each range."},
+    {Py_tp_doc, "Range(name)\n--\n\nWhat annotate does at each range."},
     {Py_tp_init, range_init},
     {Py_tp_dealloc, range_dealloc},
     {Py_tp_traverse, range_traverse},
@@ -414,6 +444,13 @@ PyInit__fastpath(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
+    PyObject *source_crc = PyLong_FromUnsignedLong(SOURCE_CRC);
+    if (source_crc == NULL || PyModule_AddObjectRef(module, "source_crc", source_crc) < 0) {
+        Py_XDECREF(source_crc);
+        Py_DECREF(module);
+        return NULL;
+    }
+    Py_DECREF(source_crc);
     PyType_Spec *specs[] = {&guard_spec, &range_spec};
     for (size_t i = 0; i < sizeof(specs) / sizeof(*specs); i++) {
         PyObject *type = PyType_FromSpec(specs[i]);

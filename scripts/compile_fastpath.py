@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +49,11 @@ def compile_to(target: Path) -> str:
     macos = ["-bundle", "-undefined", "dynamic_lookup"]
     shared = macos if sys.platform == "darwin" else ["-shared"]
     include = f"-I{sysconfig.get_paths()['include']}"
-    words = [*command, "-O2", "-fPIC", *shared, include, str(SOURCE), "-o", str(target)]
+    source_crc = f"-DSOURCE_CRC={zlib.crc32(SOURCE.read_bytes())}u"  # gpuscope asks for it
+    words = [
+        *command, "-O2", "-fPIC", "-pthread", *shared, include, source_crc, str(SOURCE),
+        "-o", str(target),
+    ]  # fmt: skip
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -21,7 +21,7 @@ from gpuscope._optional import how_to_install, require
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import Json, app, say, say_json, show_check
 from gpuscope.device.device import Device
-from gpuscope.device.diagnose import Check, check_cupti, check_gpu
+from gpuscope.device.diagnose import Check, check_cupti, check_gpu, check_launches
 from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
@@ -110,6 +110,7 @@ def check_machine() -> tuple[list[Check], list[Check]]:
     others = [
         cupti,
         *([_check_holder()] if cupti.ok else []),
+        check_launches(),
         _check_nvtx(),
         _check_injection(),
         _check_counters(),

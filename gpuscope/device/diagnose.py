@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpuscope._compiled import fastpath, why_not
 from gpuscope._libcupti import HOW_TO_INSTALL, library_path
 from gpuscope.device.cuda import driver
 from gpuscope.errors import GpuscopeError
@@ -91,6 +93,16 @@ def check_cupti() -> Check:
         major = 12 if driver.installed("cupy-cuda12x") else 13
         return Check("CUPTI", ok=False, found=_parts(error)[0], todo=HOW_TO_INSTALL[major])
     return Check("CUPTI", ok=True, found=found)
+
+
+def check_launches() -> Check:
+    """Check that the launch path is compiled; without it, guards and launches cost more."""
+    if fastpath is not None:
+        return Check("launch path", ok=True, found="compiled")
+    todo = "install a C compiler, such as gcc, and then gpuscope again"
+    if os.environ.get("GPUSCOPE_PURE"):
+        todo = "unset GPUSCOPE_PURE"
+    return Check("launch path", ok=False, found=f"in Python: {why_not}", todo=todo)
 
 
 def _parts(error: GpuscopeError) -> tuple[str, str]:

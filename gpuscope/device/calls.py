@@ -11,7 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+
+from msgspec import Struct
 
 from gpuscope._fork import free_in_children
 
@@ -33,9 +35,11 @@ class CallFacts(TypedDict, total=False):
     blocks: NativeArray
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(Struct, eq=False, gc=False):
     """One host call that a device made, from its entry to its return.
+
+    The collector does not follow it, which thousands of calls that wait for a reader would let
+    run: nothing that a call names may lead back to it.
 
     Attributes
     ----------
@@ -78,6 +82,49 @@ class Call:
     parent: int | None = None
     workload: str | None = None
     superseded: bool = False
+
+
+class Execution(Call, eq=False, gc=False):
+    """A launch that is all that a handle's call does: one note for the launch and the call.
+
+    Of the handle's call, ``parent`` is the number and ``workload`` the name; it began with the
+    launch, and ended when its completion was seen.
+
+    Attributes
+    ----------
+    event
+        Recorded behind the launch.
+    outer
+        The handle's call that this one was made in.
+    waited_ns, wait_number, wait_thread
+        When the host began to wait for the event, if it did, and which call of which thread
+        that is; such a wait ends when the completion is seen.
+    seen_ns
+        When the completion was seen.
+    """
+
+    outer: Call | None = None
+    waited_ns: int | None = None
+    wait_number: int = 0
+    wait_thread: int = 0
+    seen_ns: int | None = None
+
+    def around(self) -> list[Call]:
+        """Return the wait that saw its end, if one did, and the handle's call."""
+        key, outer = self.device_key, self.outer
+        handle = Call(
+            "handle", self.workload or "", key, self.parent or 0, self.thread, self.start_ns,
+            self.stream, self.intended, end_ns=self.seen_ns,
+            parent=outer.correlation if outer is not None else None,
+            workload=outer.name if outer is not None else None,
+        )  # fmt: skip
+        if self.waited_ns is None:
+            return [handle]
+        wait = Call(
+            "sync", "event.synchronize", key, self.wait_number, self.wait_thread, self.waited_ns,
+            None, None, event=self.event, end_ns=self.seen_ns,
+        )  # fmt: skip
+        return [wait, handle]
 
 
 class Release(NamedTuple):
@@ -149,11 +196,24 @@ class Observer(Protocol):
         """Take note of work that the device says it did."""
 
 
-class _Nesting(threading.local):
+@runtime_checkable
+class Recorder(Observer, Protocol):
+    """An observer that takes a handle's call and its launch as one note."""
+
+    def execution_begins(self, execution: Execution) -> None:
+        """Take note of a launch that is about to reach the device, and of its handle's call."""
+
+    def execution_seen(self, execution: Execution) -> None:
+        """Take note that a completion was seen; its ``seen_ns`` is set."""
+
+
+class _Nesting:
     """What the calls of a thread are made inside of.
 
     Attributes
     ----------
+    thread
+        Number of the thread, once it made a call.
     handle
         The call of the handle whose ``execute()`` runs.
     around
@@ -162,9 +222,18 @@ class _Nesting(threading.local):
         The stream that the caller means, whatever stream a call names.
     """
 
-    handle: Call | None = None
-    around: Call | None = None
-    meant: Stream | None = None
+    __slots__ = ("around", "handle", "meant", "thread")
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self.handle: Call | None = None
+        self.around: Call | None = None
+        self.meant: Stream | None = None
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.nesting = _Nesting()
 
 
 class CallLog:
@@ -180,35 +249,47 @@ class CallLog:
     ----------
     observers
         Who watches the device. Where nobody does, a launch needs a number and nothing else.
+    recorders
+        The observers, where each takes an execution as one note; else empty.
     next_correlation
         Returns the next call's number.
     """
 
     def __init__(self, backend: Backend, correlations: Iterator[int] | None = None) -> None:
         self.observers: tuple[Observer, ...] = ()
+        self.recorders: tuple[Recorder, ...] = ()
         self.next_correlation = (correlations or itertools.count(1)).__next__
         self._backend = backend
         self._key = backend.info.key
         self._lock = free_in_children(threading.RLock())
-        self._nesting = _Nesting()
+        self._of_thread = _OfThread()
 
     def observe(self, observer: Observer) -> None:
         """Let ``observer`` watch every call on this device until :meth:`unobserve`."""
         with self._lock:
-            self.observers = (*self.observers, observer)
+            self._set_observers((*self.observers, observer))
             self._backend.set_activity_sink(self.report)
 
     def unobserve(self, observer: Observer) -> None:
         """Stop telling ``observer``."""
         with self._lock:
-            self.observers = tuple(other for other in self.observers if other is not observer)
+            self._set_observers(tuple(other for other in self.observers if other is not observer))
             if not self.observers:
                 self._backend.set_activity_sink(None)
+
+    def _set_observers(self, observers: tuple[Observer, ...]) -> None:
+        recorders = tuple(one for one in observers if isinstance(one, Recorder))
+        self.recorders = recorders if len(recorders) == len(observers) else ()
+        self.observers = observers
 
     def report(self, activity: Activity) -> None:
         """Tell observers of finished work."""
         for observer in self.observers:
             observer.activity(activity)
+
+    def _thread(self, nesting: _Nesting) -> int:
+        nesting.thread = self._backend.process_and_thread()[1]
+        return nesting.thread
 
     def begin(
         self,
@@ -219,20 +300,21 @@ class CallLog:
         **facts: Unpack[CallFacts],
     ) -> Call:
         """Tell observers that a call begins; returns its record for :meth:`end`."""
-        backend = self._backend
+        nesting = self._of_thread.nesting
         call = Call(
-            kind, name, self._key, self.next_correlation(), backend.process_and_thread()[1],
-            backend.now_ns(), stream, intended, **facts,
+            kind, name, self._key, self.next_correlation(),
+            nesting.thread or self._thread(nesting), self._backend.now_ns(),
+            stream, intended, **facts,
         )  # fmt: skip
-        if stream is not None and stream.capturing:
-            return call  # it becomes part of a graph: nothing happens now
-        nesting = self._nesting
-        if nesting.meant is not None and intended is not None:
-            call.intended = nesting.meant
+        if stream is not None:
+            if stream.capturing:
+                return call  # it becomes part of a graph: nothing happens now
+            if nesting.meant is not None and intended is not None:
+                call.intended = nesting.meant
         handle = nesting.handle
         if handle is not None and kind != "setup":
             call.parent, call.workload = handle.correlation, handle.name
-        if kind == "launch" and nesting.around is not None:
+        if nesting.around is not None and kind == "launch":
             nesting.around.superseded = True
         for observer in self.observers:
             observer.call_begins(call)
@@ -245,6 +327,78 @@ class CallLog:
         call.end_ns = self._backend.now_ns()
         for observer in self.observers:
             observer.call_ends(call)
+
+    def begin_execution(
+        self, handle: str, launch: tuple[str, int, int], stream: Stream, event: Event
+    ) -> Execution:
+        """Tell recorders of a handle's call that is one launch; :meth:`end` ends the launch.
+
+        Parameters
+        ----------
+        launch
+            Its name, its floating-point operations, and the bytes that it reads and writes.
+        event
+            What is recorded behind it.
+        """
+        nesting = self._of_thread.nesting
+        name, flop_count, nbytes = launch
+        number, next_correlation = self.next_correlation(), self.next_correlation
+        execution = Execution(
+            "launch", name, self._key, next_correlation(),
+            nesting.thread or self._thread(nesting), self._backend.now_ns(),
+            stream, nesting.meant or stream, flop_count, nbytes, event=event,
+            parent=number, workload=handle, outer=nesting.handle,
+        )  # fmt: skip
+        if nesting.around is not None:
+            nesting.around.superseded = True
+        for recorder in self.recorders:
+            recorder.execution_begins(execution)
+        return execution
+
+    def wait_for(self, call: Call | None, event: Event, *, alone: bool) -> None:
+        """Wait for the event behind a handle's call, ``alone`` or beside others; tell its end."""
+        if call is None:
+            event.synchronize()
+            return
+        nesting = self._of_thread.nesting
+        if (
+            not isinstance(call, Execution)
+            or not (alone and self.recorders and call.waited_ns is call.seen_ns is None)
+            or nesting.handle is not None
+        ):
+            event.synchronize()
+            self.see(call)
+            return
+        call.wait_number = self.next_correlation()
+        call.wait_thread = nesting.thread or self._thread(nesting)
+        call.waited_ns = self._backend.now_ns()
+        try:
+            self._backend.sync_event(event.usable())
+        except BaseException:
+            self._end_wait(call)
+            raise
+        self.see(call)
+
+    def _end_wait(self, execution: Execution) -> None:
+        """Tell observers of a wait that saw no completion."""
+        call = Call(
+            "sync", "event.synchronize", self._key, execution.wait_number,
+            execution.wait_thread, execution.waited_ns or 0, None, None, event=execution.event,
+        )  # fmt: skip
+        execution.waited_ns = None
+        for observer in self.observers:
+            observer.call_begins(call)
+        self.end(call)
+
+    def see(self, call: Call) -> None:
+        """Tell observers that the completion of a handle's call was seen; again does nothing."""
+        if not isinstance(call, Execution):
+            if call.end_ns is None:
+                self.end(call)
+        elif call.seen_ns is None:
+            call.seen_ns = self._backend.now_ns()
+            for recorder in self.recorders:
+                recorder.execution_seen(call)
 
     @contextlib.contextmanager
     def observed(
@@ -272,19 +426,22 @@ class CallLog:
 
     def enter_handle(self, call: Call | None) -> Call | None:
         """Let calls of this thread name ``call``'s handle as theirs; returns the one before."""
-        before, self._nesting.handle = self._nesting.handle, call
+        nesting = self._of_thread.nesting
+        before, nesting.handle = nesting.handle, call
         return before
 
     def launch_around(self, call: Call | None) -> Call | None:
         """Let a launch of this thread supersede ``call``; returns the one before."""
-        before, self._nesting.around = self._nesting.around, call
+        nesting = self._of_thread.nesting
+        before, nesting.around = nesting.around, call
         return before
 
     @contextlib.contextmanager
     def meant_for(self, stream: Stream) -> Iterator[None]:
         """Let this thread's calls count as given to ``stream``, whatever stream they name."""
-        self._nesting.meant = stream
+        nesting = self._of_thread.nesting
+        nesting.meant = stream
         try:
             yield
         finally:
-            self._nesting.meant = None
+            nesting.meant = None

@@ -102,8 +102,11 @@ class Event(Unique):
         if not calls.observers:  # the common case, quickly
             self._backend.sync_event(raw)
             return
-        with calls.during("sync", "event.synchronize", event=self):
+        call = calls.begin("sync", "event.synchronize", None, None, event=self)
+        try:
             self._backend.sync_event(raw)
+        finally:
+            calls.end(call)
 
     def elapsed_ns(self, *, since: Event) -> int:
         """Nanoseconds from the record of ``since`` to the record of this event.

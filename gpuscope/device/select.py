@@ -114,7 +114,7 @@ def _disown() -> None:
 
 
 def _refuse_all_use(device: Device) -> None:
-    device.calls.observers = ()
+    device.calls.observers = device.calls.recorders = ()
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise DeviceUnavailable(

@@ -435,8 +435,11 @@ class Stream(Closing, EventQueue):
         if not calls.observers:  # the common case, quickly
             self._backend.sync_stream(raw)
             return
-        with calls.during("sync", "stream.synchronize", self):
+        call = calls.begin("sync", "stream.synchronize", self, self)
+        try:
             self._backend.sync_stream(raw)
+        finally:
+            calls.end(call)
 
     @property
     def is_done(self) -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from gpuscope.device.api import DeviceInfo
-from gpuscope.device.calls import Activity, Call
+from gpuscope.device.calls import Activity, Call, Execution
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.record.blocks import BlockSource
@@ -20,9 +20,6 @@ from gpuscope.trace.metadata import PartitionFacts, StreamFacts
 
 _KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
 """Kinds of calls whose rows are not of kind ``"api"``."""
-
-_Entry = tuple[Call, int | None]
-"""A call, and the row of what it was made in."""
 
 
 class CallLog:
@@ -65,13 +62,16 @@ class CallLog:
         self.partitions: dict[str, PartitionFacts] = {}
         self.received = 0
         self.blocks = BlockSource()
-        self._open: dict[int, _Entry] = {}
-        self._open_handles: dict[int, _Entry] = {}
+        self._open: dict[int, Call] = {}
+        self._open_handles: dict[int, Call] = {}
         """Apart from the others: a handle whose completion nobody looks for stays."""
+        self._around: dict[int, int] = {}
+        """Call → row of the range around it, if one was."""
         self._ended: deque[Call] = deque()
+        """An execution comes twice: when the launch returned, and when its end was seen."""
         # What follows is the reader's alone.
         self._taken: list[Call] = []
-        self._read: list[Call] = []
+        self._read: list[int] = []
         """Calls that are rows, and may still be among the open."""
         self._order = Order()
         self._theirs = False
@@ -83,17 +83,43 @@ class CallLog:
         """Note a call that is about to reach the device."""
         source = self._sources[call.device_key]
         timed = call.kind in source.timed_kinds
-        if call.kind == "setup" and not timed:
+        if not timed and call.kind == "setup":
             return  # nobody sees what it does
-        parent = call_row(call.parent) if call.parent is not None else self._ranges.current()
-        if call.thread not in self._thread_names:
-            self._thread_names[call.thread] = threading.current_thread().name
-        self._calls_like(call)[call.correlation] = (call, parent)
+        if call.parent is None and self._ranges.used:
+            self._note_range(call.correlation)
+        self._note_places(call)
+        if call.kind == "handle":
+            self._open_handles[call.correlation] = call
+        else:
+            self._open[call.correlation] = call
         if timed:
             source.before(call)
 
-    def _calls_like(self, call: Call) -> dict[int, _Entry]:
-        return self._open_handles if call.kind == "handle" else self._open
+    def execution_begins(self, execution: Execution) -> None:
+        """Note a launch that is about to reach the device, and its handle's call."""
+        handle = execution.parent
+        assert handle is not None  # noqa: S101 - it is of one
+        if execution.outer is None and self._ranges.used:
+            self._note_range(handle)
+        self._note_places(execution)
+        self._open_handles[handle] = self._open[execution.correlation] = execution
+        self._sources[execution.device_key].before(execution)
+
+    def _note_range(self, number: int) -> None:
+        """Note which range a call of this thread is made in."""
+        row = self._ranges.current()
+        if row is not None:
+            self._around[number] = row
+
+    def _note_places(self, call: Call) -> None:
+        """Note a call's thread and streams while they are alive."""
+        if call.thread not in self._thread_names:
+            self._thread_names[call.thread] = threading.current_thread().name
+        stream, intended = call.stream, call.intended
+        if stream is not None and stream.id not in self.streams:
+            self._note_stream(stream)
+        if intended is not stream and intended is not None and intended.id not in self.streams:
+            self._note_stream(intended)
 
     def call_ends(self, call: Call) -> None:
         """Note a call that returned."""
@@ -104,10 +130,13 @@ class CallLog:
                 self.blocks.take(call)
         elif call.kind == "setup":
             return
-        for stream in (call.stream, call.intended):
-            if stream is not None and stream.id not in self.streams:
-                self._note_stream(stream)
         self._ended.append(call)
+
+    def execution_seen(self, execution: Execution) -> None:
+        """Note that the host saw the end of an execution."""
+        if execution.waited_ns is not None and self._ranges.used:
+            self._note_range(execution.wait_number)
+        self._ended.append(execution)
 
     def activity(self, activity: Activity) -> None:
         """Pass on work that a device says it did."""
@@ -133,7 +162,8 @@ class CallLog:
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""
         while self._read:
-            self._calls_like(self._read[-1]).pop(self._read[-1].correlation, None)
+            for notes in (self._open, self._open_handles, self._around):
+                notes.pop(self._read[-1], None)
             self._read.pop()
 
     @property
@@ -145,39 +175,56 @@ class CallLog:
         """Add the calls that ended, in the order in which they did, or at the end all."""
         self._theirs = any(source.numbers_calls for source in self._sources.values())
         taken, self._taken = self._taken, []
-        for call in taken:
-            entry = self._calls_like(call).get(call.correlation)
-            if entry is not None:  # else it began before this recording did
-                self._add_returned(*entry, rows)
-        still_open = self._still_open(handles=rows.over)
-        open_since = (call.start_ns for call, _ in still_open if self._is_timed(call))
+        read: set[int] = set()
+        for call in taken:  # one that is not open began before this recording did, or came twice
+            number, handle = call.correlation, call.parent
+            if number not in read and (number in self._open or number in self._open_handles):
+                read.add(number)
+                self._add_returned(call, rows)
+            elif (
+                isinstance(call, Execution) and handle in self._open_handles and handle not in read
+            ):
+                read.add(handle)
+                self._add_seen(call, rows)
+        still_open = [call for number, call in self._open.copy().items() if number not in read]
+        open_since = (call.start_ns for call in still_open if self._is_timed(call))
         rows.open_since_ns = min([rows.open_since_ns, *open_since])
         if rows.over:
-            for call, parent in still_open:
-                self._add_open(call, parent, rows)
+            handles = self._open_handles.copy().items()
+            for call in still_open:
+                self._add_open(call, rows)
+            for call in [call for number, call in handles if number not in read]:
+                if isinstance(call, Execution):
+                    self._add_seen(call, rows)
+                else:
+                    self._add_open(call, rows)
 
-    def _still_open(self, *, handles: bool) -> list[_Entry]:
-        """Return the calls that have no row."""
-        read = {call.correlation for call in self._read}
-        every = {**self._open_handles.copy(), **self._open.copy()} if handles else self._open.copy()
-        return [entry for number, entry in every.items() if number not in read]
-
-    def _add_returned(self, call: Call, parent: int | None, rows: Rows) -> None:
+    def _add_returned(self, call: Call, rows: Rows) -> None:
         rows.cut()
-        self.received += 1
-        self._read.append(call)
+        self._count(call)
         if not call.superseded:  # else launches inside it tell better
-            self._add_call(call, parent, rows)
+            self._add_call(call, rows)
+        if isinstance(call, Execution) and call.event is not None:
+            self.received += 1
+            self._order.record(call)
 
-    def _add_open(self, call: Call, parent: int | None, rows: Rows) -> None:
+    def _add_open(self, call: Call, rows: Rows) -> None:
         """Add an open call as an open row: nothing that was seen vanishes."""
         if call.end_ns is not None:  # who made it was interrupted before telling us
-            self._add_returned(call, parent, rows)
+            self._add_returned(call, rows)
             return
-        self.received += 1
-        self._read.append(call)
+        self._count(call)
         status = "completion not seen" if call.kind == "handle" else "not returned"
-        rows.spans.append({**self._columns(call, parent), "end_ns": None, "status": status})
+        rows.spans.append({**self._columns(call), "end_ns": None, "status": status})
+
+    def _add_seen(self, execution: Execution, rows: Rows) -> None:
+        """Add the call of an execution's handle, and the wait that saw its end, if one did."""
+        for call in execution.around():
+            self._add_open(call, rows)
+
+    def _count(self, call: Call) -> None:
+        self.received += 1
+        self._read.append(call.correlation)
 
     def add_unfinished(self, call: Call, source: str, rows: Rows) -> None:
         """Add the open row of the work of a call that returned."""
@@ -188,11 +235,11 @@ class CallLog:
     def _is_timed(self, call: Call) -> bool:
         return call.kind in self._sources[call.device_key].timed_kinds
 
-    def _add_call(self, call: Call, parent: int | None, rows: Rows) -> None:
+    def _add_call(self, call: Call, rows: Rows) -> None:
         """Add a call's row, and the edges from what it follows."""
         if self._is_timed(call):
             rows.edges += self._order.work(call)
-            self._sources[call.device_key].hold(call, self._columns(call, parent), rows)
+            self._sources[call.device_key].hold(call, self._columns(call), rows)
             return
         if call.kind == "record":
             self._order.record(call)
@@ -203,13 +250,15 @@ class CallLog:
         elif call.kind == "sync":
             row = call_row(call.correlation)
             rows.edges += [(before, row, "host wait") for before in self._order.behind(call)]
-        rows.spans.append(self._columns(call, parent))
+        rows.spans.append(self._columns(call))
 
-    def _columns(self, call: Call, parent: int | None) -> Row:
+    def _columns(self, call: Call) -> Row:
         device = self._devices[call.device_key]
+        number = call.correlation
+        parent = self._around.get(number) if call.parent is None else call_row(call.parent)
         return {
             **of_call(call, device),
-            "id": call_row(call.correlation),
+            "id": call_row(number),
             "parent": parent,
             "kind": _KINDS.get(call.kind, "api"),
             "start_ns": call.start_ns,
@@ -217,8 +266,8 @@ class CallLog:
             "process": self._process,
             "thread": call.thread,
             # In a trace from CUPTI, correlation is CUPTI's number, and ours is outside it.
-            "correlation": None if self._theirs else call.correlation,
-            "external_correlation": call.correlation if self._theirs else None,
+            "correlation": None if self._theirs else number,
+            "external_correlation": number if self._theirs else None,
             "category": call.name if call.kind == "handle" else call.workload,
             "source": "simulated" if device.kind == "sim" else "host",
         }

@@ -26,6 +26,8 @@ class RangeLog:
     ----------
     thread_names
         Thread → its name, of every thread that was seen.
+    used
+        Whether any range has begun.
     """
 
     def __init__(self, clock: Callable[[], int], thread: Callable[[], int], process: int) -> None:
@@ -33,6 +35,7 @@ class RangeLog:
         self._thread = thread
         self._process = process
         self.thread_names: dict[int, str] = {}
+        self.used = False
         self._numbers = itertools.count(1)
         self._of_thread = threading.local()
         self._open: dict[int, Row] = {}
@@ -55,6 +58,7 @@ class RangeLog:
 
     def begin(self, name: str) -> int:
         """Open a range on this thread; returns its row's id."""
+        self.used = True
         stack = self._stack()
         number = range_row(next(self._numbers))
         thread = self._thread()

@@ -48,12 +48,14 @@ class Completion(Unique):
 
     __slots__ = ("_call", "_device", "_event", "_seen", "_spare")
 
-    def __init__(self, device: Device, event: Event, call: Call | None) -> None:
+    def __init__(
+        self, device: Device, event: Event, call: Call | None, *, seen: bool, spare: bool
+    ) -> None:
         self._device = device
         self._event = event
         self._call = call
-        self._seen = False
-        self._spare = True
+        self._seen = seen
+        self._spare = spare
 
     @property
     def event(self) -> Event:
@@ -87,7 +89,7 @@ class Completion(Unique):
     def _see(self) -> None:
         self._seen = True
         if self._call is not None:
-            self._device.calls.end(self._call)
+            self._device.calls.see(self._call)
 
     def __del__(self) -> None:
         if self._spare:
@@ -136,10 +138,14 @@ class Context:
         does.
     completion
         Of that call, once somebody asked for it.
+    call
+        Of that call, where it was observed.
     stream, thread
         Where that call was queued, and by which thread: its token.
     in_flight
-        Whether it was queued and no wait for it has ended.
+        A number of that call's own until a wait for it has ended; then 0.
+    waits
+        How many waits for its event go on: nobody else may record it meanwhile.
     ready
         The stream for which everything is as it was at the latest call; :data:`NOTHING`
         where the next call has to look again.
@@ -152,21 +158,35 @@ class Context:
     next: Context = field(init=False)
     event: Event | None = None
     completion: Completion | None = None
+    call: Call | None = None
     stream: Stream | None = None
     thread: object = None
-    in_flight: bool = False
+    in_flight: int = 0
+    waits: int = 0
     ready: object = NOTHING
     graph: Graph | None = None
     kept: tuple[NativeArray, ...] = ()
     own: NativeArray = None
     staging: dict[str, NativeArray] = field(default_factory=dict)
 
-    def runs(self) -> bool:
+    def runs(self, device: Device) -> bool:
         """Whether its latest call is still running, as far as the host can see now."""
+        call = self.call  # first: a later call's event tells of this one, too
         event, completion = self.event, self.completion
         if not self.in_flight or event is None:
             return False
-        return not (event.is_done if completion is None else completion.is_done)
+        if completion is not None:
+            return not completion.is_done
+        done = event.is_done
+        if done and call is not None:
+            device.calls.see(call)
+        return not done
+
+    def queued(self, number: int, event: Event, call: Call | None) -> None:
+        """Take a call that was queued, with ``event`` behind it."""
+        if event is not self.event:
+            self.event, self.waits = event, 0
+        self.completion, self.call, self.in_flight = None, call, number
 
     def follows_in_order(self, stream: Stream, thread: object) -> bool:
         """Whether ``stream`` orders a new call behind the latest one by itself.
@@ -175,10 +195,24 @@ class Context:
         """
         return stream is self.stream and (stream.owned or thread is self.thread)
 
+    def let_follow(self, stream: Stream) -> None:
+        """Let ``stream`` wait for the latest call, unless the host saw it done."""
+        completion, event = self.completion, self.event
+        if event is not None and not (completion is not None and completion.seen):
+            stream.wait(event)
+
+    def hand_out(self, device: Device) -> Completion | None:
+        """Return the completion of the latest call, with its event; the handle's lock is held."""
+        if self.completion is None and self.event is not None:
+            self.completion = Completion(
+                device, self.event, self.call, seen=not self.in_flight, spare=not self.waits
+            )
+        return self.completion
+
     def forget(self, device: Device) -> None:
         """Let go of everything: the handle is closed."""
-        if self.completion is None and self.event is not None:
+        if self.completion is None and self.event is not None and not self.waits:
             device.registry.give_event(self.event)
         self.ready = NOTHING
-        self.event = self.completion = self.stream = self.own = None
+        self.event = self.completion = self.call = self.stream = self.own = None
         self.staging = {}

@@ -111,6 +111,13 @@ class _GemmContext(Context):
     placed: PlacedOperands = None
     result: NativeArray = None
     sm_count: int = 0
+    launch: tuple[str, int, int] = ("", 0, 0)
+    """Name, floating-point operations and bytes of the plan's launch."""
+
+    def take_plan(self, plan: MatmulPlan) -> None:
+        """Launch ``plan`` from now on."""
+        self.plan = plan
+        self.launch = plan.name, plan.flop_count, plan.bytes_out + plan.bytes_a + plan.bytes_b
 
     def forget(self, device: Device) -> None:
         """Let go of the operands too."""
@@ -202,6 +209,7 @@ class Gemm(Handle):
         self._seed = seed
         backend = self.device.backend
         self._matmul, self._record = backend.matmul, backend.record
+        self._calls = self.device.calls
         self._next_correlation = self.device.calls.next_correlation
 
     @property
@@ -263,8 +271,10 @@ class Gemm(Handle):
             self._refuse_inside("calls its own handle")
         with self._lock:
             context: _Ready = self._latest.next
+            calls = self._calls
+            observed = bool(calls.observers)
             if (
-                not self.device.calls.observers
+                (not observed or calls.recorders)
                 and (selected is context.ready or self._moves(context, selected))
                 and not selected.closed
                 and not selected.capturing
@@ -276,18 +286,26 @@ class Gemm(Handle):
                 event = context.event
                 if context.completion is not None:
                     event = take_event(self.device)
+                call, recorded = None, 0
+                if observed:
+                    call = calls.begin_execution(self.name, context.launch, selected, event)
+                number = self._next_correlation() if call is None else call.correlation
                 try:
-                    self._matmul(
-                        selected, context.plan, context.placed, context.sm_count,
-                        self._next_correlation(),
-                    )  # fmt: skip
-                    self._record(event.raw, selected.raw, 0)
+                    self._matmul(selected, context.plan, context.placed, context.sm_count, number)
+                    if call is not None:
+                        calls.end(call)
+                        recorded = event.correlation = self._next_correlation()
+                    self._record(event.raw, selected.raw, recorded)
                 except BaseException as error:
+                    if call is not None and call.end_ns is None:
+                        call.event = None  # nothing was recorded in it
+                        calls.end(call)
                     self._fail(context, event, selected, error)
                     raise
                 if event is not context.event:
-                    context.event, context.completion = event, None
-                context.in_flight = True
+                    context.event, context.completion, context.waits = event, None, 0
+                context.call = call
+                context.in_flight = number
                 self._latest = context
                 return context.result
         return self._execute(stream, (a, b, out))
@@ -300,7 +318,7 @@ class Gemm(Handle):
         if chosen is not stream or not stream.owned or stream.capturing:
             return False
         if context.in_flight:
-            self._follow(context, stream)
+            context.let_follow(stream)
         context.sm_count = self._sm_count(stream)
         context.ready = context.stream = stream
         stream.hold(context.out, context.a, context.b, *(context.own or ()))
@@ -322,7 +340,7 @@ class Gemm(Handle):
         if plan is None or plan.copies or not self._fits(plan):
             return False
         context.placed = place(self.device, plan, out, a, b)
-        context.plan = plan
+        context.take_plan(plan)
         context.a, context.b, context.out, context.result = a, b, out, out
         stream.hold(out, a, b)
         return True
@@ -422,6 +440,7 @@ class Gemm(Handle):
             return
         assert isinstance(context, _GemmContext)  # noqa: S101 - it was made as one
         context.a, context.b, context.out = given
-        context.plan, context.placed, context.result = plan, placed, work.result
+        context.placed, context.result = placed, work.result
+        context.take_plan(plan)
         context.sm_count = self._sm_count(stream)
         context.ready = stream

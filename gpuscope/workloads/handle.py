@@ -129,18 +129,12 @@ class Handle(Closing):
         """The latest call's completion, or ``None`` before the first."""
         self._refuse_inside("asks for its own handle's completion")
         with self._lock:
-            return self._completion_of(self._latest)
-
-    def _completion_of(self, context: Context) -> Completion | None:
-        """Hand out the completion of a context's call, with its event; the lock is held."""
-        if context.completion is None and context.event is not None:
-            context.completion = Completion(self.device, context.event, None)
-        return context.completion
+            return self._latest.hand_out(self.device)
 
     @property
     def in_flight(self) -> bool:
         """Whether any call is still running, as far as the host can see now."""
-        return any(context.runs() for context in self._contexts)
+        return any(context.runs(self.device) for context in self._contexts)
 
     def wait(self) -> None:
         """Wait on the host for every call in flight, then raise the first error.
@@ -150,27 +144,40 @@ class Handle(Closing):
         StreamError
             A call of this handle waits for it, or an observer of one.
         """
-        self._refuse_inside("waits for its own handle")
+        if self._inside:
+            self._refuse_inside("waits for its own handle")
         first: BaseException | None = None
         for context in self._contexts:
             try:
-                with self._lock:
-                    completion = self._completion_of(context) if context.in_flight else None
-                if completion is not None:
-                    self._settle(context, completion)
+                self._settle(context)
             except BaseException as error:  # noqa: BLE001 - the others are waited for all the same
                 first = first or error
         if first is not None:
             raise first
 
-    def _settle(self, context: Context, completion: Completion) -> None:
-        """Wait for one call, without the lock; its mark clears even if that fails."""
+    def _settle(self, context: Context) -> None:
+        """Wait for a context's call, without the lock; its mark clears even if that fails."""
+        with self._lock:
+            number, event, completion = context.in_flight, context.event, context.completion
+            if not number or event is None:
+                return
+            call, alone = context.call, not context.waits
+            context.waits += 1
+        failed = True
         try:
-            completion.wait()
+            if completion is None:
+                self.device.calls.wait_for(call, event, alone=alone)
+            else:
+                completion.wait()
+            failed = False
         finally:
             with self._lock:
-                if context.completion is completion:
-                    context.in_flight = False
+                if failed and context.in_flight == number:
+                    context.hand_out(self.device)  # which has not seen it done
+                if context.event is event:
+                    context.waits -= 1
+                if context.in_flight == number:
+                    context.in_flight = 0
 
     # -- one call ---------------------------------------------------------------------
     def execute(self, *, stream: AnyStream = None) -> NativeArray:
@@ -247,7 +254,7 @@ class Handle(Closing):
                 self._queue(context, work, chosen, None)
             self._latest = context
             if not selected or work.uploads or work.downloads:
-                completion = self._completion_of(context)
+                completion = context.hand_out(self.device)
             elif not self._replays and context.completion is None and chosen.owned:
                 self._remember(context, operands, work, chosen)
         if completion is not None:
@@ -257,10 +264,14 @@ class Handle(Closing):
     def _finish(self, context: Context, completion: Completion, work: Work, stream: Stream) -> None:
         """Wait for a call that returns when it is done."""
         try:
-            self._settle(context, completion)
+            completion.wait()
         except BaseException as error:
             self._drain(stream, error)
             raise
+        finally:
+            with self._lock:
+                if context.completion is completion:
+                    context.in_flight = 0
         for wanted, values, _ in work.downloads:
             if wanted is not values:
                 wanted[...] = values
@@ -274,7 +285,7 @@ class Handle(Closing):
             if work.uploads or work.downloads:
                 self._wait_before_overwriting(context)
             elif not context.follows_in_order(stream, thread):
-                self._follow(context, stream)
+                context.let_follow(stream)
         event = context.event if context.completion is None else None
         if event is None:
             event = take_event(device)
@@ -297,22 +308,15 @@ class Handle(Closing):
         except BaseException as error:
             self._fail(context, event, stream, error)
             raise
-        context.completion = Completion(device, event, call) if call is not None else None
-        context.event = event
+        number = device.calls.next_correlation() if call is None else call.correlation
+        context.queued(number, event, call)
         context.stream = stream
         context.thread = thread
-        context.in_flight = True
-
-    def _follow(self, context: Context, stream: Stream) -> None:
-        """Let ``stream`` wait for a context's call, unless the host saw it done."""
-        completion, event = context.completion, context.event
-        if event is not None and not (completion is not None and completion.seen):
-            stream.wait(event)
 
     def _wait_before_overwriting(self, context: Context) -> None:
         """Wait on the host for a context's call; its mark clears even if that fails."""
-        completion = self._completion_of(context)
-        context.in_flight = False
+        completion = context.hand_out(self.device)
+        context.in_flight = 0
         context.completion = context.event = None
         if completion is not None:
             completion.wait()
@@ -325,7 +329,7 @@ class Handle(Closing):
         try:
             self._drain(stream, error)
         finally:
-            context.in_flight = False
+            context.in_flight = 0
 
     def _drain(self, stream: Stream, error: BaseException) -> None:
         """Wait for a stream, or where that fails for the device: nothing may run on behind."""
@@ -432,7 +436,7 @@ class Handle(Closing):
     def _finish_collected(self) -> None:
         for context in self._contexts:
             event, in_flight = context.event, context.in_flight
-            context.in_flight = False
+            context.in_flight = 0
             if not in_flight or event is None:
                 continue
             try:  # by the backend: an observer may be what the collector interrupted

@@ -260,7 +260,7 @@ class CallLog:
         self.recorders: tuple[Recorder, ...] = ()
         self.next_correlation = (correlations or itertools.count(1)).__next__
         self._backend = backend
-        self._key = backend.info.key
+        self._now_ns, self._key = backend.now_ns, backend.info.key
         self._lock = free_in_children(threading.RLock())
         self._of_thread = _OfThread()
 
@@ -303,7 +303,7 @@ class CallLog:
         nesting = self._of_thread.nesting
         call = Call(
             kind, name, self._key, self.next_correlation(),
-            nesting.thread or self._thread(nesting), self._backend.now_ns(),
+            nesting.thread or self._thread(nesting), self._now_ns(),
             stream, intended, **facts,
         )  # fmt: skip
         if stream is not None:
@@ -324,7 +324,7 @@ class CallLog:
         """Tell observers that a call returned."""
         if call.stream is not None and call.stream.capturing:
             return
-        call.end_ns = self._backend.now_ns()
+        call.end_ns = self._now_ns()
         for observer in self.observers:
             observer.call_ends(call)
 
@@ -345,7 +345,7 @@ class CallLog:
         number, next_correlation = self.next_correlation(), self.next_correlation
         execution = Execution(
             "launch", name, self._key, next_correlation(),
-            nesting.thread or self._thread(nesting), self._backend.now_ns(),
+            nesting.thread or self._thread(nesting), self._now_ns(),
             stream, nesting.meant or stream, flop_count, nbytes, event=event,
             parent=number, workload=handle, outer=nesting.handle,
         )  # fmt: skip
@@ -371,7 +371,7 @@ class CallLog:
             return
         call.wait_number = self.next_correlation()
         call.wait_thread = nesting.thread or self._thread(nesting)
-        call.waited_ns = self._backend.now_ns()
+        call.waited_ns = self._now_ns()
         try:
             self._backend.sync_event(event.usable())
         except BaseException:
@@ -396,7 +396,7 @@ class CallLog:
             if call.end_ns is None:
                 self.end(call)
         elif call.seen_ns is None:
-            call.seen_ns = self._backend.now_ns()
+            call.seen_ns = self._now_ns()
             for recorder in self.recorders:
                 recorder.execution_seen(call)
 

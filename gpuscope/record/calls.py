@@ -67,6 +67,8 @@ class CallLog:
         """Apart from the others: a handle whose completion nobody looks for stays."""
         self._around: dict[int, int] = {}
         """Call → row of the range around it, if one was."""
+        self._met: set[tuple[str, int, int]] = set()
+        """Streams, by device and number, and the threads that used them."""
         self._ended: deque[Call] = deque()
         """An execution comes twice: when the launch returned, and when its end was seen."""
         # What follows is the reader's alone.
@@ -113,13 +115,28 @@ class CallLog:
 
     def _note_places(self, call: Call) -> None:
         """Note a call's thread and streams while they are alive."""
-        if call.thread not in self._thread_names:
-            self._thread_names[call.thread] = threading.current_thread().name
-        stream, intended = call.stream, call.intended
-        if stream is not None and stream.id not in self.streams:
-            self._note_stream(stream)
-        if intended is not stream and intended is not None and intended.id not in self.streams:
-            self._note_stream(intended)
+        key, thread, stream, intended = call.device_key, call.thread, call.stream, call.intended
+        if stream is None:
+            self._note_thread(thread)
+        elif (key, stream.id, thread) not in self._met:
+            self._meet(call, stream)
+        if intended is stream or intended is None:
+            return
+        if (key, intended.id, thread) not in self._met:
+            self._meet(call, intended)
+
+    def _note_thread(self, thread: int) -> None:
+        if thread not in self._thread_names:
+            self._thread_names[thread] = threading.current_thread().name
+
+    def _meet(self, call: Call, stream: Stream) -> None:
+        """Note a stream that a thread uses for the first time."""
+        self._note_thread(call.thread)
+        if stream.partition is not None:
+            self.note_partitions([stream.partition])
+        self.streams.setdefault(stream.id, stream_facts(stream))
+        self._sources[call.device_key].meet(call, stream)
+        self._met.add((call.device_key, stream.id, call.thread))
 
     def call_ends(self, call: Call) -> None:
         """Note a call that returned."""
@@ -147,11 +164,6 @@ class CallLog:
         """Note the facts of partitions."""
         for partition in partitions:
             self.partitions[partition.name] = partition_facts(partition)
-
-    def _note_stream(self, stream: Stream) -> None:
-        if stream.partition is not None:
-            self.note_partitions([stream.partition])
-        self.streams[stream.id] = stream_facts(stream)
 
     # -- rows -------------------------------------------------------------------------
     def begin_reading(self) -> Callable[[], None]:

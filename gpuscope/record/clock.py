@@ -216,6 +216,11 @@ class EventClock:
     The first anchor is placed in the middle of the tightest of a few host brackets around
     a recorded event; half that bracket is the residual. Later anchors are chained to it by
     the device's own clock, so that nothing jumps while a recording runs.
+
+    Attributes
+    ----------
+    stale_ns
+        From when on it needs another anchor.
     """
 
     def __init__(self, device: Device) -> None:
@@ -224,6 +229,7 @@ class EventClock:
         event, middle, self.residual_ns = self._bracket()
         self._anchors = [(event, middle)]
         """Events, and when by the host's clock the device reached them."""
+        self.stale_ns = middle + REANCHOR_NS
 
     def _bracket(self) -> tuple[Event, int, int]:
         """Record an event and return it, the middle of its host bracket, and half of that."""
@@ -243,13 +249,14 @@ class EventClock:
 
     def keep_fresh(self, now_ns: int) -> None:
         """Add an anchor if the latest one is old."""
-        last, last_ns = self._anchors[-1]
-        if now_ns - last_ns < REANCHOR_NS:
+        if now_ns < self.stale_ns:
             return
+        last, last_ns = self._anchors[-1]
         event = Event(self._device)
         self._reach(event)
         elapsed_ns = self._device.backend.elapsed_ns(last.raw, event.raw)
         self._anchors.append((event, last_ns + elapsed_ns))
+        self.stale_ns = last_ns + elapsed_ns + REANCHOR_NS
 
     def unix_ns(self, event: Event, near_ns: int) -> int:
         """Return when ``event`` was reached; ``near_ns`` picks the nearest anchor before it."""

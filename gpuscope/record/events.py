@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
@@ -52,8 +53,7 @@ def _kind_of(call: Call, place: int) -> Hashable:
     return call.name, call.nbytes, call.flop_count, graph, place
 
 
-@dataclass
-class _Bracket:
+class _Bracket(Struct, eq=False, gc=False):
     call: Call
     before: Event
     after: Event | None = None
@@ -178,6 +178,7 @@ class EventSource(DeviceSource):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._clock: EventClock | None = None
+        self._record, self._now_ns = device.backend.record, device.backend.now_ns
         self.cost = BracketCost(0, 0)
         self._spare: list[Event] = []
         self._open: dict[int, _Bracket] = {}
@@ -229,10 +230,10 @@ class EventSource(DeviceSource):
     def before(self, call: Call) -> None:
         """Record the opening event on the call's stream."""
         assert call.stream is not None  # noqa: S101 - launches and copies have one
-        bracket = _Bracket(call, self._take())
-        self._device.backend.record(bracket.before.raw, call.stream.raw, 0)
-        self._open[call.correlation] = bracket
-        bracket.launching_ns = self._device.backend.now_ns()
+        event = self._take()
+        self._record(event.raw, call.stream.raw, 0)
+        bracket = self._open[call.correlation] = _Bracket(call, event)
+        bracket.launching_ns = self._now_ns()
 
     def after(self, call: Call) -> None:
         """Record the closing event."""
@@ -244,13 +245,15 @@ class EventSource(DeviceSource):
             del self._open[call.correlation]
             self._spare.append(bracket.before)
             return
-        bracket.after = self._take()
-        self._device.backend.record(bracket.after.raw, call.stream.raw, 0)
-        bracket.launched_ns = call.end_ns or bracket.launching_ns
-        bracket.recorded_ns = self._device.backend.now_ns()
+        bracket.after = event = self._take()
+        self._record(event.raw, call.stream.raw, 0)
+        bracket.launched_ns = ended_ns = call.end_ns or bracket.launching_ns
+        bracket.recorded_ns = self._now_ns()
         self._closed.append(bracket)
         self._open.pop(call.correlation, None)  # what stays there was never closed
-        self._running_clock.keep_fresh(call.end_ns or 0)
+        clock = self._clock
+        if clock is not None and ended_ns >= clock.stale_ns:
+            clock.keep_fresh(ended_ns)
 
     @property
     def unfinished(self) -> list[Call]:

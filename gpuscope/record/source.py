@@ -11,6 +11,7 @@ from gpuscope._types import Array
 from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
+from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
 from gpuscope.record.clock import ClockFit
@@ -167,6 +168,9 @@ class Source:
 
     def start(self) -> None:
         """Begin to record; what fails here is undone."""
+
+    def meet(self, call: Call, stream: Stream) -> None:
+        """Look at a stream of a call, while it is alive, when a thread first uses it."""
 
     def before(self, call: Call) -> None:
         """Take note that a timed call is about to reach the device. On the launch path."""

@@ -58,6 +58,8 @@ class CudaContext(Backend):
         CUDA ordinal.
     """
 
+    now_ns = staticmethod(time.time_ns)  # no call of Python's, which recording would pay for
+
     def __init__(self, index: int) -> None:
         version, self._cupy, self._core = _load(index)
         from gpuscope.device.cuda import arrays, blas, partition, probe  # noqa: PLC0415

@@ -163,15 +163,14 @@ class Places(Known):
         self._learned_partitions: dict[int, Partition] = {}
 
     # -- while it records -------------------------------------------------------------
-    def before(self, call: Call) -> None:
-        """Look at a call's streams while they are alive. On the launch path."""
-        for stream in (call.stream, call.intended):
-            if stream is not None and not stream.closed:
-                thread = call.thread if stream.handle == PER_THREAD_DEFAULT else 0
-                key = (call.device_key, stream.id, thread)
-                if key not in self._learned_streams:
-                    self.learn(stream)
-                    self._learned_streams.add(key)
+    def meet(self, call: Call, stream: Stream) -> None:
+        """Look at a stream of a call while it is alive."""
+        if not stream.closed:
+            thread = call.thread if stream.handle == PER_THREAD_DEFAULT else 0
+            key = (call.device_key, stream.id, thread)
+            if key not in self._learned_streams:
+                self.learn(stream)
+                self._learned_streams.add(key)
 
     def learn(self, stream: object) -> None:
         """Find CUPTI's numbers for a stream of ours, and for its partition's context."""

@@ -241,9 +241,9 @@ class CuptiSource(Source):
         )
 
     # -- what is told while it runs ---------------------------------------------------
-    def before(self, call: Call) -> None:
-        """Look at the stream while it is alive."""
-        self._places.before(call)
+    def meet(self, call: Call, stream: Stream) -> None:
+        """Find CUPTI's numbers for the stream."""
+        self._places.meet(call, stream)
 
     def hold(self, call: Call, row: Row, _rows: Rows, /) -> None:
         """Keep a launch's row until CUPTI's record of the call is there."""

@@ -26,6 +26,7 @@ import cupy
 import live
 import ml_dtypes
 import numpy as np
+import observer
 import recording
 import shapes
 import torch
@@ -321,6 +322,7 @@ BENCHMARKS = {
     "contracts": contract_figures,
     "recording": lambda gpu: recording.recording_figures(gpu, row),
     "live": lambda gpu: live.live_figures(gpu, row),
+    "observer": lambda gpu: observer.observer_figures(gpu, row),
     "latency": latency,
     "shapes": lambda gpu: shapes.shape_figures(gpu, row),
 }

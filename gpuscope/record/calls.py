@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Activity, Call, Execution
@@ -14,12 +15,55 @@ from gpuscope.record.blocks import BlockSource
 from gpuscope.record.facts import partition_facts, stream_facts
 from gpuscope.record.order import Order
 from gpuscope.record.ranges import RangeLog
-from gpuscope.record.rows import Row, Rows, call_row, keep, move, of_call, together, work_columns
+from gpuscope.record.rows import (
+    Row,
+    Rows,
+    call_row,
+    keep,
+    move,
+    of_call,
+    together,
+    work_columns,
+)
 from gpuscope.record.source import Source
 from gpuscope.trace.metadata import PartitionFacts, StreamFacts
 
 _KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
 """Kinds of calls whose rows are not of kind ``"api"``."""
+
+
+class Ended(NamedTuple):
+    """Calls that ended, as short as can be: they go to another process, for a picture.
+
+    Attributes
+    ----------
+    executions
+        Name of the handle, start, end, thread; when a wait for it began and on which thread;
+        stream.
+    others
+        Kind of the row, name, start, end, thread, stream, name of the handle.
+    """
+
+    process: int
+    executions: list[tuple[str | None, int, int | None, int, int | None, int, int | None]]
+    others: list[tuple[str, str, int, int | None, int, int | None, str | None]]
+
+    def rows(self, first: int, partitions: Mapping[int, str | None]) -> list[Row]:
+        """Return rows, numbered from ``first``."""
+        told = list(self.others)
+        for name, start, end, thread, waited, waiter, stream in self.executions:
+            told.append(("handle", name or "", start, end, thread, stream, name))
+            if waited is not None:
+                told.append(("sync", "event.synchronize", waited, end, waiter, None, None))
+        return [
+            {
+                "id": call_row(number), "kind": kind, "name": name, "start_ns": start,
+                "end_ns": end, "process": self.process, "thread": thread, "stream": stream,
+                "partition": partitions.get(stream) if stream is not None else None,
+                "category": category, "source": "host",
+            }
+            for number, (kind, name, start, end, thread, stream, category) in enumerate(told, first)
+        ]  # fmt: skip
 
 
 class CallLog:
@@ -75,6 +119,8 @@ class CallLog:
         self._taken: list[Call] = []
         self._read: list[int] = []
         """Calls that are rows, and may still be among the open."""
+        self._told: set[int | None] = set()
+        """Executions, by their handles' calls, that were told last: each comes twice in a row."""
         self._order = Order()
         self._theirs = False
         """Whether the column ``correlation`` holds a source's numbers."""
@@ -170,6 +216,43 @@ class CallLog:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
         return together(keep(self, "_taken", "_read", "received", "blocks"), self._order.keep())
+
+    def ended(self, since: int) -> tuple[Ended, int]:
+        """Return the calls that ended and are no rows yet, from a number on; and the next number.
+
+        Of timed calls their source tells.
+        """
+        move(self._ended, self._taken)
+        new = dict.fromkeys(self._taken[since:])
+        seen = [
+            call
+            for call in new
+            if isinstance(call, Execution)
+            and call.seen_ns is not None
+            and call.parent not in self._told
+        ]
+        self._told = {call.parent for call in seen}
+        told = [
+            (
+                call.workload, call.start_ns, call.seen_ns, call.thread, call.waited_ns,
+                call.wait_thread, call.stream.id if call.stream is not None else None,
+            )
+            for call in seen
+        ]  # fmt: skip
+        others = [
+            (
+                _KINDS.get(call.kind, "api"), call.name, call.start_ns, call.end_ns, call.thread,
+                call.stream.id if call.stream is not None else None,
+                call.name if call.kind == "handle" else call.workload,
+            )
+            for call in new
+            if not (
+                self._is_timed(call)
+                or call.superseded
+                or (call.kind == "record" and call.workload is not None)
+            )
+        ]  # fmt: skip
+        return Ended(self._process, told, others), len(self._taken)
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""

@@ -17,7 +17,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
 from gpuscope.record.blocks import BlockSource
-from gpuscope.record.calls import CallLog
+from gpuscope.record.calls import CallLog, Ended
 from gpuscope.record.clock import ClockFit, step_notes
 from gpuscope.record.facts import device_facts, partition_facts, versions
 from gpuscope.record.ranges import RangeLog
@@ -348,6 +348,11 @@ class Recording:
         if len(self.sources) != 1 or self._batches or self.is_over:
             return None
         return self.sources[0].tap()
+
+    def ended(self, since: int) -> tuple[Ended, int]:
+        """Return our calls that ended and are no rows yet, from a number on; and the next."""
+        with self._reading:
+            return self._calls.ended(since)
 
     # -- metadata ---------------------------------------------------------------------
     def _metadata(self, clocks: Mapping[str, Calibration], *, health: bool = True) -> TraceMetadata:

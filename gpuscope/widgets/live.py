@@ -158,6 +158,7 @@ class FarPump(Pump):
         self._wanted, self._painted, self._lost = wanted, painted, lost
         self._painter: Painter | None = None
         self._known_s = -math.inf
+        self._ended_calls = 0
         super().__init__(recording, grew=lambda _: None, ended=ended, failed=lost)
 
     def read(self) -> None:
@@ -168,7 +169,8 @@ class FarPump(Pump):
         now_s = time.monotonic()
         metadata = self._recording.known() if now_s >= self._known_s + KNOWN_S else None
         self._known_s = self._known_s if metadata is None else now_s
-        painted = self._painter.paint(self._tap, metadata, self._wanted(), self._stop.is_set)
+        calls, self._ended_calls = self._recording.ended(self._ended_calls)
+        painted = self._painter.paint(self._tap, calls, metadata, self._wanted(), self._stop.is_set)
         if painted is not None:
             self._painted(painted)
 

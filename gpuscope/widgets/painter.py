@@ -24,6 +24,7 @@ from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
 from gpuscope.figures.labels import Class
 from gpuscope.figures.style import Properties
+from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.afar import Reader
 from gpuscope.record.cupti.places import Known
 from gpuscope.record.source import Tap
@@ -133,6 +134,7 @@ class Painter:
     def paint(
         self,
         tap: Tap,
+        calls: Ended,
         metadata: TraceMetadata | None,
         wanted: Wanted,
         stopped: Callable[[], bool],
@@ -141,6 +143,8 @@ class Painter:
 
         Parameters
         ----------
+        calls
+            Of our own that ended since the last time.
         metadata
             What is known of the recording, if that is more than the last time.
         stopped
@@ -148,7 +152,7 @@ class Painter:
         """
         buffers = tap.take()
         self._owes = True
-        self._send((len(buffers), tap.places(), metadata, wanted))
+        self._send((len(buffers), tap.places(), calls, metadata, wanted))
         try:
             for raw in buffers:
                 self._wire.send_bytes(raw.data)
@@ -228,10 +232,10 @@ def serve(number: int) -> None:
                 easel = Easel(Reader(message, lambda *what: _ask(wire, what)))
                 continue
             assert easel is not None  # noqa: S101 - a recording comes first
-            count, places, metadata, wanted = message
+            count, *news = message
             buffers = [np.frombuffer(wire.recv_bytes(), np.uint8) for _ in range(count)]
             try:
-                answer: object = easel.paint(buffers, places, metadata, wanted)
+                answer: object = easel.paint(buffers, *news)
             except Exception as error:  # noqa: BLE001 - it is told to who waits
                 answer = f"{type(error).__name__}: {error}"
             wire.send(answer)
@@ -255,6 +259,7 @@ class Easel:
         self,
         buffers: list[Array],
         places: Known | None,
+        calls: Ended,
         metadata: TraceMetadata | None,
         wanted: Wanted,
     ) -> Painted | None:
@@ -268,7 +273,9 @@ class Easel:
                 Trace.from_columns({}, metadata=self._metadata), wanted.height
             )
         state = self._state
-        batch = self._reader.rows(buffers)
+        streams = self._metadata.streams.items()
+        partitions = {int(number): facts.partition for number, facts in streams}
+        batch = self._reader.rows(buffers, calls, partitions)
         low, high = 0, 0
         if batch.spans.num_rows:
             met = {str(number): facts for number, facts in self._reader.places.streams.items()}

@@ -7,17 +7,18 @@ has ended: what becomes of the picture changes nothing of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.places import Known, Places
 from gpuscope.record.cupti.records import Records
 from gpuscope.record.guards import SelectionLog
-from gpuscope.record.rows import Batch, Rows
+from gpuscope.record.rows import Batch, Rows, freeze
 from gpuscope.record.source import Completeness
 from gpuscope.trace import schema
 
@@ -126,14 +127,23 @@ class Reader:
         self._records.first = facts.first
         self._records.ranges.arrive = True
         self._which = facts.which
+        self._next = 1
         self._links = Links(self._records, self.places, SelectionLog(), found, all_calls=False)
 
     def learn(self, places: Known) -> None:
         """Take what is known of streams and partitions by now."""
         self.places.update(places)
 
-    def rows(self, buffers: list[Array]) -> Batch:
-        """Return the rows of the buffers."""
+    def rows(
+        self, buffers: list[Array], calls: Ended, partitions: Mapping[int, str | None]
+    ) -> Batch:
+        """Return the rows of the buffers and of our own calls.
+
+        Parameters
+        ----------
+        partitions
+            Number of a stream of ours → its partition.
+        """
         for raw in buffers:
             self.places.green |= self._records.read(raw)
         rows = Rows(open_since_ns=schema.LATEST_NS)
@@ -142,6 +152,10 @@ class Reader:
             rows.batches.append(Batch(ranges))
         drain = self._links.drain_unlinked if self._which == "none" else self._links.drain
         drain(rows)
+        own = calls.rows(self._next, partitions)
+        if own:
+            self._next += len(own)
+            rows.batches.append(freeze(own, []))
         return Batch(
             schema.concat([batch.spans for batch in rows.batches], schema.SPAN_TYPES),
             schema.concat([batch.edges for batch in rows.batches], schema.EDGE_TYPES),

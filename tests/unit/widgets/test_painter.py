@@ -12,10 +12,13 @@ import pytest
 from patience import PATIENCE_S
 
 import gpuscope as gs
+from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.afar import Reader
 from gpuscope.trace.model import Trace
 from gpuscope.widgets import painter
 from gpuscope.widgets.live import FarPump
+
+NO_CALLS = Ended(0, [], [])
 
 
 @pytest.fixture
@@ -57,10 +60,10 @@ def test_another_process_reads_the_rows_that_the_trace_will_have(world, launch_i
         world.launch(stream)
         first, places = tap.take(), tap.places()
         reader.learn(places)
-        parts = [reader.rows(first)]
+        parts = [reader.rows(first, NO_CALLS, {})]
         foreign(world, 4)
         assert tap.places() is None, "nothing new was learned"
-        parts.append(reader.rows(tap.take()))
+        parts.append(reader.rows(tap.take(), NO_CALLS, {}))
         tap.close()
     columns = ("kind", "name", "start_ns", "end_ns", "stream", "thread", "source")
     there = [row for part in parts for row in part.spans.select(columns).to_pylist()]
@@ -97,6 +100,69 @@ def test_frames_come_and_the_trace_is_whole(world, timeline):
     assert len(recording.trace.where(kind="kernel")) == 41
     assert len(timeline.state.tracks) == len(recording.trace)
     assert not timeline.bar.state["live"]
+
+
+def call_of_a_handle(world, stream, name="mine"):
+    calls = world.device.calls
+    handle = calls.begin("handle", name, stream, stream)
+    before = calls.enter_handle(handle)
+    world.launch(stream)
+    calls.enter_handle(before)
+    calls.end(handle)
+
+
+def execution(world, stream, *, seen=True):
+    calls = world.device.calls
+    one = calls.begin_execution("quick", ("k", 1, 2), stream, None)
+    world.gpu.launch(stream.raw, world.device.compile("", "k"), 1, 32, (), 0)
+    calls.end(one)
+    if seen:
+        one.waited_ns, one.wait_thread = world.device.now_ns(), one.thread
+        one.wait_number = calls.next_correlation()
+        calls.see(one)
+    return one
+
+
+def test_each_call_that_ended_is_told_once(world):
+    columns = ("kind", "name", "thread", "stream", "partition", "category")
+    with world.device.carve({"a": 8}) as parts, world.profile() as recording:
+        stream = parts["a"].create_stream(name="s")
+        call_of_a_handle(world, stream)
+        first = execution(world, stream, seen=False)
+        ended, since = recording.ended(0)
+        execution(world, stream)
+        world.device.calls.see(first)
+        more, since = recording.ended(since)
+        nothing, _ = recording.ended(since)
+        assert not nothing.rows(1, {})
+        rows = [row for part in (ended, more) for row in part.rows(1, {stream.id: "a"})]
+        recording.batches()
+        execution(world, stream)
+        assert recording.ended(since)[1] <= 3, "what became rows is not told again"
+    trace = recording.trace
+    assert trace.metadata.complete
+    told = sorted((row["kind"], row["start_ns"], *(row[name] for name in columns)) for row in rows)
+    whole = trace.where(kind="handle").spans.to_pylist()[:3]
+    wanted = sorted((row["kind"], row["start_ns"], *(row[name] for name in columns))
+                    for row in whole)  # fmt: skip
+    assert [row for row in told if row[0] == "handle"] == wanted
+    assert [row[3] for row in told if row[0] == "sync"] == ["event.synchronize"]
+
+
+def test_calls_of_handles_are_shown_while_they_go_on(world, timeline):
+    with world.device.carve({"a": 8}) as parts, world.profile() as recording:
+        stream = parts["a"].create_stream(name="s")
+        timeline.watch(recording)
+        call_of_a_handle(world, stream)
+        execution(world, stream)
+        until(
+            lambda: (
+                {"handle mine", "handle quick"} <= {label for label, _ in timeline.state.labels}
+            ),
+            "there is no track of the handles",
+        )
+    timeline.finish()
+    assert recording.trace.metadata.complete
 
 
 def test_what_needs_the_rows_brings_the_reader_here(world, timeline):
@@ -210,7 +276,7 @@ def test_an_error_over_there_is_told(world):
                 (0, 1), following=True, hidden=(), pixels=900, height=1.0, dark=False, paint=True
             )
             with pytest.raises(painter.PainterGone):
-                process.paint(tap, "no metadata", wanted, lambda: False)
+                process.paint(tap, NO_CALLS, "no metadata", wanted, lambda: False)
         finally:
             process.end()
             tap.close()

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
@@ -79,9 +80,11 @@ class Recording:
     ) -> None:
         simulated = sum(device.is_simulated for device in devices)
         if simulated > 1 or (simulated and simulated < len(devices)):
+            keys = Counter(device.info.key for device in devices)
+            several = ", ".join(f"{count} × {key}" for key, count in keys.most_common(8))
             raise GpuscopeError(
-                f"one recording cannot mix the clocks of {[d.info.key for d in devices]}: say "
-                "which with profile(device)"
+                f"one recording cannot mix the clocks of the open devices ({several}): say which "
+                "with profile(device)"
             )
         self.devices = devices
         self._simulated = bool(simulated)

@@ -1,13 +1,16 @@
-/* What runs at every launch, in C: guards and ranges. gpuscope._fastpath, optional.
+/* What runs at every launch, in C: guards, ranges, matrix products. gpuscope._fastpath, optional.
  *
  * What is rare stays in Python: a guard in a task, one that binds, one that is watched or is
  * left out of order goes to the methods `_enter` and `_exit` of its class; a range that is a row
- * of a recording to `_begin_rows` and `_end_rows`.
+ * of a recording to `_begin_rows` and `_end_rows`; a product whose like was not checked before, or
+ * that is recorded, captured, or refused by cuBLAS, to Python, which does it from the start.
  */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <structmember.h>
 
 /* -- what caller.py gives -------------------------------------------------------------- */
@@ -23,6 +26,8 @@ static PyObject *recorder_names; /* namespace of record/recorder.py: `running` *
 static PyObject *annotate_names; /* annotate.py's own: `range_of` */
 
 static PyObject *s_guard, *s_watchers, *s_dict, *s_enter, *s_exit, *s_check;
+static PyObject *s_shape, *s_strides, *s_dtype, *s_data, *s_ptr, *s_device_id, *s_mem, *s_block;
+static PyObject *s_tags, *s_lane, *s_closed, *s_graph, *s_observers, *s_native, *s_quick, *s_hold;
 static PyObject *s_range_of, *s_heard, *s_running, *s_begin_rows, *s_end_rows;
 
 /* The namespace of this thread in `of_thread`: kept with the thread's state, which ends with it. */
@@ -379,6 +384,592 @@ static PyType_Spec range_spec = {
     .slots = range_slots,
 };
 
+/* -- matrix products: what blas.py gives ---------------------------------------------------- */
+typedef int (*SetStream)(void *handle, void *stream);
+typedef int (*SetWorkspace)(void *handle, void *at, size_t nbytes);
+typedef int (*SetSmCount)(void *handle, int count);
+typedef int (*GemmEx)(void *handle, int transpose_a, int transpose_b, int m, int n, int k,
+                      const void *alpha, const void *a, int type_a, int lda, const void *b,
+                      int type_b, int ldb, const void *beta, void *c, int type_c, int ldc,
+                      int compute, int algorithm);
+typedef int (*GetCurrentContext)(void **context);
+
+static SetStream set_stream;
+static SetWorkspace set_workspace;
+static SetSmCount set_sm_count;
+static GemmEx gemm_ex;
+static GetCurrentContext get_current_context;
+static PyTypeObject *array_type;  /* of arrays that are launched on */
+static PyTypeObject *memory_type; /* of memory of ours under them: has a `block`, which has `tags` */
+static PyTypeObject *stream_type;
+static int is_child; /* of a fork: what was opened before is the parent's */
+
+static void
+note_child(void)
+{
+    is_child = 1;
+}
+
+/* A matrix product that was checked, as cuBLAS is asked for it: outT = bT . aT. */
+typedef struct {
+    PyObject_HEAD
+    int transpose_a, transpose_b, m, n, k, row_a, row_b, data, compute;
+    unsigned long long one, zero; /* where they are */
+    unsigned long long bytes_out, bytes_a, bytes_b, below_a, below_b;
+} Product;
+
+static int
+product_init(Product *self, PyObject *args, PyObject *kwargs)
+{
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Product takes no keywords");
+        return -1;
+    }
+    return PyArg_ParseTuple(args, "(ppiiiii)(iiKK)(KKKKK):Product", &self->transpose_a,
+                            &self->transpose_b, &self->m, &self->n, &self->k, &self->row_a,
+                            &self->row_b, &self->data, &self->compute, &self->one, &self->zero,
+                            &self->bytes_out, &self->bytes_a, &self->bytes_b, &self->below_a,
+                            &self->below_b)
+               ? 0
+               : -1;
+}
+
+static void
+plain_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot product_slots[] = {
+    {Py_tp_doc, "A matrix product that was checked."},
+    {Py_tp_init, product_init},
+    {Py_tp_dealloc, plain_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec product_spec = {
+    .name = "gpuscope._fastpath.Product",
+    .basicsize = sizeof(Product),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = product_slots,
+};
+
+/* What the GEMMs of one stream compute in, one after the other: a GEMM may be two kernels, the
+ * second of which reads what the first left there, so another thread's must not come between. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *memory;
+    unsigned long long at, nbytes, stream;
+    unsigned long long number; /* of no other workspace: addresses and streams come again */
+    pthread_mutex_t lock;      /* waited for without the GIL */
+    int has_lock;
+} Workspace;
+
+static PyMemberDef workspace_members[] = {
+    {"memory", T_OBJECT_EX, offsetof(Workspace, memory), READONLY, NULL},
+    {"ptr", T_ULONGLONG, offsetof(Workspace, at), READONLY, NULL},
+    {NULL},
+};
+
+static int
+workspace_init(Workspace *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    static unsigned long long made;
+    PyObject *memory;
+    if (self->has_lock) {
+        PyErr_SetString(PyExc_TypeError, "a workspace is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "OKKK:Workspace", &memory, &self->at, &self->nbytes, &self->stream))
+        return -1;
+    pthread_mutexattr_t kind; /* recursive: a callback of the GEMM may run a destructor's */
+    if (pthread_mutexattr_init(&kind) != 0)
+        return PyErr_NoMemory(), -1;
+    pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
+    self->has_lock = pthread_mutex_init(&self->lock, &kind) == 0;
+    pthread_mutexattr_destroy(&kind);
+    if (!self->has_lock)
+        return PyErr_NoMemory(), -1;
+    self->memory = Py_NewRef(memory);
+    self->number = ++made;
+    return 0;
+}
+
+static void
+workspace_dealloc(Workspace *self)
+{
+    Py_CLEAR(self->memory);
+    if (self->has_lock)
+        pthread_mutex_destroy(&self->lock);
+    plain_dealloc((PyObject *)self);
+}
+
+static PyType_Slot workspace_slots[] = {
+    {Py_tp_doc, "What the GEMMs of one stream compute in."},
+    {Py_tp_init, workspace_init},
+    {Py_tp_dealloc, workspace_dealloc},
+    {Py_tp_members, workspace_members},
+    {0, NULL},
+};
+
+static PyType_Spec workspace_spec = {
+    .name = "gpuscope._fastpath.Workspace",
+    .basicsize = sizeof(Workspace),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = workspace_slots,
+};
+
+/* A thread's cuBLAS handle, and what it was told last. */
+typedef struct {
+    PyObject_HEAD
+    unsigned long long raw;
+    unsigned long long workspace; /* its number; 0: none */
+    int sm_count;
+} BlasHandle;
+
+static int
+blas_handle_init(BlasHandle *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    return PyArg_ParseTuple(args, "K:BlasHandle", &self->raw) ? 0 : -1;
+}
+
+static PyType_Slot blas_handle_slots[] = {
+    {Py_tp_doc, "A thread's cuBLAS handle."},
+    {Py_tp_init, blas_handle_init},
+    {Py_tp_dealloc, plain_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec blas_handle_spec = {
+    .name = "gpuscope._fastpath.BlasHandle",
+    .basicsize = sizeof(BlasHandle),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = blas_handle_slots,
+};
+
+/* Where products on one stream go, known from one that Python launched there. */
+typedef struct {
+    PyObject_HEAD
+    Workspace *workspace;
+    PyObject *calls; /* has `observers`: where there are any, Python launches */
+    PyObject *local; /* has `native`, this thread's handle */
+    PyObject *tag;   /* what memory that is used there remembers */
+    void *context;   /* current then, so right for the handle */
+    long long device;
+    int sm_count;
+} Lane;
+
+static PyTypeObject *product_type, *workspace_type, *blas_handle_type, *lane_type, *guard_type;
+
+static int
+lane_init(Lane *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    PyObject *workspace, *calls, *local, *tag;
+    if (!PyArg_ParseTuple(args, "O!OOOLi:Lane", workspace_type, &workspace, &calls, &local, &tag,
+                          &self->device, &self->sm_count))
+        return -1;
+    if (get_current_context == NULL || get_current_context(&self->context) != 0)
+        self->context = NULL;
+    Py_XSETREF(self->workspace, (Workspace *)Py_NewRef(workspace));
+    Py_XSETREF(self->calls, Py_NewRef(calls));
+    Py_XSETREF(self->local, Py_NewRef(local));
+    Py_XSETREF(self->tag, Py_NewRef(tag));
+    return 0;
+}
+
+static int
+lane_traverse(Lane *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->calls);
+    Py_VISIT(self->local);
+    Py_VISIT(self->tag);
+    return 0;
+}
+
+static int
+lane_clear(Lane *self)
+{
+    Py_CLEAR(self->calls);
+    Py_CLEAR(self->local);
+    Py_CLEAR(self->tag);
+    return 0;
+}
+
+static void
+lane_dealloc(Lane *self)
+{
+    PyObject_GC_UnTrack(self);
+    lane_clear(self);
+    Py_CLEAR(self->workspace);
+    plain_dealloc((PyObject *)self);
+}
+
+static PyType_Slot lane_slots[] = {
+    {Py_tp_doc, "Where products on one stream go."},
+    {Py_tp_init, lane_init},
+    {Py_tp_dealloc, lane_dealloc},
+    {Py_tp_traverse, lane_traverse},
+    {Py_tp_clear, lane_clear},
+    {0, NULL},
+};
+
+static PyType_Spec lane_spec = {
+    .name = "gpuscope._fastpath.Lane",
+    .basicsize = sizeof(Lane),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = lane_slots,
+};
+
+/* Queue a product; returns cuBLAS's status. The GIL is given up once: to win it back costs more,
+ * with many threads, than a call. What is set already is not set again. */
+static int
+queue_product(BlasHandle *handle, Workspace *workspace, int sm_count, const Product *product,
+              const unsigned long long at[3])
+{
+    int status = 0;
+    void *raw = (void *)(uintptr_t)handle->raw;
+    Py_BEGIN_ALLOW_THREADS;
+    pthread_mutex_lock(&workspace->lock);
+    if (handle->workspace != workspace->number || handle->sm_count != sm_count) {
+        handle->workspace = 0;
+        /* Setting the stream resets the workspace, so the workspace comes after it. */
+        status = set_stream(raw, (void *)(uintptr_t)workspace->stream);
+        if (status == 0)
+            status = set_workspace(raw, (void *)(uintptr_t)workspace->at, workspace->nbytes);
+        if (status == 0)
+            status = set_sm_count(raw, sm_count);
+        if (status == 0) {
+            handle->workspace = workspace->number;
+            handle->sm_count = sm_count;
+        }
+    }
+    if (status == 0)
+        status = gemm_ex(raw, product->transpose_b, product->transpose_a, product->n, product->m,
+                         product->k, (void *)(uintptr_t)product->one, (void *)(uintptr_t)at[2],
+                         product->data, product->row_b, (void *)(uintptr_t)at[1], product->data,
+                         product->row_a, (void *)(uintptr_t)product->zero,
+                         (void *)(uintptr_t)at[0], product->data, product->n, product->compute,
+                         -1 /* CUBLAS_GEMM_DEFAULT */);
+    pthread_mutex_unlock(&workspace->lock);
+    Py_END_ALLOW_THREADS;
+    return status;
+}
+
+static int
+read_addresses(PyObject *operands, unsigned long long at[3])
+{
+    return PyArg_ParseTuple(operands, "KKK:operands", &at[0], &at[1], &at[2]) ? 0 : -1;
+}
+
+/* multiply(handle, workspace, sm_count, product, operands) -> cuBLAS's status */
+static PyObject *
+multiply(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *handle, *workspace, *product;
+    int sm_count;
+    unsigned long long at[3];
+    if (!PyArg_ParseTuple(args, "O!O!iO!(KKK):multiply", blas_handle_type, &handle, workspace_type,
+                          &workspace, &sm_count, product_type, &product, &at[0], &at[1], &at[2]))
+        return NULL;
+    if (gemm_ex == NULL || !((Workspace *)workspace)->has_lock) {
+        PyErr_SetString(PyExc_RuntimeError, "products are not served");
+        return NULL;
+    }
+    return PyLong_FromLong(queue_product((BlasHandle *)handle, (Workspace *)workspace, sm_count,
+                                         (Product *)product, at));
+}
+
+/* 1: queued; 0: Python is to do it, which also says what is wrong. Sets no error. */
+static int
+queue_in_lane(Lane *lane, int sm_count, const Product *product, const unsigned long long at[3])
+{
+    void *context = NULL;
+    if (lane->context == NULL || get_current_context(&context) != 0 || context != lane->context)
+        return 0;
+    PyObject *handle = PyObject_GetAttr(lane->local, s_native);
+    int queued = 0;
+    if (handle != NULL && Py_TYPE(handle) == blas_handle_type) {
+        Workspace *workspace = (Workspace *)Py_NewRef(lane->workspace);
+        queued = queue_product((BlasHandle *)handle, workspace, sm_count, product, at) == 0;
+        Py_DECREF(workspace);
+    }
+    Py_XDECREF(handle);
+    PyErr_Clear(); /* a thread without a handle yet */
+    return queued;
+}
+
+/* Where products on a stream go, if nothing of it has to be asked in Python; a new reference. */
+static Lane *
+lane_of(PyObject *stream)
+{
+    if (is_child || Py_TYPE(stream) != stream_type)
+        return NULL;
+    PyObject *lane = PyObject_GetAttr(stream, s_lane);
+    PyObject *graph = lane == NULL ? NULL : PyObject_GetAttr(stream, s_graph);
+    PyObject *closed = graph == NULL ? NULL : PyObject_GetAttr(stream, s_closed);
+    int usable = closed == Py_False && graph == Py_None && Py_TYPE(lane) == lane_type;
+    Py_XDECREF(graph);
+    Py_XDECREF(closed);
+    if (usable)
+        return (Lane *)lane;
+    Py_XDECREF(lane);
+    PyErr_Clear();
+    return NULL;
+}
+
+/* multiply_on(stream, plan, operands, sm_count) -> whether it was queued */
+static PyObject *
+multiply_on(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "multiply_on(stream, plan, operands, sm_count)");
+        return NULL;
+    }
+    Lane *lane = lane_of(args[0]);
+    if (lane == NULL)
+        Py_RETURN_FALSE;
+    int queued = 0;
+    unsigned long long at[3];
+    PyObject *product = PyObject_GetAttr(args[1], s_quick);
+    int sm_count = PyLong_AsLong(args[3]);
+    if (product != NULL && Py_TYPE(product) == product_type && !PyErr_Occurred() &&
+        PyTuple_Check(args[2]) && read_addresses(args[2], at) == 0)
+        queued = queue_in_lane(lane, sm_count, (Product *)product, at);
+    Py_XDECREF(product);
+    Py_DECREF(lane);
+    PyErr_Clear();
+    return PyBool_FromLong(queued);
+}
+
+/* -- products that are known by their operands ---------------------------------------------- */
+typedef struct {
+    long long words[12]; /* shape and strides of out, a and b */
+    PyObject *dtypes[3]; /* by identity; kept by the entry */
+} Key;
+
+typedef struct {
+    Key key;
+    Product *product;
+} Entry;
+
+#define ENTRIES 8192 /* a power of 2 */
+#define PROBES 8
+static Entry entries[ENTRIES];
+
+static int
+read_pair(PyObject *array, PyObject *name, long long *into)
+{
+    PyObject *pair = PyObject_GetAttr(array, name);
+    int found = pair != NULL && PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2;
+    for (int i = 0; found && i < 2; i++) {
+        into[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(pair, i));
+        found = into[i] != -1 || !PyErr_Occurred();
+    }
+    Py_XDECREF(pair);
+    return found;
+}
+
+/* The dtypes in a key are borrowed: the arrays keep them. */
+static int
+read_key(PyObject *const *arrays, Key *key)
+{
+    for (int i = 0; i < 3; i++) {
+        if (Py_TYPE(arrays[i]) != array_type || !read_pair(arrays[i], s_shape, key->words + 4 * i) ||
+            !read_pair(arrays[i], s_strides, key->words + 4 * i + 2))
+            return 0;
+        key->dtypes[i] = PyObject_GetAttr(arrays[i], s_dtype);
+        if (key->dtypes[i] == NULL)
+            return 0;
+        Py_DECREF(key->dtypes[i]);
+    }
+    return 1;
+}
+
+/* Its entry, or the one to put it in. */
+static Entry *
+entry_of(const Key *key)
+{
+    uint64_t hash = 14695981039346656037u;
+    for (int i = 0; i < 12; i++)
+        hash = (hash ^ (uint64_t)key->words[i]) * 1099511628211u;
+    for (int i = 0; i < 3; i++)
+        hash = (hash ^ (uint64_t)(uintptr_t)key->dtypes[i]) * 1099511628211u;
+    hash ^= hash >> 29;
+    for (int i = 0; i < PROBES; i++) {
+        Entry *entry = &entries[(hash + (uint64_t)i) % ENTRIES];
+        if (entry->product == NULL || memcmp(&entry->key, key, sizeof(Key)) == 0)
+            return entry;
+    }
+    return &entries[hash % ENTRIES];
+}
+
+/* What is known by a key, borrowed, or NULL. */
+static Product *
+known_product(const Key *key)
+{
+    Entry *entry = entry_of(key);
+    return entry->product != NULL && memcmp(&entry->key, key, sizeof(Key)) == 0 ? entry->product
+                                                                                : NULL;
+}
+
+/* know(out, a, b, product): operands like these were checked. */
+static PyObject *
+know(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *arrays[3], *product;
+    Key key;
+    if (!PyArg_ParseTuple(args, "OOOO!:know", &arrays[0], &arrays[1], &arrays[2], product_type,
+                          &product))
+        return NULL;
+    if (array_type == NULL || !read_key(arrays, &key)) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    Entry *entry = entry_of(&key);
+    Entry before = *entry;
+    entry->key = key;
+    entry->product = (Product *)Py_NewRef(product);
+    for (int i = 0; i < 3; i++)
+        Py_INCREF(key.dtypes[i]);
+    if (before.product != NULL) {
+        Py_DECREF(before.product);
+        for (int i = 0; i < 3; i++)
+            Py_DECREF(before.key.dtypes[i]);
+    }
+    Py_RETURN_NONE;
+}
+
+static int
+read_number(PyObject *owner, PyObject *name, unsigned long long *into)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    if (value == NULL)
+        return 0;
+    *into = PyLong_Check(value) ? PyLong_AsUnsignedLongLong(value) : 0;
+    int found = PyLong_Check(value) && !(*into == (unsigned long long)-1 && PyErr_Occurred());
+    Py_DECREF(value);
+    return found;
+}
+
+/* Where an array is, and whether memory of ours under it does not know the lane's stream yet.
+ * 0: it is elsewhere, or cannot be read. */
+static int
+read_memory(PyObject *array, Lane *lane, unsigned long long *at, int *is_new)
+{
+    PyObject *data = PyObject_GetAttr(array, s_data);
+    if (data == NULL)
+        return 0;
+    unsigned long long device = 0;
+    int found = read_number(data, s_ptr, at) && read_number(data, s_device_id, &device) &&
+                (long long)device == lane->device;
+    PyObject *memory = found ? PyObject_GetAttr(data, s_mem) : NULL;
+    found = memory != NULL;
+    if (found && Py_TYPE(memory) == memory_type) {
+        PyObject *block = PyObject_GetAttr(memory, s_block);
+        PyObject *tags = block == NULL ? NULL : PyObject_GetAttr(block, s_tags);
+        int tagged = tags != NULL && PyAnySet_Check(tags) ? PySet_Contains(tags, lane->tag) : -1;
+        found = tagged >= 0;
+        *is_new |= tagged == 0;
+        Py_XDECREF(block);
+        Py_XDECREF(tags);
+    }
+    Py_XDECREF(memory);
+    Py_DECREF(data);
+    return found;
+}
+
+/* The stream that the innermost guard selected outside any event loop, else NULL; a new reference. */
+static PyObject *
+guarded_stream(void)
+{
+    PyObject *loop = get_running_loop == NULL ? NULL : PyObject_CallNoArgs(get_running_loop);
+    PyObject *names = loop == Py_None ? names_of_thread() : NULL;
+    PyObject *guard = names == NULL ? NULL : PyDict_GetItemWithError(names, s_guard);
+    Py_XDECREF(loop);
+    if (guard == NULL || !PyObject_TypeCheck(guard, guard_type))
+        return NULL;
+    return Py_XNewRef(((Guard *)guard)->stream);
+}
+
+/* Whether somebody is told of calls, or that cannot be asked. */
+static int
+is_observed(Lane *lane)
+{
+    PyObject *observers = PyObject_GetAttr(lane->calls, s_observers);
+    int observed = observers == NULL ? -1 : PyObject_IsTrue(observers);
+    Py_XDECREF(observers);
+    return observed != 0;
+}
+
+/* mm_out(out, a, b, stream) -> whether it was queued: operands like these were checked before, and
+ * a stream of ours is selected on which products ran. */
+static PyObject *
+mm_out(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "mm_out(out, a, b, stream)");
+        return NULL;
+    }
+    if (array_type == NULL || Py_TYPE(args[0]) != array_type)
+        Py_RETURN_FALSE;
+    PyObject *stream = args[3] == Py_None ? guarded_stream() : Py_NewRef(args[3]);
+    Lane *lane = stream == NULL ? NULL : lane_of(stream);
+    int queued = 0, is_new = 0;
+    Key key;
+    if (lane != NULL && !is_observed(lane) && read_key(args, &key)) {
+        Product *product = (Product *)Py_XNewRef((PyObject *)known_product(&key));
+        unsigned long long at[3];
+        queued = product != NULL;
+        for (int i = 0; queued && i < 3; i++)
+            queued = read_memory(args[i], lane, &at[i], &is_new);
+        if (queued) { /* out overlaps neither; Python looks closer where the outer bounds do */
+            unsigned long long last = at[0] + product->bytes_out;
+            unsigned long long low_a = at[1] - product->below_a, low_b = at[2] - product->below_b;
+            queued = !(low_a < last && at[0] < low_a + product->bytes_a) &&
+                     !(low_b < last && at[0] < low_b + product->bytes_b) &&
+                     queue_in_lane(lane, lane->sm_count, product, at);
+        }
+        Py_XDECREF(product);
+    }
+    Py_XDECREF(lane);
+    PyErr_Clear();
+    PyObject *held = Py_None; /* memory that is new to the stream, until the product is done */
+    if (queued && is_new)
+        held = PyObject_CallMethodObjArgs(stream, s_hold, args[0], args[1], args[2], NULL);
+    else
+        Py_INCREF(held);
+    Py_XDECREF(stream);
+    if (held == NULL)
+        return NULL;
+    Py_DECREF(held);
+    return PyBool_FromLong(queued);
+}
+
+/* serve_products((array, memory, stream types), (addresses of cublasSetStream, SetWorkspace,
+ * SetSmCountTarget, GemmEx and cuCtxGetCurrent)) */
+static PyObject *
+serve_products(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *array, *memory, *stream;
+    unsigned long long at[5];
+    if (!PyArg_ParseTuple(args, "(O!O!O!)(KKKKK):serve_products", &PyType_Type, &array, &PyType_Type,
+                          &memory, &PyType_Type, &stream, &at[0], &at[1], &at[2], &at[3], &at[4]))
+        return NULL;
+    set_stream = (SetStream)(uintptr_t)at[0];
+    set_workspace = (SetWorkspace)(uintptr_t)at[1];
+    set_sm_count = (SetSmCount)(uintptr_t)at[2];
+    gemm_ex = (GemmEx)(uintptr_t)at[3];
+    get_current_context = (GetCurrentContext)(uintptr_t)at[4];
+    Py_XSETREF(array_type, (PyTypeObject *)Py_NewRef(array));
+    Py_XSETREF(memory_type, (PyTypeObject *)Py_NewRef(memory));
+    Py_XSETREF(stream_type, (PyTypeObject *)Py_NewRef(stream));
+    is_child = 0;
+    Py_RETURN_NONE;
+}
+
 /* -- the module --------------------------------------------------------------------------- */
 static PyObject *
 serve_guards(PyObject *Py_UNUSED(module), PyObject *args)
@@ -419,6 +1010,11 @@ serve_ranges(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"serve_guards", serve_guards, METH_VARARGS, NULL},
     {"serve_ranges", serve_ranges, METH_VARARGS, NULL},
+    {"serve_products", serve_products, METH_VARARGS, NULL},
+    {"multiply", multiply, METH_VARARGS, NULL},
+    {"multiply_on", (PyCFunction)(void (*)(void))multiply_on, METH_FASTCALL, NULL},
+    {"know", know, METH_VARARGS, NULL},
+    {"mm_out", (PyCFunction)(void (*)(void))mm_out, METH_FASTCALL, NULL},
     {NULL},
 };
 
@@ -436,7 +1032,12 @@ PyInit__fastpath(void)
         {&s_guard, "guard"},   {&s_watchers, "watchers"}, {&s_dict, "__dict__"},
         {&s_enter, "_enter"}, {&s_exit, "_exit"},       {&s_check, "_check"},
         {&s_heard, "heard"},  {&s_running, "running"},  {&s_begin_rows, "_begin_rows"},
-        {&s_end_rows, "_end_rows"}, {&s_range_of, "range_of"},
+        {&s_end_rows, "_end_rows"}, {&s_range_of, "range_of"}, {&s_shape, "shape"},
+        {&s_strides, "strides"}, {&s_dtype, "dtype"}, {&s_data, "data"},
+        {&s_ptr, "ptr"}, {&s_device_id, "device_id"}, {&s_mem, "mem"},
+        {&s_block, "block"}, {&s_tags, "tags"}, {&s_lane, "lane"},
+        {&s_closed, "closed"}, {&s_graph, "graph"}, {&s_observers, "observers"},
+        {&s_native, "native"}, {&s_quick, "quick"}, {&s_hold, "hold"},
     };
     for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
         if ((*texts[i].at = PyUnicode_InternFromString(texts[i].text)) == NULL)
@@ -451,15 +1052,28 @@ PyInit__fastpath(void)
         return NULL;
     }
     Py_DECREF(source_crc);
-    PyType_Spec *specs[] = {&guard_spec, &range_spec};
-    for (size_t i = 0; i < sizeof(specs) / sizeof(*specs); i++) {
-        PyObject *type = PyType_FromSpec(specs[i]);
+    const struct {
+        PyType_Spec *spec;
+        PyTypeObject **at;
+    } types[] = {
+        {&guard_spec, &guard_type},
+        {&range_spec, NULL},
+        {&product_spec, &product_type},
+        {&workspace_spec, &workspace_type},
+        {&blas_handle_spec, &blas_handle_type},
+        {&lane_spec, &lane_type},
+    };
+    for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
+        PyObject *type = PyType_FromSpec(types[i].spec);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) {
             Py_XDECREF(type);
             Py_DECREF(module);
             return NULL;
         }
+        if (types[i].at != NULL)
+            Py_XSETREF(*types[i].at, (PyTypeObject *)Py_NewRef(type));
         Py_DECREF(type);
     }
+    pthread_atfork(NULL, NULL, note_child);
     return module;
 }

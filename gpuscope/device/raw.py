@@ -141,6 +141,8 @@ class MatmulPlan:
         Whether any input is copied.
     name
         Of the kernel in traces.
+    quick
+        What the backend that took note of it launches it by.
     """
 
     m: int
@@ -160,6 +162,7 @@ class MatmulPlan:
     below_b: int
     copies: bool
     name: str = field(init=False)
+    quick: object = field(init=False, default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", f"gemm_{self.dtype}_{self.m}x{self.n}x{self.k}")
@@ -369,6 +372,10 @@ class Backend(Protocol):
         self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
     ) -> None:
         """Queue a planned GEMM on placed operands, tuned for ``sm_count`` SMs (0: not told)."""
+
+    def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
+        """Take note of operands that a plan fits, so that a call with their like costs less."""
+        return None
 
     def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
         """Return ``value`` as an array of this kind of device, without a copy, or ``None``.

@@ -91,6 +91,8 @@ class Stream(Closing, EventQueue):
         self.cupy_stream: object = None
         self.torch_stream: object = None
         """Where a bound guard keeps what CuPy and PyTorch know this stream by."""
+        self.lane: object = None
+        """By what the backend launches products on it, once it has."""
         self.capturing = False
         """Whether what is queued now becomes a graph."""
         self.graph: Graph | None = None
@@ -169,7 +171,7 @@ class Stream(Closing, EventQueue):
         if vars(self).setdefault("_closer", thread) != thread:
             return
         self.closed = True
-        self.cupy_stream = self.torch_stream = None
+        self.cupy_stream = self.torch_stream = self.lane = None
         self.device.registry.forget_stream(self, self._handle)
         if self.partition is not None:
             self.partition.release(self)

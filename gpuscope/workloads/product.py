@@ -100,6 +100,7 @@ def check(  # noqa: PLR0912 - one branch for each check, in the contract's order
         if len(PLANS) >= _PLANS_KEPT:
             PLANS.clear()
         PLANS[key] = plan
+        device.backend.expect(plan, out, a, b)
     return (out, a, b), plan
 
 

@@ -127,13 +127,11 @@ def test_setup_is_possible_while_a_blocking_stream_is_captured(gpu):
 def test_handle_11_a_product_that_cublas_refuses_in_a_partition_is_explained(gpu, monkeypatch):
     from gpuscope.device.cuda import blas
 
-    def refuse(*_):
-        raise blas.cublas.cuBLASError(14)  # CUBLAS_STATUS_INTERNAL_ERROR
-
     out, a, b = gpu.empty((SIDE, SIDE)), gpu.asarray(A), gpu.asarray(B)
     with gpu.carve([16]) as parts:
         stream = parts[0].create_stream()
-        monkeypatch.setattr(blas, "_gemm_ex", refuse)
+        internal_error = 14  # CUBLAS_STATUS_INTERNAL_ERROR
+        monkeypatch.setattr(blas, "_multiply", lambda *_: internal_error)
         with pytest.raises(gs.errors.GpuscopeError, match="16 SMs of partition"):
             gs.mm_out(out, a, b, stream=stream)
         monkeypatch.setattr(gpu.backend._blas, "_is_green", lambda: True)

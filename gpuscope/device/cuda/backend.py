@@ -56,7 +56,7 @@ class CudaBackend(CudaContext):
         self._plain_bytes = 0
         self._kernels: dict[tuple[str, str], CudaObject] = {}
         self._blas = self._blas_type(
-            self._take, self.mark, lambda: bool(self._device.context.is_green)
+            self._index, self._take, self.mark, lambda: bool(self._device.context.is_green)
         )
 
     def close_stream(self, raw: RawStream, handle: int) -> None:
@@ -339,13 +339,17 @@ class CudaBackend(CudaContext):
         self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
     ) -> None:
         """Queue a GEMM through cuBLAS; ``operands`` are the addresses of out, a and b."""
-        if not plan.bytes_out:
+        if not plan.bytes_out or self._blas.queued(stream, plan, operands, sm_count):
             return
         if self._is_current():
             self._blas.matmul(stream, plan, operands, sm_count)
             return
         with self.current():
             self._blas.matmul(stream, plan, operands, sm_count)
+
+    def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
+        """Let what is compiled launch products of operands like these."""
+        self._blas.expect(plan, out, a, b)
 
     # -- arrays of any library ----------------------------------------------------------
     def home_of(self, array: NativeArray) -> object:

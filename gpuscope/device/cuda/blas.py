@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
 
 import numpy as np
 
+from gpuscope._compiled import fastpath
 from gpuscope._optional import require
 from gpuscope.device.cuda import captures
-from gpuscope.device.cuda.arrays import cupy
-from gpuscope.device.cuda.driver import CudaObject
+from gpuscope.device.cuda.arrays import DeviceMemory, cupy
+from gpuscope.device.cuda.driver import CudaObject, address_of
 from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Tag
-from gpuscope.device.raw import Mark, MatmulPlan, RawStream
+from gpuscope.device.raw import Mark, MatmulPlan, NativeArray, RawStream
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError, StreamError
 
 cublas = require("nvmath.bindings.cublas", package="nvmath-python", feature="mm_out on a GPU")
-
-_set_stream = cublas.set_stream
-_set_workspace = cublas.set_workspace
-_set_sm_count_target = cublas.set_sm_count_target
-_gemm_ex = cublas.gemm_ex
 
 WORKSPACE_BYTES = 32 << 20
 """What cuBLAS's documentation recommends for Hopper; less elsewhere is enough too."""
@@ -75,22 +73,104 @@ def _destroy(handles: list[int]) -> None:
             cublas.destroy(handles.pop())
 
 
-class _Workspace:
-    """What the GEMMs of one stream compute in, one after the other.
+class _Gemms:
+    """What ``_fastpath.c`` does of GEMMs, where that is not compiled."""
 
-    Attributes
-    ----------
-    lock
-        Held while a GEMM is queued. It may be two kernels, the second of which reads what the
-        first left here: another thread's must not come between them on the stream.
-    """
+    class Workspace:
+        """What the GEMMs of one stream compute in, one after the other.
 
-    __slots__ = ("lock", "memory", "ptr")
+        Attributes
+        ----------
+        lock
+            Held while a GEMM is queued. It may be two kernels, the second of which reads what the
+            first left here: another thread's must not come between them on the stream.
+        number
+            Of no other workspace: addresses and streams come again.
+        """
 
-    def __init__(self, memory: CudaObject) -> None:
-        self.lock = threading.RLock()
-        self.memory = memory
-        self.ptr = memory.ptr
+        __slots__ = ("lock", "memory", "nbytes", "number", "ptr", "stream")
+        _numbers = itertools.count(1)
+
+        def __init__(self, memory: CudaObject, ptr: int, nbytes: int, stream: int) -> None:
+            self.lock = threading.RLock()
+            self.number = next(self._numbers)
+            self.memory, self.ptr, self.nbytes, self.stream = memory, ptr, nbytes, stream
+
+    class BlasHandle:
+        """A thread's cuBLAS handle, and what it was told last."""
+
+        __slots__ = ("raw", "told")
+
+        def __init__(self, raw: int) -> None:
+            self.raw = raw
+            self.told: object = None
+
+    @staticmethod
+    def Product(*parts: tuple[int, ...]) -> CudaObject:  # noqa: N802 - a type there
+        """Keep what cuBLAS is told of a product."""
+        return parts
+
+    @staticmethod
+    def multiply(
+        handle: BlasHandle,
+        workspace: Workspace,
+        sm_count: int,
+        product: CudaObject,
+        operands: tuple[int, int, int],
+    ) -> int:
+        """Queue a product; returns cuBLAS's status.
+
+        cuBLAS is column-major, so it is asked for the transposed product: outᵀ = bᵀ · aᵀ. Each
+        call gives up the GIL and has to win it back: with many threads that costs more than the
+        call, so what is set already is not set again.
+        """
+        (transpose_a, transpose_b, m, n, k, row_a, row_b), codes, _ = product
+        data, compute, one, zero = codes
+        out, a, b = operands
+        wanted = (workspace.number, sm_count)
+        try:
+            if handle.told != wanted:
+                handle.told = None
+                # Setting the stream resets the workspace, so the workspace comes after it.
+                cublas.set_stream(handle.raw, workspace.stream)
+                cublas.set_workspace(handle.raw, workspace.ptr, workspace.nbytes)
+                cublas.set_sm_count_target(handle.raw, sm_count)
+                handle.told = wanted
+            with workspace.lock:
+                cublas.gemm_ex(
+                    handle.raw, transpose_b, transpose_a, n, m, k, one, b, data, row_b,
+                    a, data, row_a, zero, out, data, n, compute, _DEFAULT_ALGORITHM,
+                )  # fmt: skip
+        except cublas.cuBLASError as error:
+            return int(error.status)
+        return 0
+
+
+def _function_addresses() -> list[int]:
+    """Return where the functions are that C calls, in its order."""
+    names = ("SetStream_v2", "SetWorkspace_v2", "SetSmCountTarget", "GemmEx")
+    inner = importlib.import_module("nvmath.bindings._internal.cublas")
+    found = [inner._inspect_function_pointer(f"__cublas{name}") for name in names]
+    return [*found, address_of("cuCtxGetCurrent")]
+
+
+def _serve() -> CudaObject:
+    """Tell the compiled launch path what to call; returns it, or ``None`` for Python alone."""
+    if fastpath is None:
+        return None
+    try:
+        addresses = _function_addresses()
+    except Exception:  # noqa: BLE001 - another nvmath-python; Python's calls say what is missing
+        return None
+    if not all(addresses):
+        return None
+    fastpath.serve_products((cupy.ndarray, DeviceMemory, Stream), tuple(addresses))
+    return fastpath
+
+
+_compiled = _serve()
+_gemms = _compiled or _Gemms
+_multiply = _gemms.multiply
 
 
 class Blas:
@@ -101,6 +181,8 @@ class Blas:
 
     Parameters
     ----------
+    index
+        The device's ordinal.
     take
         Bytes → device memory that no queued work uses, with ``ptr`` and ``block``.
     mark
@@ -111,42 +193,49 @@ class Blas:
 
     def __init__(
         self,
+        index: int,
         take: Callable[[int], CudaObject],
         mark: Callable[[RawStream], Mark],
         is_green: Callable[[], bool],
     ) -> None:
+        self._index = index
         self._take = take
         self._mark = mark
         self._is_green = is_green
         self._local = threading.local()
         self._idle: list[int] = []
         weakref.finalize(self, _destroy, self._idle)
-        self._workspaces: dict[int, _Workspace] = {}
-        self._epoch = 0
+        self._workspaces: dict[int, CudaObject] = {}
+        self.queued: Callable[[Stream, MatmulPlan, CudaObject, int], bool] = (
+            _compiled.multiply_on if _compiled is not None else lambda *_: False
+        )
+        """Queues a product on a stream that had one, if nothing has to be asked in Python."""
 
     def forget_stream(self, handle: int) -> None:
         """Free the workspace of a stream that is idle and about to be destroyed."""
         self._workspaces.pop(handle, None)
-        self._epoch += 1  # another stream may get the same handle
 
-    def _workspace(self, handle: int) -> _Workspace:
+    def _new_workspace(self, stream: int) -> CudaObject:
+        memory = self._take(WORKSPACE_BYTES)
+        return _gemms.Workspace(memory, memory.ptr, WORKSPACE_BYTES, stream)
+
+    def _workspace(self, handle: int) -> CudaObject:
         if handle == _PER_THREAD:  # one handle, but a stream of its own in each thread
             try:
-                workspace: _Workspace = self._local.workspace
+                workspace: CudaObject = self._local.workspace
             except AttributeError:
-                workspace = self._local.workspace = _Workspace(self._take(WORKSPACE_BYTES))
+                workspace = self._local.workspace = self._new_workspace(handle)
             return workspace
-        return self._workspaces.setdefault(handle, _Workspace(self._take(WORKSPACE_BYTES)))
+        return self._workspaces.setdefault(handle, self._new_workspace(handle))
 
-    def _captured_workspace(self, graph: Graph, handle: int) -> _Workspace:
+    def _captured_workspace(self, graph: Graph, handle: int) -> CudaObject:
         """Return a stream's workspace in a graph, which keeps it: it may run beside the stream."""
-        workspace: _Workspace | None = graph.workspaces.get(handle)
+        workspace: CudaObject = graph.workspaces.get(handle)
         if workspace is None:
-            new = _Workspace(self._take(WORKSPACE_BYTES))
-            workspace = graph.workspaces.setdefault(handle, new)
+            workspace = graph.workspaces.setdefault(handle, self._new_workspace(handle))
         return workspace
 
-    def _raw_handle(self, graph: Graph | None = None) -> int:
+    def _handle(self, graph: Graph | None = None) -> CudaObject:
         """Return this thread's cuBLAS handle, made at first use.
 
         Raises
@@ -155,7 +244,7 @@ class Blas:
             It cannot be made now: another thread captures the stream into ``graph``.
         """
         try:
-            raw: int = self._local.raw
+            handle: CudaObject = self._local.native
         except AttributeError:
             if graph is not None and not self._idle:
                 raise StreamError(
@@ -163,25 +252,34 @@ class Blas:
                     f"of {graph.name!r}: call mm_out once on this thread before"
                 ) from None
             self._local.owner = _Handle(self._idle)
-            raw = self._local.raw = self._local.owner.raw
-            self._local.set = None
-        return raw
+            self._local.raw = self._local.owner.raw
+            handle = self._local.native = _gemms.BlasHandle(self._local.raw)
+        return handle
 
     def prepare(self) -> None:
         """Make this thread's handle before a capture begins: that waits for the device."""
-        self._raw_handle()
+        self._handle()
+
+    def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
+        """Let products of operands like these be queued without a look at them in Python."""
+        if _compiled is not None and plan.m and plan.n and plan.k and not plan.copies:
+            _compiled.know(out, a, b, self._product(plan))
+
+    def _product(self, plan: MatmulPlan) -> CudaObject:
+        """Return what cuBLAS is told of a product, made at its first use."""
+        if plan.quick is None:
+            sizes = (plan.m, plan.n, plan.k, plan.row_a, plan.row_b)
+            extent = (plan.bytes_out, plan.bytes_a, plan.bytes_b, plan.below_a, plan.below_b)
+            transposed = (plan.transpose_a, plan.transpose_b)
+            product = _gemms.Product((*transposed, *sizes), _CODES[plan.dtype], extent)
+            object.__setattr__(plan, "quick", product)  # frozen for everybody else
+        return plan.quick
 
     def matmul(
         self, stream: Stream, plan: MatmulPlan, operands: tuple[int, int, int], sm_count: int
     ) -> None:
-        """Queue ``out = a @ b`` on addresses of out, a and b; the device is current.
-
-        cuBLAS is column-major, so it is asked for the transposed product: outᵀ = bᵀ · aᵀ.
-        """
-        try:
-            handle = self._local.raw
-        except AttributeError:
-            handle = self._raw_handle(stream.graph)
+        """Queue ``out = a @ b`` on addresses of out, a and b; the device is current."""
+        handle = self._handle(stream.graph)
         stream_handle = stream.handle
         if stream.graph is not None:
             workspace = self._captured_workspace(stream.graph, stream_handle)
@@ -190,36 +288,23 @@ class Blas:
                 workspace = self._workspaces[stream_handle]
             except KeyError:
                 workspace = self._workspace(stream_handle)
-        data, compute, one, zero = _CODES[plan.dtype]
-        out, a, b = operands
-        local = self._local
-        # Each call into cuBLAS gives up the GIL and has to win it back: with many threads
-        # that costs more than the call, so what is set already is not set again.
-        wanted = (stream_handle, workspace.ptr, sm_count, self._epoch)
-        try:
-            if not plan.k:  # the sum of nothing; cuBLAS leaves out as it was
-                cupy.cuda.runtime.memsetAsync(out, 0, plan.bytes_out, stream_handle)
-                return
-            if local.set != wanted:
-                local.set = None
-                # Setting the stream resets the workspace, so the workspace comes after it.
-                _set_stream(handle, stream_handle)
-                _set_workspace(handle, workspace.ptr, WORKSPACE_BYTES)
-                _set_sm_count_target(handle, sm_count)
-                local.set = wanted
-            with workspace.lock:
-                _gemm_ex(
-                    handle, plan.transpose_b, plan.transpose_a, plan.n, plan.m, plan.k, one,
-                    b, data, plan.row_b, a, data, plan.row_a, zero, out, data, plan.n,
-                    compute, _DEFAULT_ALGORITHM,
-                )  # fmt: skip
-        except cublas.cuBLASError as error:
+        if not plan.k:  # the sum of nothing; cuBLAS leaves out as it was
+            cupy.cuda.runtime.memsetAsync(operands[0], 0, plan.bytes_out, stream_handle)
+            return
+        if status := _multiply(handle, workspace, sm_count, self._product(plan), operands):
+            error = cublas.cuBLASError(status)
             raise GpuscopeError(
                 f"cuBLAS refused {plan.name} ({error}){self._hint(stream)}"
             ) from error
-
-        if stream_handle == _PER_THREAD and stream.graph is None:  # it may end with its thread
+        if stream.graph is not None:
+            return
+        if stream_handle == _PER_THREAD:  # it may end with its thread
             workspace.memory.block.use(Tag(None, self._mark(stream.raw)))
+        elif _compiled is not None and stream.tag is not None and not stream.closed:
+            stream.lane = _compiled.Lane(
+                workspace, stream.device.calls, self._local, stream.tag, self._index,
+                stream.sm_count_target,
+            )  # fmt: skip
 
     def _hint(self, stream: Stream) -> str:
         """Say what is known to make cuBLAS refuse a product that is right in itself."""

@@ -111,6 +111,12 @@ def launch_host_function(stream: int, called: object) -> int:
     return int(library.cuLaunchHostFunc(ctypes.c_void_p(stream), called, None))
 
 
+def address_of(function: str) -> int:
+    """Return where a function of the driver's library is."""
+    found = ctypes.cast(getattr(ctypes.CDLL("libcuda.so.1"), function), ctypes.c_void_p).value
+    return found or 0
+
+
 def driver_release() -> str | None:
     """Return the kernel driver's release, such as 580.159.04, where Linux tells it."""
     try:

@@ -170,7 +170,7 @@ def machine(monkeypatch):
         clear=machine.function("clear_contexts"),
     )  # fmt: skip
     blas = SimpleNamespace(
-        matmul=machine.function("gemm"), forget_stream=lambda _: None,
+        matmul=machine.function("gemm"), queued=lambda *_: False, expect=lambda *_: None, forget_stream=lambda _: None,
         prepare=lambda: None,
     )  # fmt: skip
     splitter = SimpleNamespace(layout=None, check=lambda _: None)

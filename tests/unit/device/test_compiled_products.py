@@ -1,0 +1,405 @@
+"""Products that C queues: through fakes of cuBLAS's functions, in a module instance of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import shutil
+import sys
+import threading
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpuscope import _compiled
+from gpuscope.device import caller
+
+pytestmark = pytest.mark.skipif(_compiled.fastpath is None, reason=_compiled.why_not or "-")
+
+M, N, K = 4, 6, 5
+INT, POINTER = ctypes.c_int, ctypes.c_void_p
+SIGNATURES = {
+    "set_stream": [POINTER, POINTER],
+    "set_workspace": [POINTER, POINTER, ctypes.c_size_t],
+    "set_sm_count": [POINTER, INT],
+    "gemm": [
+        POINTER, INT, INT, INT, INT, INT, POINTER, POINTER, INT, INT, POINTER, INT, INT, POINTER,
+        POINTER, INT, INT, INT, INT,
+    ],
+    "current_context": [ctypes.POINTER(POINTER)],
+}  # fmt: skip
+
+
+class Array:
+    """Stands for cupy.ndarray."""
+
+    def __init__(self, shape, at, dtype="float16", device=0, memory=None):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.strides = np.empty(shape, dtype).strides
+        self.data = SimpleNamespace(ptr=at, device_id=device, mem=memory)
+
+
+class Memory:
+    """Stands for arrays.DeviceMemory."""
+
+    def __init__(self):
+        self.block = SimpleNamespace(tags=set())
+
+
+class Stream:
+    """Stands for gpuscope's."""
+
+    def __init__(self, calls):
+        self.lane, self.graph, self.closed, self.held = None, None, False, []
+        self.tag, self.calls = object(), calls
+
+    def hold(self, *arrays):
+        self.held.append(arrays)
+        for array in arrays:
+            if array.data.mem is not None:
+                array.data.mem.block.tags.add(self.tag)
+
+    def __cuda_stream__(self):
+        return (0, 7)
+
+
+class Cublas:
+    """What the fakes were called with, and what they answer."""
+
+    def __init__(self, module):
+        self.calls, self.status, self.context, self.during = [], {}, 99, lambda: None
+        self.functions = [
+            ctypes.CFUNCTYPE(INT, *types)(self._function(name))
+            for name, types in SIGNATURES.items()
+        ]
+        addresses = [ctypes.cast(function, POINTER).value for function in self.functions]
+        self.module = module
+        module.serve_products((Array, Memory, Stream), tuple(addresses))
+        self.log = SimpleNamespace(observers=())
+        self.local = threading.local()
+        self.workspace = module.Workspace("memory", 0xA000, 64, 7)
+
+    def _function(self, name):
+        def called(*args):
+            if name == "current_context":
+                args[0][0] = self.context
+                return 0
+            self.calls.append((name, *args))
+            if name == "gemm":
+                self.during()
+            return self.status.get(name, 0)
+
+        return called
+
+    def stream(self, sm_count=16):
+        """A stream of ours on which products ran."""
+        stream = Stream(self.log)
+        stream.lane = self.module.Lane(
+            self.workspace, self.log, self.local, stream.tag, 0, sm_count
+        )
+        if not hasattr(self.local, "native"):
+            self.local.native = self.module.BlasHandle(0xB000)
+        return stream
+
+    def took(self):
+        """The names of the calls since the last time."""
+        names, self.calls[:] = [call[0] for call in self.calls], []
+        return names
+
+
+@pytest.fixture
+def module(tmp_path):
+    """The compiled module once more, with nothing of the process's in it."""
+    path = shutil.copy(_compiled.fastpath.__file__, tmp_path)
+    spec = importlib.util.spec_from_file_location("gpuscope._fastpath", path)
+    own = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(own)
+    return own
+
+
+@pytest.fixture
+def cublas(module):
+    return Cublas(module)
+
+
+@pytest.fixture
+def product(module):
+    item = 2
+    extent = (M * N * item, M * K * item, K * N * item, 0, 0)
+    return module.Product((False, False, M, N, K, K, N), (2, 68, 0x10, 0x20), extent)
+
+
+def operands(memory=None, at=(0x1000, 0x2000, 0x3000), device=0):
+    shapes = ((M, N), (M, K), (K, N))
+    return [
+        Array(shape, one, device=device, memory=memory)
+        for shape, one in zip(shapes, at, strict=True)
+    ]
+
+
+ALL = ["set_stream", "set_workspace", "set_sm_count", "gemm"]
+
+
+def test_cublas_gets_the_transposed_product(cublas, product):
+    handle = cublas.module.BlasHandle(0xB000)
+    status = cublas.module.multiply(handle, cublas.workspace, 16, product, (0x1000, 0x2000, 0x3000))
+    assert status == 0
+    assert cublas.calls == [
+        ("set_stream", 0xB000, 7),
+        ("set_workspace", 0xB000, 0xA000, 64),
+        ("set_sm_count", 0xB000, 16),
+        ("gemm", 0xB000, 0, 0, N, M, K, 0x10, 0x3000, 2, N, 0x2000, 2, K, 0x20, 0x1000, 2, N, 68, -1),
+    ]  # fmt: skip
+
+
+def test_what_is_set_already_is_not_set_again(cublas, product):
+    def multiply(workspace, sm_count):
+        status = cublas.module.multiply(handle, workspace, sm_count, product, (1, 2, 3))
+        return status, cublas.took()
+
+    handle = cublas.module.BlasHandle(1)
+    again = cublas.module.Workspace("other", 0xA000, 64, 7)  # a stream that got the same handle
+    assert multiply(cublas.workspace, 16) == (0, ALL)
+    assert multiply(cublas.workspace, 16) == (0, ["gemm"])
+    assert multiply(cublas.workspace, 8) == (0, ALL)
+    assert multiply(again, 8) == (0, ALL)
+    assert multiply(cublas.workspace, 8) == (0, ALL)
+
+
+@pytest.mark.parametrize("failing", ALL)
+def test_a_refusal_is_told_and_what_was_not_set_is_set_next_time(cublas, product, failing):
+    handle = cublas.module.BlasHandle(1)
+    cublas.status = {failing: 14}
+    assert cublas.module.multiply(handle, cublas.workspace, 16, product, (1, 2, 3)) == 14
+    assert cublas.took()[-1] == failing
+    cublas.status = {}
+    assert cublas.module.multiply(handle, cublas.workspace, 16, product, (1, 2, 3)) == 0
+    assert cublas.took() == (["gemm"] if failing == "gemm" else ALL)
+
+
+def test_the_workspace_is_locked_without_the_gil_and_again_by_its_thread(cublas, product):
+    inside, rest, order = threading.Event(), threading.Event(), []
+
+    def multiply(name):
+        handle = cublas.module.BlasHandle(1)
+        cublas.module.multiply(handle, cublas.workspace, 16, product, (1, 2, 3))
+        order.append(name)
+
+    def during():
+        if inside.is_set():
+            return
+        inside.set()
+        assert rest.wait(10)  # the other thread waits for the lock, and this one gets the GIL
+        cublas.module.multiply(
+            cublas.module.BlasHandle(2), cublas.workspace, 16, product, (1, 2, 3)
+        )
+        order.append("inner")
+
+    cublas.during = during
+    first = threading.Thread(target=multiply, args=("first",))
+    first.start()
+    assert inside.wait(10)
+    second = threading.Thread(target=multiply, args=("second",))
+    second.start()
+    rest.set()
+    first.join(10)
+    second.join(10)
+    assert order.index("inner") < order.index("first")
+    assert sorted(order) == ["first", "inner", "second"]
+
+
+# -- by a stream and a plan --------------------------------------------------------------------
+def test_a_plan_goes_to_the_streams_lane(cublas, product):
+    stream, plan = cublas.stream(), SimpleNamespace(quick=product)
+    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8)
+    assert cublas.took() == ALL
+    cublas.log.observers = (1,)  # who calls it told them
+    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8)
+    assert cublas.took() == ["gemm"]
+
+
+def unready(name):
+    """Ways in which a stream, a plan or a thread is not ready: what each changes."""
+    return {
+        "no lane": lambda cublas, stream, plan: setattr(stream, "lane", None),
+        "captured": lambda cublas, stream, plan: setattr(stream, "graph", object()),
+        "closed": lambda cublas, stream, plan: setattr(stream, "closed", True),
+        "other context": lambda cublas, stream, plan: setattr(cublas, "context", 5),
+        "no product": lambda cublas, stream, plan: setattr(plan, "quick", None),
+        "no handle": lambda cublas, stream, plan: delattr(cublas.local, "native"),
+        "refused": lambda cublas, stream, plan: cublas.status.update(gemm=14),
+    }[name]
+
+
+NOT_READY = ["no lane", "captured", "closed", "other context", "no product", "no handle", "refused"]
+
+
+@pytest.mark.parametrize("name", NOT_READY)
+def test_python_does_what_is_not_ready(cublas, product, name):
+    stream, plan = cublas.stream(), SimpleNamespace(quick=product)
+    unready(name)(cublas, stream, plan)
+    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8) is False
+    assert cublas.took() == (ALL if name == "refused" else [])
+
+
+@pytest.mark.parametrize("wrong", [(1, 2), (1, 2, "3"), None, [1, 2, 3]])
+def test_operands_that_are_no_addresses_are_left_to_python(cublas, product, wrong):
+    stream, plan = cublas.stream(), SimpleNamespace(quick=product)
+    assert cublas.module.multiply_on(stream, plan, wrong, 8) is False
+    assert cublas.module.multiply_on(object(), plan, (1, 2, 3), 8) is False
+
+
+# -- by its operands ---------------------------------------------------------------------------
+def test_known_operands_are_queued_where_they_are(cublas, product):
+    stream, (out, a, b) = cublas.stream(), operands()
+    assert cublas.module.mm_out(out, a, b, stream) is False
+    cublas.module.know(out, a, b, product)
+    assert cublas.module.mm_out(out, a, b, stream) is True
+    assert cublas.calls[-1][7:13] == (0x10, 0x3000, 2, N, 0x2000, 2)
+    moved = operands(at=(0x9000, 0xF000, 0x5000))
+    assert cublas.module.mm_out(*moved, stream) is True
+    assert (cublas.calls[-1][15], cublas.calls[-1][8]) == (0x9000, 0x5000)
+    assert stream.held == []
+
+
+def test_memory_is_held_by_a_stream_that_is_new_to_it(cublas, product):
+    stream, arrays = cublas.stream(), operands(Memory())
+    cublas.module.know(*arrays, product)
+    for _ in range(3):
+        assert cublas.module.mm_out(*arrays, stream) is True
+    assert stream.held == [tuple(arrays)]
+    stream.hold = None
+    other = operands(Memory())
+    with pytest.raises(TypeError):
+        cublas.module.mm_out(*other, stream)
+
+
+def changed(name, arrays):
+    out, a, b = arrays
+    return {
+        "shape": lambda: setattr(a, "shape", (M, K + 1)),
+        "strides": lambda: setattr(b, "strides", (2, 10)),
+        "dtype": lambda: setattr(b, "dtype", np.dtype("float32")),
+        "device": lambda: setattr(a.data, "device_id", 1),
+        "type": lambda: arrays.__setitem__(1, np.empty((M, K), "float16")),
+        "dimensions": lambda: setattr(a, "shape", (M, K, 1)),
+        "no shape": lambda: delattr(a, "shape"),
+        "no data": lambda: delattr(out, "data"),
+        "no tags": lambda: setattr(out.data, "mem", Memory.__new__(Memory)),
+        "odd size": lambda: setattr(a, "shape", (M, "5")),
+        "overlap": lambda: setattr(a.data, "ptr", out.data.ptr + 1),
+        "overlap below": lambda: setattr(b.data, "ptr", out.data.ptr - 2),
+    }[name]()
+
+
+CHANGES = [
+    "shape", "strides", "dtype", "device", "type", "dimensions", "no shape", "no data", "no tags",
+    "odd size", "overlap", "overlap below",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_anything_else_is_left_to_python(cublas, product, name):
+    stream, arrays = cublas.stream(), operands()
+    cublas.module.know(*arrays, product)
+    assert cublas.module.mm_out(*arrays, stream) is True
+    cublas.took()
+    changed(name, arrays)
+    assert cublas.module.mm_out(*arrays, stream) is False
+    assert cublas.took() == []
+
+
+@pytest.mark.parametrize("name", [name for name in NOT_READY if name != "no product"])
+def test_operands_are_left_to_python_where_the_stream_is_not_ready(cublas, product, name):
+    stream, arrays = cublas.stream(), operands(Memory())
+    cublas.module.know(*arrays, product)
+    unready(name)(cublas, stream, None)
+    assert cublas.module.mm_out(*arrays, stream) is False
+    assert stream.held == []
+
+
+def test_a_product_that_is_observed_is_left_to_python(cublas, product):
+    stream, arrays = cublas.stream(), operands()
+    cublas.module.know(*arrays, product)
+    cublas.log.observers = (1,)
+    assert cublas.module.mm_out(*arrays, stream) is False
+    cublas.log.observers = ()
+    assert cublas.module.mm_out(*arrays, stream) is True
+
+
+def test_a_guard_selects_the_stream(cublas, product, module):
+    import asyncio
+
+    stream, arrays = cublas.stream(), operands()
+    module.serve_guards(caller.process_slot(), asyncio._get_running_loop)
+
+    class Guard(module.Guard):
+        def _check(self, stream):
+            pass
+
+    module.know(*arrays, product)
+    assert module.mm_out(*arrays, None) is False
+    with Guard(stream):
+        assert module.mm_out(*arrays, None) is True
+
+        async def in_a_loop():
+            return module.mm_out(*arrays, None)
+
+        assert asyncio.run(in_a_loop()) is False
+    assert module.mm_out(*arrays, None) is False
+
+
+def test_many_kinds_of_operands_are_known_at_once(cublas, module):
+    stream, kinds = cublas.stream(), 4096
+    for k in range(1, kinds):
+        arrays = [Array((2, 3), 0x10000), Array((2, k), 0x2000000), Array((k, 3), 0x4000000)]
+        made = module.Product(
+            (False, False, 2, 3, k, k, 3), (2, 68, 1, 2), (12, 4 * k, 6 * k, 0, 0)
+        )
+        module.know(*arrays, made)
+    known = 0
+    for k in range(1, kinds):
+        arrays = [Array((2, 3), 0x10000), Array((2, k), 0x2000000), Array((k, 3), 0x4000000)]
+        if module.mm_out(*arrays, stream):
+            known += 1
+            assert cublas.calls[-1][6] == k
+    assert known > 0.99 * kinds
+
+
+def test_lanes_and_what_they_hold_go(cublas, product, module):
+    stream, arrays = cublas.stream(), operands(Memory())
+    module.know(*arrays, product)
+    assert module.mm_out(*arrays, stream)
+    stream.calls.me = stream  # as an observer may hold on to it
+    gone = [weakref.ref(stream), weakref.ref(arrays[0])]
+    del stream, arrays
+    cublas.log.observers = ()
+    cublas.log.__dict__.clear()
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def test_nothing_is_leaked_or_let_go_of_too_often(cublas, product, module):
+    stream, arrays = cublas.stream(), operands(Memory())
+    module.know(*arrays, product)
+    others = operands(Memory())
+    others[1].shape = (M, K + 1)
+    watched = [
+        stream, stream.tag, stream.lane, *arrays, *(array.dtype for array in arrays), product,
+        cublas.log, cublas.local, cublas.local.native, cublas.workspace, arrays[0].data.mem.block,
+    ]  # fmt: skip
+    module.mm_out(*arrays, stream)
+    before = [sys.getrefcount(one) for one in watched]
+    for _ in range(200):
+        module.mm_out(*arrays, stream)
+        module.mm_out(*others, stream)
+        module.know(*arrays, product)
+        module.multiply_on(stream, SimpleNamespace(quick=product), (1, 2, 3), 8)
+        module.multiply(cublas.local.native, cublas.workspace, 8, product, (1, 2, 3))
+        stream.lane = module.Lane(cublas.workspace, cublas.log, cublas.local, stream.tag, 0, 8)
+    watched[2] = stream.lane
+    after = [sys.getrefcount(one) for one in watched]
+    assert [abs(x - y) < 10 for x, y in zip(before, after, strict=True)] == [True] * len(before)

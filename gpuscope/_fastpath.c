@@ -1,7 +1,7 @@
 /* What runs at every launch, in C: guards, ranges, matrix products. gpuscope._fastpath, optional.
  *
- * What is rare stays in Python: a guard in a task, one that binds, one that is watched or is
- * left out of order goes to the methods `_enter` and `_exit` of its class; a range that is a row
+ * What is rare stays in Python: a guard under an event loop or one that is left out of order goes to
+ * the methods `_enter` and `_exit` of its class; a range that is a row
  * of a recording to `_begin_rows` and `_end_rows`; a product whose like was not checked before, or
  * that is recorded, captured, or refused by cuBLAS, to Python, which does it from the start.
  */
@@ -19,6 +19,8 @@ static PyObject *of_thread;        /* threading.local whose `guard` is the inner
 static PyObject *accepted;         /* set of types that can be selected */
 static PyObject *never, *left;     /* what `_before` holds of a guard not entered yet, or left */
 static PyObject *get_running_loop; /* asyncio's, in C */
+static PyObject *bind;             /* stream -> list of what was bound */
+static PyObject *bound_type;       /* of these: (library, current, given, restore) */
 
 /* -- what annotate.py gives ------------------------------------------------------------ */
 static PyObject *nvtx_names;     /* namespace of record/nvtx.py: `heard` is read each time */
@@ -26,6 +28,8 @@ static PyObject *recorder_names; /* namespace of record/recorder.py: `running` *
 static PyObject *annotate_names; /* annotate.py's own: `range_of` */
 
 static PyObject *s_guard, *s_watchers, *s_dict, *s_enter, *s_exit, *s_check;
+static PyObject *s_tell_entered, *s_tell_left, *s_cupy, *s_torch, *s_cuda, *s_stream, *s_use;
+static PyObject *s_cupy_stream, *s_get_current_stream, *s_cupys_name, *s_bind;
 static PyObject *s_shape, *s_strides, *s_dtype, *s_data, *s_ptr, *s_device_id, *s_mem, *s_block;
 static PyObject *s_tags, *s_lane, *s_closed, *s_graph, *s_observers, *s_native, *s_quick, *s_hold;
 static PyObject *s_range_of, *s_heard, *s_running, *s_begin_rows, *s_end_rows;
@@ -57,16 +61,13 @@ is_set(PyObject *names, PyObject *variable)
     return PyObject_IsTrue(value);
 }
 
-/* 1: an event loop runs on this thread, or guards are watched; 0: not; -1: error. */
+/* 1: an event loop runs on this thread; 0: not; -1: error. */
 static int
-needs_care(void)
+has_loop(void)
 {
     PyObject *loop = PyObject_CallNoArgs(get_running_loop);
-    if (loop == NULL)
-        return -1;
-    int care = loop != Py_None;
-    Py_DECREF(loop);
-    return care ? 1 : is_set(slot, s_watchers);
+    Py_XDECREF(loop);
+    return loop == NULL ? -1 : loop != Py_None;
 }
 
 /* -- Guard ------------------------------------------------------------------------------ */
@@ -130,10 +131,15 @@ guard_init(Guard *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"stream", "bind", NULL};
     PyObject *stream = NULL, *bind = Py_False;
-    if (kwargs == NULL && PyTuple_GET_SIZE(args) == 1)
-        stream = PyTuple_GET_ITEM(args, 0);
-    else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:CallerStreamGuard", names, &stream,
-                                          &bind))
+    if (PyTuple_GET_SIZE(args) == 1) { /* the usual ways, sooner */
+        bind = kwargs == NULL ? Py_False : PyDict_GetItemWithError(kwargs, s_bind);
+        if (bind != NULL && (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 1))
+            stream = PyTuple_GET_ITEM(args, 0);
+        else
+            bind = Py_False;
+    }
+    if (stream == NULL &&
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:CallerStreamGuard", names, &stream, &bind))
         return -1;
     if (accepted == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "guards are not served yet: import gpuscope");
@@ -155,52 +161,147 @@ guard_init(Guard *self, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
+/* Bind a stream that CuPy knows already, where PyTorch is not imported; NULL without an error:
+ * Python is to do it, which also says what is wrong. */
+static PyObject *
+bind_cupy_alone(PyObject *stream)
+{
+    PyObject *modules = PyImport_GetModuleDict();
+    PyObject *cupy = PyDict_GetItemWithError(modules, s_cupy);
+    if (cupy == NULL || PyDict_GetItemWithError(modules, s_torch) != NULL)
+        return NULL;
+    PyObject *ours = PyObject_GetAttr(stream, s_cupy_stream);
+    PyObject *cuda = ours == NULL || ours == Py_None ? NULL : PyObject_GetAttr(cupy, s_cuda);
+    PyObject *module = cuda == NULL ? NULL : PyObject_GetAttr(cuda, s_stream);
+    PyObject *current = module == NULL ? NULL : PyObject_GetAttr(module, s_get_current_stream);
+    PyObject *before = current == NULL ? NULL : PyObject_CallNoArgs(current);
+    PyObject *restore = before == NULL ? NULL : PyObject_GetAttr(before, s_use);
+    PyObject *parts = restore == NULL ? NULL : PyTuple_Pack(4, s_cupys_name, current, ours, restore);
+    PyObject *args = parts == NULL ? NULL : PyTuple_Pack(1, parts);
+    PyObject *one =
+        args == NULL ? NULL : PyTuple_Type.tp_new((PyTypeObject *)bound_type, args, NULL);
+    PyObject *bound = one == NULL ? NULL : PyList_New(1);
+    if (bound != NULL) {
+        PyList_SET_ITEM(bound, 0, Py_NewRef(one));
+        PyObject *used = PyObject_CallMethodNoArgs(ours, s_use);
+        if (used == NULL)
+            Py_CLEAR(bound);
+        Py_XDECREF(used);
+    }
+    PyObject *rest[] = {ours, cuda, module, current, before, restore, parts, args, one};
+    for (size_t i = 0; i < sizeof(rest) / sizeof(*rest); i++)
+        Py_XDECREF(rest[i]);
+    PyErr_Clear();
+    return bound;
+}
+
+/* 1: every library has the stream that it was given; 0: Python is to look closer; -1: error. */
+static int
+is_still_bound(PyObject *bound)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(bound); i++) {
+        PyObject *one = PyList_GET_ITEM(bound, i);
+        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) != 4)
+            return 0;
+        Py_INCREF(one);
+        PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(one, 1));
+        int same = now == NULL ? -1 : PyObject_RichCompareBool(now, PyTuple_GET_ITEM(one, 2), Py_EQ);
+        Py_XDECREF(now);
+        Py_DECREF(one);
+        if (same <= 0)
+            return same;
+    }
+    return 1;
+}
+
+/* Give the libraries theirs back, the second also if the first refuses; -1: the first error. */
+static int
+unbind(PyObject *bound)
+{
+    PyObject *type = NULL, *value = NULL, *traceback = NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(bound); i++) {
+        PyObject *restore = Py_NewRef(PyTuple_GET_ITEM(PyList_GET_ITEM(bound, i), 3));
+        PyObject *restored = PyObject_CallNoArgs(restore);
+        Py_DECREF(restore);
+        Py_XDECREF(restored);
+        if (restored == NULL && type == NULL)
+            PyErr_Fetch(&type, &value, &traceback);
+        else if (restored == NULL)
+            PyErr_Clear();
+    }
+    if (type == NULL)
+        return 0;
+    PyErr_Restore(type, value, traceback);
+    return -1;
+}
+
+/* Call a method that tells watchers, if there are any. */
+static int
+tell(Guard *self, PyObject *method)
+{
+    int watched = is_set(slot, s_watchers);
+    if (watched <= 0)
+        return watched;
+    PyObject *told = PyObject_CallMethodNoArgs((PyObject *)self, method);
+    Py_XDECREF(told);
+    return told == NULL ? -1 : 0;
+}
+
 static PyObject *
 guard_enter(Guard *self, PyObject *Py_UNUSED(ignored))
 {
-    if (self->unused != NULL && self->bound == Py_False) {
-        int care = needs_care();
-        PyObject *names = care ? NULL : names_of_thread();
-        if (care < 0 || (!care && names == NULL))
+    int loop = self->unused == NULL ? 1 : has_loop();
+    PyObject *names = loop ? NULL : names_of_thread();
+    if (loop < 0 || (!loop && names == NULL))
+        return NULL;
+    if (loop || self->unused == NULL)
+        return PyObject_CallMethodNoArgs((PyObject *)self, s_enter);
+    Py_CLEAR(self->unused); /* of threads that enter at once, one succeeds */
+    int binds = self->bound == Py_False ? 0 : PyObject_IsTrue(self->bound);
+    if (binds) {
+        PyObject *bound = binds < 0 ? NULL : bind_cupy_alone(self->stream);
+        if (bound == NULL && binds > 0)
+            bound = PyObject_CallOneArg(bind, self->stream);
+        if (bound == NULL) {
+            self->unused = Py_NewRef(Py_True);
             return NULL;
-        if (!care && self->unused != NULL) {
-            PyObject *before = PyDict_GetItemWithError(names, s_guard);
-            if (before == NULL) {
-                if (PyErr_Occurred())
-                    return NULL;
-                before = Py_None;
-            }
-            Py_INCREF(before);
-            if (PyDict_SetItem(names, s_guard, (PyObject *)self) < 0) {
-                Py_DECREF(before);
-                return NULL;
-            }
-            Py_CLEAR(self->unused);
-            Py_XSETREF(self->before, before);
-            return Py_NewRef(self->stream);
         }
+        Py_XSETREF(self->bound, bound);
     }
-    return PyObject_CallMethodNoArgs((PyObject *)self, s_enter);
+    PyObject *before = PyDict_GetItemWithError(names, s_guard);
+    if (before == NULL && PyErr_Occurred())
+        return NULL;
+    Py_XSETREF(self->before, Py_NewRef(before == NULL ? Py_None : before));
+    if (PyDict_SetItem(names, s_guard, (PyObject *)self) < 0 || tell(self, s_tell_entered) < 0)
+        return NULL;
+    return Py_NewRef(self->stream);
 }
 
 static PyObject *
 guard_exit(Guard *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count))
 {
-    if (self->bound == Py_False && self->before != NULL) {
-        int care = needs_care();
-        PyObject *names = care ? NULL : names_of_thread();
-        if (care < 0 || (!care && names == NULL))
-            return NULL;
-        if (!care && PyDict_GetItemWithError(names, s_guard) == (PyObject *)self) {
-            if (PyDict_SetItem(names, s_guard, self->before) < 0)
-                return NULL;
-            Py_XSETREF(self->before, Py_NewRef(left));
-            Py_RETURN_NONE;
-        }
-        if (PyErr_Occurred())
-            return NULL;
+    int loop = self->before == NULL ? 1 : has_loop();
+    PyObject *names = loop ? NULL : names_of_thread();
+    if (loop < 0 || (!loop && names == NULL))
+        return NULL;
+    PyObject *bound = self->bound != NULL && PyList_CheckExact(self->bound) ? self->bound : NULL;
+    int usual = !loop && PyDict_GetItemWithError(names, s_guard) == (PyObject *)self &&
+                (bound != NULL || self->bound == Py_False);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_XINCREF(bound);
+    if (usual && bound != NULL)
+        usual = is_still_bound(bound);
+    PyObject *answer = NULL;
+    if (usual == 0)
+        answer = PyObject_CallMethodNoArgs((PyObject *)self, s_exit);
+    else if (usual > 0 && PyDict_SetItem(names, s_guard, self->before) == 0) {
+        Py_XSETREF(self->before, Py_NewRef(left));
+        if (tell(self, s_tell_left) == 0 && (bound == NULL || unbind(bound) == 0))
+            answer = Py_NewRef(Py_None);
     }
-    return PyObject_CallMethodNoArgs((PyObject *)self, s_exit);
+    Py_XDECREF(bound);
+    return answer;
 }
 
 static PyMethodDef guard_methods[] = {
@@ -974,9 +1075,14 @@ serve_products(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *
 serve_guards(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *of_process, *loop;
-    if (!PyArg_ParseTuple(args, "OO:serve_guards", &of_process, &loop))
+    PyObject *of_process, *loop, *binder, *type;
+    if (!PyArg_ParseTuple(args, "OOOO!:serve_guards", &of_process, &loop, &binder, &PyType_Type,
+                          &type))
         return NULL;
+    if (!PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)) {
+        PyErr_SetString(PyExc_TypeError, "what is bound is told by tuples");
+        return NULL;
+    }
     const struct {
         PyObject **at;
         const char *name;
@@ -991,6 +1097,8 @@ serve_guards(PyObject *Py_UNUSED(module), PyObject *args)
         Py_XSETREF(*parts[i].at, part);
     }
     Py_XSETREF(get_running_loop, Py_NewRef(loop));
+    Py_XSETREF(bind, Py_NewRef(binder));
+    Py_XSETREF(bound_type, Py_NewRef(type));
     Py_RETURN_NONE;
 }
 
@@ -1038,6 +1146,11 @@ PyInit__fastpath(void)
         {&s_block, "block"}, {&s_tags, "tags"}, {&s_lane, "lane"},
         {&s_closed, "closed"}, {&s_graph, "graph"}, {&s_observers, "observers"},
         {&s_native, "native"}, {&s_quick, "quick"}, {&s_hold, "hold"},
+        {&s_tell_entered, "_tell_entered"}, {&s_tell_left, "_tell_left"},
+        {&s_cupy, "cupy"}, {&s_torch, "torch"}, {&s_cuda, "cuda"},
+        {&s_stream, "stream"}, {&s_use, "use"}, {&s_cupy_stream, "cupy_stream"},
+        {&s_get_current_stream, "get_current_stream"}, {&s_cupys_name, "CuPy"},
+        {&s_bind, "bind"},
     };
     for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
         if ((*texts[i].at = PyUnicode_InternFromString(texts[i].text)) == NULL)

@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LONG = 450
 """Lines above which a module gives a reason at its top."""
 BY_STRING = {
+    "gpuscope/_compiled.py": "the module in C, which readers of imports take for the package",
     "gpuscope/_lazy.py": "lazy public names",
     "gpuscope/_optional.py": "optional libraries",
     "gpuscope/_plotly.py": "modules that Plotly imports before it needs them",

@@ -205,7 +205,7 @@ class _PythonGuard:
 
 _Base = _PythonGuard
 if not TYPE_CHECKING and _fastpath is not None:
-    _fastpath.serve_guards(_slot, _get_running_loop)
+    _fastpath.serve_guards(_slot, _get_running_loop, handles.bind, handles.Bound)
     _Base = _fastpath.Guard
 
 

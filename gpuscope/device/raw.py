@@ -375,7 +375,7 @@ class Backend(Protocol):
 
     def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
         """Take note of operands that a plan fits, so that a call with their like costs less."""
-        return None
+        return
 
     def adopt(self, value: object, *, write: bool = False) -> NativeArray | None:
         """Return ``value`` as an array of this kind of device, without a copy, or ``None``.

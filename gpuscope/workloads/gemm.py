@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from gpuscope._checks import count, given, require_kind
-from gpuscope._compiled import fastpath as _fastpath
 from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
@@ -31,14 +29,10 @@ from gpuscope.workloads.product import (
     key_of,
     place,
     queue_product,
+    queued,
 )
 
 SmCountTarget = Literal["auto"] | int | None
-
-_queued: Callable[[NativeArray, NativeArray, NativeArray, AnyStream], bool] = (
-    _fastpath.mm_out if _fastpath is not None else lambda *_: False
-)
-"""Queues a product on a stream that had one, of operands like some that were checked; or not."""
 
 
 def mm_out(
@@ -85,7 +79,7 @@ def mm_out(
     >>> gpu.to_host(out).tolist()
     [[7.0, 10.0], [15.0, 22.0]]
     """
-    if _queued(out, a, b, stream):
+    if queued(out, a, b, stream):
         return out
     device = device_of(out, "out")
     target, operands_given = out, (out, a, b)

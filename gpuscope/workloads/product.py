@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from gpuscope._compiled import fastpath
 from gpuscope._types import Array
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.handles import AnyStream
 from gpuscope.device.raw import MatmulPlan, Memory, NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
@@ -24,6 +26,11 @@ Operands: TypeAlias = tuple[NativeArray, NativeArray, NativeArray]
 """``out``, ``a`` and ``b``."""
 PlacedOperands: TypeAlias = Any
 """What a backend's ``place()`` returns of them for its ``matmul()``."""
+
+queued: Callable[[NativeArray, NativeArray, NativeArray, AnyStream], bool] = (
+    fastpath.mm_out if fastpath is not None else lambda *_: False
+)
+"""Queues a product of operands like some that were checked, on a stream that had one; or not."""
 
 PLANS: dict[Hashable, MatmulPlan] = {}
 """By :func:`key_of` their operands."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gpuscope import _compiled
-from gpuscope.device import caller
+from gpuscope.device import caller, handles
 
 pytestmark = pytest.mark.skipif(_compiled.fastpath is None, reason=_compiled.why_not or "-")
 
@@ -334,7 +334,9 @@ def test_a_guard_selects_the_stream(cublas, product, module):
     import asyncio
 
     stream, arrays = cublas.stream(), operands()
-    module.serve_guards(caller.process_slot(), asyncio._get_running_loop)
+    module.serve_guards(
+        caller.process_slot(), asyncio._get_running_loop, handles.bind, handles.Bound
+    )
 
     class Guard(module.Guard):
         def _check(self, stream):

@@ -1103,6 +1103,61 @@ def test_guard_10_both_libraries_are_given_the_stream_and_restored(cupy, torch, 
     assert get_caller_stream() is None
 
 
+def test_guard_10_a_stream_that_cupy_knows_already(cupy):
+    stream, theirs = OnCuda(0x70), cupy.Stream(0x99)
+    theirs.use()
+    for _ in range(3):
+        with CallerStreamGuard(stream, bind=True), CallerStreamGuard(OnCuda(0x71), bind=True):
+            assert cupy.current.ptr == 0x71
+        assert cupy.current is theirs
+    assert cupy.made == 4, "ours was made once"
+    guard = CallerStreamGuard(stream, bind=True)
+    assert guard.__enter__() is stream
+    theirs.use()
+    with pytest.raises(StreamError, match="CuPy or PyTorch have another current"):
+        guard.__exit__(None, None, None)
+    assert get_caller_stream() is stream
+    stream.cupy_stream.use()
+    guard.__exit__(None, None, None)
+    assert cupy.current is theirs
+    stream.cupy_stream.device_id = 1
+    with pytest.raises(StreamError, match="make the stream's device current first"):
+        CallerStreamGuard(stream, bind=True).__enter__()
+    assert cupy.current is theirs
+
+
+def test_guard_10_watchers_are_told_of_bound_guards(cupy, torch):
+    told = []
+    watcher = types.SimpleNamespace(
+        entered=lambda guard: told.append(("entered", guard.stream, cupy.current.ptr)),
+        left=lambda guard, selected: told.append(("left", guard.stream, selected)),
+    )
+    caller.watch(watcher)
+    try:
+        for bind in (False, True):
+            with CallerStreamGuard(5, bind=bind):
+                pass
+    finally:
+        caller.unwatch(watcher)
+    assert told == [("entered", 5, 0), ("left", 5, None), ("entered", 5, 5), ("left", 5, None)]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_guard_10_one_that_refuses_to_be_restored_spoils_not_the_other(cupy, torch, failing):
+    guard = CallerStreamGuard(5, bind=True)
+    guard.__enter__()
+    bound = guard._bound
+
+    def refuse() -> None:
+        raise KeyError("refused")
+
+    bound[failing] = bound[failing]._replace(restore=refuse)
+    with pytest.raises(KeyError, match="refused"):
+        guard.__exit__(None, None, None)
+    assert (cupy.current.ptr, torch.current) == ((5, 0) if failing == 0 else (0, 5))
+    assert get_caller_stream() is None
+
+
 def test_guard_10_restores_on_an_exception_and_when_nested(cupy, torch):
     with CallerStreamGuard(1, bind=True):
         with pytest.raises(KeyError), CallerStreamGuard(2, bind=True):

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -53,6 +54,26 @@ def count(
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise error(f"{name} is {given(value)}; a whole number {span} is needed")
     return found
+
+
+_UNITS_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9,
+             "h": 3600 * 10**9}  # fmt: skip
+_LENGTH = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_NS)})\s*", re.ASCII)
+
+
+def length_ns(name: str, value: str | float) -> int:
+    """Return a length of time, seconds or a text such as ``"10 min"``, in ns; at least 1."""
+    amount, unit = value, "s"
+    if isinstance(value, str):
+        found = _LENGTH.fullmatch(value)
+        amount, unit = (float(found[1]), found[2]) if found else (0.0, "s")
+    length = float(amount) * _UNITS_NS[unit]
+    if not 0.5 < length < 1 << 62:
+        raise InvalidArgument(
+            f"{name} is {given(value)}; seconds above 0, or a text such as '500 ms', '60 s' or "
+            "'10 min', are needed"
+        )
+    return round(length)
 
 
 @dataclass(frozen=True)

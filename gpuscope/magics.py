@@ -51,6 +51,7 @@ class GpuscopeMagics(Magics):
         "--detail", choices=("launches", "full"), default="launches",
         help="full: all API calls and synchronisations, too.",
     )  # fmt: skip
+    @argument("--keep", metavar="TIME", help="Keep the latest rows only: 60s, 10min.")
     @argument("--export", metavar="PATH", help="Write the trace there; the suffix says how.")
     @argument("--no-display", action="store_true", help="Record only.")
     @line_cell_magic
@@ -105,7 +106,7 @@ class GpuscopeMagics(Magics):
             device = self._shell.user_ns.get(options.device)
             if not isinstance(device, Device):
                 raise UsageError(f"--device {options.device!r} names no device that is open here")
-        return profile(device, detail=options.detail, live=options.live)
+        return profile(device, detail=options.detail, live=options.live, keep=options.keep)
 
     def _start(self, options: argparse.Namespace) -> None:
         if self._running is not None:
@@ -146,8 +147,9 @@ class GpuscopeMagics(Magics):
 def _given(line: str, options: argparse.Namespace) -> dict[str, object]:
     """Return the options that ``%gpuscope stop`` states and that still make a difference."""
     words = shlex.split(line)
-    if options.live or options.device or any(word.startswith("--detail") for word in words):
-        raise UsageError("--live, --detail and --device belong to %gpuscope start")
+    begun = options.live or options.device or options.keep
+    if begun or any(word.startswith("--detail") for word in words):
+        raise UsageError("--live, --detail, --keep and --device belong to %gpuscope start")
     stated = {"output": options.output, "export": options.export, "no_display": options.no_display}
     return {name: value for name, value in stated.items() if value}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow as pa
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
-from gpuscope.record.rows import Batch, block_row, partition_name, work_row
+from gpuscope.record.rows import Batch, block_row, keep, move, partition_name, work_row
 from gpuscope.trace import arrow
 
 _SOURCE = r"""
@@ -45,19 +46,50 @@ def globaltimer_fit(device: Device) -> ClockFit:
 
 
 class BlockSource:
-    """Keeps the records of traced launches until they can be read."""
+    """Keeps the records of traced launches until they can be read.
 
-    def __init__(self) -> None:
+    Attributes
+    ----------
+    left_out
+        Thread blocks of launches that it forgot.
+    """
+
+    def __init__(self, left_out: int = 0) -> None:
+        self._new: deque[Call] = deque()
         self._launches: list[Call] = []
+        self.left_out = left_out
 
     def take(self, call: Call) -> None:
         """Keep the records of a launch."""
-        self._launches.append(call)
+        self._new.append(call)
+
+    def begin_reading(self) -> Callable[[], None]:
+        """Take in what has come; returns what undoes all that reading does next."""
+        move(self._new, self._launches)
+        return keep(self, "_launches", "left_out")
+
+    def forget(self, batches: Iterable[Batch]) -> None:
+        """Forget the launches whose kernels have rows in these batches."""
+        if not self._launches:
+            return
+        ids = [batch.spans.column("id").to_numpy() for batch in batches]
+        rows = work_row(np.array([call.correlation for call in self._launches], np.int64))
+        gone = np.isin(rows, np.concatenate(ids)) if ids else np.zeros(len(rows), bool)
+        every, self._launches = self._launches, []
+        for call, is_gone in zip(every, gone.tolist(), strict=True):
+            if is_gone:
+                self.left_out += call.blocks.shape[0]
+            else:
+                self._launches.append(call)
 
     @property
     def devices(self) -> set[str]:
         """Keys of the devices that traced kernels ran on."""
-        return {call.device_key for call in self._launches}
+        return {call.device_key for call in self._every}
+
+    @property
+    def _every(self) -> list[Call]:
+        return [*self._launches, *self._new.copy()]
 
     def read(self, devices: Mapping[str, Device], clocks: Mapping[str, ClockFit]) -> list[Batch]:
         """Return one row for each thread block; everything must have run.
@@ -69,7 +101,7 @@ class BlockSource:
         """
         batches = []
         for key in sorted(self.devices):
-            calls = [call for call in self._launches if call.device_key == key]
+            calls = [call for call in self._every if call.device_key == key]
             batches.append(_rows(calls, devices[key], clocks.get(key) or ClockFit()))
         return batches
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -86,6 +87,8 @@ class CallLog:
         Facts of what calls were made on.
     received
         How many calls are rows.
+    forgotten
+        Handles' calls, begun before what is kept, whose completion nobody looked for.
     blocks
         What traced launches wrote about their thread blocks.
     """
@@ -124,6 +127,19 @@ class CallLog:
         self._order = Order()
         self._theirs = False
         """Whether the column ``correlation`` holds a source's numbers."""
+        self.forgotten = 0
+        self._forgotten_from = 0
+        """Number of the first of them: what began before may be none of the recording's."""
+        self._forgetting: list[int] = []
+        """Those of them that may still be among the open."""
+        self._read_before: set[int] = set()
+        """Calls that became rows in the latest reading."""
+        self._full = sys.maxsize
+        self._relieve: Callable[[], object] = lambda: None
+
+    def relieve_at(self, full: int, relieve: Callable[[], object]) -> None:
+        """Have so many ended calls read by who makes one."""
+        self._full, self._relieve = full, relieve
 
     # -- what devices say -------------------------------------------------------------
     # What is launched waits for these, so they only take note: rows are made when read.
@@ -194,12 +210,16 @@ class CallLog:
         elif call.kind == "setup":
             return
         self._ended.append(call)
+        if len(self._ended) >= self._full:
+            self._relieve()
 
     def execution_seen(self, execution: Execution) -> None:
         """Note that the host saw the end of an execution."""
         if execution.waited_ns is not None and self._ranges.used:
             self._note_range(execution.wait_number)
         self._ended.append(execution)
+        if len(self._ended) >= self._full:
+            self._relieve()
 
     def activity(self, activity: Activity) -> None:
         """Pass on work that a device says it did."""
@@ -215,7 +235,9 @@ class CallLog:
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
-        return together(keep(self, "_taken", "_read", "received", "blocks"), self._order.keep())
+        names = ("_taken", "_read", "received", "blocks", "forgotten", "_forgotten_from",
+                 "_forgetting", "_read_before")  # fmt: skip
+        return together(keep(self, *names), self._order.keep(), self.blocks.begin_reading())
 
     def ended(self, since: int) -> tuple[Ended, int]:
         """Return the calls that ended and are no rows yet, from a number on; and the next number.
@@ -260,11 +282,16 @@ class CallLog:
             for notes in (self._open, self._open_handles, self._around):
                 notes.pop(self._read[-1], None)
             self._read.pop()
+        while self._forgetting:
+            for notes in (self._open_handles, self._around):
+                notes.pop(self._forgetting[-1], None)
+            self._forgetting.pop()
 
     @property
     def open_count(self) -> int:
         """How many calls have no row yet."""
-        return max(0, len(self._open) + len(self._open_handles) - len(self._read))
+        done = len(self._read) + len(self._forgetting)
+        return max(0, len(self._open) + len(self._open_handles) - done)
 
     def drain(self, rows: Rows) -> None:
         """Add the calls that ended, in the order in which they did, or at the end all."""
@@ -281,18 +308,45 @@ class CallLog:
             ):
                 read.add(handle)
                 self._add_seen(call, rows)
+            elif self.forgotten and self._is_forgotten(call, read):
+                self.forgotten -= 1
+                if isinstance(call, Execution):
+                    self._add_seen(call, rows)
+                else:
+                    self._add_returned(call, rows)
+        self._read_before = read
+        self._forget(rows.since_ns, read)
         still_open = [call for number, call in self._open.copy().items() if number not in read]
         open_since = (call.start_ns for call in still_open if self._is_timed(call))
         rows.open_since_ns = min([rows.open_since_ns, *open_since])
         if rows.over:
-            handles = self._open_handles.copy().items()
+            handles, done = self._open_handles.copy().items(), {*read, *self._forgetting}
             for call in still_open:
                 self._add_open(call, rows)
-            for call in [call for number, call in handles if number not in read]:
+            for call in [call for number, call in handles if number not in done]:
                 if isinstance(call, Execution):
                     self._add_seen(call, rows)
                 else:
                     self._add_open(call, rows)
+
+    def _is_forgotten(self, call: Call, read: set[int]) -> bool:
+        """Whether it is a handle's that was forgotten, which ends all the same."""
+        number = _number_of_handle(call)
+        if number is None or _seen_ns(call) is None or number < self._forgotten_from:
+            return False
+        new = number not in read and number not in self._read_before  # two threads may see one end
+        read.add(number)
+        return new
+
+    def _forget(self, since_ns: int, read: set[int]) -> None:
+        """Hold the calls of handles no longer whose end nobody may ever see."""
+        for number, call in self._open_handles.copy().items() if since_ns else ():
+            if call.start_ns >= since_ns:
+                break  # they are in order
+            if _seen_ns(call) is None and number not in read:
+                self._forgotten_from = self._forgotten_from or number
+                self._forgetting.append(number)
+        self.forgotten += len(self._forgetting)
 
     def _add_returned(self, call: Call, rows: Rows) -> None:
         rows.cut()
@@ -366,3 +420,15 @@ class CallLog:
             "category": call.name if call.kind == "handle" else call.workload,
             "source": "simulated" if device.kind == "sim" else "host",
         }
+
+
+def _number_of_handle(call: Call) -> int | None:
+    """Return the number of the handle's call that one is or tells of."""
+    if isinstance(call, Execution):
+        return call.parent
+    return call.correlation if call.kind == "handle" else None
+
+
+def _seen_ns(call: Call) -> int | None:
+    """Return when the end of a handle's call was seen."""
+    return call.seen_ns if isinstance(call, Execution) else call.end_ns

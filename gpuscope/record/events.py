@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from msgspec import Struct
@@ -170,6 +170,20 @@ def _contended(launches: Sequence[Bracketed]) -> list[bool]:
     return contended.tolist()
 
 
+def _enveloped(launches: Sequence[Bracketed], since_ns: int) -> list[Bracketed]:
+    """Join those of each stream that were over before a moment: the stream was busy throughout."""
+    old: dict[Hashable, Bracketed] = {}
+    new = []
+    for launch in launches:
+        if launch.closed >= since_ns:
+            new.append(launch)
+            continue
+        known = old.setdefault(launch.stream, launch)
+        first, last = min(known.opened, launch.opened), max(known.closed, launch.closed)
+        old[launch.stream] = replace(known, opened=first, closed=last)
+    return [*old.values(), *new]
+
+
 class EventSource(DeviceSource):
     """Times launches and copies of one device by events around them."""
 
@@ -290,6 +304,8 @@ class EventSource(DeviceSource):
         spans = bounds(read, self.cost, self._shortest_ns, [*self._past, *running])
         since = min((bracket.launching_ns for bracket in still), default=_FAR)
         self._past = [launch for launch in [*self._past, *read] if launch.closed > since]
+        if rows.since_ns > since:
+            self._past = _enveloped(self._past, rows.since_ns)
         for (call, _), times in zip(done, spans, strict=True):
             rows.cut()
             row: Row = {**work_columns(call, self._device.info), **times, "source": self.name}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import threading
 from collections.abc import Mapping
 from functools import cache
 
@@ -60,3 +61,10 @@ def versions() -> Mapping[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return installed
+
+
+def thread_names(known: Mapping[int, str], *, alive: bool) -> dict[str, str]:
+    """Return the names of threads: known ones, and Python's that are ``alive`` if they count."""
+    of_python = threading.enumerate() if alive else []
+    names = {str(thread.native_id): thread.name for thread in of_python}
+    return {**names, **{str(number): name for number, name in known.items()}}

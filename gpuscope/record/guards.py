@@ -9,9 +9,11 @@ launched in between, and the guard's time counts for nobody.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import threading
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from gpuscope._types import Ints
 from gpuscope.device import caller
 
 NOTHING, UNSURE = -1, -2
-"""No stream was selected; a task's guard was, and other tasks may have run."""
+"""No stream was selected; it is not known, as a task's guard was and other tasks may have run, or
+as it is forgotten."""
 
 
 class SelectionLog:
@@ -45,6 +48,8 @@ class SelectionLog:
         """Threads of which such a change became another since."""
         self._in_tasks: dict[int, tuple[int, int, threading.Event, asyncio.Handle]] = {}
         """Guard of a task that is entered → thread, its first change, whether others ran."""
+        self._forgetful: set[int] = set()
+        """Threads whose first changes are forgotten."""
         self._lock = free_in_children(threading.Lock())
 
     def open(self) -> None:
@@ -88,22 +93,24 @@ class SelectionLog:
         if loop is not None and asyncio.current_task(loop) is not None:
             others_ran = threading.Event()
             handle = loop.call_soon(others_ran.set)
-            first = len(self._changes[thread]) - 1
-            self._in_tasks[id(guard)] = (thread, first, others_ran, handle)
+            with self._lock:
+                first = len(self._changes[thread]) - 1
+                self._in_tasks[id(guard)] = (thread, first, others_ran, handle)
 
     def left(self, guard: Any, before: Any) -> None:
         """Note that a guard was left, and ``before`` is selected again."""
         thread = threading.get_native_id()
-        in_task = self._in_tasks.pop(id(guard), None)
-        if in_task is not None:
-            _, first, others_ran, handle = in_task
-            handle.cancel()
-            if others_ran.is_set():
-                for change in self._changes[thread][first:]:
-                    change[1] = UNSURE
-                self._rewritten.add(thread)
+        was_in_task = id(guard) in self._in_tasks
+        if was_in_task:
+            with self._lock:
+                _, first, others_ran, handle = self._in_tasks.pop(id(guard))
+                handle.cancel()
+                if others_ran.is_set():
+                    for change in self._changes[thread][first:]:
+                        change[1] = UNSURE
+                    self._rewritten.add(thread)
         number = self._number(before)
-        if in_task is not None and before is None and caller.thread_has_guard():
+        if was_in_task and before is None and caller.thread_has_guard():
             number = UNSURE  # in a task nothing is selected; when the loop ends, the thread's is
         self._note(thread, number)
 
@@ -120,8 +127,21 @@ class SelectionLog:
                     table = table.copy()
                     table[first:, 1] = UNSURE
             at = np.searchsorted(table[:, 0], times[mine], "right") - 1
-            found[mine] = np.where(at >= 0, table[np.maximum(at, 0), 1], NOTHING)
+            earlier = UNSURE if thread in self._forgetful else NOTHING
+            found[mine] = np.where(at >= 0, table[np.maximum(at, 0), 1], earlier)
         return found
+
+    def forget(self, before_ns: int) -> None:
+        """Forget what was selected before a moment, and no more then; not while it is asked."""
+        for thread, changes in list(self._changes.items()):
+            with self._lock:  # a task's guard knows the number of its change
+                if any(thread == other for other, *_ in list(self._in_tasks.values())):
+                    continue
+                gone = bisect.bisect_right(changes, before_ns, key=itemgetter(0)) - 1
+                if gone > 0:
+                    self._forgetful.add(thread)
+                    self._tables.pop(thread, None)
+                    del changes[:gone]
 
     def _table(self, thread: int) -> Ints:
         """Return a thread's changes; while it records this is asked again and again."""

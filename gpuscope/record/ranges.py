@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -43,6 +44,12 @@ class RangeLog:
         self._taken: list[tuple[int, Row]] = []
         self._read: list[int] = []
         """Ranges that are rows, and may still be among the open."""
+        self._full = sys.maxsize
+        self._relieve: Callable[[], object] = lambda: None
+
+    def relieve_at(self, full: int, relieve: Callable[[], object]) -> None:
+        """Have so many ended ranges read by who ends one."""
+        self._full, self._relieve = full, relieve
 
     def _stack(self) -> list[int]:
         try:
@@ -89,6 +96,8 @@ class RangeLog:
         if row is not None:
             row["end_ns"] = end_ns
             self._ended.append((number, row))
+            if len(self._ended) >= self._full:
+                self._relieve()
 
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading does next."""

@@ -19,14 +19,15 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.calls import CallLog, Ended
-from gpuscope.record.clock import ClockFit, step_notes
-from gpuscope.record.facts import device_facts, partition_facts, versions
+from gpuscope.record.clock import ClockFit
+from gpuscope.record.facts import device_facts, partition_facts, thread_names, versions
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.source import Calibration, Options, Source, Tap
 from gpuscope.record.sources import start_sources
+from gpuscope.record.window import FULL, OVERFULL, PATIENCE_S, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
-from gpuscope.trace.metadata import ClockFacts, StreamFacts, TraceMetadata
+from gpuscope.trace.metadata import ClockFacts, KeptFacts, StreamFacts, TraceMetadata
 from gpuscope.trace.model import Trace
 
 _DEFAULT_STREAMS = (0, 1, 2)
@@ -105,9 +106,9 @@ class Recording:
         self._calls = CallLog(infos, self._source_of, self._ranges, self._process)
         self._reading = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
-        self._batches: list[Batch] = []
-        self._window: list[int] = []
-        self._began_at = (0, 0)
+        self._kept = Kept()
+        self._reader: Reader | None = None  # where only the latest rows are kept
+        self._span = Span(self._clock, None if self._simulated else time.monotonic_ns)
         self._trace: Trace | None = None
         self._drained = 0
         self._lost = {"dropped": 0, "unmatched": 0}
@@ -130,19 +131,40 @@ class Recording:
             CUPTI was asked for and is not there.
         """
         global running  # noqa: PLW0603 - the one place that knows what is on
-        self._began_at = self._both_clocks()
-        self._window = [self._began_at[0]]  # first: from now on there is something to stop
+        self._span.begin()  # first: from now on there is something to stop
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
             device.calls.observe(self._calls)
             self._calls.note_partitions(device.partitions)
-        self._began_at = self._both_clocks()
-        self._window = [self._began_at[0]]
+        self._span.begin()
         if not any(source.sees_ranges for source in self.sources):
             with _running_lock:
                 running = (*running, self._ranges)
         if without_nvtx := nvtx.missing():
             self._notes.append(without_nvtx)
+        self._read_regularly()
+
+    def _read_regularly(self) -> None:
+        """Let rows be read again and again where only the latest are kept.
+
+        On a GPU a thread reads; elsewhere who makes calls does, so a simulated program at the same.
+        """
+        if self._options.keep_ns is None:
+            return
+        on_gpu = any(device.info.kind == "cuda" for device in self.devices) or not self.devices
+        for log in (self._calls, self._ranges):
+            log.relieve_at(OVERFULL if on_gpu else FULL, self._relieve)
+        if on_gpu:
+            self._reader = Reader(self.batches, self._options.keep_ns, self._notes)
+            self._reader.start()
+
+    def _relieve(self) -> None:
+        """Read, on the launch path, unless somebody else does."""
+        if self._reading.acquire(timeout=PATIENCE_S):
+            try:
+                self._collect_alone(over=False)
+            finally:
+                self._reading.release()
 
     def stop(self, *, wait: bool = True) -> Trace:
         """Stop watching, and return the trace.
@@ -180,38 +202,40 @@ class Recording:
 
     def _end(self, *, waited: bool) -> None:
         """Record no more, and make the trace; where that failed, again does what is left."""
+        if self._reader is not None:
+            self._reader.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
         with self._reading:  # nobody reads batches meanwhile
             for source in self.sources:
                 source.finish(wait=waited)
-        if len(self._window) == 1:
-            self._window.append(self._window_end())
+        if not self._span.is_over:
+            self._span.end()
             if not any(source.compares_clocks for source in self.sources):
-                self._notes += step_notes([self._began_at, self._both_clocks()])
+                self._notes += self._span.step_notes()
         self._waited = waited
         self._compare_globaltimers()
-        batches = self._collect(over=True)
-        self._account(batches)
+        kept = self._collect(over=True)
+        self._account(kept)
         for place, source in enumerate(self.sources):
             if place not in self._clocks:
                 self._clocks[place] = source.close()
         clocks = {name: facts for part in self._clocks.values() for name, facts in part.items()}
         for key, fit in self._globaltimers.items():
             clocks.setdefault(f"globaltimer {key}", fit.facts())
-        self._trace = self._join(batches, clocks)
+        self._trace = self._join(kept, clocks)
         facts = self._trace.metadata
         if not facts.complete:
             warnings.warn(f"the recording is incomplete: {'; '.join(facts.notes)}", stacklevel=3)
 
-    def _account(self, batches: list[Batch]) -> None:
+    def _account(self, told: Kept) -> None:
         """Count what is missing: every row that was read is kept, every launch has one."""
-        kept = sum(batch.spans.num_rows for batch in batches)
+        rows = told.rows_left_out + sum(batch.spans.num_rows for batch in told.batches)
         unfinished = [call for source in self.sources for call in source.unfinished]
         missing = [call for call in unfinished if self._waited or call.graph is not None]
-        self._lost = {"dropped": abs(self._drained - kept), "unmatched": len(missing)}
-        if self._drained != kept:
-            self._notes.append(f"{self._drained} rows were read, but {kept} were kept")
+        self._lost = {"dropped": abs(self._drained - rows), "unmatched": len(missing)}
+        if self._drained != rows:
+            self._notes.append(f"{self._drained} rows were read, but {rows} were kept")
         if missing:
             self._notes.append(
                 f"{len(missing)} of our launches have no record of their end (the first: "
@@ -231,16 +255,21 @@ class Recording:
 
     def snapshot(self) -> Trace:
         """Return a trace of what was recorded so far. The recording continues."""
-        return self._trace if self._trace is not None else self._join(self.batches(), {})
+        return self._trace if self._trace is not None else self._join(self._collect(over=False), {})
 
-    def _join(self, batches: list[Batch], clocks: Mapping[str, Calibration]) -> Trace:
-        spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
-        edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
+    def _join(self, kept: Kept, clocks: Mapping[str, Calibration]) -> Trace:
+        spans = schema.concat([batch.spans for batch in kept.batches], schema.SPAN_TYPES)
+        edges = schema.concat([batch.edges for batch in kept.batches], schema.EDGE_TYPES)
+        facts = None
+        if self._options.keep_ns is not None:
+            spans, edges, kept = inside(spans, edges, kept)
+            more = self._calls.forgotten + self._calls.blocks.left_out
+            facts = kept.facts(self._options.keep_ns, self._span.begin_ns, more)
         if any(source.may_lack_work for source in self.sources) and edges.num_rows:
             launches = pc.equal(edges.column("kind").cast(pa.string()), "launch")
             waits = valid.between(edges.filter(pc.invert(launches)), spans.column("id"))
             edges = schema.concat([edges.filter(launches), waits], schema.EDGE_TYPES)
-        metadata = self._metadata(clocks)
+        metadata = self._metadata(clocks, facts)
         spans, edges, left = valid.sifted(spans, edges)  # a clock that was set loses no recording
         if left:
             counts = {**metadata.counts, **{f"{what} left out": n for what, n in left.items()}}
@@ -254,7 +283,7 @@ class Recording:
     @property
     def has_begun(self) -> bool:
         """Whether it was started, so that there is something to stop."""
-        return bool(self._window)
+        return self._span.has_begun
 
     @property
     def is_over(self) -> bool:
@@ -280,30 +309,40 @@ class Recording:
     def batches(self, since: int = 0) -> list[Batch]:
         """Return the batches from number ``since`` on; new rows become one more batch.
 
-        Batches never change, and the trace is their concatenation: remember how many you have
-        read, and continue from there.
+        Batches never change, and the trace is their concatenation: remember the number of the last
+        that you have read, and continue behind it. Where only the latest rows are kept, old
+        batches are dropped; the first one's number tells how many of them you came too late for.
         """
-        return self._collect(over=False)[since:]
+        return self._collect(over=False).from_number(since)
 
-    def _collect(self, *, over: bool) -> list[Batch]:
-        """Make batches of what is new; all of it, or where that fails none.
-
-        What is read is handed out at one moment, by one assignment. Before it everything that
-        reading changed can be undone, so that the next reading finds what this one found.
-        """
+    def _collect(self, *, over: bool) -> Kept:
+        """Make batches of what is new; all of it, or where that fails none."""
         with self._reading:  # keeps batches in order; launches do not wait for it
-            if self._all_read:
-                return self._batches
-            before = self._batches
-            undo = self._begin_reading()
-            try:
-                self._batches = [*before, *self._read(over=over)]
-            except BaseException:
-                if self._batches is before:
-                    undo()
-                raise
-            self._settle()
-            return self._batches
+            return self._collect_alone(over=over)
+
+    def _collect_alone(self, *, over: bool) -> Kept:
+        """Read, as the only one who does.
+
+        What is read is handed out at one moment, by one assignment, and what is too old goes by
+        it. Before it everything that reading changed can be undone, so that the next reading
+        finds what this one found.
+        """
+        if self._all_read:
+            return self._kept
+        before = self._kept
+        undo = self._begin_reading()
+        try:
+            since_ns = self._span.since_ns(self._options.keep_ns)
+            every = before.with_more(self._read(over=over, since_ns=since_ns))
+            kept = every.since(since_ns)
+            self._calls.blocks.forget(every.batches[: len(every.batches) - len(kept.batches)])
+            self._kept = kept
+        except BaseException:
+            if self._kept is before:
+                undo()
+            raise
+        self._settle()
+        return self._kept
 
     def _begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that reading changes next."""
@@ -322,10 +361,10 @@ class Recording:
         self._calls.settle()
         self._ranges.settle()
 
-    def _read(self, *, over: bool) -> list[Batch]:
+    def _read(self, *, over: bool, since_ns: int) -> list[Batch]:
         """Return batches of what was taken in, at the end also of what is open."""
         at_once = max((source.rows_at_once for source in self.sources), default=ROWS_AT_ONCE)
-        rows = Rows(at_once=at_once, over=over, open_since_ns=self._clock())
+        rows = Rows(at_once=at_once, over=over, open_since_ns=self._clock(), since_ns=since_ns)
         self._all_read = over
         self._ranges.drain(rows)
         self._calls.drain(rows)
@@ -339,16 +378,16 @@ class Recording:
         rows.freeze()
         if over and self._calls.blocks.devices:
             rows.batches += self._calls.blocks.read(self._device_by_key, self._globaltimers)
-            self._calls.blocks = BlockSource()
+            self._calls.blocks = BlockSource(self._calls.blocks.left_out)
         self._drained += rows.count
         return rows.batches
 
     def tap(self) -> Tap | None:
         """Return what gets all that is recorded, where another process can read it.
 
-        ``None`` where that is not so, or some of it was read.
+        ``None`` where that is not so, or some of it was read, or only the latest is kept.
         """
-        if len(self.sources) != 1 or self._batches or self.is_over:
+        if len(self.sources) != 1 or self._kept.next or self._options.keep_ns or self.is_over:
             return None
         return self.sources[0].tap()
 
@@ -358,12 +397,23 @@ class Recording:
             return self._calls.ended(since)
 
     # -- metadata ---------------------------------------------------------------------
-    def _metadata(self, clocks: Mapping[str, Calibration], *, health: bool = True) -> TraceMetadata:
+    def _metadata(
+        self,
+        clocks: Mapping[str, Calibration],
+        kept: KeptFacts | None = None,
+        *,
+        health: bool = True,
+    ) -> TraceMetadata:
         # Those who launch add to these meanwhile: a copy is made at once, a loop is not.
         partitions = self._calls.partitions.copy()
         streams: dict[int, StreamFacts] = {}
-        counts = {"received": self._calls.received + self._calls.open_count, **self._lost}
+        received = self._calls.received + self._calls.forgotten + self._calls.open_count
+        counts = {"received": received, **self._lost}
         notes = list(self._notes)
+        begin_ns = self._span.begin_ns
+        if kept is not None and kept.since_ns > begin_ns:
+            begin_ns = kept.since_ns
+            notes.append(note_of(kept))
         complete = not any(self._lost.values())
         for facts in [source.facts() for source in self.sources]:
             streams.update(facts.streams)
@@ -386,10 +436,11 @@ class Recording:
             },
             driver=self.devices[0].info.driver if self.devices else None,
             process_names={str(self._process): "python"},
-            thread_names=self._threads(),
+            thread_names=thread_names(self._ranges.thread_names.copy(), alive=not self._simulated),
             partitions=partitions,
             streams={str(number): facts for number, facts in streams.items()},
-            windows_ns=((self._window[0], [*self._window, self._window_end()][1]),),
+            windows_ns=((begin_ns, self._span.end_ns),),
+            kept=kept,
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(versions()),
@@ -397,20 +448,3 @@ class Recording:
             complete=complete,
             notes=tuple(dict.fromkeys(notes)),
         )
-
-    def _both_clocks(self) -> tuple[int, int]:
-        """Return the recording's clock, and one that nobody sets."""
-        now_ns = self._clock()
-        return now_ns, now_ns if self._simulated else time.monotonic_ns()
-
-    def _window_end(self) -> int:
-        """Return when the recording ends as of now: its beginning and the time that passed."""
-        begun_ns, steady_ns = self._began_at
-        return begun_ns + self._both_clocks()[1] - steady_ns
-
-    def _threads(self) -> dict[str, str]:
-        """Return the names of threads: those that called us, and Python's that are alive."""
-        alive = threading.enumerate() if not self._simulated else []
-        names = {str(thread.native_id): thread.name for thread in alive}
-        ours = self._ranges.thread_names.copy()
-        return {**names, **{str(number): name for number, name in ours.items()}}

@@ -6,10 +6,12 @@ import copy
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpuscope._types import Ints
 from gpuscope.device.api import DeviceInfo
@@ -100,12 +102,23 @@ class Batch:
     ----------
     spans, edges
         Tables with the columns of :mod:`gpuscope.trace.schema`.
+    number
+        Its place among all batches of its recording, from 0, also of those dropped since.
     """
 
     spans: pa.Table
     edges: pa.Table = field(default_factory=lambda: schema.table({}, schema.EDGE_TYPES))
+    number: int = -1
+
+    @cached_property
+    def last_ns(self) -> int:
+        """When its last row ended; one without an end counts from its start."""
+        ends = (self.spans.column(name).cast(pa.int64()) for name in ("end_ns", "start_ns"))
+        return pc.max(pc.coalesce(*ends)).as_py() or 0
 
 
+GRACE_NS = 10_000_000_000
+"""So much longer than it is kept a row waits for what completes it."""
 ROWS_AT_ONCE = 1 << 14
 """Rows are many times smaller in a batch than before: so few wait to become one."""
 
@@ -120,6 +133,8 @@ class Rows:
         The recording has ended: also what is not complete becomes rows.
     open_since_ns
         Calls that began since then may not have returned.
+    since_ns
+        What ended before is left out; 0 where everything is kept.
     """
 
     spans: list[Row] = field(default_factory=list)
@@ -128,6 +143,12 @@ class Rows:
     at_once: int = ROWS_AT_ONCE
     over: bool = False
     open_since_ns: int = 0
+    since_ns: int = 0
+
+    @property
+    def wait_since_ns(self) -> int:
+        """Since when a row must have ended to wait for what completes it."""
+        return max(0, self.since_ns - GRACE_NS)
 
     def cut(self) -> None:
         """Make a batch of the rows if there are enough."""

@@ -40,6 +40,8 @@ class Options:
         Whether CUPTI records the API calls that launch work.
     memory_limit
         Bytes of buffers that CUPTI may fill between two readings.
+    keep_ns
+        How long what ended is kept; ``None``: all the time.
 
     Raises
     ------
@@ -51,6 +53,7 @@ class Options:
     detail: Literal["launches", "full"] = "launches"
     launch_ids: bool | Literal["runtime"] = True
     memory_limit: int = MEMORY_LIMIT
+    keep_ns: int | None = None
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

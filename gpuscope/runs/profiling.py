@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from gpuscope import _live
-from gpuscope._checks import door
+from gpuscope._checks import door, length_ns
 from gpuscope._live import LiveView, ViewMaker
 from gpuscope._optional import needed_for
 from gpuscope.device.device import Device
@@ -20,7 +20,7 @@ from gpuscope.record.source import MEMORY_LIMIT, Options
 
 @door(
     device=(Device, None), source=str, detail=str, launch_ids=(bool, str), wait=bool,
-    live=(bool, Callable),
+    live=(bool, Callable), keep=(str, float, None),
 )  # fmt: skip
 @contextlib.contextmanager
 def profile(
@@ -32,6 +32,7 @@ def profile(
     memory_limit: int = MEMORY_LIMIT,
     wait: bool = True,
     live: bool | ViewMaker = False,
+    keep: str | float | None = None,
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
@@ -62,6 +63,12 @@ def profile(
         True shows a :class:`~gpuscope.Timeline` that grows while the block runs and stays
         afterwards. A function that returns another view shows that view instead. Reading the
         records meanwhile competes with the recorded host code.
+    keep
+        How long rows are kept, in seconds or as a text such as ``"60 s"`` or ``"10 min"``: a
+        recording of any length takes bounded memory. The trace then holds what ended in that
+        time before the end of the block, and what has not ended. ``trace.metadata.kept`` and a
+        note say since when, and how much was left out; ``complete`` is about what is kept.
+        Default: everything.
 
     Yields
     ------
@@ -70,6 +77,8 @@ def profile(
 
     Raises
     ------
+    InvalidArgument
+        ``keep`` is no length of time.
     GpuscopeError
         Devices with different clocks are open and no device was given.
     RecorderBusy
@@ -87,8 +96,9 @@ def profile(
     >>> recording.trace.kind_counts()["kernel"]
     1
     """
+    keep_ns = length_ns("keep", keep) if keep is not None else None
     devices = (device,) if device is not None else _one_clock()
-    recording = Recording(devices, Options(source, detail, launch_ids, memory_limit))
+    recording = Recording(devices, Options(source, detail, launch_ids, memory_limit, keep_ns))
     view = _open_view(live)
     watching = started = False
     try:

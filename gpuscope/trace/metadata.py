@@ -156,6 +156,26 @@ class ClockFacts(Facts, frozen=True):
     empty_kernel_bracket_ns: Number = None
 
 
+class KeptFacts(Facts, frozen=True):
+    """Which part of a recording is in the trace: what ended in its latest time.
+
+    Attributes
+    ----------
+    keep_ns
+        The length that was asked for.
+    since_ns
+        What ended before is not in the trace.
+    rows_left_out, edges_left_out
+        How many rows ended before, and how many edges led from or to one of these. A handle's
+        call whose completion nobody looked for counts by its beginning.
+    """
+
+    keep_ns: _Whole
+    since_ns: _Time
+    rows_left_out: _Whole = 0
+    edges_left_out: _Whole = 0
+
+
 _UNKNOWN_DEVICE, _UNKNOWN_PARTITION = DeviceFacts(), PartitionFacts()
 
 
@@ -177,7 +197,9 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     streams
         Stream id as text → :class:`StreamFacts`.
     windows_ns
-        ``(start, end)`` pairs of the times of recording.
+        ``(start, end)`` pairs of the times of recording, as far as their rows are kept.
+    kept
+        :class:`KeptFacts` where only the latest rows were kept.
     solo
         Workload → :class:`SoloFacts`.
     clocks
@@ -189,9 +211,11 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     counts
         Counts from the sources: received, dropped, unmatched (gpuscope's launches without a
         record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard of
-        an asyncio task during which other tasks may have run; they have no intended partition).
+        an asyncio task during which other tasks may have run, or whose records came when what a
+        guard had selected was forgotten; they have no intended partition).
     complete
-        Whether the trace is known to hold everything that was launched. If not, the notes say
+        Whether the trace is known to hold everything that was launched, or, where only the
+        latest rows were kept, what of it ended since ``kept.since_ns``. If not, the notes say
         why.
 
     Raises
@@ -219,6 +243,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     partitions: Mapping[str, PartitionFacts] = {}
     streams: Mapping[str, StreamFacts] = {}
     windows_ns: tuple[tuple[_Time, _Time], ...] = ()
+    kept: KeptFacts | None = None
     solo: Mapping[str, SoloFacts] = {}
     clocks: Mapping[str, ClockFacts] = {}
     device_max_connections: str | None = None

@@ -324,6 +324,7 @@ class Trace:
             first,
             **merged,
             windows_ns=tuple(pair for trace in traces for pair in trace.metadata.windows_ns),
+            kept=None,  # the notes say it of each
             counts=dict(counts),
             simulated=any(trace.metadata.simulated for trace in traces),
             complete=all(trace.metadata.complete for trace in traces),

@@ -92,7 +92,7 @@ class Pump:
         """Deliver new rows, if there are any."""
         with self._reading:
             batches = self._recording.batches(self._seen)
-            self._seen += len(batches)
+            self._seen = batches[-1].number + 1 if batches else self._seen
         if batches:
             spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
             edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)

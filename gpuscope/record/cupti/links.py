@@ -32,8 +32,12 @@ from gpuscope.trace.arrow import NONE
 
 _RECENT = 10_000
 """Calls that may yet have another API record."""
-_KNOWN = ("correlation", "row", "call", "thread", "process", "start", "end")
+_KNOWN = ("correlation", "row", "call", "thread", "process", "start", "end", "selected", "awaited")
 """Columns of API calls that later work may need."""
+LATE = 1 << 15
+"""Where only the latest rows are kept, so many of each kind wait for their other half: the newest
+API calls, the newest of those before that have no work yet, and our calls without a record. What a
+GPU has queued is much less."""
 _Held = tuple[Call, Row]
 
 
@@ -71,12 +75,15 @@ class Links:
         self._held: list[_Held] = []
         self._known: list[Columns] = []
         """API calls that are rows."""
-        self._linked: list[Call] = []
-        """Our calls that CUPTI's records were found for, in the order in which they were."""
+        self._linked: dict[int, Call] = {}
+        """Our calls that CUPTI's records were found for, by number, in order."""
+        self._next_linked = 0
         self._recent: list[int] = []
         self._begun: dict[int, None] = {}
         """Calls, by number, the first piece of whose work is a row already; in order."""
         self._next = 1
+        self._since_ns = 0
+        """What ended before is left out."""
         self.told = 0
         """Records that are rows."""
         self.unfinished = 0
@@ -87,16 +94,39 @@ class Links:
         linked, begun = len(self._linked), len(self._begun)
 
         def shorten() -> None:
-            del self._linked[linked:]
+            while len(self._linked) > linked:
+                self._linked.popitem()
             while len(self._begun) > begun:
                 self._begun.popitem()
 
-        names = ("_held", "_known", "_recent", "_next", "told", "unfinished")
+        names = ("_held", "_known", "_recent", "_next", "_next_linked", "told", "unfinished")
         return together(keep(self, *names), shorten)
 
     def hold(self, call: Call, row: Row) -> None:
         """Keep a launch's row until CUPTI's record of the call is there."""
         self._held.append((call, row))
+
+    def forget(self) -> None:
+        """Let go of calls that no work is to be expected of; continues where it was interrupted.
+
+        Only between readings: it cannot be undone.
+        """
+        if sum(len(part["row"]) for part in self._known) > 3 * LATE:
+            known = tables.join_columns(self._known)
+            count = len(known["row"])
+            awaited = np.flatnonzero(known["awaited"][: count - LATE])[-LATE:]
+            places = np.concatenate([awaited, np.arange(count - LATE, count)])
+            self._known = [tables.select(known, places)]
+        if len(self._linked) > 4 * LATE:
+            used = {
+                *self._recent,
+                *(call for part in self._known for call in part["call"].tolist()),
+            }
+            self._linked = {
+                number: self._linked[number] for number in self._linked if number in used
+            }
+        if len(self._begun) > len(self._linked):
+            self._begun = {number: None for number in self._begun if number in self._linked}
 
     # -- batches ----------------------------------------------------------------------
     def drain_unlinked(self, rows: Rows) -> None:
@@ -110,20 +140,25 @@ class Links:
 
     def drain(self, rows: Rows) -> None:
         """Add what is complete; at the end everything, also what has no partner."""
+        self._since_ns = rows.since_ns
         held, self._held = self._held, []
         work, apis = self._records.take_out(over=rows.over)
         if apis is None:
             apis = tables.no_apis()
         if not rows.over:
-            late = apis["start"].astype(np.int64) >= rows.open_since_ns
+            late = apis["start"].astype(np.int64) >= max(rows.open_since_ns, rows.wait_since_ns)
             if late.any():
                 self._records.apis.append(tables.select(apis, late))
                 apis = tables.select(apis, ~late)
         self.told += len(apis["start"])
         linked = self._link(apis, held)
         apis["row"] = self._rows_of_apis(apis["call"])
+        apis["selected"] = self._selections.selected(apis["thread"], apis["start"].astype(np.int64))
+        apis["awaited"] = self._records.launches(apis)
         ready = [row for number, (_, row) in enumerate(held) if rows.over or number in linked]
         rest = [entry for number, entry in enumerate(held) if number not in linked]
+        if not rows.over:
+            ready += self._too_old(rest, rows.wait_since_ns)
         self.name_parents(ready)
         if ready:
             rows.batches.append(freeze(ready, []))
@@ -131,13 +166,21 @@ class Links:
         if outside.any():
             rows.batches.append(self._api_batch(tables.select(apis, outside)))
         if work is not None and len(work["start"]):
-            rows.batches += self._with_launches(work, apis, over=rows.over)
+            rows.batches += self._with_launches(work, apis, rows)
         if len(apis["row"]):
             self._known.append({name: apis[name] for name in _KNOWN})
         if rows.over:
             self._count_unmatched([call for call, _ in rest])
         else:
             self._held = rest  # their records come later
+
+    def _too_old(self, rest: list[_Held], since_ns: int) -> list[Row]:
+        """Take out of ``rest`` what is to be left out, but for the newest; returns the rows."""
+        old = [entry for entry in rest if (entry[0].end_ns or since_ns) < since_ns][:-LATE]
+        self._count_unmatched([call for call, _ in old])
+        gone = {id(call) for call, _ in old}
+        rest[:] = [entry for entry in rest if id(entry[0]) not in gone]
+        return [row for _, row in old]
 
     def name_parents(self, rows: list[Row]) -> None:
         """Give host rows without a parent the NVTX range around them."""
@@ -153,12 +196,23 @@ class Links:
             row["parent"] = None if parent == NONE else parent
 
     def drain_syncs(self, rows: Rows) -> None:
-        """Add synchronisations, at the end; only ``detail="full"`` records them."""
+        """Add synchronisations, at the end; only ``detail="full"`` records them.
+
+        Where only the latest rows are kept, those whose API call is there, or that are too old.
+        """
         parts, self._records.syncs = self._records.syncs, []
         if not parts:
             return
         syncs = tables.join_columns(parts)
+        if not rows.over:
+            numbers = [part["correlation"] for part in self._known]
+            there = np.isin(syncs["correlation"], np.concatenate(numbers)) if numbers else False
+            now = there | (syncs["end"].astype(np.int64) < rows.wait_since_ns)
+            self._records.syncs = [tables.select(syncs, ~now)]
+            syncs = tables.select(syncs, now)
         count = len(syncs["start"])
+        if not count:
+            return
         self.told += count
         columns = tables.sync_columns(syncs)
         columns["id"] = self._fresh(count)
@@ -207,8 +261,9 @@ class Links:
         for at, start, end, correlation in zip(new.tolist(), *times, strict=True):
             call, row = held[at - len(recent)]
             row.update(start_ns=start, end_ns=end, correlation=correlation, source="cupti")
-            number_of[at] = len(self._linked)
-            self._linked.append(call)
+            number_of[at] = self._next_linked
+            self._linked[self._next_linked] = call
+            self._next_linked += 1
         apis["call"] = np.where(place >= 0, number_of[np.maximum(place, 0)], NONE)
         self._recent = number_of[number_of >= 0].tolist()[-_RECENT:]
         return {at - len(recent) for at in new.tolist()}
@@ -235,7 +290,7 @@ class Links:
         return Batch(arrow.table(columns, len(apis["start"])))
 
     # -- work and API calls -----------------------------------------------------------
-    def _with_launches(self, work: Columns, apis: Columns, *, over: bool) -> list[Batch]:
+    def _with_launches(self, work: Columns, apis: Columns, rows: Rows) -> list[Batch]:
         """Return batches of work with the calls that launched it; what has none waits."""
         batches = []
         for calls in self._launching(apis):
@@ -244,20 +299,26 @@ class Links:
             if found.any():
                 mine = work if found.all() else tables.select(work, found)
                 batches.append(self._work_batch(mine, calls, at[found]))
+                calls["awaited"][at[found][mine["graph"] == 0]] = False  # a graph's comes in parts
                 work = tables.select(work, ~found)
             if not len(work["start"]):
                 return batches
-        if over:
-            batches.append(self._work_batch(work, None, None))
-        else:
-            self._records.work.append(work)
+        waits = np.full(len(work["start"]), not rows.over)
+        waits &= work["end"].astype(np.int64) >= rows.wait_since_ns
+        if not waits.all():
+            batches.append(self._work_batch(tables.select(work, ~waits), None, None))
+        if waits.any():
+            self._records.work.append(tables.select(work, waits))
         return batches
 
     def _launching(self, apis: Columns) -> Iterator[Columns]:
         """Give the new API calls, and those of before only to who needs them."""
         yield apis
         if self._known:
-            yield tables.join_columns(self._known)
+            known = tables.join_columns(self._known)
+            known = {**known, "awaited": known["awaited"].copy()}  # so that reading can be undone
+            self._known = [known]
+            yield known
 
     def _work_batch(self, work: Columns, apis: Columns | None, places: Ints | None) -> Batch:
         """Return rows of work.
@@ -280,9 +341,8 @@ class Links:
             columns["process"] = apis["process"][places].astype(np.int64)
             columns["thread"] = apis["thread"][places].astype(np.int64)
             columns["queued_ns"] = apis["end"][places].astype(np.int64)
-            times = apis["start"].astype(np.int64)
-            selected = self._selections.selected(apis["thread"], times)[places]
-            columns.update(self._from_calls(work, rows, apis["call"][places], selected))
+            calls, selected = apis["call"][places], apis["selected"][places]
+            columns.update(self._from_calls(work, rows, calls, selected))
             edges.append((apis["row"][places], rows, "launch"))
         unknown = start == 0  # CUPTI could not time it: it began at its launch or later
         columns["id"] = rows
@@ -310,6 +370,10 @@ class Links:
         correlations = np.array([call.correlation for call in calls], np.int64)
         firsts = firsts[new] if len(new) else firsts
         rows[firsts] = work_row(correlations[which[firsts]])
+        told = work["end"] >= self._since_ns  # of the others nobody asks
+        unsure = int(((selected == UNSURE) & (which == NONE) & told).sum())
+        if unsure:
+            self._found.add("in_shared_tasks", unsure)
         columns: dict[str, Column] = {"intended_partition": self._intended(which, calls, selected)}
         if not calls:
             return columns
@@ -334,9 +398,6 @@ class Links:
         texts = [*of_streams, *(partition_name(call.intended) for call in calls)]
         codes = np.where(selected >= 0, selected, NONE)
         codes = np.where(which >= 0, len(of_streams) + which, codes)
-        unsure = int(((selected == UNSURE) & (which == NONE)).sum())
-        if unsure:
-            self._found.add("in_shared_tasks", unsure)
         return arrow.texts(texts).take(pa.array(codes, mask=codes == NONE))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,10 @@ from gpuscope.trace.arrow import NONE
 
 _OPEN = np.iinfo(np.int64).max
 _MARK, _BEGIN, _END = 1, 2, 4
+
+
+_LATE = 1 << 15
+"""Where only the latest rows are kept, so many records wait for their other half."""
 
 
 class Ranges:
@@ -38,7 +42,7 @@ class Ranges:
         self._open: Columns | None = None
         self._done: list[tuple[int, Columns]] = []
         """What is a row already: the last end of each piece, and its ranges."""
-        self._text = cache(text)
+        self._text = lru_cache(_LATE)(text)
         self._numbers = 1
 
     def keep(self) -> Callable[[], None]:
@@ -101,6 +105,19 @@ class Ranges:
             threads, times, every["thread"].astype(np.int64), every["first"], every["last"]
         )
         return np.where(at >= 0, every["row"][np.maximum(at, 0)], NONE) if len(every["row"]) else at
+
+    def forget(self, since_ns: int) -> None:
+        """Let go of what only rows need that ended before; only between readings."""
+        self._done = [(last, part) for last, part in self._done if last >= since_ns]
+        ends = [{name: part[name][-_LATE:] for name in part} for part in self._early_ends]
+        self._early_ends = ends
+        if sum(len(part["marker"]) for part in self._data) > 2 * _LATE:
+            data = tables.join_columns(self._data)
+            awaited = np.zeros(len(data["marker"]), bool)
+            awaited[-_LATE:] = True
+            if self._open is not None:
+                awaited |= np.isin(data["marker"], self._open["marker"])
+            self._data = [tables.select(data, awaited)]
 
     def rows(self, *, over: bool) -> pa.Table | None:
         """Return a table of the ranges that ended, at the end of those still open, too."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gpuscope._types import Array
+from gpuscope._types import Array, Bools
 from gpuscope.device.device import Device
 from gpuscope.record.clock import ClockFit, Sample
 from gpuscope.record.cupti import layout, tables
@@ -258,6 +258,13 @@ class Records:
              or f"call {number // 2}")
             for number in distinct
         ]  # fmt: skip
+
+    def launches(self, apis: Columns) -> Array:
+        """Whether each API call queued work, as far as its name tells."""
+        codes, names = self.names_of(apis)
+        launch: Bools = np.array([is_launch(name) for _, name in names], bool)[codes]
+        launch &= apis["returned"] == 0
+        return launch
 
     def _wanted(self, apis: Columns) -> Columns:
         """Leave out API calls that another recording asked for."""

@@ -74,6 +74,8 @@ class CuptiSource(Source):
         self._watch: ClockWatch | None = None
         self._before = (0, 0)
         self._waited = True
+        self._since_ns = 0
+        """What ended before is left out."""
         self._listens = self._records_now = False
         """Whether it hears NVTX, and whether the collector collects for it."""
 
@@ -312,9 +314,18 @@ class CuptiSource(Source):
             self._links.drain_unlinked(rows)
         else:
             self._links.drain(rows)
-        if rows.over:
+        if rows.over or rows.since_ns:
             self._links.drain_syncs(rows)
+        if rows.over:
             self._check()
+        self._since_ns = rows.since_ns
+
+    def settle(self) -> None:
+        """Let go of what only rows need that are left out."""
+        if self._since_ns:
+            self._links.forget()
+            self._records.ranges.forget(self._since_ns)
+            self._selections.forget(self._since_ns)
 
     def _check(self) -> None:
         """See that every record that was read is told, and that work has an end."""

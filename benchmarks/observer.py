@@ -283,7 +283,7 @@ def observer_figures(_gpu: Any, row: recording.Row) -> list[dict]:
              us["mm_out"] - us["bare"], 2.5),
         cost("annotate, enter and exit, not recording", us["annotate"], 0.25),
         cost("annotate, enter and exit, recording", us["annotate, recording"], 0.5),
-        cost("recording torch.mm 64³ with launch ids, over a C callback of CUPTI's that does nothing",
+        cost("recording torch.mm 64³ with launch ids, over a C callback that does nothing",
              added_us["ids"]["median"] - added_us["callback"]["median"], 0.3)
         | {"added_us": added_us},
         row("mm_out from 8 threads / bare gemm_ex from 8 threads", "≥ 0.8 ×", eight["ratio"], "×",

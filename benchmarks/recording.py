@@ -70,7 +70,8 @@ def c_callback() -> Iterator[None]:
     cupti = ctypes.CDLL(str(library_path()))
     nothing = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p)
     subscription = ctypes.c_void_p()
-    assert not cupti.cuptiSubscribe(ctypes.byref(subscription), nothing, None)
+    if cupti.cuptiSubscribe(ctypes.byref(subscription), nothing, None):
+        raise RuntimeError("CUPTI takes no subscriber")
     try:
         for domain in (RUNTIME_API, DRIVER_API):
             for number in range(1, 1200):

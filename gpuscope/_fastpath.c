@@ -30,7 +30,7 @@ static PyObject *annotate_names; /* annotate.py's own: `range_of` */
 static PyObject *s_guard, *s_watchers, *s_dict, *s_enter, *s_exit, *s_check;
 static PyObject *s_tell_entered, *s_tell_left, *s_cupy, *s_torch, *s_cuda, *s_stream, *s_use;
 static PyObject *s_cupy_stream, *s_get_current_stream, *s_cupys_name, *s_bind;
-static PyObject *s_shape, *s_strides, *s_dtype, *s_data, *s_ptr, *s_device_id, *s_mem, *s_block;
+static PyObject *s_shape, *s_strides, *s_dtype, *s_data, *s_ptr, *s_device_id, *s_mem;
 static PyObject *s_tags, *s_lane, *s_closed, *s_graph, *s_observers, *s_native, *s_quick, *s_hold;
 static PyObject *s_range_of, *s_heard, *s_running, *s_begin_rows, *s_end_rows;
 
@@ -500,8 +500,9 @@ static SetWorkspace set_workspace;
 static SetSmCount set_sm_count;
 static GemmEx gemm_ex;
 static GetCurrentContext get_current_context;
-static PyTypeObject *array_type;  /* of arrays that are launched on */
-static PyTypeObject *memory_type; /* of memory of ours under them: has a `block`, which has `tags` */
+static PyTypeObject *array_type;   /* of arrays that are launched on */
+static PyTypeObject *pointer_type; /* of their `data` */
+static PyTypeObject *memory_type;  /* of memory of ours under that: has `tags` */
 static PyTypeObject *stream_type;
 static int is_child; /* of a fork: what was opened before is the parent's */
 
@@ -513,10 +514,14 @@ note_child(void)
 
 /* A matrix product that was checked, as cuBLAS is asked for it: outT = bT . aT. */
 typedef struct {
-    PyObject_HEAD
     int transpose_a, transpose_b, m, n, k, row_a, row_b, data, compute;
     unsigned long long one, zero; /* where they are */
     unsigned long long bytes_out, bytes_a, bytes_b, below_a, below_b;
+} Sizes;
+
+typedef struct {
+    PyObject_HEAD
+    Sizes sizes;
 } Product;
 
 static int
@@ -526,11 +531,11 @@ product_init(Product *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_TypeError, "Product takes no keywords");
         return -1;
     }
-    return PyArg_ParseTuple(args, "(ppiiiii)(iiKK)(KKKKK):Product", &self->transpose_a,
-                            &self->transpose_b, &self->m, &self->n, &self->k, &self->row_a,
-                            &self->row_b, &self->data, &self->compute, &self->one, &self->zero,
-                            &self->bytes_out, &self->bytes_a, &self->bytes_b, &self->below_a,
-                            &self->below_b)
+    Sizes *to = &self->sizes;
+    return PyArg_ParseTuple(args, "(ppiiiii)(iiKK)(KKKKK):Product", &to->transpose_a,
+                            &to->transpose_b, &to->m, &to->n, &to->k, &to->row_a, &to->row_b,
+                            &to->data, &to->compute, &to->one, &to->zero, &to->bytes_out,
+                            &to->bytes_a, &to->bytes_b, &to->below_a, &to->below_b)
                ? 0
                : -1;
 }
@@ -727,7 +732,7 @@ static PyType_Spec lane_spec = {
 /* Queue a product; returns cuBLAS's status. The GIL is given up once: to win it back costs more,
  * with many threads, than a call. What is set already is not set again. */
 static int
-queue_product(BlasHandle *handle, Workspace *workspace, int sm_count, const Product *product,
+queue_product(BlasHandle *handle, Workspace *workspace, int sm_count, const Sizes *product,
               const unsigned long long at[3])
 {
     int status = 0;
@@ -780,12 +785,12 @@ multiply(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     return PyLong_FromLong(queue_product((BlasHandle *)handle, (Workspace *)workspace, sm_count,
-                                         (Product *)product, at));
+                                         &((Product *)product)->sizes, at));
 }
 
 /* 1: queued; 0: Python is to do it, which also says what is wrong. Sets no error. */
 static int
-queue_in_lane(Lane *lane, int sm_count, const Product *product, const unsigned long long at[3])
+queue_in_lane(Lane *lane, int sm_count, const Sizes *product, const unsigned long long at[3])
 {
     void *context = NULL;
     if (lane->context == NULL || get_current_context(&context) != 0 || context != lane->context)
@@ -838,7 +843,7 @@ multiply_on(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count
     int sm_count = PyLong_AsLong(args[3]);
     if (product != NULL && Py_TYPE(product) == product_type && !PyErr_Occurred() &&
         PyTuple_Check(args[2]) && read_addresses(args[2], at) == 0)
-        queued = queue_in_lane(lane, sm_count, (Product *)product, at);
+        queued = queue_in_lane(lane, sm_count, &((Product *)product)->sizes, at);
     Py_XDECREF(product);
     Py_DECREF(lane);
     PyErr_Clear();
@@ -846,6 +851,44 @@ multiply_on(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count
 }
 
 /* -- products that are known by their operands ---------------------------------------------- */
+/* How an attribute of a type written in C is read. Not by way of its descriptor: with many threads
+ * the count of references to it goes from core to core, which costs more than the reading. */
+typedef struct {
+    PyObject **name;
+    PyTypeObject **type;
+    PyGetSetDef *how; /* NULL: as any attribute */
+} Getter;
+
+enum { SHAPE, STRIDES, DTYPE, DATA, PTR, DEVICE_ID, MEM };
+static Getter getters[] = {
+    {&s_shape, &array_type, NULL}, {&s_strides, &array_type, NULL},
+    {&s_dtype, &array_type, NULL}, {&s_data, &array_type, NULL},
+    {&s_ptr, &pointer_type, NULL}, {&s_device_id, &pointer_type, NULL},
+    {&s_mem, &pointer_type, NULL},
+};
+
+static void
+find_getters(void)
+{
+    for (size_t i = 0; i < sizeof(getters) / sizeof(*getters); i++) {
+        PyObject *found = PyObject_GetAttr((PyObject *)*getters[i].type, *getters[i].name);
+        int is_getter = found != NULL && Py_TYPE(found) == &PyGetSetDescr_Type;
+        /* The type keeps its descriptor. */
+        getters[i].how = is_getter ? ((PyGetSetDescrObject *)found)->d_getset : NULL;
+        Py_XDECREF(found);
+    }
+    PyErr_Clear();
+}
+
+static PyObject *
+get(PyObject *owner, int attribute)
+{
+    const Getter *getter = &getters[attribute];
+    if (getter->how != NULL && getter->how->get != NULL && Py_TYPE(owner) == *getter->type)
+        return getter->how->get(owner, getter->how->closure);
+    return PyObject_GetAttr(owner, *getter->name);
+}
+
 typedef struct {
     long long words[12]; /* shape and strides of out, a and b */
     PyObject *dtypes[3]; /* by identity; kept by the entry */
@@ -861,9 +904,9 @@ typedef struct {
 static Entry entries[ENTRIES];
 
 static int
-read_pair(PyObject *array, PyObject *name, long long *into)
+read_pair(PyObject *array, int attribute, long long *into)
 {
-    PyObject *pair = PyObject_GetAttr(array, name);
+    PyObject *pair = get(array, attribute);
     int found = pair != NULL && PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2;
     for (int i = 0; found && i < 2; i++) {
         into[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(pair, i));
@@ -878,10 +921,10 @@ static int
 read_key(PyObject *const *arrays, Key *key)
 {
     for (int i = 0; i < 3; i++) {
-        if (Py_TYPE(arrays[i]) != array_type || !read_pair(arrays[i], s_shape, key->words + 4 * i) ||
-            !read_pair(arrays[i], s_strides, key->words + 4 * i + 2))
+        if (Py_TYPE(arrays[i]) != array_type || !read_pair(arrays[i], SHAPE, key->words + 4 * i) ||
+            !read_pair(arrays[i], STRIDES, key->words + 4 * i + 2))
             return 0;
-        key->dtypes[i] = PyObject_GetAttr(arrays[i], s_dtype);
+        key->dtypes[i] = get(arrays[i], DTYPE);
         if (key->dtypes[i] == NULL)
             return 0;
         Py_DECREF(key->dtypes[i]);
@@ -944,9 +987,9 @@ know(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 static int
-read_number(PyObject *owner, PyObject *name, unsigned long long *into)
+read_number(PyObject *owner, int attribute, unsigned long long *into)
 {
-    PyObject *value = PyObject_GetAttr(owner, name);
+    PyObject *value = get(owner, attribute);
     if (value == NULL)
         return 0;
     *into = PyLong_Check(value) ? PyLong_AsUnsignedLongLong(value) : 0;
@@ -960,21 +1003,19 @@ read_number(PyObject *owner, PyObject *name, unsigned long long *into)
 static int
 read_memory(PyObject *array, Lane *lane, unsigned long long *at, int *is_new)
 {
-    PyObject *data = PyObject_GetAttr(array, s_data);
+    PyObject *data = get(array, DATA);
     if (data == NULL)
         return 0;
     unsigned long long device = 0;
-    int found = read_number(data, s_ptr, at) && read_number(data, s_device_id, &device) &&
+    int found = read_number(data, PTR, at) && read_number(data, DEVICE_ID, &device) &&
                 (long long)device == lane->device;
-    PyObject *memory = found ? PyObject_GetAttr(data, s_mem) : NULL;
+    PyObject *memory = found ? get(data, MEM) : NULL;
     found = memory != NULL;
     if (found && Py_TYPE(memory) == memory_type) {
-        PyObject *block = PyObject_GetAttr(memory, s_block);
-        PyObject *tags = block == NULL ? NULL : PyObject_GetAttr(block, s_tags);
+        PyObject *tags = PyObject_GetAttr(memory, s_tags);
         int tagged = tags != NULL && PyAnySet_Check(tags) ? PySet_Contains(tags, lane->tag) : -1;
         found = tagged >= 0;
         *is_new |= tagged == 0;
-        Py_XDECREF(block);
         Py_XDECREF(tags);
     }
     Py_XDECREF(memory);
@@ -1021,19 +1062,21 @@ mm_out(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     int queued = 0, is_new = 0;
     Key key;
     if (lane != NULL && !is_observed(lane) && read_key(args, &key)) {
-        Product *product = (Product *)Py_XNewRef((PyObject *)known_product(&key));
+        const Product *known = known_product(&key);
+        Sizes product; /* a copy: no count of references goes from core to core */
         unsigned long long at[3];
-        queued = product != NULL;
+        queued = known != NULL;
+        if (queued)
+            product = known->sizes;
         for (int i = 0; queued && i < 3; i++)
             queued = read_memory(args[i], lane, &at[i], &is_new);
         if (queued) { /* out overlaps neither; Python looks closer where the outer bounds do */
-            unsigned long long last = at[0] + product->bytes_out;
-            unsigned long long low_a = at[1] - product->below_a, low_b = at[2] - product->below_b;
-            queued = !(low_a < last && at[0] < low_a + product->bytes_a) &&
-                     !(low_b < last && at[0] < low_b + product->bytes_b) &&
-                     queue_in_lane(lane, lane->sm_count, product, at);
+            unsigned long long last = at[0] + product.bytes_out;
+            unsigned long long low_a = at[1] - product.below_a, low_b = at[2] - product.below_b;
+            queued = !(low_a < last && at[0] < low_a + product.bytes_a) &&
+                     !(low_b < last && at[0] < low_b + product.bytes_b) &&
+                     queue_in_lane(lane, lane->sm_count, &product, at);
         }
-        Py_XDECREF(product);
     }
     Py_XDECREF(lane);
     PyErr_Clear();
@@ -1049,15 +1092,16 @@ mm_out(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return PyBool_FromLong(queued);
 }
 
-/* serve_products((array, memory, stream types), (addresses of cublasSetStream, SetWorkspace,
+/* serve_products((array, pointer, memory, stream types), (addresses of cublasSetStream, SetWorkspace,
  * SetSmCountTarget, GemmEx and cuCtxGetCurrent)) */
 static PyObject *
 serve_products(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *array, *memory, *stream;
+    PyObject *array, *pointer, *memory, *stream;
     unsigned long long at[5];
-    if (!PyArg_ParseTuple(args, "(O!O!O!)(KKKKK):serve_products", &PyType_Type, &array, &PyType_Type,
-                          &memory, &PyType_Type, &stream, &at[0], &at[1], &at[2], &at[3], &at[4]))
+    if (!PyArg_ParseTuple(args, "(O!O!O!O!)(KKKKK):serve_products", &PyType_Type, &array,
+                          &PyType_Type, &pointer, &PyType_Type, &memory, &PyType_Type, &stream,
+                          &at[0], &at[1], &at[2], &at[3], &at[4]))
         return NULL;
     set_stream = (SetStream)(uintptr_t)at[0];
     set_workspace = (SetWorkspace)(uintptr_t)at[1];
@@ -1065,8 +1109,10 @@ serve_products(PyObject *Py_UNUSED(module), PyObject *args)
     gemm_ex = (GemmEx)(uintptr_t)at[3];
     get_current_context = (GetCurrentContext)(uintptr_t)at[4];
     Py_XSETREF(array_type, (PyTypeObject *)Py_NewRef(array));
+    Py_XSETREF(pointer_type, (PyTypeObject *)Py_NewRef(pointer));
     Py_XSETREF(memory_type, (PyTypeObject *)Py_NewRef(memory));
     Py_XSETREF(stream_type, (PyTypeObject *)Py_NewRef(stream));
+    find_getters();
     is_child = 0;
     Py_RETURN_NONE;
 }
@@ -1143,7 +1189,7 @@ PyInit__fastpath(void)
         {&s_end_rows, "_end_rows"}, {&s_range_of, "range_of"}, {&s_shape, "shape"},
         {&s_strides, "strides"}, {&s_dtype, "dtype"}, {&s_data, "data"},
         {&s_ptr, "ptr"}, {&s_device_id, "device_id"}, {&s_mem, "mem"},
-        {&s_block, "block"}, {&s_tags, "tags"}, {&s_lane, "lane"},
+        {&s_tags, "tags"}, {&s_lane, "lane"},
         {&s_closed, "closed"}, {&s_graph, "graph"}, {&s_observers, "observers"},
         {&s_native, "native"}, {&s_quick, "quick"}, {&s_hold, "hold"},
         {&s_tell_entered, "_tell_entered"}, {&s_tell_left, "_tell_left"},

@@ -26,11 +26,14 @@ class DeviceMemory(cupy.cuda.UnownedMemory):  # type: ignore[name-defined,misc]
     ----------
     block
         Goes back to its pool with the last of them.
+    tags
+        Of the streams that use it, which every launch asks for.
     """
 
     def __init__(self, block: Block, nbytes: int, index: int) -> None:
         super().__init__(block.raw.ptr, nbytes, block, index)
         self.block = block
+        self.tags = block.tags
 
     def array(self, shape: tuple[int, ...], dtype: DType) -> NativeArray:
         """Return it as an array, uninitialised."""

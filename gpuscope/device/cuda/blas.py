@@ -164,7 +164,8 @@ def _serve() -> CudaObject:
         return None
     if not all(addresses):
         return None
-    fastpath.serve_products((cupy.ndarray, DeviceMemory, Stream), tuple(addresses))
+    types = (cupy.ndarray, cupy.cuda.MemoryPointer, DeviceMemory, Stream)
+    fastpath.serve_products(types, tuple(addresses))
     return fastpath
 
 

@@ -42,11 +42,17 @@ class Array:
         self.data = SimpleNamespace(ptr=at, device_id=device, mem=memory)
 
 
+class NumpyArray(np.ndarray):
+    """The same, whose attributes are read as those of a type written in C."""
+
+    data = None
+
+
 class Memory:
     """Stands for arrays.DeviceMemory."""
 
     def __init__(self):
-        self.block = SimpleNamespace(tags=set())
+        self.tags = set()
 
 
 class Stream:
@@ -60,7 +66,7 @@ class Stream:
         self.held.append(arrays)
         for array in arrays:
             if array.data.mem is not None:
-                array.data.mem.block.tags.add(self.tag)
+                array.data.mem.tags.add(self.tag)
 
     def __cuda_stream__(self):
         return (0, 7)
@@ -69,7 +75,7 @@ class Stream:
 class Cublas:
     """What the fakes were called with, and what they answer."""
 
-    def __init__(self, module):
+    def __init__(self, module, array_type=Array):
         self.calls, self.status, self.context, self.during = [], {}, 99, lambda: None
         self.functions = [
             ctypes.CFUNCTYPE(INT, *types)(self._function(name))
@@ -77,7 +83,7 @@ class Cublas:
         ]
         addresses = [ctypes.cast(function, POINTER).value for function in self.functions]
         self.module = module
-        module.serve_products((Array, Memory, Stream), tuple(addresses))
+        module.serve_products((array_type, SimpleNamespace, Memory, Stream), tuple(addresses))
         self.log = SimpleNamespace(observers=())
         self.local = threading.local()
         self.workspace = module.Workspace("memory", 0xA000, 64, 7)
@@ -111,8 +117,10 @@ class Cublas:
 
 
 @pytest.fixture
-def module(tmp_path):
+def module(tmp_path, monkeypatch):
     """The compiled module once more, with nothing of the process's in it."""
+    # Loading it puts it there, whatever asked for it.
+    monkeypatch.setitem(sys.modules, "gpuscope._fastpath", _compiled.fastpath)
     path = shutil.copy(_compiled.fastpath.__file__, tmp_path)
     spec = importlib.util.spec_from_file_location("gpuscope._fastpath", path)
     own = importlib.util.module_from_spec(spec)
@@ -265,6 +273,25 @@ def test_known_operands_are_queued_where_they_are(cublas, product):
     assert stream.held == []
 
 
+def test_attributes_of_a_type_written_in_c_are_read_as_they_are(module, product):
+    cublas = Cublas(module, NumpyArray)
+    stream, arrays = cublas.stream(), []
+    for at, like in enumerate(operands(), 1):
+        array = np.empty(like.shape, like.dtype).view(NumpyArray)
+        array.data = SimpleNamespace(ptr=at << 16, device_id=0, mem=Memory())
+        arrays.append(array)
+    out, a, b = arrays
+    module.know(out, a, b, product)
+    before = [sys.getrefcount(one) for one in (*arrays, out.dtype, stream.lane)]
+    for _ in range(100):
+        assert module.mm_out(out, a, b, stream) is True
+    after = [sys.getrefcount(one) for one in (*arrays, out.dtype, stream.lane)]
+    assert [y - x < 10 for x, y in zip(before, after, strict=True)] == [True] * 5
+    assert cublas.calls[-1][8] == 3 << 16
+    assert module.mm_out(out, a.T, b, stream) is False
+    assert module.mm_out(out, a[:, ::-1], b, stream) is False
+
+
 def test_memory_is_held_by_a_stream_that_is_new_to_it(cublas, product):
     stream, arrays = cublas.stream(), operands(Memory())
     cublas.module.know(*arrays, product)
@@ -391,7 +418,7 @@ def test_nothing_is_leaked_or_let_go_of_too_often(cublas, product, module):
     others[1].shape = (M, K + 1)
     watched = [
         stream, stream.tag, stream.lane, *arrays, *(array.dtype for array in arrays), product,
-        cublas.log, cublas.local, cublas.local.native, cublas.workspace, arrays[0].data.mem.block,
+        cublas.log, cublas.local, cublas.local.native, cublas.workspace, arrays[0].data.mem.tags,
     ]  # fmt: skip
     module.mm_out(*arrays, stream)
     before = [sys.getrefcount(one) for one in watched]

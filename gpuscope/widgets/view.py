@@ -245,9 +245,12 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             self._painted = painted
             self.state.extent_ns = painted.extent_ns
             self.state.labels, self.state.left_out = painted.labels, painted.left_out
+            before = self.window_ns
             if self.follow:
                 self._to_head()
-        self.scheduler.ask()
+            moved = self.window_ns != before
+        if not moved:  # else it was asked for
+            self.scheduler.ask()
 
     def _show_state(self, problem: str = "") -> None:
         with self._lock:

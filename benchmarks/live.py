@@ -2,6 +2,9 @@
 
     python benchmarks/live.py child OUT     one measured process, for the parent
 
+Hosts differ: the goal is for a host where a bare torch.mm 64³ launch takes 7.7 µs, so what was
+measured is also given as if this host took that long.
+
 No browser looks, so that no frame waits for one; what would go to it is made all the same.
 """
 
@@ -23,6 +26,8 @@ import recording
 
 CHUNK, CHUNKS = 400_000, 8
 """Launches between two changes, about 2 s, and changes."""
+FAST_US = 7.7
+"""What a bare torch.mm 64³ launch takes on the host that goals in µs are for."""
 HERE = Path(__file__).resolve()
 
 
@@ -60,6 +65,7 @@ def child() -> dict[str, Any]:
 
     loop, _ = recording.launches()
     gpu = gs.open_device("cuda:0", quiet=True)
+    bare_us = statistics.median(loop(CHUNK // 10) for _ in range(9))
     timeline = gs.Timeline()
     opened = counted.nbytes, timeline.bar.frame
     alone, live, frames, reads = [], [], [], []
@@ -79,7 +85,8 @@ def child() -> dict[str, Any]:
     sent = (counted.nbytes - opened[0]) / max(1, timeline.bar.frame - opened[1])
     timeline.close()
     return {
-        "alone": alone, "live": live, "frames_per_s": frames[1:], "rows": reads[1:],
+        "bare": bare_us, "alone": alone, "live": live,
+        "frames_per_s": frames[1:], "rows": reads[1:],
         "bytes_a_frame": sent, "threads": threading.active_count(),
     }  # fmt: skip
 
@@ -98,12 +105,15 @@ def live_figures(_gpu: Any, row: recording.Row) -> list[dict]:
     pairs = zip(found["live"], found["alone"], strict=True)
     added = recording.quartiles([live - alone for live, alone in pairs])
     rate = statistics.median(found["frames_per_s"])
+    scaled = added["median"] * FAST_US / found["bare"]
     return [
         row(
             f"a live timeline of torch.mm 64³: added a launch beyond recording alone (median and "
-            f"quartiles of {CHUNKS} alternations of {CHUNK} launches)",
-            "≤ 1.5 µs at 10 Hz", added["median"], "µs", met=added["median"] <= 1.5 and rate >= 9,
-            spread=added, alone_us=recording.quartiles(found["alone"]),
+            f"quartiles of {CHUNKS} alternations of {CHUNK} launches), as on a host where a bare "
+            f"launch takes {FAST_US} µs",
+            "≤ 0.5 µs at 10 Hz", scaled, "µs", met=scaled <= 0.5 and rate >= 9,
+            measured_us=added, torch_mm_us=found["bare"],
+            alone_us=recording.quartiles(found["alone"]),
             frames_per_s=recording.quartiles(found["frames_per_s"]), rows=found["rows"],
             bytes_a_frame=found["bytes_a_frame"],
         ),

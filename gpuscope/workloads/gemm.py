@@ -275,9 +275,9 @@ class Gemm(Handle):
         with self._lock:
             context: _Ready = self._latest.next
             calls = self._calls
-            observed = bool(calls.observers)
+            recorders = calls.recorders
             if (
-                (not observed or calls.recorders)
+                (recorders or not calls.observers)
                 and (selected is context.ready or self._moves(context, selected))
                 and not selected.closed
                 and not selected.capturing
@@ -289,10 +289,13 @@ class Gemm(Handle):
                 event = context.event
                 if context.completion is not None:
                     event = take_event(self.device)
-                call, recorded = None, 0
-                if observed:
+                call = None
+                recorded = 0
+                if recorders:
                     call = calls.begin_execution(self.name, context.launch, selected, event)
-                number = self._next_correlation() if call is None else call.correlation
+                    number = call.correlation
+                else:
+                    number = self._next_correlation()
                 try:
                     self._matmul(selected, context.plan, context.placed, context.sm_count, number)
                     if call is not None:

@@ -128,7 +128,7 @@ def test_lesson_2_by_clicks_and_keys(learner):
     said = learner.outcome("show-same")
     assert said.startswith("Not this time.")
     assert "waited for a before it in stream s" in said
-    assert "What is queued in one stream runs in that order" in said
+    assert "Work in one stream runs in order" in said
     learner.sees_a_timeline("show-same")
     assert learner.form("predict-same").get_by_role("status").inner_text() == "Not this time."
 

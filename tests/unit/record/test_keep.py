@@ -429,6 +429,38 @@ def test_memory_of_a_long_recording_with_cupti_is_bounded(monkeypatch, launch_id
     assert recording.trace.metadata.complete
 
 
+def test_an_exception_at_any_line_of_reading_cupti_loses_nothing_of_the_window(monkeypatch):
+    world = World(monkeypatch)
+    monkeypatch.setattr(links, "LATE", 4)
+    monkeypatch.setattr(links, "_RECENT", 4)
+    monkeypatch.setattr(cupti_ranges, "_LATE", 4)
+    with (
+        world.device.create_stream() as stream,
+        world.profile(detail="full", keep_ns=3600 * 10**9) as recording,
+    ):
+        for number, error in zip(itertools.count(1), itertools.cycle(ERRORS), strict=False):
+            with gs.annotate("range"):
+                world.launch(stream)
+                with gs.CallerStreamGuard(stream):
+                    world.gpu.foreign("theirs", on=stream)
+            with Interrupt("record", "trace", at=number, error=error()) as interrupt:
+                recording.batches()
+            if not interrupt.raised:
+                break
+            recording.batches()
+        assert len(recording.sources[0]._links._linked) < number
+    trace = recording.trace
+    assert number > 100
+    assert trace.kind_counts()["kernel"] == 2 * number
+    assert trace.kind_counts()["range"] == number
+    edges = [edge["kind"] for edge in trace.edges.to_pylist()]
+    assert edges.count("launch") == 2 * number
+    ours = trace.where(kind="kernel", name="ours").spans.to_pylist()
+    assert len({row["external_correlation"] for row in ours} - {None}) == number
+    assert trace.metadata.complete
+    assert trace.metadata.kept.rows_left_out == 0
+
+
 def test_what_a_thread_reads_meanwhile_is_read_later_where_that_fails(monkeypatch):
     world = World(monkeypatch)
     with world.device.create_stream() as stream:

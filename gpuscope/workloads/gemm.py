@@ -289,13 +289,10 @@ class Gemm(Handle):
                 event = context.event
                 if context.completion is not None:
                     event = take_event(self.device)
-                call = None
-                recorded = 0
+                call, recorded = None, 0
                 if recorders:
                     call = calls.begin_execution(self.name, context.launch, selected, event)
-                    number = call.correlation
-                else:
-                    number = self._next_correlation()
+                number = self._next_correlation() if call is None else call.correlation
                 try:
                     self._matmul(selected, context.plan, context.placed, context.sm_count, number)
                     if call is not None:

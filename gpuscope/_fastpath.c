@@ -29,7 +29,7 @@ static PyObject *annotate_names; /* annotate.py's own: `range_of` */
 
 static PyObject *s_guard, *s_watchers, *s_dict, *s_enter, *s_exit, *s_check;
 static PyObject *s_tell_entered, *s_tell_left, *s_cupy, *s_torch, *s_cuda, *s_stream, *s_use;
-static PyObject *s_cupy_stream, *s_get_current_stream, *s_cupys_name, *s_bind;
+static PyObject *s_cupy_stream, *s_get_current_stream, *s_cupys_name, *s_bind, *s_handle;
 static PyObject *s_shape, *s_strides, *s_dtype, *s_data, *s_ptr, *s_device_id, *s_mem;
 static PyObject *s_tags, *s_lane, *s_closed, *s_graph, *s_observers, *s_native, *s_quick, *s_hold;
 static PyObject *s_range_of, *s_heard, *s_running, *s_begin_rows, *s_end_rows;
@@ -1117,6 +1117,59 @@ serve_products(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* -- events: what context.py gives ----------------------------------------------------------- */
+typedef int (*EventRecord)(void *event, void *stream);
+
+static EventRecord event_record;
+static PyTypeObject *event_type, *queue_type; /* cuda.core's Event and Stream */
+
+/* 1: the handle was read; 0: it cannot be. Sets no error. */
+static int
+read_handle(PyObject *owner, unsigned long long *into)
+{
+    PyObject *handle = PyObject_GetAttr(owner, s_handle);
+    PyObject *number = handle == NULL ? NULL : PyNumber_Long(handle);
+    *into = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
+    int found = number != NULL && !PyErr_Occurred();
+    Py_XDECREF(handle);
+    Py_XDECREF(number);
+    PyErr_Clear();
+    return found;
+}
+
+/* record(event, stream) -> whether it was recorded; Python does what was not. A stream other than
+ * the default ones knows its context, so it does not matter which is current. */
+static PyObject *
+record(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    unsigned long long event, stream;
+    if (count != 2 || is_child || event_record == NULL || Py_TYPE(args[0]) != event_type ||
+        Py_TYPE(args[1]) != queue_type || !read_handle(args[0], &event) ||
+        !read_handle(args[1], &stream) || stream <= 2)
+        Py_RETURN_FALSE;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = event_record((void *)(uintptr_t)event, (void *)(uintptr_t)stream);
+    Py_END_ALLOW_THREADS;
+    return PyBool_FromLong(status == 0);
+}
+
+/* serve_events(Event, Stream, address of cuEventRecord) */
+static PyObject *
+serve_events(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *event, *queue;
+    unsigned long long at;
+    if (!PyArg_ParseTuple(args, "O!O!K:serve_events", &PyType_Type, &event, &PyType_Type, &queue,
+                          &at))
+        return NULL;
+    event_record = (EventRecord)(uintptr_t)at;
+    Py_XSETREF(event_type, (PyTypeObject *)Py_NewRef(event));
+    Py_XSETREF(queue_type, (PyTypeObject *)Py_NewRef(queue));
+    is_child = 0;
+    Py_RETURN_NONE;
+}
+
 /* -- the module --------------------------------------------------------------------------- */
 static PyObject *
 serve_guards(PyObject *Py_UNUSED(module), PyObject *args)
@@ -1168,6 +1221,8 @@ static PyMethodDef methods[] = {
     {"multiply", multiply, METH_VARARGS, NULL},
     {"multiply_on", (PyCFunction)(void (*)(void))multiply_on, METH_FASTCALL, NULL},
     {"know", know, METH_VARARGS, NULL},
+    {"serve_events", serve_events, METH_VARARGS, NULL},
+    {"record", (PyCFunction)(void (*)(void))record, METH_FASTCALL, NULL},
     {"mm_out", (PyCFunction)(void (*)(void))mm_out, METH_FASTCALL, NULL},
     {NULL},
 };
@@ -1196,7 +1251,7 @@ PyInit__fastpath(void)
         {&s_cupy, "cupy"}, {&s_torch, "torch"}, {&s_cuda, "cuda"},
         {&s_stream, "stream"}, {&s_use, "use"}, {&s_cupy_stream, "cupy_stream"},
         {&s_get_current_stream, "get_current_stream"}, {&s_cupys_name, "CuPy"},
-        {&s_bind, "bind"},
+        {&s_bind, "bind"}, {&s_handle, "handle"},
     };
     for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
         if ((*texts[i].at = PyUnicode_InternFromString(texts[i].text)) == NULL)

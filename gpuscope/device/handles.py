@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gpuscope._checks import given
@@ -151,22 +152,11 @@ def _bind_cupy(stream: AnyStream, cupy: Library) -> Bound | None:
 
 
 def _bind_torch(stream: AnyStream, torch: Library) -> Bound | None:
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None:
+    known = getattr(stream, "torch_stream", None) or _know_to_torch(stream, torch)
+    if known is None:
         return None
-    if not cuda.is_initialized():
-        if not cuda.is_available():
-            return None
-        cuda.init()
-    index = _cuda_index(stream)
-    if index == -1:
-        return None
-    device, current, select, key_of = _torch_calls(torch)
-    ours = getattr(stream, "torch_stream", None)
-    if ours is None:
-        ours = key_of(cuda.ExternalStream(raw_handle(stream), device=index))
-        if index is not None:  # a stream of ours: made once
-            stream.torch_stream = ours
+    ours, index = known
+    device, current, select, _ = _torch_calls(torch)
     home = device()
     before = current(home)
     replaced = before if index is None or index == home else current(index)
@@ -180,10 +170,29 @@ def _bind_torch(stream: AnyStream, torch: Library) -> Bound | None:
     return Bound("PyTorch", lambda: current(device()), ours, restore)
 
 
+def _know_to_torch(stream: AnyStream, torch: Library) -> tuple[_Key, int | None] | None:
+    """Return what selects a stream in PyTorch, and its device's ordinal; ``None``: it cannot be."""
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None:
+        return None
+    if not cuda.is_initialized():
+        if not cuda.is_available():
+            return None
+        cuda.init()
+    index = _cuda_index(stream)
+    if index == -1:
+        return None
+    known = _torch_calls(torch)[3](cuda.ExternalStream(raw_handle(stream), device=index)), index
+    if index is not None:  # a stream of ours: made once
+        stream.torch_stream = known
+    return known
+
+
 _Key: TypeAlias = tuple[object, ...]
 """What selects a stream in PyTorch."""
 
 
+@lru_cache(maxsize=1)
 def _torch_calls(
     torch: Library,
 ) -> tuple[Callable[[], int], Callable[[int], _Key], Callable[..., object], Callable[..., _Key]]:

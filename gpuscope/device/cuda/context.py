@@ -73,6 +73,7 @@ class CudaContext(Backend):
         self._index = index
         self._runtime = self._cupy.cuda.runtime
         self._get_device = self._runtime.getDevice
+        self._recorded = versions.recording(self._core)
         self._ready = threading.local()
         self._device = self._core.Device(index)
         self._with_timing = self._core.EventOptions(timing_enabled=True)
@@ -301,6 +302,8 @@ class CudaContext(Backend):
 
     def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
         """Record an event on a stream."""
+        if self._recorded(event, stream):
+            return
         try:
             if self._is_current():
                 stream.record(event)

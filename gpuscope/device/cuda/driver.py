@@ -7,10 +7,11 @@ import ctypes
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from gpuscope._compiled import fastpath
 from gpuscope._optional import how_to_install, require
 from gpuscope.device.api import Capabilities
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency
@@ -115,6 +116,19 @@ def address_of(function: str) -> int:
     """Return where a function of the driver's library is."""
     found = ctypes.cast(getattr(ctypes.CDLL("libcuda.so.1"), function), ctypes.c_void_p).value
     return found or 0
+
+
+def recording(core: CudaObject) -> Callable[[CudaObject, CudaObject], bool]:
+    """Return what records an event of cuda.core in a stream; false where it does not.
+
+    It does in C, for all but default streams, whatever device is current.
+    """
+    types = (getattr(core, "Event", None), getattr(core, "Stream", None))
+    if fastpath is None or not all(isinstance(kind, type) for kind in types):
+        return lambda *_: False
+    fastpath.serve_events(*types, address_of("cuEventRecord"))
+    record: Callable[[CudaObject, CudaObject], bool] = fastpath.record
+    return record
 
 
 def driver_release() -> str | None:

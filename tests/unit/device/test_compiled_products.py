@@ -432,3 +432,32 @@ def test_nothing_is_leaked_or_let_go_of_too_often(cublas, product, module):
     watched[2] = stream.lane
     after = [sys.getrefcount(one) for one in watched]
     assert [abs(x - y) < 10 for x, y in zip(before, after, strict=True)] == [True] * len(before)
+
+
+# -- events --------------------------------------------------------------------------------------
+class Raw:
+    """Stands for cuda.core's Event and Stream."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+
+def test_an_event_is_recorded_in_a_stream_that_knows_its_context(module):
+    recorded, status = [], 0
+
+    def take(event, stream):
+        recorded.append((event, stream))
+        return status
+
+    kept = ctypes.CFUNCTYPE(INT, POINTER, POINTER)(take)
+    assert module.record(Raw(1), Raw(5)) is False
+    module.serve_events(Raw, Raw, ctypes.cast(kept, POINTER).value)
+    assert module.record(Raw(0x10), Raw(5)) is True
+    for event, stream in (
+        (Raw(0x10), Raw(2)), (Raw(0x10), Raw(0)), (Raw(None), Raw(5)), (Raw(1), Raw("five")),
+        (Raw(1), Raw(-5)), (object(), Raw(5)), (Raw(1), None),
+    ):  # fmt: skip
+        assert module.record(event, stream) is False
+    assert recorded == [(0x10, 5)]
+    status = 400
+    assert module.record(Raw(0x10), Raw(5)) is False, "Python says what is wrong"

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from msgspec.structs import replace
 
+from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
 from gpuscope.figures.labels import Class
@@ -122,6 +123,11 @@ class Painter:
         self._owes = False
         """Whether an answer is on its way that nobody waits for."""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def begin(self, tap: Tap) -> None:
         """Turn to a recording; what is still on its way is of the one before."""
         while self._owes:
@@ -196,13 +202,20 @@ class Painter:
 
 _spare: list[Painter] = []
 """A process that waits for the next recording: to start one takes a second."""
-_spare_lock = threading.Lock()
+_spare_lock = free_in_children(threading.Lock())
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_spare.clear)  # it is the parent's, who ends it
 
 
 def get_painter() -> Painter:
     """Return the process that waits, or a new one."""
     with _spare_lock:
-        return _spare.pop() if _spare else Painter()
+        while _spare:
+            painter = _spare.pop()
+            if painter.is_there:
+                return painter
+            painter.end()
+    return Painter()
 
 
 def give_back(painter: Painter) -> None:

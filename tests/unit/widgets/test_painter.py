@@ -281,3 +281,24 @@ def test_an_error_over_there_is_told(world):
             process.end()
             tap.close()
     assert isinstance(recording.trace, Trace)
+
+
+def test_a_forked_child_leaves_the_process_to_its_parent():
+    painter.give_back(painter.get_painter())
+    child = os.fork()
+    if child == 0:
+        os._exit(len(painter._spare))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert painter._spare
+    assert painter._spare[0].is_there
+
+
+def test_a_process_that_ended_meanwhile_is_replaced():
+    first = painter.get_painter()
+    painter.give_back(first)
+    first._process.kill()
+    first._process.wait()
+    second = painter.get_painter()
+    assert second is not first
+    assert second.is_there
+    painter.give_back(second)

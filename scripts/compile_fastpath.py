@@ -43,6 +43,8 @@ def compile_to(target: Path) -> str:
         return "GPUSCOPE_PURE is set"
     if sys.implementation.name != "cpython" or sys.platform == "win32":
         return f"{sys.implementation.name} on {sys.platform} is not supported"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "Python without a global lock is not supported"
     command = compiler()
     if command is None:
         return "no C compiler was found"

@@ -58,6 +58,12 @@ def test_it_says_why_it_was_not_compiled(compiling, tmp_path, monkeypatch, name,
     assert why in compiling.compile_to(tmp_path / "module.so")
 
 
+def test_python_without_a_global_lock_goes_without_it(compiling, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling.sysconfig, "get_config_var", lambda name: name)
+    why = "Python without a global lock is not supported"
+    assert compiling.compile_to(tmp_path / "module.so") == why
+
+
 def test_without_any_compiler_it_says_so(compiling, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

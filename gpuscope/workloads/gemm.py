@@ -173,6 +173,7 @@ class Gemm(Handle):
 
     _context_type = _GemmContext
     _usual_name = "gemm {m}x{n}x{k} {dtype}"
+    _noted_at_once = True  # with its launch; false where ``_launch`` tells recorders more
 
     def __init__(
         self,
@@ -275,7 +276,7 @@ class Gemm(Handle):
         with self._lock:
             context: _Ready = self._latest.next
             calls = self._calls
-            recorders = calls.recorders
+            recorders = calls.recorders if self._noted_at_once else ()
             if (
                 (recorders or not calls.observers)
                 and (selected is context.ready or self._moves(context, selected))

@@ -127,7 +127,8 @@ def test_event_waits_are_edges_from_what_had_to_come_first(gpu):
 
 
 def test_a_wait_for_the_device_is_behind_the_last_work_of_every_stream(gpu):
-    spins = [Spin(gpu, duration_ns=ns, name=str(ns)) for ns in (100_000, 300_000, 200_000)]
+    # So long that they end in this order, however long the launches take.
+    spins = [Spin(gpu, duration_ns=ms * 1_000_000, name=str(ms)) for ms in (20, 60, 40)]
     with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
         for spin, stream in zip(spins, (one, one, two), strict=True):
             spin.execute(stream=stream)
@@ -137,12 +138,12 @@ def test_a_wait_for_the_device_is_behind_the_last_work_of_every_stream(gpu):
     ids = {row["id"]: row["category"] for row in rows(trace, "kernel")}
     first, second = (row["id"] for row in rows(trace, "sync"))
     behind = [edge for edge in trace.edges.to_pylist() if edge["kind"] == "host wait"]
-    assert {ids[edge["from"]] for edge in behind if edge["to"] == first} == {"300000", "200000"}
+    assert {ids[edge["from"]] for edge in behind if edge["to"] == first} == {"60", "40"}
     assert not [edge for edge in behind if edge["to"] == second]
     last = next(
         one for one in gs.analysis.explain(trace, first).reasons[::-1] if one.kind == "running"
     )
-    assert ids[last.span] == "300000"
+    assert ids[last.span] == "60"
 
 
 @pytest.mark.parametrize("source", ["auto", "events"])

@@ -258,6 +258,21 @@ def test_rows_are_those_of_gemm_and_copy(sim):
     assert gs.Gemm(sim, **sizes).flop_count == TracedGemm(sim, **sizes).flop_count == 12_000_000
 
 
+def test_each_recorded_call_asks_for_records_of_its_thread_blocks(sim, monkeypatch):
+    """Also one that is like the call before it, which Gemm launches without asking anything."""
+    asked = []
+    monkeypatch.setattr(traced, "_records", lambda *launch: asked.append(launch[2]))
+    handle = TracedGemm(sim, m=256, n=256, k=64)
+    with sim.create_stream() as stream:
+        handle.execute(stream=stream)
+        with gs.profile(sim):
+            for _ in range(3):
+                handle.execute(stream=stream)
+        assert asked == [4] * 4
+        handle.execute(stream=stream)
+        assert asked == [4] * 4, "nobody observes"
+
+
 def test_a_recording_shows_the_kernels_by_name(sim):
     product, copy = TracedGemm(sim, m=300, n=200, k=100), TracedCopy(sim, nbytes=64)
     with gs.profile(sim) as recording, sim.create_stream() as stream:

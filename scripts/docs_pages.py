@@ -85,6 +85,7 @@ Errors of GEMM times:
 GROUPS = {
     "carving": "Carving",
     "host cost": "Host cost",
+    "observer": "What guards, launches and recording cost",
     "throughput": "Throughput",
     "quickstart": "The quickstart",
     "contracts": "The stream contracts",

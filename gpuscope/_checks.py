@@ -70,8 +70,8 @@ def length_ns(name: str, value: str | float) -> int:
     length = float(amount) * _UNITS_NS[unit]
     if not 0.5 < length < 1 << 62:
         raise InvalidArgument(
-            f"{name} is {given(value)}; seconds above 0, or a text such as '500 ms', '60 s' or "
-            "'10 min', are needed"
+            f"{name} is {given(value)}; a number of seconds from 1e-9 to about 4.6e9, or a text "
+            f"with a unit ({', '.join(_UNITS_NS)}) such as '500 ms', '60 s' or '10 min', is needed"
         )
     return round(length)
 

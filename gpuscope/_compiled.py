@@ -14,7 +14,7 @@ from types import ModuleType
 
 def _load() -> tuple[ModuleType | None, str]:
     """Return the module, or ``None`` and why it is not used."""
-    if os.environ.get("GPUSCOPE_PURE"):
+    if os.environ.get("GPUSCOPE_PURE") == "1":
         return None, "GPUSCOPE_PURE is set"
     try:
         module = importlib.import_module("gpuscope._fastpath")

@@ -39,7 +39,7 @@ def compiler() -> list[str] | None:
 def compile_to(target: Path) -> str:
     """Compile the module to a file; returns why that was not possible, or ``""``."""
     target.unlink(missing_ok=True)
-    if os.environ.get("GPUSCOPE_PURE"):
+    if os.environ.get("GPUSCOPE_PURE") == "1":
         return "GPUSCOPE_PURE is set"
     if sys.implementation.name != "cpython" or sys.platform == "win32":
         return f"{sys.implementation.name} on {sys.platform} is not supported"

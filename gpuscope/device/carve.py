@@ -242,7 +242,7 @@ def _nearest(layout: SmLayout, name: str, size: Size) -> str:
     makeup = f"quanta of {layout.quantum_sm_count} SMs" + (
         f" and one remainder of {layout.remainder_sm_count}" if layout.remainder_sm_count else ""
     )
-    ways = "'up' or 'down'" if count > layout.grantable()[0] else "'up'"
+    ways = "'up', 'down' or 'nearest'" if count > layout.grantable()[0] else "'up' or 'nearest'"
     return (
         f"partition {name!r}: this GPU cannot give {size.describe(layout.sm_count)} of its "
         f"{layout.sm_count} SMs; the nearest counts are {_around(layout, count)} ({makeup}). Ask "

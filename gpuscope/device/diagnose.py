@@ -100,7 +100,7 @@ def check_launches() -> Check:
     if fastpath is not None:
         return Check("launch path", ok=True, found="compiled")
     todo = "install a C compiler, such as gcc, and then gpuscope again"
-    if os.environ.get("GPUSCOPE_PURE"):
+    if os.environ.get("GPUSCOPE_PURE") == "1":
         todo = "unset GPUSCOPE_PURE"
     return Check("launch path", ok=False, found=f"in Python: {why_not}", todo=todo)
 

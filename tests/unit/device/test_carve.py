@@ -243,7 +243,7 @@ LIVE = {"decode": (0, 1), "spare": (REMAINDER,)}
         (
             {"a": 22},
             {},
-            ["20 below", "24 above", "quanta of 8", "remainder of 12", "'up' or 'down'"],
+            ["20 below", "24 above", "quanta of 8", "remainder of 12", "'up', 'down' or 'nearest'"],
         ),
         ({"a": 200}, {}, ["200 SMs asked", "has 132", "a: 200", "ask for fewer"]),
         ({"a": "140%"}, {}, ["'140%'", "above 0%, at most 100%"]),
@@ -358,7 +358,7 @@ def test_the_hint_names_only_a_rounding_that_helps():
     with pytest.raises(InvalidPartition) as low:
         plan_carve(H200, [7])
     assert "'down'" not in str(low.value)
-    with pytest.raises(InvalidPartition, match="'up' or 'down'"):
+    with pytest.raises(InvalidPartition, match="'up', 'down' or 'nearest'"):
         plan_carve(H200, [9])
 
 

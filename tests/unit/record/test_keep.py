@@ -129,7 +129,7 @@ def test_lengths_are_seconds_or_have_a_unit(value, ns):
 @pytest.mark.parametrize("value", ["60", "", "60 parsecs", "-1 s", "0 s", 0, -3, 1e300, "1e3 s"])
 def test_what_is_no_length_is_refused_with_what_is_needed(gpu, value):
     with (
-        pytest.raises(gs.errors.InvalidArgument, match=r"keep is .*'60 s' or '10 min', are needed"),
+        pytest.raises(gs.errors.InvalidArgument, match=r"keep is .*'60 s' or '10 min', is needed"),
         gs.profile(gpu, keep=value),
     ):
         pass

@@ -35,7 +35,7 @@ class Event(Unique):
     Notes
     -----
     Timing is on by default. CUDA returns the time between two events as a float in milliseconds,
-    accurate to about 0.5 µs and less over long spans.
+    accurate to about 0.5 µs, worse over long spans.
 
     Attributes
     ----------

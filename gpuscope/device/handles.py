@@ -198,8 +198,8 @@ def _torch_calls(
 ) -> tuple[Callable[[], int], Callable[[int], _Key], Callable[..., object], Callable[..., _Key]]:
     """Return what asks for PyTorch's device and stream, selects a stream, and gives its key.
 
-    PyTorch's public functions make an object at each call, which costs some 10 µs a guard; where
-    the functions that they call are there (PyTorch 2), those are taken.
+    PyTorch's public functions make an object at each call, which takes longer than the rest of a
+    guard; where the functions that they call are there (PyTorch 2), those are taken.
     """
     inner: Library = getattr(torch, "_C", None)
     if hasattr(inner, "_cuda_setStream"):

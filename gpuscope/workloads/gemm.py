@@ -173,7 +173,6 @@ class Gemm(Handle):
 
     _context_type = _GemmContext
     _usual_name = "gemm {m}x{n}x{k} {dtype}"
-    _noted_at_once = True  # with its launch; false where ``_launch`` tells recorders more
 
     def __init__(
         self,
@@ -215,6 +214,7 @@ class Gemm(Handle):
         self._matmul, self._record = backend.matmul, backend.record
         self._calls = self.device.calls
         self._next_correlation = self.device.calls.next_correlation
+        self._noted_at_once = type(self)._launch is Gemm._launch  # others may tell more
 
     @property
     def sm_count_target(self) -> SmCountTarget:

@@ -100,7 +100,6 @@ class TracedGemm(Gemm):
     """
 
     _usual_name = "traced gemm {m}x{n}x{k}"
-    _noted_at_once = False  # its launch has block records
 
     def __init__(
         self,

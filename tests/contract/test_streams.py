@@ -413,4 +413,4 @@ def test_streams_12_time_across_partitions_adds_up(gpu):
 def test_streams_12_the_resolution_is_documented():
     assert "Resolution" in Event.elapsed_ns.__doc__
     assert "0.5 µs" in Event.elapsed_ns.__doc__
-    assert "less over long spans" in Event.__doc__
+    assert "worse over long spans" in Event.__doc__

@@ -701,6 +701,25 @@ def test_the_latest_wins_and_nothing_queues():
         assert drawn.empty()
 
 
+def test_a_period_is_waited_for_before_each_drawing(monkeypatch):
+    steps = []
+    live = LatestWins(steps.append, failed=pytest.fail, period_s=0.5)
+
+    class Closed:
+        def wait(self, period_s):
+            steps.append(period_s)
+            live.offer(len(steps))
+            return len(steps) > 4
+
+        def set(self):
+            pass
+
+    monkeypatch.setattr(live, "_closed", Closed())
+    with live:
+        pass
+    assert steps == [0.5, 1, 0.5, 3, 0.5]
+
+
 def test_drawing_goes_on_after_a_failure():
     failures: queue.Queue[Exception] = queue.Queue()
 

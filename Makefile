@@ -41,7 +41,7 @@ help:
 	@echo 'make lab         open JupyterLab on notebooks/'
 	@echo 'make bench       benchmarks that need no GPU'
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
-	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/h200.json (OFFLINE=1 too)'
+	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/ (OFFLINE=1 too)'
 	@echo 'make docs        the documentation, its notebooks executed, in site/html/'
 	@echo 'make fuzz        20,000 damaged traces a format, property tests on EXAMPLES=2000'
 	@echo 'make lock        write scripts/locked.txt, the versions that CI installs'
@@ -110,7 +110,7 @@ test-gpu:
 
 bench-gpu:
 	@$(GPU_SETUP)
-	$(GPU_PY) benchmarks/h200.py --out benchmarks/results/h200.json
+	$(GPU_PY) benchmarks/all_gpu.py
 
 docs:
 	@$(SETUP) docs

@@ -505,41 +505,60 @@ def mixed_pairs(gpu: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def events_truth(gpu: Any, row: Row) -> list[dict]:
-    found = mixed_pairs(gpu)
+def child_events() -> dict[str, float]:
+    """Judge one recording by events, in a process of its own."""
+    import gpuscope as gs
+
+    found = mixed_pairs(gs.open_device("cuda:0", quiet=True))
     starts_in = (found["true_start"] >= found["start"]) & (
         found["true_start"] <= found["start"] + found["late"]
     )
     ends_in = (found["true_end"] <= found["end"]) & (
         found["true_end"] >= found["end"] - found["early"]
     )
-    covered = float((starts_in & ends_in).mean())
-    error = (found["true_start"] - found["start"]) + (found["end"] - found["true_end"])
-    stated = found["late"] + found["early"]
-    ratio = float(np.median(stated) / np.median(np.abs(error)))
+    error = np.abs((found["true_start"] - found["start"]) + (found["end"] - found["true_end"]))
+    stated, actual = (float(np.median(ns)) for ns in (found["late"] + found["early"], error))
+    return {
+        "kernels": len(starts_in), "hold": float((starts_in & ends_in).mean()),
+        "starts_hold": float(starts_in.mean()), "ends_hold": float(ends_in.mean()),
+        "stated_ns": stated, "error_ns": actual, "ratio": stated / actual,
+    }  # fmt: skip
+
+
+def events_figures(_gpu: Any, row: Row) -> list[dict]:
+    """Return how true recordings by events are, each of its own process."""
+    turns = [child("events") for _ in range(TURNS)]
+    held = [turn["hold"] * 100 for turn in turns]
+    ratios = [turn["ratio"] for turn in turns]
     return [
-        row("kernels timed by events whose stated bounds hold CUPTI's start and end", "≥ 95 %",
-            covered * 100, "%", met=covered >= 0.95, kernels=len(starts_in),
-            starts=float(starts_in.mean()), ends=float(ends_in.mean())),
-        row("median stated uncertainty / median actual error of events", "≤ 2 ×", ratio, "×",
-            met=ratio <= 2, stated_ns=float(np.median(stated)),
-            error_ns=float(np.median(np.abs(error)))),
+        row(f"kernels timed by events whose stated bounds hold CUPTI's start and end: least of "
+            f"{TURNS} recordings", "≥ 98 %", min(held), "%", met=min(held) >= 98,
+            spread=spread(held), turns=turns),
+        row("median stated uncertainty / median actual error of events: greatest of "
+            f"{TURNS} recordings", "≤ 2 ×", max(ratios), "×", met=max(ratios) <= 2,
+            spread=spread(ratios)),
     ]  # fmt: skip
 
 
-def recording_figures(gpu: Any, row: Row) -> Iterator[dict]:
-    """Return every figure about recording, each when it is there."""
+def recorder_figures(_gpu: Any, row: Row) -> Iterator[dict]:
+    """Return what recorders add to a launch, ours and others, each when it is there."""
     yield from overhead(row)
+    yield from beside_nsys(row)
+
+
+def recording_figures(gpu: Any, row: Row) -> Iterator[dict]:
+    """Return how fast and how true recordings are, each when it is there."""
     yield from decoding(gpu, row)
     yield from annotating(gpu, row)
     yield from clocks(gpu, row)
     yield from confinement(gpu, row)
-    yield from events_truth(gpu, row)
-    yield from beside_nsys(row)
 
 
 if __name__ == "__main__":
     what, out = sys.argv[2], Path(sys.argv[3])
     program = what.split()
-    said = child_program(program[1]) if program[0] == "program" else child_overhead(what)
+    if what == "events":
+        said = child_events()
+    else:
+        said = child_program(program[1]) if program[0] == "program" else child_overhead(what)
     out.write_text(json.dumps(said))

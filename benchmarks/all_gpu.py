@@ -1,0 +1,84 @@
+"""Run every benchmark that needs a GPU, each in a process of its own, and say how long each took.
+
+    python benchmarks/all_gpu.py [--out FOLDER] [--only NAME ...] [--resume] [--seconds N]
+
+Each result is written as its benchmark ends, so that an interrupted run keeps what it has. With
+--resume, what an earlier run into the same folder has done is left out. Nothing begins after
+--seconds: run again with --resume until the exit status is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+GROUPS = ("carving", "host cost", "observer", "throughput", "quickstart", "contracts", "recorders",
+          "recording", "events", "live", "latency", "shapes")  # fmt: skip
+"""What h200.py measures."""
+BESIDE: dict[str, tuple[str, ...]] = {
+    "traced": ("traced.py",),
+    "transfers": ("transfers.py",),
+    "findings": ("findings.py",),
+    "remainder": ("remainder.py",),
+    "soak_live": ("soak_live.py", "--device", "cuda:0"),
+    "soak_live_raises": ("soak_live.py", "--device", "cuda:0", "--seconds", "15", "--raises"),
+    "long_recording": ("long_recording.py", "--device", "cuda:0", "--seconds", "90", "--keep",
+                       "20 s"),
+    "memory_soak": ("memory_soak.py",),
+    "interrupts": ("interrupts.py",),
+}  # fmt: skip
+"""Result → its own script and arguments."""
+NAMES = (*GROUPS, *BESIDE)
+
+
+def command(name: str, out: Path) -> list[str]:
+    """Return what measures one name into a folder."""
+    if name in BESIDE:
+        script, *arguments = BESIDE[name]
+        return [sys.executable, str(HERE / script), *arguments, "--out", str(out / f"{name}.json")]
+    target = out / "h200.json"
+    if not target.exists():  # whose other groups stay as they are
+        shutil.copy(RESULTS / target.name, target)
+    return [sys.executable, str(HERE / "h200.py"), "--only", name, "--keep", str(target), "--out",
+            str(target)]  # fmt: skip
+
+
+def main() -> int:
+    """Run them; returns 1 if one failed or is left."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--only", choices=NAMES, action="append", help="in the order given")
+    parser.add_argument("--resume", action="store_true", help="leave out what was done before")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="then begin no more")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    log = asked.out / ".all_gpu.json"
+    ended = json.loads(log.read_text("utf-8")) if asked.resume and log.exists() else {}
+    began = time.monotonic()
+    names = dict.fromkeys(asked.only or NAMES)
+    for name in names:
+        if ended.get(name, {}).get("status") == 0 or time.monotonic() - began > asked.seconds:
+            continue
+        print(f"== {name}", flush=True)
+        start = time.monotonic()
+        status = subprocess.run(command(name, asked.out.resolve()), check=False).returncode
+        if name == "shapes" and asked.out.resolve() != RESULTS:
+            shutil.copy(RESULTS / "shapes.json", asked.out)  # h200.py keeps it there
+        ended[name] = {"seconds": round(time.monotonic() - start, 1), "status": status}
+        log.write_text(json.dumps(ended, indent=1) + "\n", "utf-8")
+    print(f"\n{'benchmark':18} {'seconds':>8} {'status':>7}")
+    for name in names:
+        took = ended.get(name, {"seconds": "-", "status": "left"})
+        print(f"{name:18} {took['seconds']:>8} {took['status']:>7}")
+    return int(any(ended.get(name, {}).get("status") != 0 for name in names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

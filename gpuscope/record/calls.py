@@ -269,7 +269,8 @@ class CallLog:
             )
             for call in new
             if not (
-                self._is_timed(call)
+                isinstance(call, Execution)
+                or self._is_timed(call)
                 or call.superseded
                 or (call.kind == "record" and call.workload is not None)
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -94,6 +96,8 @@ class Painted:
         return self.said
 
 
+_pack, _unpack = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Ended).decode
+"""Thousands of calls a frame, in a tenth of the time that pickling them takes."""
 STOPPED = object()
 """In place of an answer: nobody waits for it any more."""
 
@@ -120,6 +124,8 @@ class Painter:
             )  # fmt: skip
             undo.pop_all()
         self._wire = Connection(here.detach())
+        self._ready = select.poll()
+        self._ready.register(self._wire, select.POLLIN)
         self._owes = False
         """Whether an answer is on its way that nobody waits for."""
 
@@ -158,7 +164,7 @@ class Painter:
         """
         buffers = tap.take()
         self._owes = True
-        self._send((len(buffers), tap.places(), calls, metadata, wanted))
+        self._send((len(buffers), _pack(calls), tap.places(), metadata, wanted))
         try:
             for raw in buffers:
                 self._wire.send_bytes(raw.data)
@@ -185,7 +191,7 @@ class Painter:
     def _receive(self, stopped: Callable[[], bool]) -> object:
         try:
             for _ in range(round(PATIENCE_S / _NAP_S)):
-                if self._wire.poll(_NAP_S):
+                if self._ready.poll(_NAP_S * 1e3):
                     return self._wire.recv()
                 if stopped():
                     return STOPPED
@@ -245,10 +251,10 @@ def serve(number: int) -> None:
                 easel = Easel(Reader(message, lambda *what: _ask(wire, what)))
                 continue
             assert easel is not None  # noqa: S101 - a recording comes first
-            count, *news = message
+            count, calls, *news = message
             buffers = [np.frombuffer(wire.recv_bytes(), np.uint8) for _ in range(count)]
             try:
-                answer: object = easel.paint(buffers, *news)
+                answer: object = easel.paint(buffers, _unpack(calls), *news)
             except Exception as error:  # noqa: BLE001 - it is told to who waits
                 answer = f"{type(error).__name__}: {error}"
             wire.send(answer)
@@ -271,8 +277,8 @@ class Easel:
     def paint(
         self,
         buffers: list[Array],
-        places: Known | None,
         calls: Ended,
+        places: Known | None,
         metadata: TraceMetadata | None,
         wanted: Wanted,
     ) -> Painted | None:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 PATIENCE_S = 1.0
 """How long to wait for the browser to paint a frame before the next one is sent."""
+_LINGER_S = 1.0
+"""How long the thread waits for more to draw: to start one takes Python's lock several times."""
 
 
 class RedrawScheduler:
-    """Redraws the latest state in a thread that lives while there is something to draw.
+    """Redraws the latest state in a thread that lives as long as there is something to draw.
 
     A slow browser must not get a backlog: at most two frames are on their way. The next one is
     drawn from the current state when the first of them has been painted. If no browser shows
@@ -45,7 +47,7 @@ class RedrawScheduler:
         self._failed = failed
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._asked = False
+        self._asked = self._is_drawing = False
         self._closed = False
         self.is_seen = False
         self._sent = self._painted = 0
@@ -55,6 +57,7 @@ class RedrawScheduler:
         with self._lock:
             self._asked = True
             if self._closed or self._thread is not None:
+                self._lock.notify_all()
                 return
             self._thread = threading.Thread(target=self._work, name="gpuscope-paint", daemon=True)
             self._thread.start()
@@ -69,18 +72,18 @@ class RedrawScheduler:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all requests are drawn; return whether they are."""
         with self._lock:
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(timeout_s)
-        return not thread.is_alive()
+            return self._thread is threading.current_thread() or self._lock.wait_for(
+                lambda: self._thread is None or not (self._asked or self._is_drawing), timeout_s
+            )
 
     def close(self) -> None:
         """Stop drawing; returns when a frame in progress is done."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
-        self.wait()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def _work(self) -> None:
         while self._take():
@@ -92,10 +95,14 @@ class RedrawScheduler:
     def _take(self) -> bool:
         """Return whether to draw; if not, this thread is over."""
         with self._lock:
+            self._is_drawing = False
+            self._lock.notify_all()
+            self._lock.wait_for(lambda: self._asked or self._closed, _LINGER_S)
             if self._asked and not self._closed:
-                self._asked = False
+                self._asked, self._is_drawing = False, True
                 return True
             self._thread = None
+            self._lock.notify_all()
             return False
 
     def _send(self) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gpuscope._checks import count, given
 from gpuscope._text import clean
 from gpuscope._types import DType
-from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.dtypes import DTYPES, did_you_mean, dtype_name
 from gpuscope.errors import InvalidOperand
 
 if TYPE_CHECKING:
@@ -41,14 +41,17 @@ def as_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_dtype(dtype: npt.DTypeLike | None) -> DType:
-    """Return a NumPy dtype; knows ``"bfloat16"`` too."""
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return DTYPES[dtype].numpy
+    """Return a NumPy dtype; knows ``"bfloat16"`` and PyTorch's types too."""
+    name = dtype_name(dtype)
+    if name in DTYPES:
+        return DTYPES[name].numpy
+    is_named = dtype is None or type(dtype).__module__ == "torch"
     try:  # of None NumPy would make float64
-        found: DType = np.dtype("none is given" if dtype is None else dtype)
+        found: DType = np.dtype(name or "none is given" if is_named else dtype)
     except Exception as error:  # NumPy evaluates what it is given, which fails in many ways
         raise InvalidOperand(
-            f"dtype is {given(dtype)}; one that NumPy or ml_dtypes has is needed"
+            f"dtype is {given(dtype)}; one that NumPy or ml_dtypes has is needed."
+            f"{did_you_mean(name)}"
         ) from error
     if found.kind in "OSUMm" or found.names is not None or found.subdtype is not None:
         raise InvalidOperand(f"dtype is {clean(found, 60)}; one of numbers is needed")

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
+
+from gpuscope._checks import given
+from gpuscope.errors import InvalidOperand
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,3 +69,57 @@ DTYPES: Mapping[str, ElementType] = MappingProxyType(
     }
 )
 """Name → element type."""
+
+_OTHER_NAMES: Mapping[str, Dtype] = MappingProxyType(
+    {
+        **dict.fromkeys(("half", "fp16", "f16", "f2", "e"), "float16"),
+        **dict.fromkeys(("bf16", "bfloat", "brainfloat16"), "bfloat16"),
+        **dict.fromkeys(("single", "fp32", "f32", "f4", "f", "tf32"), "float32"),
+        **dict.fromkeys(("double", "fp64", "f64", "f8", "d", "float"), "float64"),
+    }
+)
+"""What else they go by: suggested, since "float" means other things elsewhere."""
+
+
+def dtype_name(dtype: object) -> str:
+    """Return what a type is called, whoever made it; empty where that cannot be told.
+
+    Parameters
+    ----------
+    dtype
+        ``"float16"``, ``np.float16``, ``np.dtype("float16")``, ``ml_dtypes.bfloat16``,
+        ``cupy.float16`` or ``torch.float16``.
+    """
+    if isinstance(dtype, str):
+        return dtype.removeprefix("torch.")
+    if isinstance(dtype, type):
+        return dtype.__name__
+    if type(dtype).__module__ == "torch":  # its name is in nothing but its text
+        return str(dtype).removeprefix("torch.")
+    return str(getattr(dtype, "name", "")) if getattr(dtype, "isnative", False) else ""
+
+
+def did_you_mean(name: str) -> str:
+    """Return a question that names the element type nearest to a name, or nothing."""
+    lower = name.lower()
+    near = _OTHER_NAMES.get(lower) or next(iter(get_close_matches(lower, DTYPES)), None)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def element_type(dtype: object) -> ElementType:
+    """Return the element type that :func:`dtype_name` names.
+
+    Raises
+    ------
+    InvalidOperand
+        There is none of that name; the message says which there are and suggests the nearest.
+    """
+    name = dtype_name(dtype)
+    if name in DTYPES:
+        return DTYPES[name]
+    found = given(name if name else dtype)
+    names = [repr(known) for known in DTYPES]
+    raise InvalidOperand(
+        f"dtype should be {', '.join(names[:-1])} or {names[-1]}, but found {found}."
+        f"{did_you_mean(name)}"
+    )

@@ -153,5 +153,6 @@ def _problem(
     if kind == "extra_forbidden":
         return place, f"unknown key; allowed: {listed(model_at(place).model_fields)}"
     if kind == "value_error":
-        return place, error["msg"].removeprefix("Value error, ")
+        words = error["msg"].removeprefix("Value error, ")
+        return place, words.removeprefix(f"{place[-1]} " if place else "")
     return place, _NEEDS.get(kind) or error["msg"].removeprefix("Input ")

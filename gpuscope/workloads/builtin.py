@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveInt, StrictBool, StrictInt, StrictStr, field_validator
 
 from gpuscope import workloads
-from gpuscope.device.dtypes import Dtype
+from gpuscope.device.dtypes import Dtype, element_type
 from gpuscope.errors import GpuscopeError, InvalidExperiment
 from gpuscope.workloads.spec import WorkloadSpec
 
@@ -42,6 +42,11 @@ class GemmSpec(WorkloadSpec):
         description="The SM count that cuBLAS is told: auto (the partition's), off, or a count",
         json_schema_extra={"rare": True},
     )
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _named(cls, dtype: object) -> str:
+        return element_type(dtype).name
 
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
         """Make a :class:`~gpuscope.workloads.gemm.Gemm`."""

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
-from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.dtypes import element_type
 from gpuscope.device.event import take_event
 from gpuscope.device.partition import Partition
 from gpuscope.device.raw import MatmulPlan, NativeArray
@@ -143,7 +144,8 @@ class Gemm(Handle):
     m, n, k
         Sizes in elements.
     dtype
-        ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"float64"``.
+        ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"float64"``, or that type of NumPy's,
+        CuPy's, PyTorch's or of ml_dtypes.
     name
         For people, timelines and analyses; it says the sizes if not given.
     sm_count_target
@@ -181,7 +183,7 @@ class Gemm(Handle):
         m: int,
         n: int,
         k: int,
-        dtype: str = "float16",
+        dtype: DTypeLike = "float16",
         sm_count_target: SmCountTarget = "auto",
         name: str | None = None,
         seed: int = 0,
@@ -189,10 +191,6 @@ class Gemm(Handle):
     ) -> None:
         for size_name, size in (("m", m), ("n", n), ("k", k)):
             count(size_name, size, least=1, most=LARGEST, error=InvalidOperand)
-        if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise InvalidOperand(
-                f"dtype {given(dtype)} is not supported; use one of {tuple(DTYPES)}"
-            )
         if sm_count_target is not None and not (
             isinstance(sm_count_target, str) and sm_count_target == "auto"
         ):
@@ -204,10 +202,10 @@ class Gemm(Handle):
             count("sm_count_target", sm_count_target, least=1, most=LARGEST, error=InvalidOperand)
         seed = count("seed", seed, most=LARGEST, error=InvalidOperand)
         require_kind("name", name, str, None)
-        name = name or self._usual_name.format(m=m, n=n, k=k, dtype=dtype)
+        self.dtype = element_type(dtype).name
+        name = name or self._usual_name.format(m=m, n=n, k=k, dtype=self.dtype)
         super().__init__(owner, name=name, max_in_flight=max_in_flight)
         self.m, self.n, self.k = m, n, k
-        self.dtype = dtype
         self._sm_count_target: SmCountTarget = sm_count_target
         self._seed = seed
         backend = self.device.backend

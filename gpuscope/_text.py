@@ -67,6 +67,16 @@ def format_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def duration(ns: float) -> str:
+    """Write a duration with a unit that suits it, to four digits."""
+    size = abs(ns)
+    if size < 1e3:
+        return f"{ns:.4g} ns"
+    if size < 1e6:
+        return f"{ns / 1e3:.4g} µs"
+    return f"{ns / 1e6:.4g} ms" if size < 1e9 else f"{ns / 1e9:.4g} s"
+
+
 def shown_table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
     """Return rows as a table for HTML in a notebook."""
     head = "".join(f"<th>{shown(name)}</th>" for name in columns)

@@ -20,6 +20,10 @@ from gpuscope.analysis.confinement_analysis import Evidence as Evidence
 from gpuscope.analysis.confinement_analysis import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement_analysis import confinement as confinement
 from gpuscope.analysis.escapes import Escape as Escape
+from gpuscope.analysis.findings_analysis import Finding as Finding
+from gpuscope.analysis.findings_analysis import FindingsResult as FindingsResult
+from gpuscope.analysis.findings_analysis import confinement_verdict as confinement_verdict
+from gpuscope.analysis.findings_analysis import findings as findings
 from gpuscope.analysis.gaps_analysis import Gap as Gap
 from gpuscope.analysis.gaps_analysis import GapsResult as GapsResult
 from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps
@@ -35,6 +39,7 @@ from gpuscope.analysis.latency_analysis import QueueDepth as QueueDepth
 from gpuscope.analysis.latency_analysis import latency as latency
 from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
 from gpuscope.analysis.latency_analysis import queue_depth as queue_depth
+from gpuscope.analysis.outcome_analysis import outcome as outcome
 from gpuscope.analysis.prediction_analysis import PredictedTime as PredictedTime
 from gpuscope.analysis.prediction_analysis import PredictionResult as PredictionResult
 from gpuscope.analysis.prediction_analysis import prediction as prediction

@@ -16,6 +16,8 @@ from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
+OUTSIDE, SMS_OF = "outside any partition", "SMs of"
+"""How an escape's place in words begins, unless it is a partition or green context."""
 Intended: TypeAlias = Mapping[Any, str | int]
 """Name of a range or id of a stream → name of a partition or id of a green context."""
 
@@ -281,7 +283,7 @@ def _ran_in(trace: Trace, rows: Array) -> tuple[Array, list[str]]:
         name, number = partitions[partition[row]], contexts[context[row]]
         if name is None and number is not None:
             name = owners.get(number, f"green context {number}")
-        places.append(name or f"outside any partition ({_stream(trace, streams[stream[row]])})")
+        places.append(name or f"{OUTSIDE} ({_stream(trace, streams[stream[row]])})")
     return code, places
 
 
@@ -295,7 +297,7 @@ def _owners(trace: Trace, sm: Array) -> tuple[Array, list[str]]:
     ids, code = np.unique(sm, return_inverse=True)
     owners = partitions_by_sm(trace)
     return code, [
-        f"SMs of {' and '.join(owners.get(sm_id, ())) or 'no partition'}" for sm_id in ids
+        f"{SMS_OF} {' and '.join(owners.get(sm_id, ())) or 'no partition'}" for sm_id in ids
     ]
 
 

@@ -102,6 +102,9 @@ class TrackGaps:
         Busy time / (busy time + all gaps, also those shorter than ``min_ns``).
     number
         Gaps of at least ``min_ns``. The following fields describe these; ``None`` without gaps.
+    unlaunched_ns
+        The part of ``total_ns`` before the span that ended the gap had been launched: the host was
+        late. ``None`` where no launch time is known.
     longest
         The longest gaps, the longest first, at most :data:`LONGEST`.
     """
@@ -115,6 +118,7 @@ class TrackGaps:
     median_ns: Annotated[float | None, "median (µs)"]
     p90_ns: Annotated[float | None, "p90 (µs)"]
     max_ns: Annotated[int | None, "max (µs)"]
+    unlaunched_ns: Annotated[int | None, "not launched (ms)"]
     longest: tuple[Gap, ...]
 
 
@@ -235,6 +239,9 @@ def _tracks(
     by_length = np.lexsort((-lengths, of))
     name, names = codes(trace.spans.column("name"))
     name = name[rows]
+    launched = trace.array("queued_ns", fill=-1)[rows[after]]
+    late = np.where(launched < 0, 0, np.clip(launched, low, high) - low)
+    told = np.bincount(of, launched >= 0, len(labels)).tolist()
 
     def longest(index: int) -> tuple[Gap, ...]:
         return tuple(
@@ -259,12 +266,16 @@ def _tracks(
             median_ns=middle if number else None,
             p90_ns=most if number else None,
             max_ns=int(lengths[by_length[own[index]]]) if number else None,
+            unlaunched_ns=unlaunched if told[index] else None,
             longest=longest(index),
         )
-        for index, (label, spans, busy, idle, number, total, (middle, most)) in enumerate(
+        for index, (
+            label, spans, busy, idle, number, total, unlaunched, (middle, most)
+        ) in enumerate(
             zip(
                 labels, np.diff(first).tolist(), busy_ns.tolist(), idle_ns.tolist(),
-                np.diff(own).tolist(), stretch_sums(lengths, own).tolist(), spread.tolist(),
+                np.diff(own).tolist(), stretch_sums(lengths, own).tolist(),
+                stretch_sums(late, own).tolist(), spread.tolist(),
                 strict=True,
             )
         )

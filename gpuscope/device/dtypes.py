@@ -102,8 +102,9 @@ def dtype_name(dtype: object) -> str:
 def did_you_mean(name: str) -> str:
     """Return a question that names the element type nearest to a name, or nothing."""
     lower = name.lower()
-    near = _OTHER_NAMES.get(lower) or next(iter(get_close_matches(lower, DTYPES)), None)
-    return f" Did you mean {near!r}?" if near else ""
+    near = [str(name) for name in (_OTHER_NAMES.get(lower),) if name]
+    near += get_close_matches(lower, DTYPES)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def element_type(dtype: object) -> ElementType:

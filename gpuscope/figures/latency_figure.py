@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,8 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
 
     The latency is the host time from entering ``execute()`` until its completion is seen
     (:func:`gpuscope.analysis.latency`); the curve at x is the share of calls that took at
-    most x. No p99 is marked with fewer than 1,000 calls.
+    most x. No p99 is marked with fewer than 1,000 calls. A curve has the colour of the partition
+    that the calls went to, as in timelines; settings of one colour differ by their dashes.
 
     Parameters
     ----------
@@ -68,11 +70,20 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
     """
     data: list[go.Scatter] = []
     absent: list[str] = []
-    for index, (setting, trace) in enumerate(traces.items()):
+    homes = {setting: _home(trace, handle) for setting, trace in traces.items()}
+    colours = style.partition_colours(traces.values(), set(filter(None, homes.values())))
+    drawn: Counter[str | None] = Counter()
+    for setting, trace in traces.items():
         calls, took, _ = durations_ns(trace)
         if handle in calls.labels:
             durations = np.sort(took[calls.mine(calls.labels.index(handle))])
-            data += _curve(setting, analysis.latency(trace)[handle], durations, index)
+            home = homes[setting]
+            look = {
+                "color": style.WHOLE_GPU_COLOUR if home is None else colours[home],
+                "dash": _DASHES[drawn[home] % len(_DASHES)],
+            }
+            drawn[home] += 1
+            data += _curve(setting, analysis.latency(trace)[handle], durations, look)
         else:
             absent.append(setting)
     if not data:
@@ -92,15 +103,35 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
         notes,
         340,
         legend_rows=len(data) // 2,
-        xaxis=style.x_axis("latency (µs, logarithmic)", **style.LOG_AXIS, automargin=True),
+        xaxis=style.x_axis(
+            "latency (µs, logarithmic)",
+            **_log_axis(np.concatenate([curve.x for curve in data])),
+            automargin=True,
+        ),
         yaxis=style.y_axis("share of calls", range=[-0.02, 1.03], tickformat=".0%"),
     )
     return go.Figure(data=data, layout=layout)
 
 
-def _curve(setting: str, seen: HandleLatency, durations: Array, index: int) -> list[go.Scatter]:
-    colour = style.OKABE_ITO[index % len(style.OKABE_ITO)]
-    dash = _DASHES[index % len(_DASHES)]
+def _log_axis(values: Array) -> style.Properties:
+    """Return what makes an axis logarithmic, with several ticks however little it spans.
+
+    Plotly chooses them, but over decades it would label every digit.
+    """
+    axis: style.Properties = {"type": "log", "tickformat": ",~f"}
+    return axis | {"dtick": "D2"} if values.max() >= 10 * values.min() else axis
+
+
+def _home(trace: Trace, handle: str) -> str | None:
+    """Return the partition of the stream that a handle's first call went to."""
+    calls = trace.where(kind="handle")
+    own = calls.where(category=handle)
+    return next(iter((own if len(own) else calls.where(name=handle)).texts("partition")), None)
+
+
+def _curve(
+    setting: str, seen: HandleLatency, durations: Array, look: dict[str, str]
+) -> list[go.Scatter]:
     count = len(durations)
     picked = np.unique(np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(np.int64))
     times_us = np.maximum(durations, 1) / 1e3
@@ -114,9 +145,9 @@ def _curve(setting: str, seen: HandleLatency, durations: Array, index: int) -> l
             x=np.r_[times_us[0], times_us[picked]],
             y=np.r_[0.0, (picked + 1) / count],
             mode="lines",
-            line={"shape": "hv", "color": colour, "width": 2.2, "dash": dash},
+            line={"shape": "hv", "width": 2.2, **look},
             name=name,
-            legendgroup=f"setting {index}",
+            legendgroup=escape(setting, 40),
             hovertemplate="%{y:.1%} of calls took at most %{x:,.4~r} µs<extra></extra>",
         ),
         go.Scatter(
@@ -126,7 +157,7 @@ def _curve(setting: str, seen: HandleLatency, durations: Array, index: int) -> l
             marker={
                 "symbol": [_MARK_SYMBOLS[mark] for mark in known],
                 "size": 10,
-                "color": colour,
+                "color": look["color"],
                 "line": {"width": 1.5, "color": "white"},
             },
             text=list(known),
@@ -134,7 +165,7 @@ def _curve(setting: str, seen: HandleLatency, durations: Array, index: int) -> l
             textfont={"size": 12, "color": style.INK},
             cliponaxis=False,
             showlegend=False,
-            legendgroup=f"setting {index}",
+            legendgroup=escape(setting, 40),
             hovertext=[
                 f"{escape(setting, 40)}: {mark} {duration(value)}" for mark, value in known.items()
             ],
@@ -263,7 +294,10 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
             tickformat=".0%",
             automargin=True,
         ),
-        yaxis=style.y_axis(f"latency of {escape(latency, 30)} (µs, logarithmic)", **style.LOG_AXIS),
+        yaxis=style.y_axis(
+            f"latency of {escape(latency, 30)} (µs, logarithmic)",
+            **_log_axis(np.array([us for point in points for us in point.latency_us.values()])),
+        ),
     )
     return go.Figure(data=data, layout=layout)
 

@@ -12,6 +12,7 @@ from gpuscope.analysis.result import Result
 from gpuscope.trace.model import Trace
 
 clean = _text.clean
+duration = _text.duration
 LINE_CHARACTERS = 120
 """Characters that fit on a line under a title in a figure 900 px wide."""
 _INCOMPLETE = " (incomplete)"
@@ -26,16 +27,6 @@ def escape(text: object, limit: int | None = None) -> str:
         .replace(">", "&gt;")
         .replace("$", "&#36;")
     )  # fmt: skip
-
-
-def duration(ns: float) -> str:
-    """Write a duration with a unit that suits it, to four digits."""
-    size = abs(ns)
-    if size < 1e3:
-        return f"{ns:.4g} ns"
-    if size < 1e6:
-        return f"{ns / 1e3:.4g} µs"
-    return f"{ns / 1e6:.4g} ms" if size < 1e9 else f"{ns / 1e9:.4g} s"
 
 
 def axis_unit(length_ns: int) -> tuple[str, float]:

@@ -533,6 +533,25 @@ def test_latency_is_a_distribution_with_its_quantiles():
     assert "no p99 below 1,000 calls" in curves[1].name
 
 
+def test_a_latency_has_the_colour_of_its_partition_and_a_dash_of_its_own():
+    def at(partition):
+        calls = [{**call, "partition": partition} for call in handles([5000, 6000])]
+        return build(calls, partitions={"a": {"sm_count": 16}} if partition else {})
+
+    settings = {"plain": at(None), "priority": at(None), "16": at("a"), "16, bare": at("a")}
+    curves = [one for one in figures.latency(settings, "small").data if one.mode == "lines"]
+    own = style.partition_colours(settings.values(), ["a"])["a"]
+    grey = style.WHOLE_GPU_COLOUR
+    assert [one.line.color for one in curves] == [grey, grey, own, own]
+    assert [one.line.dash for one in curves] == ["solid", "dash"] * 2
+
+
+def test_an_axis_of_latencies_has_ticks_however_little_it_spans():
+    near, far = build(handles([5000, 6000])), build(handles([5000, 90_000]))
+    assert figures.latency({"one": near}, "small").layout.xaxis.dtick is None  # Plotly's: 5, 5.2, …
+    assert figures.latency({"one": far}, "small").layout.xaxis.dtick == "D2"
+
+
 def test_latency_names_settings_without_the_handle_and_refuses_none():
     here, elsewhere = build(handles([5000] * 3)), build(handles([5000], "other"))
     assert "no finished call in: two" in words(

@@ -116,6 +116,7 @@ ANALYSES = {
     "settings_table": lambda run, trace: analysis.settings_table(run),
     "concurrency": lambda run, trace: analysis.concurrency(trace),
     "confinement": lambda run, trace: analysis.confinement(trace),
+    "findings": lambda run, trace: analysis.findings(trace),
     "gaps": lambda run, trace: analysis.gaps(trace),
     "interference": lambda run, trace: analysis.interference(
         trace, trace, of="small", given="load"
@@ -144,7 +145,11 @@ SERIES = {
 def test_every_analysis_and_result_is_walked():
     public = {name: one for name, one in vars(analysis).items() if not name.startswith("_")}
     functions = {name for name, one in public.items() if inspect.isfunction(one)}
-    functions.remove("explain")  # asked about one span: test_traces_and_explanations_say_it
+    functions -= {
+        "explain",
+        "confinement_verdict",
+        "outcome",
+    }  # sentences: test_sentences_say_it, test_traces_and_explanations_say_it
     assert functions == set(ANALYSES)
     made = {name for name, one in public.items() if isinstance(one, type)
             and hasattr(one, "note") and hasattr(one, "rows")}  # fmt: skip
@@ -160,6 +165,11 @@ def test_analyses_say_it(name, run, trace, check):
         check(Run(run.traces, found, run.experiment)._repr_html_())
     else:
         check(str(found), found.note, found._repr_html_(), *map(str, found.rows()))
+
+
+def test_sentences_say_it(run, trace, check):
+    check(analysis.outcome(run))
+    check(analysis.confinement_verdict(trace).text)
 
 
 @pytest.mark.parametrize("name", SERIES)

@@ -1,0 +1,265 @@
+"""Findings: what a trace says that calls for action comes first, then whether work was confined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from gpuscope._checks import door
+from gpuscope._text import duration
+from gpuscope.analysis import escapes
+from gpuscope.analysis.confinement_analysis import (
+    ConfinementResult,
+    PartitionConfinement,
+    confinement,
+)
+from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
+from gpuscope.analysis.latency_analysis import queue_depth
+from gpuscope.analysis.result import Result, Row, row_of
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.metadata import Description
+from gpuscope.trace.model import Trace
+
+IDLE = 0.05
+"""Idle share of the time of a background's stream, or of a device, that is told."""
+_NAMED = 3
+_EVIDENCE = {
+    "resident": "by the SM of every thread block",
+    "allocated": "by the green context of every kernel",
+    "simulated": "simulated: confined by construction, which is no evidence about a GPU",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about a trace, in plain text; names in it may come from anywhere.
+
+    Attributes
+    ----------
+    kind
+        ``"escape"``: work ran outside its partition. ``"incomplete"``: rows are missing.
+        ``"queue"``: the GPU waited for launches. ``"gap"``: it stood still though work had been
+        launched. ``"confinement"``: no escape, or none that can be judged.
+    advice
+        What to do about it; may be empty.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> first = gs.analysis.findings(gs.learn.case("A").trace).findings[0]
+    >>> first.is_problem, first.text.partition(" ")[0]
+    (True, 'ESCAPED:')
+    """
+
+    kind: Annotated[Literal["escape", "incomplete", "queue", "gap", "confinement"], "what"]
+    text: Annotated[str, "found"]
+    advice: Annotated[str, "what to do"] = ""
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether something is to be done."""
+        return self.kind != "confinement"
+
+
+@dataclass(frozen=True)
+class FindingsResult(Result):
+    """Findings, the most urgent first; one of them is the verdict on confinement."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def confinement(self) -> Finding:
+        """The verdict on confinement."""
+        return next(one for one in self.findings if one.kind in ("escape", "confinement"))
+
+    def _rows(self) -> list[Row]:
+        """One row per finding."""
+        return list(map(row_of, self.findings))
+
+
+@door(trace=Trace)
+def findings(trace: Trace) -> FindingsResult:
+    """Say what calls for action: escapes, missing rows, queues that ran dry, gaps; then the rest.
+
+    In the trace of an experiment only streams of background workloads are to be busy all the time.
+    Of any other trace the devices are judged.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> found = gs.analysis.findings(gs.learn.case("A").trace)
+    >>> [finding.kind for finding in found.findings][0]
+    'escape'
+    """
+    verdict = confinement_verdict(trace)
+    found = [verdict, *_missing(trace), *_unloaded_calls(trace), *_idle(trace)]
+    if not verdict.is_problem:
+        found = [*found[1:], verdict]
+    return FindingsResult(
+        tuple(found), provenance=trace.provenance, incomplete=trace.metadata.incomplete
+    )
+
+
+def confinement_verdict(trace: Trace) -> Finding:
+    """Say in one sentence whether work stayed on the SMs that it was given.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.analysis.confinement_verdict(gs.learn.case("A").trace).text.partition(":")[0]
+    'ESCAPED'
+    """
+    try:
+        result = confinement(trace)
+    except MissingEvidence as error:
+        text = f"Confinement cannot be judged: {error}"
+        if not trace.metadata.partitions and not trace.kind_counts().get("kernel"):
+            text = "No kernel was recorded, so there is nothing to judge"
+        elif not trace.metadata.partitions:
+            text = "Nothing was carved, so there is no partition to stay in"
+        return Finding("confinement", text + ("" if text.endswith(".") else "."))
+    return verdict_on(result)
+
+
+def verdict_on(result: ConfinementResult) -> Finding:
+    """Say in one sentence what :func:`gpuscope.analysis.confinement` found."""
+    escaped = [part for part in result.partitions if part.escapes]
+    if escaped:
+        text = "; ".join(_escaped(part) for part in escaped)
+        missing = f" {result.incomplete}." if result.incomplete else ""
+        return Finding("escape", f"ESCAPED: {text}.{missing}", _advice(escaped[0]))
+    worked = [part for part in result.partitions if part.evidence]
+    names = _listed([part.partition for part in worked])
+    idle = [part.partition for part in result.partitions if not part.evidence]
+    kernels = sum(part.kernels for part in worked)
+    kinds = dict.fromkeys(one.kind for part in worked for one in part.evidence)
+    why = "; ".join(_EVIDENCE[kind] for kind in kinds)
+    unused = f" Nothing was given to {_listed(idle)}." if idle else ""
+    if result.incomplete:
+        text = f"No escape was recorded from {names} ({kernels:,} kernels); {result.incomplete}."
+        return Finding("confinement", text + unused)
+    text = f"Confined: all work given to {names} ran inside ({kernels:,} kernels; {why})."
+    return Finding("confinement", text + unused)
+
+
+def _escaped(part: PartitionConfinement) -> str:
+    share = part.escaped_ns / part.time_ns
+    what = ", ".join(
+        f"{one.kernel} ×{one.kernels:,} → {one.where}, {duration(one.time_ns)}"
+        for one in part.escapes[:_NAMED]
+    )
+    more = len(part.escapes) - _NAMED
+    what += f", and {more} more" if more > 0 else ""
+    of = f"of the time of the work given to {part.partition}"
+    return f"{100 * share:.3g} % {of} ran elsewhere: {what}"
+
+
+def _advice(part: PartitionConfinement) -> str:
+    """Say what to do about the longest escape."""
+    first = part.escapes[0]
+    if first.where.startswith(escapes.SMS_OF):
+        return (
+            f"Thread blocks of {first.kernel} were seen on SMs that {part.partition} does not "
+            "have: figures.sm_map shows when. Carve again, and record once more."
+        )
+    where = first.where.partition(" (")[0]
+    at = where if where == escapes.OUTSIDE else f"on a stream of {where}"
+    return (
+        f"{first.kernel} was launched {at}: give it a stream of {part.partition}. A library takes "
+        "the one that get_caller_stream() returns as an argument, or as its current stream."
+    )
+
+
+def _missing(trace: Trace) -> Iterator[Finding]:
+    if trace.metadata.incomplete:
+        text = trace.metadata.incomplete.removeprefix("incomplete: ")
+        yield Finding(
+            "incomplete", f"Rows are missing: {text}.", "Read all else with that in mind."
+        )
+
+
+def _workloads(trace: Trace) -> tuple[dict[str, Description], list[str]]:
+    """Return the workloads that the trace's experiment describes, and those in the background."""
+    described: dict[str, Description] = (trace.metadata.experiment or {}).get("workloads") or {}
+    return described, [name for name, facts in described.items() if facts.get("background")]
+
+
+def _unloaded_calls(trace: Trace) -> Iterator[Finding]:
+    """Find calls that were timed while nothing of a background was queued."""
+    described, background = _workloads(trace)
+    for of in background:
+        for at in described:
+            if at in background:
+                continue
+            try:
+                depths = queue_depth(trace, of=of, at=at).depths
+            except MissingEvidence:
+                continue
+            idle = sum(depth <= 0 for depth in depths)
+            if idle:
+                text = (
+                    f"{idle:,} of {len(depths):,} calls of {at} were timed while nothing of {of} "
+                    "was queued or running."
+                )
+                yield Finding("queue", text, _raise(described, [of]))
+
+
+def _idle(trace: Trace) -> Iterator[Finding]:
+    """Find what should be busy all the time, and is not."""
+    described, background = _workloads(trace)
+    if described and not background:
+        return  # calls that are waited for, or arrive at given times
+    try:
+        tracks = gaps(trace, by="stream" if described else "device").tracks
+    except MissingEvidence:
+        return
+    on = {
+        trace.stream_name(stream): [name for name in background if name in names]
+        for stream, names in _on_streams(trace, background).items()
+    }
+    for track in tracks:
+        if 1 - track.busy_fraction < IDLE or (described and track.name not in on):
+            continue
+        yield _of_track(track, described, on.get(track.name, []))
+
+
+def _on_streams(trace: Trace, workloads: list[str]) -> dict[int | None, set[str]]:
+    """Return stream → those of the workloads that ran on it."""
+    found: dict[int | None, set[str]] = {}
+    for name in workloads:
+        kernels = trace.where(kind="kernel", category=name)
+        for stream in kernels.spans.column("stream").unique().to_pylist():
+            found.setdefault(stream, set()).add(name)
+    return found
+
+
+def _of_track(track: TrackGaps, described: dict[str, Description], names: list[str]) -> Finding:
+    who = _listed(names) if names else f"The GPU ({track.name})"
+    share = f"{100 * (1 - track.busy_fraction):.0f} % of the time from its first work to its last"
+    longest = track.longest[0]
+    between = f"{duration(longest.length_ns)}, between {longest.before} and {longest.after}"
+    if track.unlaunched_ns is not None and track.unlaunched_ns >= track.total_ns / 2:
+        text = (
+            f"{who} waited for launches: idle for {share} ({track.number:,} gaps; the longest "
+            f"{between}), mostly since the host had not launched the next work yet."
+        )
+        advice = _raise(described, names) if names else (
+            "Launch ahead and wait less often, record the launches as a graph, or launch larger "
+            "kernels."
+        )  # fmt: skip
+        return Finding("queue", text, advice)
+    known = "" if track.unlaunched_ns is None else ", mostly with the next work launched already"
+    text = f"{who} stood still for {share} ({track.number:,} gaps; the longest {between}){known}."
+    advice = f"Click {longest.after} in the timeline, or ask analysis.explain, what it waited for."
+    return Finding("gap", text, advice)
+
+
+def _raise(described: dict[str, Description], names: list[str]) -> str:
+    queued = ", ".join(f"{name} has {described[name].get('max_queued', 1)}" for name in names)
+    return f"Raise max_queued ({queued}), or make the kernels longer."
+
+
+def _listed(names: list[str]) -> str:
+    """List names as a sentence does."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

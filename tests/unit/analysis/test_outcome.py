@@ -1,0 +1,154 @@
+"""The outcome of a run in one sentence, and what was run in words."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpuscope as gs
+from gpuscope import analysis
+from gpuscope.analysis.outcome_analysis import describe_settings, describe_workload
+from gpuscope.trace import Trace
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.run import Run
+
+
+def trace_of(*, latency_us, kernels=10, flop=10**9, partitions=None, alone=True, calls=1000):
+    """Build a setting: ``small`` with one latency, ``load`` with a rate; 10 ms are recorded."""
+    calls_rows = [
+        {"kind": "handle", "name": "small", "category": "small", "start_ns": index * 10_000,
+         "end_ns": index * 10_000 + latency_us * 1000, "stream": 1}
+        for index in range(calls)
+    ]  # fmt: skip
+    each = 10_000_000 // kernels
+    load_rows = [
+        {"kind": "kernel", "name": "big", "category": "load", "start_ns": index * each,
+         "end_ns": (index + 1) * each, "stream": 2, "flop_count": flop,
+         "partition": "load" if partitions else None}
+        for index in range(kernels)
+    ]  # fmt: skip
+    own = {"kind": "kernel", "name": "k", "category": "small", "start_ns": 0, "end_ns": 1000,
+           "stream": 1, "partition": "small" if partitions else None}  # fmt: skip
+    rows = [
+        {"id": index, "source": "cupti", **row}
+        for index, row in enumerate([*calls_rows, *load_rows, own])
+    ]
+    names = {name for row in rows for name in row}
+    # 10 kernels of 10⁹ operations in 10 ms are 1 TFLOP/s.
+    solo = {"load": {"kernel_ns": each, "whole_gpu_tflop_per_s": 2.0 if alone else None}}
+    return Trace.from_columns(
+        {name: [row.get(name) for row in rows] for name in names},
+        None,
+        TraceMetadata(partitions=partitions or {}, windows_ns=[[0, 10_000_000]], solo=solo),
+    )
+
+
+CARVED = {"small": {"asked": 16, "sm_count": 16}, "load": {"asked": "rest", "sm_count": 116}}
+WORKLOADS = {
+    "small": {"kind": "gemm", "background": False, "stream": "s"},
+    "load": {"kind": "gemm", "background": True, "stream": "l"},
+}
+
+
+def run_of(traces, **more):
+    experiment = {"name": "trial", "workloads": WORKLOADS, **more}
+    return Run(traces, analysis.settings_table(traces), experiment)
+
+
+def test_the_sentence_says_what_was_won_and_what_it_cost():
+    run = run_of(
+        {
+            "shared": trace_of(latency_us=9),
+            "16 | rest": trace_of(latency_us=3, flop=8 * 10**8, partitions=CARVED),
+        }
+    )
+    assert analysis.outcome(run) == (
+        "p99 of small 9 → 3 µs on 16 SMs (“16 | rest” against “shared”); load keeps 40 % of its "
+        "rate alone (50 % before)."
+    )
+
+
+def test_of_equal_latencies_the_one_that_costs_less_counts():
+    carved = {"partitions": CARVED}
+    run = run_of(
+        {
+            "shared": trace_of(latency_us=9),
+            "dear": trace_of(latency_us=3, flop=10**8, **carved),
+            "cheap": trace_of(latency_us=3, flop=9 * 10**8, **carved),
+        }
+    )
+    assert "“cheap” against “shared”" in analysis.outcome(run)
+
+
+def test_what_won_nothing_is_not_called_a_win():
+    run = run_of(
+        {"shared": trace_of(latency_us=9), "16": trace_of(latency_us=9, partitions=CARVED)}
+    )
+    assert analysis.outcome(run).startswith("no setting shortens the p99 of small by a tenth")
+
+
+def test_below_1000_calls_the_median_counts():
+    run = run_of({"shared": trace_of(latency_us=9, calls=20)})
+    assert analysis.outcome(run).startswith(
+        "p50 of small is 9 µs on the whole GPU; load keeps 50 %"
+    )
+
+
+def test_without_a_rate_alone_the_load_is_compared_with_the_first_setting():
+    run = run_of(
+        {
+            "shared": trace_of(latency_us=9, kernels=10, alone=False),
+            "16": trace_of(latency_us=3, kernels=8, partitions=CARVED, alone=False),
+        }
+    )
+    assert analysis.outcome(run).endswith("load keeps 80 % of its rate in “shared”.")
+
+
+def test_without_latencies_the_gain_is_told():
+    run = run_of({"shared": trace_of(latency_us=9, calls=0)})
+    assert "gain" in analysis.outcome(run)
+
+
+def test_a_simulated_outcome_says_so():
+    one = {
+        "name": "one", "alone_repeats": 0, "streams": {"s": {}},
+        "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    }  # fmt: skip
+    gpu = gs.open_device("sim:h200", quiet=True)
+    assert analysis.outcome(gs.run(one, gpu)).startswith("Simulated: p50 of w is")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"kind": "copy", "nbytes": 1 << 28, "background": True, "max_queued": 4, "stream": "c"},
+         "copy 256 MiB on c, in the background, back to back, up to 4 queued"),
+        ({"kind": "spin", "duration_us": 50, "blocks": 64, "repeats": 5, "guard": False},
+         "spin 50 µs blocks 64, 5 calls back to back, without a guard"),
+        ({"kind": "traced_gemm", "m": 1, "n": 2, "k": 3, "repeats": 7, "rate_hz": 5,
+          "arrival": "fixed"}, "traced gemm 1 × 2 × 3, 7 calls at regular intervals, 5 a second"),
+    ],
+)  # fmt: skip
+def test_a_workload_is_one_line(facts, words):
+    assert describe_workload(facts) == words
+
+
+def test_settings_say_who_had_which_sms_and_what_else_differs():
+    carved = trace_of(latency_us=3, partitions=CARVED)
+    on = {"s": {"partition": "small"}, "l": {"partition": "load"}}
+    run = run_of(
+        {"plain": trace_of(latency_us=9), "first": trace_of(latency_us=9), "16": carved,
+         "bare": carved},
+        streams={"s": {}, "l": {}},
+        settings={
+            "plain": {}, "first": {"streams": {"s": {"priority": -1}}}, "16": {"streams": on},
+            "bare": {"streams": on, "sm_count_target": "off"},
+        },
+    )  # fmt: skip
+    assert describe_settings(run) == {
+        "plain": "small and load share the whole GPU",
+        "first": "as “plain”, but blocks on stream s start before those of others that wait "
+        "(priority -1)",
+        "16": "small has 16 SMs, load has the remaining 116 SMs",
+        "bare": "as “16”, but cuBLAS is not told how many SMs it has, so it plans for the whole "
+        "GPU",
+    }

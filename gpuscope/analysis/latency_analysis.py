@@ -51,13 +51,14 @@ class HandleLatency(_Quantiles):
     n
         Samples whose completion was seen.
     unseen
-        Calls whose completion the host never saw; not in the quantiles.
+        Calls whose completion the host did not look for by itself; not in the quantiles. A wait
+        for a later call may have covered them.
     p99_ns
         ``None`` with fewer than 1,000 samples.
     """
 
     name: Annotated[str, "handle"]
-    unseen: Annotated[int, "never waited for"]
+    unseen: Annotated[int, "completion not seen"]
 
 
 @dataclass(frozen=True)

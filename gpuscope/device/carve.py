@@ -196,7 +196,7 @@ def plan_carve(
     if rounding == "exact":
         for name, count in request.counts.items():
             if count not in layout.grantable():
-                raise InvalidPartition(_nearest(layout, name, named[name]))
+                raise InvalidPartition(_nearest(layout, name, named[name]) + request.together())
     split = request.split(rounding, keep or ())
     if split is None:
         raise InvalidPartition(request.no_set(rounding))
@@ -321,6 +321,19 @@ class _Request:
             "pass allow_shared=True to share SMs knowingly"
         )
 
+    def _nearest(self) -> str:
+        """Name → count of the nearest split; empty if there is none."""
+        size, rest = self.layout.quantum_sm_count, self.layout.remainder_sm_count
+        return ", ".join(
+            f"{name}: {number * size + with_rest * rest}"
+            for name, (with_rest, number) in (self.split("nearest") or {}).items()
+        )
+
+    def together(self) -> str:
+        """Say which counts go together where several are asked for."""
+        nearest = self._nearest() if len(self.counts) > 1 else ""
+        return nearest and f". The nearest that go together are {nearest}"
+
     def no_set(self, rounding: Rounding) -> str:
         """Say that no set of parts gives what is asked, and what would fit."""
         size, rest = self.layout.quantum_sm_count, self.layout.remainder_sm_count
@@ -330,14 +343,10 @@ class _Request:
         if self._held:
             free += f" (live partitions {', '.join(map(repr, self._held))} hold the others)"
         hint = "it has fewer parts than partitions are asked for"
-        together = self.split("nearest")
-        if together is not None:
-            nearest = ", ".join(
-                f"{name}: {number * size + with_rest * rest}"
-                for name, (with_rest, number) in together.items()
-            )
+        nearest = self._nearest()
+        if nearest:
             hint = f"the nearest counts that go together are {nearest}"
-        if together and rounding == "exact":
+        if nearest and rounding == "exact":
             hint += ". Ask for these, or pass rounding='nearest'"
         if self._held:
             hint += (

@@ -212,13 +212,10 @@ class Experiment(ExtendedModel):
         try:
             text = source.read_text("utf-8")
         except (OSError, ValueError) as error:
-            why = str((isinstance(error, OSError) and error.strerror) or error)
+            why = f"{(isinstance(error, OSError) and error.strerror) or error}. Check the path"
             if isinstance(error, UnicodeDecodeError):
-                why = f"it is not UTF-8 text ({error})"
-            raise GpuscopeError(
-                f"cannot read experiment {source.name!r}: {why}. Check the path, or save it as "
-                "UTF-8"
-            ) from error
+                why = f"it is not UTF-8 text ({error}). Save it as UTF-8"
+            raise GpuscopeError(f"cannot read experiment {source.name!r}: {why}") from error
         check_size(source.name, text)
         try:
             data = json.loads(text) if source.suffix == ".json" else tomllib.loads(text)

@@ -280,6 +280,14 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         return self.streams.get(str(number))
 
     @property
+    def left_out(self) -> str:
+        """How many rows ended before the latest time that was kept; empty if none did."""
+        kept = self.kept
+        if kept is None or not kept.rows_left_out:
+            return ""
+        return f"the last {kept.keep_ns / 1e9:g} s only, {kept.rows_left_out:,} rows left out"
+
+    @property
     def incomplete(self) -> str:
         """How many rows are missing and why, from ``"incomplete: "`` on; empty if none is."""
         if self.complete:

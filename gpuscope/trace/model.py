@@ -351,8 +351,9 @@ class Trace:
 
     @property
     def provenance(self) -> str:
-        """One line for figures: what is missing, and the :attr:`origin`."""
-        return "; ".join(filter(None, [self.metadata.incomplete, self.origin]))
+        """One line for figures: what is missing or left out, and the :attr:`origin`."""
+        facts = self.metadata
+        return "; ".join(filter(None, [facts.incomplete, facts.left_out, self.origin]))
 
     @property
     def origin(self) -> str:

@@ -440,6 +440,8 @@ class Gemm(Handle):
         kind = self.device.backend.array_type
         if plan.copies or type(out) is not kind or type(a) is not kind or type(b) is not kind:
             return
+        if not self._noted_at_once and self._matmul == self.device.backend.matmul:
+            return  # only its own _launch knows what to launch
         assert isinstance(context, _GemmContext)  # noqa: S101 - it was made as one
         context.a, context.b, context.out = given
         context.placed, context.result = placed, work.result

@@ -733,6 +733,22 @@ def test_gemm_refuses_what_it_cannot_be(gpu, kwargs, text):
         gs.Gemm(gpu, **kwargs)
 
 
+def test_a_gemm_that_launches_in_its_own_way_does_so_at_every_call(gpu):
+    launched = []
+
+    class Counted(gs.Gemm):
+        def _launch(self, stream, operands):
+            launched.append(stream)
+            super()._launch(stream, operands)
+
+    with gpu.create_stream() as stream, Counted(gpu, m=8, n=8, k=8) as counted:
+        a, b, out = counted.operands()
+        for _ in range(3):
+            counted.execute(a, b, out, stream=stream)
+        counted.wait()
+        assert launched == [stream] * 3
+
+
 def test_gemm_refuses_operands_of_other_sizes(gpu):
     with pytest.raises(gs.errors.InvalidOperand, match="64x32x16"):
         gemm(gpu).execute(gpu.empty((8, 8), "float16"), gpu.empty((8, 8), "float16"),

@@ -373,6 +373,16 @@ def test_unknown_rounding():
         plan_carve(H200, [8], rounding="closest")  # type: ignore[arg-type]
 
 
+def test_a_refused_size_names_counts_that_go_together():
+    with pytest.raises(InvalidPartition, match=r"nearest that go together are a: 64, b: 68") as no:
+        plan_carve(H200, {"a": "50%", "b": "50%"})
+    assert "64 below and 68 above" in str(no.value)
+    plan_carve(H200, {"a": 64, "b": 68})
+    with pytest.raises(InvalidPartition) as alone:
+        plan_carve(H200, {"a": "50%"})
+    assert "together" not in str(alone.value)
+
+
 # -- the nearest counts that can be had together --------------------------------------------
 def grantable_together(layout: SmLayout, count: int) -> np.ndarray:
     """Every tuple of counts that `plan_carve` grants exactly, shape (ways, count)."""

@@ -166,6 +166,9 @@ def test_the_window_has_the_rows_of_a_recording_of_everything(gpu, monkeypatch, 
     assert facts.since_ns == latest.trace.metadata.windows_ns[0][1] - 1_000_000
     matches(latest.trace, every.trace)
     assert every.trace.metadata.kept is None
+    left_out = f"the last 0.001 s only, {facts.rows_left_out:,} rows left out"
+    assert left_out in gs.analysis.summary(latest.trace).note
+    assert "left out" not in gs.analysis.summary(every.trace).note
     assert TraceMetadata.from_json(latest.trace.metadata.to_json()) == latest.trace.metadata
 
 
@@ -181,6 +184,7 @@ def test_a_window_longer_than_the_recording_keeps_everything(gpu):
     assert (facts.rows_left_out, facts.edges_left_out) == (0, 0)
     assert facts.since_ns == latest.trace.metadata.windows_ns[0][0]
     assert not any("left out" in note for note in latest.trace.metadata.notes)
+    assert "left out" not in latest.trace.provenance
     assert columns(latest.trace) == columns(every.trace)
     assert len(latest.trace.edges) == len(every.trace.edges)
 

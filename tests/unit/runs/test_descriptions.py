@@ -101,6 +101,16 @@ def test_impossible_names_of_files_are_errors_of_ours(name, tmp_path):
         gs.runs.Experiment.from_file(tmp_path / name)
 
 
+def test_a_file_that_cannot_be_read_says_what_to_do(tmp_path):
+    with pytest.raises(GpuscopeError, match="Check the path") as missing:
+        gs.runs.Experiment.from_file(tmp_path / "nothing.toml")
+    assert "UTF-8" not in str(missing.value)
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
+    with pytest.raises(GpuscopeError, match="Save it as UTF-8") as latin:
+        gs.runs.Experiment.from_file(tmp_path / "latin.toml")
+    assert "Check the path" not in str(latin.value)
+
+
 # -- profiles ---------------------------------------------------------------------------------
 numbers = st.sampled_from([
     0, 1, -1, 3, 2**31, 2**62, 10**15, 10**30, 10**400, 1e-12, 1e12, 1e300, 5e-324, 0.5, 1000.0,

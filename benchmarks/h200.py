@@ -23,7 +23,6 @@ from typing import Any
 
 import contracts  # beside this file
 import cupy
-import live
 import ml_dtypes
 import numpy as np
 import observer
@@ -323,7 +322,6 @@ BENCHMARKS = {
     "recorders": lambda gpu: recording.recorder_figures(gpu, row),
     "recording": lambda gpu: recording.recording_figures(gpu, row),
     "events": lambda gpu: recording.events_figures(gpu, row),
-    "live": lambda gpu: live.live_figures(gpu, row),
     "observer": lambda gpu: observer.observer_figures(gpu, row),
     "latency": latency,
     "shapes": lambda gpu: shapes.shape_figures(gpu, row),

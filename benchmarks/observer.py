@@ -209,7 +209,7 @@ def waits() -> dict[str, list[float]]:
     for _ in range(TURNS + 1):
         turn("bare")
         with gs.profile(gpu):
-            turn("recorded")
+            turn("recorded", 10 * WAITS)  # as long as it is live
         with gs.profile(gpu, source="events"):
             turn("events")
         with gs.profile(gpu) as one, live.watched(timeline, one):
@@ -287,6 +287,7 @@ def observer_figures(_gpu: Any, row: recording.Row) -> list[dict]:
         | {"added_us": added_us},
         row("mm_out from 8 threads / bare gemm_ex from 8 threads", "≥ 0.8 ×", eight["ratio"], "×",
             met=eight["ratio"] >= 0.8, a_second=eight),
+        *live.live_figures(_gpu, row),
     ]  # fmt: skip
 
 

@@ -92,7 +92,6 @@ GROUPS = {
     "recorders": "Recorders side by side",
     "recording": "Recording",
     "events": "Recording by events",
-    "live": "A live timeline",
     "latency": "Latency of a small GEMM, alone",
     "shapes": "The simulator's times of fresh shapes",
 }

@@ -90,7 +90,7 @@ def width(row: Row) -> int:
 def predicted_us(profile: Profile, row: Row, sms: int, told: int) -> float:
     m, n, k = row["shape"]
     cost = profile.gemm_cost(m, n, k, row["dtype"], sms, told)
-    return cost.block_ns * -(-cost.blocks // sms) / 1e3
+    return cost.alone_ns(sms) / 1e3
 
 
 # -- measuring ------------------------------------------------------------------------------

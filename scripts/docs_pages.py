@@ -370,11 +370,6 @@ def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     latency = {("not told" in one["what"], "recorded" in one["what"]): one
                for one in gpu["rows"] if one["group"] == "latency"}  # fmt: skip
     bare, recorded = latency[False, False], latency[False, True]
-    settings = {(one["setting"], one["workload"]): one
-                for row in gpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
-    simulated = {(one["setting"], one["workload"]): one
-                 for row in cpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
-    shared = "no partition", "small"
     points = [
         (
             "- **Concurrent kernels share memory bandwidth only**, and a GEMM reads its operands",
@@ -398,15 +393,6 @@ def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
             f"H200 the same product's p99 is {bare['latency_us']['p99']:.0f} µs, and",
             f"{recorded['latency_us']['p99']:.0f} µs recorded: recording causes most of the tail.",
             f"Simulated, p99 equals the median, {bare['simulated_us']['p99']:.0f} µs.",
-        ),
-        (
-            "- **All blocks of a kernel take equally long.** On hardware a persistent kernel's",
-            "blocks end at different times, and the next kernel starts block by block. In the",
-            "quickstart without a partition, the small kernel takes",
-            f"{settings[shared]['kernel_median_us']:.0f} µs from its first block's start",
-            f"(simulated {simulated[shared]['kernel_median_us']:.0f} µs). It therefore overlaps",
-            f"with the load for {percent(settings[shared]['overlap'])} of its time (simulated",
-            f"{percent(simulated[shared]['overlap'])}).",
         ),
     ]
     return [line for point in points for line in prose(*point, indent="  ")]
@@ -495,9 +481,7 @@ def quickstart_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     return lines
 
 
-def quickstart_gaps(
-    simulated: dict[Any, Any], gpu: dict[str, Any]
-) -> tuple[list[str], list[str], list[str]]:
+def quickstart_gaps(simulated: dict[Any, Any], gpu: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Paragraphs on the differences in latency: their size, what explains them, what may."""
     measured = {(one["setting"], one["workload"]): one
                 for row in gpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
@@ -539,11 +523,6 @@ def quickstart_gaps(
                 if (left := gap - recording - jitter) > 0
                 else [f"Together they are {-left:.0f} µs more than is missing."]
             ),
-        ],
-        [
-            "Without a partition, p50 is too long although host time is missing. The last",
-            "difference listed above is a likely cause: on hardware the first SMs become free",
-            "before a kernel of the load ends. How much this explains was not measured.",
         ],
     )
 

@@ -414,5 +414,5 @@ def _told_errors(rows: Sequence[Row], profile: Profile) -> dict[str, float]:
         m, n, k = row["shape"]
         for sms, us in row["us"].items():
             cost = profile.gemm_cost(m, n, k, row["dtype"], int(sms), row["told"][sms])
-            errors.append(abs(-(-cost.blocks // int(sms)) * cost.block_ns / 1e3 / us - 1))
+            errors.append(abs(cost.alone_ns(int(sms)) / 1e3 / us - 1))
     return fitting.spread(errors) if errors else {}

@@ -105,22 +105,33 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """The simulated GPU's model of a kernel: equal blocks, each of which occupies one SM.
+    """The simulated GPU's model of a kernel: blocks, each of which occupies one SM.
 
     Attributes
     ----------
     blocks
         How many blocks.
     block_ns
-        Duration of each block in ns without competition for memory bandwidth.
+        Duration of each block, or of each of its tiles, in ns without competition for memory
+        bandwidth.
     nbytes
         Bytes that all blocks read from and write to device memory. Kernels whose total demand
         exceeds the bandwidth slow each other down.
+    tiles
+        Of a persistent kernel: pieces of work that its blocks loop over. Each block does one of
+        its own; the others go to whichever block is free, so that some blocks end earlier than
+        others. 0: each block does one.
     """
 
     blocks: int
     block_ns: int
     nbytes: int = 0
+    tiles: int = 0
+
+    def alone_ns(self, sm_count: int) -> int:
+        """Return how long the kernel takes on so many SMs, alone."""
+        rounds = -(-max(self.blocks, self.tiles) // min(self.blocks, sm_count))
+        return rounds * self.block_ns
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ names, across the legacy default stream's barrier, or inside a graph. A kernel i
 of equal blocks; each holds one SM of the stream's partition. Blocks take free SMs in the
 order in which their kernels became ready, higher priority first, and nothing is
 pre-empted; so an unpartitioned kernel queues behind one that fills the GPU, and a tail
-lets the next one in.
+lets the next one in. A block of a persistent kernel holds its SM for several tiles: its own
+first, then whichever is left.
 
 Blocks that start together advance together, as one counted *wave*. Waves share the memory
 bandwidth max-min fairly: where all of them ask for more than there is, every block gets
@@ -25,7 +26,6 @@ It is long because all of its steps share the state that an interrupt must leave
 
 from __future__ import annotations
 
-import functools
 import heapq
 import weakref
 from bisect import insort
@@ -48,6 +48,7 @@ from gpuscope.device.sim.ops import (
     SimStream,
     Wait,
     Wave,
+    lowest,
 )
 from gpuscope.errors import StreamError
 
@@ -332,12 +333,16 @@ class Engine:
         count = op.left
         taken = usable
         if count < available:
-            taken = _lowest(usable, count)
+            taken = lowest(usable, count)
         else:
             count = available
         if op.start_ns is None and op.ready_ns < self.now_ns == self._released_ns:
             op.released_by = _releases(op, taken, self._released)
-        self._placing = wave = Wave(op, taken, count, op.left - count, self.now_ns)
+        wave = Wave(op, taken, count, op.left - count, self.now_ns)
+        if op.spare:
+            held = not wave.left or taken == op.stream.sms
+            wave.take_tiles(op, op.spare, alone=held and not op.running)
+        self._placing = wave
         self._run(wave)
 
     def _dispatch_copies(self) -> None:
@@ -370,17 +375,23 @@ class Engine:
             if op.running is None:
                 op.running = {}
             op.running[wave] = None
-            op.left = wave.left
+            op.left, op.spare = wave.left, wave.spare
         elif isinstance(op, CopyOp):
             self._copying.add(op.engine)
         self._at(wave.end_ns, self._end, wave)
         self._placing = None
 
     def _end(self, wave: Wave) -> None:
-        """End a wave, unless its end was put off or is past."""
+        """End a wave, unless its end was put off or is past; its blocks may go on."""
         if wave.end_ns != self.now_ns:
             return
         op = wave.op
+        released = wave.sms
+        if isinstance(op, KernelOp) and (op.spare or wave.following is not None):
+            if wave.following is None:
+                wave.following = wave.follow(op, self.now_ns)
+            released &= ~wave.following.sms
+            self._run(wave.following)
         if op.rate:
             self._sharing.pop(wave, None)
             self._demand_changed = True
@@ -388,8 +399,9 @@ class Engine:
             if self._released_ns != self.now_ns:
                 self._released.clear()
                 self._released_ns = self.now_ns
-            self._released.append((wave.sms, op))
-            self.free |= wave.sms
+            if released:
+                self._released.append((released, op))
+            self.free |= released
             if op.running is not None:
                 op.running.pop(wave, None)
             is_over = not (op.left or op.running)
@@ -501,19 +513,6 @@ def _releases(
             ahead = later and other.stream.priority < op.stream.priority
             found[Release(other.correlation, other.node, ahead)] = None
     return tuple(found)
-
-
-@functools.lru_cache(1024)
-def _lowest(mask: int, count: int) -> int:
-    """Return the ``count`` lowest set bits of ``mask``, which has more."""
-    below, above = -1, mask.bit_length()  # that many bits have too few, that many have enough
-    while above - below > 1:
-        middle = (below + above) // 2
-        if (mask & ((1 << middle) - 1)).bit_count() < count:
-            below = middle
-        else:
-            above = middle
-    return mask & ((1 << above) - 1)
 
 
 def fair_level(bandwidth: int, asked: Iterable[tuple[int, int]]) -> int | None:

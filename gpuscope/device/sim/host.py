@@ -137,13 +137,16 @@ class SimHost(Backend):
         call_ns: int,
     ) -> None:
         sm_count = stream.sms.bit_count()
-        if cost.blocks > _MOST_WAVES * sm_count:
+        if (pieces := max(cost.blocks, cost.tiles)) > _MOST_WAVES * sm_count:
             raise InvalidOperand(
-                f"kernel {name!r} has {cost.blocks:,} thread blocks, more than {_MOST_WAVES:,} for "
+                f"kernel {name!r} has {pieces:,} thread blocks, more than {_MOST_WAVES:,} for "
                 f"each of its {sm_count} SMs, which would be simulated for minutes: give it less "
                 "to do"
             )
-        op = KernelOp(stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes)
+        op = KernelOp(
+            stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes,
+            cost.tiles,
+        )  # fmt: skip
         self._queue(op, call_ns)
 
     def _require_no_blocking_capture(self) -> None:

@@ -5,6 +5,7 @@ The engine moves work on; see its notes on what an interrupt may leave half done
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -166,14 +167,26 @@ class KernelOp(WaveOp):
         Who released the SMs that its first blocks got, where it waited for SMs.
     turn
         Its place among those that became ready at the same time.
+    tiles
+        Pieces of work that take ``work_ns`` each. Every block does one of its own; the others
+        go to whichever block is done with one. 0: one for each block.
+    spare
+        Tiles that are no block's own and that none has taken.
     """
 
     kind = "kernel"
 
+    tiles: int = 0
+    spare: int = field(init=False)
     running: dict[Wave, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)
     released_by: tuple[Release, ...] = field(default=(), init=False)
     turn: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        tiles = max(self.tiles, self.blocks)
+        self.rate = self.nbytes * FULL // max(1, tiles * self.work_ns)
+        self.left, self.spare = self.blocks, tiles - self.blocks
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -280,14 +293,18 @@ class GraphOp(Op):
 
 
 class Wave:
-    """Blocks of one kernel that started together, or a copy.
+    """Blocks of one kernel that started together, at one or several tiles, or a copy.
 
     Attributes
     ----------
     sms
         Bit mask of the SMs they hold.
-    left
-        How many blocks of the kernel have no SM yet once these have theirs.
+    since_ns
+        When they started, on these SMs.
+    left, spare
+        What the kernel's are once these blocks have their SMs and their tiles.
+    following
+        The same blocks, or some of them, at their next tile; those not in it are over.
     pace
         What was left to do at a time, that time in ns, and the speed since: of FULL, that much
         is done a ns at full speed.
@@ -295,15 +312,44 @@ class Wave:
         When it will end; -1 when it has.
     """
 
-    __slots__ = ("count", "end_ns", "left", "op", "pace", "sms")
+    __slots__ = (
+        "count", "end_ns", "following", "left", "op", "pace", "since_ns", "sms", "spare",
+    )  # fmt: skip
 
     def __init__(self, op: WaveOp, sms: int, count: int, left: int, now_ns: int) -> None:
         self.op = op
         self.sms = sms
         self.count = count
         self.left = left
+        self.since_ns = now_ns
+        self.spare = 0
+        self.following: Wave | None = None
         self.pace = (op.work_ns * FULL, now_ns, FULL)
         self.end_ns = now_ns + op.work_ns
+
+    def take_tiles(self, op: KernelOp, spare: int, *, alone: bool) -> None:
+        """Let every block do a tile, of ``spare`` ones one more for each while it is certain.
+
+        Alone, no block can come between that would take some of them.
+        """
+        rounds = spare // self.count if alone else 0
+        self.spare = spare - rounds * self.count
+        work, now_ns, speed = self.pace
+        self.pace = (work + rounds * op.work_ns * FULL, now_ns, speed)
+        self.end_ns += rounds * op.work_ns
+
+    def follow(self, op: KernelOp, now_ns: int) -> Wave:
+        """Return those of the blocks that go on, at tiles that are left."""
+        count = min(self.count, op.spare)
+        sms = self.sms if count == self.count else lowest(self.sms, count)
+        wave = Wave(op, sms, count, op.left, now_ns)
+        wave.since_ns = self.since_ns
+        left, since_ns, speed = self.pace  # what they did beyond their last tile counts
+        beyond = left - (now_ns - since_ns) * speed
+        wave.pace = (op.work_ns * FULL + beyond, now_ns, FULL)
+        alone = len(op.running or ()) == 1 and (not op.left or sms == op.stream.sms)
+        wave.take_tiles(op, op.spare - count, alone=alone)
+        return wave
 
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
@@ -342,3 +388,16 @@ class SimStream:
     def depth(self) -> int:
         """How much is queued and not done."""
         return 0 if self.last is None else self.last.number - self.done
+
+
+@functools.lru_cache(1024)
+def lowest(mask: int, count: int) -> int:
+    """Return the ``count`` lowest set bits of ``mask``, which has more."""
+    below, above = -1, mask.bit_length()  # that many bits have too few, that many have enough
+    while above - below > 1:
+        middle = (below + above) // 2
+        if (mask & ((1 << middle) - 1)).bit_count() < count:
+            below = middle
+        else:
+            above = middle
+    return mask & ((1 << above) - 1)

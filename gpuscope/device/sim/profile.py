@@ -139,15 +139,17 @@ class Profile:
         (us,) = durations(
             kind.times, chosen, shape, item, sm_count, believed=believed, layout=layout
         )
-        found = grid(chosen, m, n, believed, layout)[0] if persistent else chosen.blocks(m, n)
-        blocks = max(1, int(found[0]))
-        block_ns = max(1, round(float(us) * 1000 / -(-blocks // sm_count)))
+        tiles = max(1, int(chosen.blocks(m, n)[0]))
+        launched = int(grid(chosen, m, n, believed, layout)[0][0]) if persistent else tiles
+        blocks = min(launched, tiles)  # those that complete a cluster have no tile
+        at_once = min(blocks, sm_count)
+        block_ns = max(1, round(float(us) * 1000 / -(-tiles // at_once)))
         # Each operand moves once; yet no more than there is bandwidth for: what was measured
         # alone must take as long alone, and small operands stay in the cache.
         moved = item * (m * k + k * n + m * n)
         rate = self.constants["device_copy_bytes_per_us"]
-        most = rate * blocks * block_ns // (1000 * min(blocks, sm_count))
-        return KernelCost(blocks, block_ns, min(moved, most))
+        most = rate * tiles * block_ns // (1000 * at_once)
+        return KernelCost(blocks, block_ns, min(moved, most), tiles)
 
     # -- copies and other kernels -----------------------------------------------------
     def transfer_ns(self, way: str, nbytes: int) -> int:

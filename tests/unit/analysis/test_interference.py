@@ -164,7 +164,7 @@ def test_partitions_keep_simulated_workloads_apart_and_sharing_does_not(gpu):
     result = measure(gpu, inside=0.9)
     assert result["small", "large"] == 0, "other SMs"
     assert result["small", "other"] == 0
-    assert result["large", "other"] > 0.2, "the same SMs"
+    assert result["large", "other"] > 0.1, "the same SMs: its tail is shared"
     assert result["other", "large"] > 0.2
     assert {(cell.of, cell.given) for cell in result.cells} == {
         (a, b) for a in THREE for b in THREE if a != b

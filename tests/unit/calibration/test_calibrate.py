@@ -51,7 +51,7 @@ FEW = 48
 
 def micros(profile: Profile, row: dict, sms: int, told: int = 0) -> float:
     cost = profile.gemm_cost(*row["shape"], row["dtype"], sms, told)
-    return -(-cost.blocks // sms) * cost.block_ns / 1000
+    return cost.alone_ns(sms) / 1000
 
 
 def named(rows: list[dict], profile: Profile) -> list[dict]:

@@ -36,7 +36,7 @@ MEDIAN_GOAL, P90_GOAL = 0.12, 0.40
 
 def micros(cost: KernelCost, sm_count: int) -> float:
     """Time of a kernel alone on its SMs: waves times the time of one block."""
-    return -(-cost.blocks // sm_count) * cost.block_ns / 1000
+    return cost.alone_ns(sm_count) / 1000
 
 
 @functools.cache

@@ -109,9 +109,12 @@ class Bench:
         at: int = START,
         name: str = "",
         nbytes: int = 0,
+        tiles: int = 0,
     ) -> KernelOp:
         self.count += 1
-        return self.submit(KernelOp(stream, at, self.count, name, None, blocks, block_ns, nbytes))
+        return self.submit(
+            KernelOp(stream, at, self.count, name, None, blocks, block_ns, nbytes, tiles)
+        )
 
     def copy(
         self, stream: SimStream, engine: str, duration_ns: int, at: int = START, nbytes: int = 0
@@ -148,6 +151,44 @@ def test_equal_blocks_advance_in_waves(blocks, sm_count, block_ns):
     ((start, end),) = bench.times(bench.kernel(bench.stream(), blocks, block_ns))
     assert start == START + LATENCY
     assert end - start == -(-blocks // sm_count) * block_ns
+
+
+@given(
+    blocks=st.integers(1, 12),
+    more=st.integers(0, 40),
+    sm_count=st.integers(1, 9),
+    tile_ns=st.integers(1, 50),
+)
+def test_tiles_go_to_whichever_block_is_free(blocks, more, sm_count, tile_ns):
+    bench = Bench(sm_count)
+    ((start, end),) = bench.times(
+        bench.kernel(bench.stream(), blocks, tile_ns, tiles=blocks + more)
+    )
+    cost = KernelCost(blocks, tile_ns, tiles=blocks + more)
+    assert end - start == cost.alone_ns(sm_count)
+    assert end - start == -(-(blocks + more) // min(blocks, sm_count)) * tile_ns
+
+
+def test_blocks_of_a_persistent_kernel_end_when_their_tiles_do():
+    # 10 tiles on 4 blocks: two blocks do three of them, two do two, which end at two thirds.
+    bench = Bench(4)
+    load = bench.kernel(bench.stream(), 4, 50, tiles=10)
+    small = bench.kernel(bench.stream(), 2, 5, at=110)
+    assert bench.times(load, small) == [(104, 254), (204, 209)]
+    assert bench.seen[0].released_by[0].correlation == load.correlation
+
+
+def test_a_block_that_comes_late_takes_tiles_that_are_left():
+    # One SM is held until 134: the kernel's first block does three of its six tiles by then,
+    # and each block goes on with one of the last two; the late one had a tile of its own.
+    bench = Bench(2)
+    bench.kernel(bench.stream(0b10), 1, 30)
+    late = bench.kernel(bench.stream(), 2, 10, tiles=6)
+    assert bench.times(late) == [(104, 154)]
+    # Alone on one SM the second block has its own tile only, after all others.
+    bench = Bench(2)
+    narrow = bench.kernel(bench.stream(0b01), 2, 10, tiles=6)
+    assert bench.times(narrow) == [(104, 164)]
 
 
 def test_a_stream_is_first_in_first_out():
@@ -507,6 +548,7 @@ class Step:
     nbytes: int = 0
     event: int = 0
     engine: str = ""
+    tiles: int = 0
 
 
 @dataclass
@@ -536,7 +578,9 @@ def programs(draw) -> Program:
         kind = draw(st.sampled_from(["kernel", "kernel", "kernel", "copy", "record", "wait"]))
         if kind == "kernel":
             blocks, block_ns = draw(st.integers(1, 7)), draw(st.integers(1, 20))
-            steps.append(Step(kind, stream, at, blocks, block_ns, draw(st.integers(0, 90))))
+            tiles = draw(st.sampled_from([0, 0, blocks + 1, 2 * blocks, 3 * blocks + 2]))
+            nbytes = draw(st.integers(0, 90))
+            steps.append(Step(kind, stream, at, blocks, block_ns, nbytes, tiles=tiles))
         elif kind == "copy":
             steps.append(
                 Step(kind, stream, at, 1, draw(st.integers(1, 20)), draw(st.integers(0, 40)),
@@ -569,8 +613,9 @@ def by_the_engine(program: Program, *, eager: bool) -> tuple[dict[int, tuple[int
         stream = streams[step.stream]
         if step.kind == "kernel":
             op = KernelOp(
-                stream, step.at, number, "k", None, step.blocks, step.block_ns, step.nbytes
-            )
+                stream, step.at, number, "k", None, step.blocks, step.block_ns, step.nbytes,
+                step.tiles,
+            )  # fmt: skip
         elif step.kind == "copy":
             op = CopyOp(
                 stream,
@@ -607,6 +652,7 @@ class ByBlocks:
             self.bandwidth = program.bytes_per_us * FULL // 1000
         self.before = [self.must_follow(number) for number in range(len(self.steps))]
         self.left = [step.blocks for step in self.steps]
+        self.spare = [max(step.tiles, step.blocks) - step.blocks for step in self.steps]
         self.start: dict[int, int] = {}
         self.done: dict[int, int] = {}
         self.running: dict[Any, list[int]] = {}  # SM or copy engine → [step, units left]
@@ -632,7 +678,12 @@ class ByBlocks:
     def run(self) -> dict[int, tuple[int, int]]:
         while len(self.done) < len(self.steps):
             for place in [place for place, (_, left) in self.running.items() if left <= 0]:
-                del self.running[place]
+                number = self.running[place][0]
+                if self.spare[number]:
+                    self.spare[number] -= 1
+                    self.running[place][1] += self.steps[number].block_ns * FULL
+                else:
+                    del self.running[place]
             while self.finish_one():  # records and waits take no time: one may let the next go
                 pass
             self.give_out_places()
@@ -688,7 +739,7 @@ class ByBlocks:
 
     def rate(self, number: int) -> int:
         step = self.steps[number]
-        return step.nbytes * FULL // (step.blocks * step.block_ns)
+        return step.nbytes * FULL // (max(step.tiles, step.blocks) * step.block_ns)
 
     def advance(self) -> None:
         """One ns: every block does what its share of the bandwidth lets it do."""

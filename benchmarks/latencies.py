@@ -1,0 +1,159 @@
+"""Latencies of twelve settings, measured on a GPU and simulated: written side by side.
+
+    python benchmarks/latencies.py --out benchmarks/results/latencies.json
+    python benchmarks/latencies.py --simulate     the simulation alone, beside what was measured
+
+The first four settings are the quickstart's. The others differ in size, dtype, rate, partition and
+load. Simulated is ``sim:PROFILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import facts  # beside this file
+
+import gpuscope as gs
+
+QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+RESULTS = Path(__file__).parent / "results" / "latencies.json"
+QUANTILES = ("latency_p50_us", "latency_p90_us", "latency_p99_us")
+KEPT = ("kernels", "kernel_median_us", *QUANTILES, "tflop_per_s", "overlap", "gain")
+
+Facts = dict[str, Any]
+
+
+def _gemm(m: int, n: int, k: int, dtype: str = "float16", **more: Any) -> Facts:
+    return {"kind": "gemm", "m": m, "n": n, "k": k, "dtype": dtype, **more}
+
+
+def _experiment(
+    name: str, small: Facts, load: Facts, *settings: str | int, repeats: int = 1000
+) -> Facts:
+    """Return an experiment of ``small``, whose latency is measured, beside ``load``.
+
+    Parameters
+    ----------
+    settings
+        Each the SMs of the partition of ``small``, the load having the rest; or a name:
+        ``"priority"``, where the first stream has a higher one, or else no partition.
+    """
+    streams = {"a": {"partition": "small"}, "b": {"partition": "load"}}
+    made: dict[str, Facts] = {}
+    for setting in settings:
+        if isinstance(setting, int):
+            partitions = {"small": setting, "load": "rest"}
+            made[f"{setting} | rest"] = {"partitions": partitions, "streams": streams}
+        else:
+            made[setting] = {"streams": {"a": {"priority": -1}}} if setting == "priority" else {}
+    return {
+        "name": name, "seed": 3, "rounds": 3, "alone_repeats": 20, "streams": {"a": {}, "b": {}},
+        "workloads": {
+            "small": {**small, "stream": "a", "repeats": repeats, "max_queued": 1},
+            "load": {**load, "stream": "b", "background": True},
+        },
+        "settings": made,
+    }  # fmt: skip
+
+
+EXPERIMENTS: dict[str, Path | Facts] = {
+    "quickstart": QUICKSTART,
+    "larger": _experiment(
+        "larger",
+        _gemm(1024, 1024, 1024, arrival="poisson", rate_hz=500),
+        _gemm(8192, 8192, 8192, max_queued=3),
+        "no partition", 48,
+    ),
+    "float32 beside copies": _experiment(
+        "float32 beside copies",
+        _gemm(1024, 1024, 1024, "float32"),
+        {"kind": "copy", "nbytes": 1 << 28, "max_queued": 4},
+        "priority", 24,
+    ),
+    "short": _experiment(
+        "short",
+        _gemm(256, 256, 256, arrival="fixed", rate_hz=2000),
+        _gemm(2048, 2048, 2048, max_queued=8),
+        "no partition", 8,
+    ),
+    "vector": _experiment(
+        "vector",
+        _gemm(1, 8192, 8192, arrival="poisson", rate_hz=500),
+        _gemm(8192, 8192, 8192, max_queued=3),
+        "no partition", 64,
+    ),
+}  # fmt: skip
+
+
+def runs(device: Any) -> dict[str, Any]:
+    """Run every experiment; name → run."""
+    return {name: gs.run(experiment, device) for name, experiment in EXPERIMENTS.items()}
+
+
+def figures(made: dict[str, Any]) -> list[Facts]:
+    """Return one row a setting and workload of what the experiments gave."""
+    return [
+        {"experiment": name, "setting": row["setting"], "workload": row["workload"]}
+        | {column: row[column] for column in KEPT}
+        for name, run in made.items()
+        for row in run.comparison.to_pylist()
+    ]
+
+
+def compared(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
+    """Return the quantiles of every setting, measured and simulated, and the error of each."""
+    other = {(row["experiment"], row["setting"], row["workload"]): row for row in simulated}
+    rows = []
+    for row in measured:
+        twin = other[row["experiment"], row["setting"], row["workload"]]
+        rows += [
+            {
+                "experiment": row["experiment"], "setting": row["setting"], "what": name,
+                "measured": row[name], "simulated": twin[name], "error": twin[name] / row[name] - 1,
+            }
+            for name in QUANTILES if row[name] is not None
+        ]  # fmt: skip
+    return rows
+
+
+def show(rows: list[Facts]) -> None:
+    """Print one line a setting."""
+    for first in range(0, len(rows), len(QUANTILES)):
+        some = rows[first : first + len(QUANTILES)]
+        cells = "   ".join(
+            f"{one['measured']:7.1f} {one['simulated']:7.1f} {100 * one['error']:+6.1f} %"
+            for one in some
+        )
+        print(f"{some[0]['experiment']:22} {some[0]['setting']:22} {cells}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--profile", default="h200", help="the part after sim:")
+    parser.add_argument("--simulate", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.simulate:
+        kept = json.loads(arguments.out.read_text("utf-8"))
+        measured, device = kept["measured"], kept["device"]
+        when = kept["measured_on"]
+    else:
+        gpu = gs.open_device("cuda:0")
+        measured, device = figures(runs(gpu)), gpu.info.name
+        when = time.strftime("%Y-%m-%d", time.gmtime())
+    simulated = figures(runs(gs.open_device(f"sim:{arguments.profile}", quiet=True)))
+    rows = compared(measured, simulated)
+    show(rows)
+    facts.write(
+        arguments.out, "python benchmarks/latencies.py", device, rows,
+        device=device, measured_on=when, profile=arguments.profile,
+        measured=measured, simulated=simulated,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 GROUPS = ("carving", "host cost", "observer", "throughput", "quickstart", "contracts", "recorders",
-          "recording", "events", "live", "latency", "shapes")  # fmt: skip
+          "recording", "events", "latency", "shapes")  # fmt: skip
 """What h200.py measures."""
 BESIDE: dict[str, tuple[str, ...]] = {
     "traced": ("traced.py",),

@@ -20,7 +20,7 @@ static PyObject *accepted;         /* set of types that can be selected */
 static PyObject *never, *left;     /* what `_before` holds of a guard not entered yet, or left */
 static PyObject *get_running_loop; /* asyncio's, in C */
 static PyObject *bind;             /* stream -> list of what was bound */
-static PyObject *bound_type;       /* of these: (library, current, given, restore) */
+static PyTypeObject *bound_type;   /* of these: (library, current, given, restore) */
 
 /* -- what annotate.py gives ------------------------------------------------------------ */
 static PyObject *nvtx_names;     /* namespace of record/nvtx.py: `heard` is read each time */
@@ -161,6 +161,25 @@ guard_init(Guard *self, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
+/* What asks CuPy for its current stream, looked up once; a new reference. */
+static PyObject *
+cupys_current(PyObject *cupy)
+{
+    static PyObject *known, *function;
+    if (cupy != known) {
+        PyObject *cuda = PyObject_GetAttr(cupy, s_cuda);
+        PyObject *module = cuda == NULL ? NULL : PyObject_GetAttr(cuda, s_stream);
+        PyObject *found = module == NULL ? NULL : PyObject_GetAttr(module, s_get_current_stream);
+        Py_XDECREF(cuda);
+        Py_XDECREF(module);
+        if (found == NULL)
+            return NULL;
+        Py_XSETREF(function, found);
+        Py_XSETREF(known, Py_NewRef(cupy));
+    }
+    return Py_NewRef(function);
+}
+
 /* Bind a stream that CuPy knows already, where PyTorch is not imported; NULL without an error:
  * Python is to do it, which also says what is wrong. */
 static PyObject *
@@ -171,24 +190,22 @@ bind_cupy_alone(PyObject *stream)
     if (cupy == NULL || PyDict_GetItemWithError(modules, s_torch) != NULL)
         return NULL;
     PyObject *ours = PyObject_GetAttr(stream, s_cupy_stream);
-    PyObject *cuda = ours == NULL || ours == Py_None ? NULL : PyObject_GetAttr(cupy, s_cuda);
-    PyObject *module = cuda == NULL ? NULL : PyObject_GetAttr(cuda, s_stream);
-    PyObject *current = module == NULL ? NULL : PyObject_GetAttr(module, s_get_current_stream);
+    PyObject *current = ours == NULL || ours == Py_None ? NULL : cupys_current(cupy);
     PyObject *before = current == NULL ? NULL : PyObject_CallNoArgs(current);
     PyObject *restore = before == NULL ? NULL : PyObject_GetAttr(before, s_use);
-    PyObject *parts = restore == NULL ? NULL : PyTuple_Pack(4, s_cupys_name, current, ours, restore);
-    PyObject *args = parts == NULL ? NULL : PyTuple_Pack(1, parts);
-    PyObject *one =
-        args == NULL ? NULL : PyTuple_Type.tp_new((PyTypeObject *)bound_type, args, NULL);
+    PyObject *one = restore == NULL ? NULL : bound_type->tp_alloc(bound_type, 4);
     PyObject *bound = one == NULL ? NULL : PyList_New(1);
     if (bound != NULL) {
+        PyObject *parts[] = {s_cupys_name, current, ours, restore};
+        for (Py_ssize_t i = 0; i < 4; i++)
+            PyTuple_SET_ITEM(one, i, Py_NewRef(parts[i]));
         PyList_SET_ITEM(bound, 0, Py_NewRef(one));
         PyObject *used = PyObject_CallMethodNoArgs(ours, s_use);
         if (used == NULL)
             Py_CLEAR(bound);
         Py_XDECREF(used);
     }
-    PyObject *rest[] = {ours, cuda, module, current, before, restore, parts, args, one};
+    PyObject *rest[] = {ours, current, before, restore, one};
     for (size_t i = 0; i < sizeof(rest) / sizeof(*rest); i++)
         Py_XDECREF(rest[i]);
     PyErr_Clear();
@@ -494,12 +511,14 @@ typedef int (*GemmEx)(void *handle, int transpose_a, int transpose_b, int m, int
                       int type_b, int ldb, const void *beta, void *c, int type_c, int ldc,
                       int compute, int algorithm);
 typedef int (*GetCurrentContext)(void **context);
+typedef int (*EventRecord)(void *event, void *stream);
 
 static SetStream set_stream;
 static SetWorkspace set_workspace;
 static SetSmCount set_sm_count;
 static GemmEx gemm_ex;
 static GetCurrentContext get_current_context;
+static EventRecord event_record;
 static PyTypeObject *array_type;   /* of arrays that are launched on */
 static PyTypeObject *pointer_type; /* of their `data` */
 static PyTypeObject *memory_type;  /* of memory of ours under that: has `tags` */
@@ -662,7 +681,9 @@ typedef struct {
     PyObject *calls; /* has `observers`: where there are any, Python launches */
     PyObject *local; /* has `native`, this thread's handle */
     PyObject *tag;   /* what memory that is used there remembers */
-    void *context;   /* current then, so right for the handle */
+    BlasHandle *handle; /* of the thread that was here last */
+    uint64_t thread;    /* its number, which no other thread gets */
+    void *context;      /* current then, so right for the handle */
     long long device;
     int sm_count;
 } Lane;
@@ -710,6 +731,7 @@ lane_dealloc(Lane *self)
     PyObject_GC_UnTrack(self);
     lane_clear(self);
     Py_CLEAR(self->workspace);
+    Py_CLEAR(self->handle);
     plain_dealloc((PyObject *)self);
 }
 
@@ -729,20 +751,25 @@ static PyType_Spec lane_spec = {
     .slots = lane_slots,
 };
 
-/* Queue a product; returns cuBLAS's status. The GIL is given up once: to win it back costs more,
+/* Queue a product and record an event behind it, if any; returns cuBLAS's status, -1 where another
+ * context than the one asked for is current. The GIL is given up once: to win it back costs more,
  * with many threads, than a call. What is set already is not set again. */
 static int
-queue_product(BlasHandle *handle, Workspace *workspace, int sm_count, const Sizes *product,
-              const unsigned long long at[3])
+queue_product(BlasHandle *handle, Workspace *workspace, void *context, int sm_count,
+              const Sizes *product, const unsigned long long at[3], void *event, int *recorded)
 {
     int status = 0;
-    void *raw = (void *)(uintptr_t)handle->raw;
+    void *raw = (void *)(uintptr_t)handle->raw, *current = NULL;
+    void *stream = (void *)(uintptr_t)workspace->stream;
     Py_BEGIN_ALLOW_THREADS;
     pthread_mutex_lock(&workspace->lock);
-    if (handle->workspace != workspace->number || handle->sm_count != sm_count) {
+    if (context != NULL && (get_current_context(&current) != 0 || current != context))
+        status = -1;
+    if (status == 0 &&
+        (handle->workspace != workspace->number || handle->sm_count != sm_count)) {
         handle->workspace = 0;
         /* Setting the stream resets the workspace, so the workspace comes after it. */
-        status = set_stream(raw, (void *)(uintptr_t)workspace->stream);
+        status = set_stream(raw, stream);
         if (status == 0)
             status = set_workspace(raw, (void *)(uintptr_t)workspace->at, workspace->nbytes);
         if (status == 0)
@@ -760,14 +787,23 @@ queue_product(BlasHandle *handle, Workspace *workspace, int sm_count, const Size
                          (void *)(uintptr_t)at[0], product->data, product->n, product->compute,
                          -1 /* CUBLAS_GEMM_DEFAULT */);
     pthread_mutex_unlock(&workspace->lock);
+    if (status == 0 && event != NULL)
+        *recorded = event_record(event, stream) == 0;
     Py_END_ALLOW_THREADS;
     return status;
 }
 
+/* 1: three addresses were read. */
 static int
 read_addresses(PyObject *operands, unsigned long long at[3])
 {
-    return PyArg_ParseTuple(operands, "KKK:operands", &at[0], &at[1], &at[2]) ? 0 : -1;
+    int found = PyTuple_Check(operands) && PyTuple_GET_SIZE(operands) == 3;
+    for (Py_ssize_t i = 0; found && i < 3; i++) {
+        PyObject *address = PyTuple_GET_ITEM(operands, i);
+        found = PyLong_Check(address);
+        at[i] = found ? PyLong_AsUnsignedLongLong(address) : 0;
+    }
+    return found && !PyErr_Occurred();
 }
 
 /* multiply(handle, workspace, sm_count, product, operands) -> cuBLAS's status */
@@ -784,27 +820,45 @@ multiply(PyObject *Py_UNUSED(module), PyObject *args)
         PyErr_SetString(PyExc_RuntimeError, "products are not served");
         return NULL;
     }
-    return PyLong_FromLong(queue_product((BlasHandle *)handle, (Workspace *)workspace, sm_count,
-                                         &((Product *)product)->sizes, at));
+    return PyLong_FromLong(queue_product((BlasHandle *)handle, (Workspace *)workspace, NULL, sm_count,
+                                         &((Product *)product)->sizes, at, NULL, NULL));
 }
 
-/* 1: queued; 0: Python is to do it, which also says what is wrong. Sets no error. */
-static int
-queue_in_lane(Lane *lane, int sm_count, const Sizes *product, const unsigned long long at[3])
+/* This thread's handle; a new reference. NULL without an error: it has none yet. */
+static BlasHandle *
+handle_in_lane(Lane *lane)
 {
-    void *context = NULL;
-    if (lane->context == NULL || get_current_context(&context) != 0 || context != lane->context)
-        return 0;
-    PyObject *handle = PyObject_GetAttr(lane->local, s_native);
-    int queued = 0;
-    if (handle != NULL && Py_TYPE(handle) == blas_handle_type) {
-        Workspace *workspace = (Workspace *)Py_NewRef(lane->workspace);
-        queued = queue_product((BlasHandle *)handle, workspace, sm_count, product, at) == 0;
-        Py_DECREF(workspace);
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
+    if (lane->handle == NULL || lane->thread != thread) {
+        PyObject *handle = PyObject_GetAttr(lane->local, s_native);
+        if (handle == NULL || Py_TYPE(handle) != blas_handle_type) {
+            Py_XDECREF(handle);
+            PyErr_Clear();
+            return NULL;
+        }
+        Py_XSETREF(lane->handle, (BlasHandle *)handle);
+        lane->thread = thread;
     }
-    Py_XDECREF(handle);
-    PyErr_Clear(); /* a thread without a handle yet */
-    return queued;
+    return (BlasHandle *)Py_NewRef(lane->handle);
+}
+
+enum { TO_PYTHON, QUEUED, RECORDED }; /* Python does what was not, which also says what is wrong */
+
+/* How far it got. Sets no error. */
+static int
+queue_in_lane(Lane *lane, int sm_count, const Sizes *product, const unsigned long long at[3],
+              void *event)
+{
+    BlasHandle *handle = lane->context == NULL ? NULL : handle_in_lane(lane);
+    if (handle == NULL)
+        return TO_PYTHON;
+    Workspace *workspace = (Workspace *)Py_NewRef(lane->workspace);
+    int recorded = 0;
+    int status = queue_product(handle, workspace, lane->context, sm_count, product, at, event,
+                               &recorded);
+    Py_DECREF(workspace);
+    Py_DECREF(handle);
+    return status != 0 ? TO_PYTHON : recorded ? RECORDED : QUEUED;
 }
 
 /* Where products on a stream go, if nothing of it has to be asked in Python; a new reference. */
@@ -826,28 +880,31 @@ lane_of(PyObject *stream)
     return NULL;
 }
 
-/* multiply_on(stream, plan, operands, sm_count) -> whether it was queued */
+/* multiply_on(stream, plan, operands, sm_count, event) -> 0: nothing was done; 1: it was queued;
+ * 2: and the event, if its address is not 0, was recorded behind it */
 static PyObject *
 multiply_on(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "multiply_on(stream, plan, operands, sm_count)");
+    if (count != 5) {
+        PyErr_SetString(PyExc_TypeError, "multiply_on(stream, plan, operands, sm_count, event)");
         return NULL;
     }
     Lane *lane = lane_of(args[0]);
     if (lane == NULL)
-        Py_RETURN_FALSE;
-    int queued = 0;
+        return PyLong_FromLong(TO_PYTHON);
+    int done = TO_PYTHON;
     unsigned long long at[3];
     PyObject *product = PyObject_GetAttr(args[1], s_quick);
     int sm_count = PyLong_AsLong(args[3]);
+    void *event = PyLong_AsVoidPtr(args[4]);
     if (product != NULL && Py_TYPE(product) == product_type && !PyErr_Occurred() &&
-        PyTuple_Check(args[2]) && read_addresses(args[2], at) == 0)
-        queued = queue_in_lane(lane, sm_count, &((Product *)product)->sizes, at);
+        read_addresses(args[2], at))
+        done = queue_in_lane(lane, sm_count, &((Product *)product)->sizes, at,
+                             event_record == NULL ? NULL : event);
     Py_XDECREF(product);
     Py_DECREF(lane);
     PyErr_Clear();
-    return PyBool_FromLong(queued);
+    return PyLong_FromLong(done);
 }
 
 /* -- products that are known by their operands ---------------------------------------------- */
@@ -867,14 +924,31 @@ static Getter getters[] = {
     {&s_mem, &pointer_type, NULL},
 };
 
+/* Whether only the shape of an array can be changed: then an array is known by itself. */
+static int are_fixed;
+
+static int
+is_read_only(PyObject *descriptor)
+{
+    if (Py_TYPE(descriptor) == &PyGetSetDescr_Type)
+        return ((PyGetSetDescrObject *)descriptor)->d_getset->set == NULL;
+    PyObject *setter = Py_TYPE(descriptor) == &PyProperty_Type
+                           ? PyObject_GetAttrString(descriptor, "fset")
+                           : NULL;
+    Py_XDECREF(setter);
+    return setter == Py_None;
+}
+
 static void
 find_getters(void)
 {
+    are_fixed = 1;
     for (size_t i = 0; i < sizeof(getters) / sizeof(*getters); i++) {
         PyObject *found = PyObject_GetAttr((PyObject *)*getters[i].type, *getters[i].name);
         int is_getter = found != NULL && Py_TYPE(found) == &PyGetSetDescr_Type;
         /* The type keeps its descriptor. */
         getters[i].how = is_getter ? ((PyGetSetDescrObject *)found)->d_getset : NULL;
+        are_fixed &= i == SHAPE || (found != NULL && is_read_only(found));
         Py_XDECREF(found);
     }
     PyErr_Clear();
@@ -916,13 +990,21 @@ read_pair(PyObject *array, int attribute, long long *into)
     return found;
 }
 
-/* The dtypes in a key are borrowed: the arrays keep them. */
+static int
+read_shapes(PyObject *const *arrays, Key *key)
+{
+    for (int i = 0; i < 3; i++)
+        if (Py_TYPE(arrays[i]) != array_type || !read_pair(arrays[i], SHAPE, key->words + 4 * i))
+            return 0;
+    return 1;
+}
+
+/* What the shapes leave open. The dtypes in a key are borrowed: the arrays keep them. */
 static int
 read_key(PyObject *const *arrays, Key *key)
 {
     for (int i = 0; i < 3; i++) {
-        if (Py_TYPE(arrays[i]) != array_type || !read_pair(arrays[i], SHAPE, key->words + 4 * i) ||
-            !read_pair(arrays[i], STRIDES, key->words + 4 * i + 2))
+        if (!read_pair(arrays[i], STRIDES, key->words + 4 * i + 2))
             return 0;
         key->dtypes[i] = get(arrays[i], DTYPE);
         if (key->dtypes[i] == NULL)
@@ -968,7 +1050,7 @@ know(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "OOOO!:know", &arrays[0], &arrays[1], &arrays[2], product_type,
                           &product))
         return NULL;
-    if (array_type == NULL || !read_key(arrays, &key)) {
+    if (array_type == NULL || !read_shapes(arrays, &key) || !read_key(arrays, &key)) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }
@@ -998,10 +1080,10 @@ read_number(PyObject *owner, int attribute, unsigned long long *into)
     return found;
 }
 
-/* Where an array is, and whether memory of ours under it does not know the lane's stream yet.
- * 0: it is elsewhere, or cannot be read. */
+/* Where an array is, and the tags of memory of ours under it. 0: it is elsewhere, or cannot be
+ * read. */
 static int
-read_memory(PyObject *array, Lane *lane, unsigned long long *at, int *is_new)
+read_memory(PyObject *array, const Lane *lane, unsigned long long *at, PyObject **tags)
 {
     PyObject *data = get(array, DATA);
     if (data == NULL)
@@ -1012,15 +1094,129 @@ read_memory(PyObject *array, Lane *lane, unsigned long long *at, int *is_new)
     PyObject *memory = found ? get(data, MEM) : NULL;
     found = memory != NULL;
     if (found && Py_TYPE(memory) == memory_type) {
-        PyObject *tags = PyObject_GetAttr(memory, s_tags);
-        int tagged = tags != NULL && PyAnySet_Check(tags) ? PySet_Contains(tags, lane->tag) : -1;
-        found = tagged >= 0;
-        *is_new |= tagged == 0;
-        Py_XDECREF(tags);
+        *tags = PyObject_GetAttr(memory, s_tags);
+        found = *tags != NULL && PyAnySet_Check(*tags);
     }
     Py_XDECREF(memory);
     Py_DECREF(data);
     return found;
+}
+
+/* Three arrays that were multiplied, and what reading them tells. A shape that is set in place
+ * keeps the order of the elements, so the same shape is the same product. */
+typedef struct {
+    PyObject *arrays[3]; /* weak references */
+    PyObject *tags[3];   /* NULL: the memory is not ours */
+    long long shapes[3][2];
+    unsigned long long at[3];
+    long long device;
+    Product *product;
+} Triple;
+
+#define TRIPLES 4096 /* a power of 2 */
+static Triple triples[TRIPLES];
+
+static Triple *
+triple_of(PyObject *const *arrays)
+{
+    uint64_t hash = 0;
+    for (int i = 0; i < 3; i++)
+        hash = (hash ^ ((uint64_t)(uintptr_t)arrays[i] >> 4)) * 0x9E3779B97F4A7C15u;
+    return &triples[hash >> 32 & (TRIPLES - 1)];
+}
+
+static int
+refers_to(PyObject *weak, const PyObject *array)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *target = NULL;
+    if (PyWeakref_GetRef(weak, &target) < 0)
+        PyErr_Clear();
+    Py_XDECREF(target); /* the caller holds the array, if it is that */
+#else
+    PyObject *target = PyWeakref_GetObject(weak);
+#endif
+    return target == array;
+}
+
+static int
+is_triple(const Triple *triple, PyObject *const *arrays, const Key *key, const Lane *lane)
+{
+    if (triple->product == NULL || triple->device != lane->device)
+        return 0;
+    for (int i = 0; i < 3; i++)
+        if (!refers_to(triple->arrays[i], arrays[i]) ||
+            memcmp(triple->shapes[i], key->words + 4 * i, sizeof(triple->shapes[i])) != 0)
+            return 0;
+    return 1;
+}
+
+static void
+remember(PyObject *const *arrays, const Key *key, const Lane *lane, Product *product,
+         const unsigned long long at[3], PyObject *const *tags)
+{
+    Triple new = {.device = lane->device, .product = (Product *)Py_NewRef(product)};
+    int made = 1;
+    for (int i = 0; i < 3; i++) {
+        new.arrays[i] = PyWeakref_NewRef(arrays[i], NULL);
+        made &= new.arrays[i] != NULL;
+        new.tags[i] = Py_XNewRef(tags[i]);
+        new.at[i] = at[i];
+        memcpy(new.shapes[i], key->words + 4 * i, sizeof(new.shapes[i]));
+    }
+    PyErr_Clear();
+    Triple *triple = triple_of(arrays), before = new;
+    if (made) {
+        before = *triple;
+        *triple = new;
+    }
+    for (int i = 0; i < 3; i++) {
+        Py_XDECREF(before.arrays[i]);
+        Py_XDECREF(before.tags[i]);
+    }
+    Py_XDECREF(before.product);
+}
+
+/* Whether memory does not know a lane's stream yet; -1: that cannot be asked. Compares identities,
+ * so no Python runs. */
+static int
+is_new_to(const Lane *lane, PyObject *const *tags)
+{
+    int is_new = 0;
+    for (int i = 0; i < 3 && is_new >= 0; i++) {
+        int tagged = tags[i] == NULL ? 1 : PySet_Contains(tags[i], lane->tag);
+        is_new = tagged < 0 ? -1 : is_new | !tagged;
+    }
+    return is_new;
+}
+
+/* Read what is to be multiplied. 0: Python is to look closer. */
+static int
+read_operands(PyObject *const *arrays, Key *key, const Lane *lane, Sizes *sizes,
+              unsigned long long at[3], int *is_new)
+{
+    Product *product = read_key(arrays, key) ? known_product(key) : NULL;
+    if (product == NULL)
+        return 0;
+    Py_INCREF(product);
+    *sizes = product->sizes;
+    PyObject *tags[3] = {NULL, NULL, NULL};
+    int usable = 1;
+    for (int i = 0; usable && i < 3; i++)
+        usable = read_memory(arrays[i], lane, &at[i], &tags[i]);
+    if (usable) { /* out overlaps neither; Python looks closer where the outer bounds do */
+        unsigned long long last = at[0] + sizes->bytes_out;
+        unsigned long long low_a = at[1] - sizes->below_a, low_b = at[2] - sizes->below_b;
+        *is_new = is_new_to(lane, tags);
+        usable = *is_new >= 0 && !(low_a < last && at[0] < low_a + sizes->bytes_a) &&
+                 !(low_b < last && at[0] < low_b + sizes->bytes_b);
+    }
+    if (usable && are_fixed)
+        remember(arrays, key, lane, product, at, tags);
+    for (int i = 0; i < 3; i++)
+        Py_XDECREF(tags[i]);
+    Py_DECREF(product);
+    return usable;
 }
 
 /* The stream that the innermost guard selected outside any event loop, else NULL; a new reference. */
@@ -1061,22 +1257,18 @@ mm_out(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     Lane *lane = stream == NULL ? NULL : lane_of(stream);
     int queued = 0, is_new = 0;
     Key key;
-    if (lane != NULL && !is_observed(lane) && read_key(args, &key)) {
-        const Product *known = known_product(&key);
-        Sizes product; /* a copy: no count of references goes from core to core */
+    if (lane != NULL && !is_observed(lane) && read_shapes(args, &key)) {
         unsigned long long at[3];
-        queued = known != NULL;
-        if (queued)
-            product = known->sizes;
-        for (int i = 0; queued && i < 3; i++)
-            queued = read_memory(args[i], lane, &at[i], &is_new);
-        if (queued) { /* out overlaps neither; Python looks closer where the outer bounds do */
-            unsigned long long last = at[0] + product.bytes_out;
-            unsigned long long low_a = at[1] - product.below_a, low_b = at[2] - product.below_b;
-            queued = !(low_a < last && at[0] < low_a + product.bytes_a) &&
-                     !(low_b < last && at[0] < low_b + product.bytes_b) &&
-                     queue_in_lane(lane, lane->sm_count, &product, at);
-        }
+        Sizes sizes; /* a copy: no count of references goes from core to core */
+        const Triple *triple = triple_of(args);
+        if (is_triple(triple, args, &key, lane)) {
+            sizes = triple->product->sizes;
+            memcpy(at, triple->at, sizeof(at));
+            is_new = is_new_to(lane, triple->tags);
+            queued = is_new >= 0;
+        } else
+            queued = read_operands(args, &key, lane, &sizes, at, &is_new);
+        queued = queued && queue_in_lane(lane, lane->sm_count, &sizes, at, NULL);
     }
     Py_XDECREF(lane);
     PyErr_Clear();
@@ -1118,9 +1310,6 @@ serve_products(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 /* -- events: what context.py gives ----------------------------------------------------------- */
-typedef int (*EventRecord)(void *event, void *stream);
-
-static EventRecord event_record;
 static PyTypeObject *event_type, *queue_type; /* cuda.core's Event and Stream */
 
 /* 1: the handle was read; 0: it cannot be. Sets no error. */
@@ -1197,7 +1386,7 @@ serve_guards(PyObject *Py_UNUSED(module), PyObject *args)
     }
     Py_XSETREF(get_running_loop, Py_NewRef(loop));
     Py_XSETREF(bind, Py_NewRef(binder));
-    Py_XSETREF(bound_type, Py_NewRef(type));
+    Py_XSETREF(bound_type, (PyTypeObject *)Py_NewRef(type));
     Py_RETURN_NONE;
 }
 

@@ -20,6 +20,7 @@ from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.calls import Activity
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import no_host_memory
 from gpuscope.device.raw import (
@@ -202,7 +203,13 @@ class CpuBackend(Backend):
         self._did("kernel", kernel.name, correlation, start_ns)
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
+        self,
+        stream: Stream,
+        plan: MatmulPlan,
+        operands: Operands,
+        sm_count: int,
+        correlation: int,
+        event: Event | None = None,
     ) -> None:
         """Multiply now, in float32 (float64 for float64)."""
         start_ns = time.time_ns()
@@ -211,6 +218,8 @@ class CpuBackend(Backend):
         with np.errstate(over="ignore", invalid="ignore"):  # a BLAS says nothing either
             out[...] = (a.astype(work) @ b.astype(work)).astype(out.dtype)
         self._did("kernel", plan.name, correlation, start_ns)
+        if event is not None:
+            self.record(event.raw, stream.raw, 0)
 
     def home_of(self, array: NativeArray) -> object:
         """Return the host: there is one."""

@@ -61,7 +61,8 @@ class Event(Unique):
     """
 
     __slots__ = (
-        "__weakref__", "_backend", "closed", "correlation", "device", "graph", "raw", "timing",
+        "__weakref__", "_backend", "closed", "correlation", "device", "graph", "handle", "raw",
+        "timing",
     )  # fmt: skip
 
     def __init__(self, device: Device, *, timing: bool = True) -> None:
@@ -70,6 +71,8 @@ class Event(Unique):
         self._backend = device.backend
         self.timing = timing
         self.raw = self._backend.make_event(timing=timing)
+        self.handle = self._backend.event_handle(self.raw)
+        """The driver's handle; 0 once it is closed, or where there is no driver."""
         self.correlation: int | None = None
         """Number of the call that recorded it last, or ``None``."""
         self.graph: Graph | None = None
@@ -128,6 +131,7 @@ class Event(Unique):
         """Destroy the event. Idempotent. Never raises, even if the device is lost."""
         if not self.closed:
             self.closed = True
+            self.handle = 0
             with contextlib.suppress(Exception):
                 self._backend.close_event(self.raw)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
     from gpuscope.device.calls import Activity
     from gpuscope.device.carve import CarvePlan, PlannedPartition, SmLayout
+    from gpuscope.device.event import Event
     from gpuscope.device.graph import Graph
     from gpuscope.device.stream import Stream
 
@@ -279,6 +280,10 @@ class Backend(Protocol):
     def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
         """Nanoseconds between two recorded events."""
 
+    def event_handle(self, raw: RawEvent) -> int:
+        """Return the driver's handle of an event; 0 where there is no driver."""
+        return 0
+
     def close_event(self, raw: RawEvent) -> None:
         """Destroy an event."""
         return
@@ -369,9 +374,18 @@ class Backend(Protocol):
         """Launch a kernel."""
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
+        self,
+        stream: Stream,
+        plan: MatmulPlan,
+        operands: Operands,
+        sm_count: int,
+        correlation: int,
+        event: Event | None = None,
     ) -> None:
-        """Queue a planned GEMM on placed operands, tuned for ``sm_count`` SMs (0: not told)."""
+        """Queue a planned GEMM on placed operands, tuned for ``sm_count`` SMs (0: not told).
+
+        Record ``event`` behind it, if one is given: nobody is told of that.
+        """
 
     def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
         """Take note of operands that a plan fits, so that a call with their like costs less."""

@@ -285,19 +285,20 @@ class Gemm(Handle):
                     or self._knows(context, selected, a, b, out)
                 )
             ):
-                event = context.event
-                if context.completion is not None:
-                    event = take_event(self.device)
-                call, recorded = None, 0
+                event = context.event if context.completion is None else take_event(self.device)
+                call, behind = None, event
                 if recorders:
+                    behind = None  # what is told of is recorded by itself
                     call = calls.begin_execution(self.name, context.launch, selected, event)
                 number = self._next_correlation() if call is None else call.correlation
                 try:
-                    self._matmul(selected, context.plan, context.placed, context.sm_count, number)
+                    self._matmul(
+                        selected, context.plan, context.placed, context.sm_count, number, behind
+                    )
                     if call is not None:
                         calls.end(call)
-                        recorded = event.correlation = self._next_correlation()
-                    self._record(event.raw, selected.raw, recorded)
+                        event.correlation = self._next_correlation()
+                        self._record(event.raw, selected.raw, event.correlation)
                 except BaseException as error:
                     if call is not None and call.end_ns is None:
                         call.event = None  # nothing was recorded in it
@@ -306,8 +307,7 @@ class Gemm(Handle):
                     raise
                 if event is not context.event:
                     context.event, context.completion, context.waits = event, None, 0
-                context.call = call
-                context.in_flight = number
+                context.call, context.in_flight = call, number
                 self._latest = context
                 return context.result
         return self._execute(stream, (a, b, out))

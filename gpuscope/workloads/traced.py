@@ -23,6 +23,7 @@ from gpuscope._types import Array
 from gpuscope.device import handles
 from gpuscope.device.api import Kernel, KernelModel
 from gpuscope.device.device import Device
+from gpuscope.device.event import Event
 from gpuscope.device.partition import Partition
 from gpuscope.device.raw import Backend, MatmulPlan, NativeArray
 from gpuscope.device.stream import Stream
@@ -176,11 +177,14 @@ def _launch_unseen(
     placed: PlacedOperands,
     sm_count: int,
     correlation: int,
+    event: Event | None = None,
 ) -> None:
     """Launch the product without records; takes, after two of its own, what matmul takes."""
     del sm_count
     args = (*placed, plan.m, plan.n, plan.k, _NOWHERE)
     backend.launch(stream.raw, kernel, _grid(plan), _THREADS, args, correlation)
+    if event is not None:
+        backend.record(event.raw, stream.raw, 0)
 
 
 def _product(a: Array, b: Array) -> Array:

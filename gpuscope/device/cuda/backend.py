@@ -19,6 +19,7 @@ from gpuscope.device.cuda import captures
 from gpuscope.device.cuda import driver as versions
 from gpuscope.device.cuda.context import CudaContext
 from gpuscope.device.cuda.driver import CudaObject, check, translated
+from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Pinned, Pool, Tag
 from gpuscope.device.raw import (
@@ -336,16 +337,22 @@ class CudaBackend(CudaContext):
             self._core.launch(stream, config, kernel.raw, *passed)
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
+        self,
+        stream: Stream,
+        plan: MatmulPlan,
+        operands: Operands,
+        sm_count: int,
+        correlation: int,
+        event: Event | None = None,
     ) -> None:
         """Queue a GEMM through cuBLAS; ``operands`` are the addresses of out, a and b."""
-        if not plan.bytes_out or self._blas.queued(stream, plan, operands, sm_count):
-            return
-        if self._is_current():
-            self._blas.matmul(stream, plan, operands, sm_count)
-            return
-        with self.current():
-            self._blas.matmul(stream, plan, operands, sm_count)
+        handle = 0 if event is None else event.handle
+        done = self._blas.queued(stream, plan, operands, sm_count, handle) if plan.bytes_out else 1
+        if not done:
+            with contextlib.nullcontext() if self._is_current() else self.current():
+                self._blas.matmul(stream, plan, operands, sm_count)
+        if event is not None and done < 2:
+            self.record(event.raw, stream.raw, 0)
 
     def expect(self, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray) -> None:
         """Let what is compiled launch products of operands like these."""

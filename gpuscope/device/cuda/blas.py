@@ -207,10 +207,14 @@ class Blas:
         self._idle: list[int] = []
         weakref.finalize(self, _destroy, self._idle)
         self._workspaces: dict[int, CudaObject] = {}
-        self.queued: Callable[[Stream, MatmulPlan, CudaObject, int], bool] = (
-            _compiled.multiply_on if _compiled is not None else lambda *_: False
+        self.queued: Callable[[Stream, MatmulPlan, CudaObject, int, int], int] = (
+            _compiled.multiply_on if _compiled is not None else lambda *_: 0
         )
-        """Queues a product on a stream that had one, if nothing has to be asked in Python."""
+        """Queues a product on a stream that had one, if nothing has to be asked in Python.
+
+        Takes the handle of an event to record behind it, or 0. Returns 0: nothing was done;
+        1: the product was queued; 2: and the event recorded.
+        """
 
     def forget_stream(self, handle: int) -> None:
         """Free the workspace of a stream that is idle and about to be destroyed."""

@@ -13,6 +13,7 @@ from gpuscope._types import Array
 from gpuscope.device.api import Kernel, KernelCost, KernelModel
 from gpuscope.device.carve import REMAINDER, PlannedPartition, sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
+from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.raw import GrantedPartition, KernelArgs, MatmulPlan, Operands, StreamKind
 from gpuscope.device.sim.allocation import SimMemory
@@ -295,7 +296,13 @@ class SimBackend(SimMemory):
             )
 
     def matmul(
-        self, stream: Stream, plan: MatmulPlan, operands: Operands, sm_count: int, correlation: int
+        self,
+        stream: Stream,
+        plan: MatmulPlan,
+        operands: Operands,
+        sm_count: int,
+        correlation: int,
+        event: Event | None = None,
     ) -> None:
         """Queue a GEMM; its value is computed in float32 (float64 for float64) when read."""
         out, a, b = operands
@@ -309,6 +316,8 @@ class SimBackend(SimMemory):
                 cost = KernelCost(1, self.profile.transfer_ns("memset", out.nbytes))
             effect = Write(out, (a, b), _PRODUCTS[plan.dtype])
             self._queue_kernel(raw, correlation, plan.name, effect, cost, call_ns)
+        if event is not None:
+            self.record(event.raw, raw, 0)
 
     def rearrange(self, stream: Stream, into: SimArray, array: SimArray, correlation: int) -> None:
         """Queue a copy into C order."""

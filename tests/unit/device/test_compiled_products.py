@@ -148,6 +148,7 @@ def operands(memory=None, at=(0x1000, 0x2000, 0x3000), device=0):
     ]
 
 
+QUEUED, RECORDED = 1, 2
 ALL = ["set_stream", "set_workspace", "set_sm_count", "gemm"]
 
 
@@ -222,10 +223,10 @@ def test_the_workspace_is_locked_without_the_gil_and_again_by_its_thread(cublas,
 # -- by a stream and a plan --------------------------------------------------------------------
 def test_a_plan_goes_to_the_streams_lane(cublas, product):
     stream, plan = cublas.stream(), SimpleNamespace(quick=product)
-    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8)
+    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8, 0) == QUEUED
     assert cublas.took() == ALL
     cublas.log.observers = (1,)  # who calls it told them
-    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8)
+    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8, 0) == QUEUED
     assert cublas.took() == ["gemm"]
 
 
@@ -249,15 +250,65 @@ NOT_READY = ["no lane", "captured", "closed", "other context", "no product", "no
 def test_python_does_what_is_not_ready(cublas, product, name):
     stream, plan = cublas.stream(), SimpleNamespace(quick=product)
     unready(name)(cublas, stream, plan)
-    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8) is False
+    assert cublas.module.multiply_on(stream, plan, (1, 2, 3), 8, 0) == 0
     assert cublas.took() == (ALL if name == "refused" else [])
 
 
 @pytest.mark.parametrize("wrong", [(1, 2), (1, 2, "3"), None, [1, 2, 3]])
 def test_operands_that_are_no_addresses_are_left_to_python(cublas, product, wrong):
     stream, plan = cublas.stream(), SimpleNamespace(quick=product)
-    assert cublas.module.multiply_on(stream, plan, wrong, 8) is False
-    assert cublas.module.multiply_on(object(), plan, (1, 2, 3), 8) is False
+    assert cublas.module.multiply_on(stream, plan, wrong, 8, 0) == 0
+    assert cublas.module.multiply_on(object(), plan, (1, 2, 3), 8, 0) == 0
+
+
+def test_an_event_is_recorded_behind_its_product_in_the_same_call(cublas, product):
+    recorded, status = [], 0
+
+    def record(event, stream):
+        recorded.append((event, stream, cublas.took()))
+        return status
+
+    kept = ctypes.CFUNCTYPE(INT, POINTER, POINTER)(record)
+    stream, plan = cublas.stream(), SimpleNamespace(quick=product)
+    multiply = cublas.module.multiply_on
+    assert multiply(stream, plan, (1, 2, 3), 8, 0x50) == QUEUED, "no event was served"
+    assert cublas.took() == ALL
+    cublas.module.serve_events(Raw, Raw, ctypes.cast(kept, POINTER).value)
+    assert multiply(stream, plan, (1, 2, 3), 8, 0x50) == RECORDED
+    assert recorded == [(0x50, 7, ["gemm"])]
+    assert multiply(stream, plan, (1, 2, 3), 8, 0) == QUEUED
+    status = 400
+    assert multiply(stream, plan, (1, 2, 3), 8, 0x50) == QUEUED, "Python says what is wrong"
+    cublas.status = {"gemm": 14}
+    assert multiply(stream, plan, (1, 2, 3), 8, 0x50) == 0
+    assert multiply(stream, plan, (1, 2, 3), 8, "0x50") == 0
+    assert len(recorded) == 2
+
+
+def test_each_thread_multiplies_with_its_own_handle(cublas, product):
+    stream, plan = cublas.stream(), SimpleNamespace(quick=product)
+
+    def multiply():
+        done = cublas.module.multiply_on(stream, plan, (1, 2, 3), 8, 0)
+        return done, {call[1] for call in cublas.calls if call[0] == "gemm"}
+
+    found = []
+
+    def other(raw):
+        found.append(multiply())
+        cublas.calls.clear()
+        cublas.local.native = cublas.module.BlasHandle(raw)
+        found.append(multiply())
+
+    for raw in (0xC000, 0xD000, 0xC000):
+        found.clear()
+        cublas.calls.clear()
+        assert multiply() == (QUEUED, {0xB000})
+        cublas.calls.clear()
+        thread = threading.Thread(target=other, args=(raw,))
+        thread.start()
+        thread.join(10)
+        assert found == [(0, set()), (QUEUED, {raw})]
 
 
 # -- by its operands ---------------------------------------------------------------------------
@@ -290,6 +341,112 @@ def test_attributes_of_a_type_written_in_c_are_read_as_they_are(module, product)
     assert cublas.calls[-1][8] == 3 << 16
     assert module.mm_out(out, a.T, b, stream) is False
     assert module.mm_out(out, a[:, ::-1], b, stream) is False
+
+
+class Pointer:
+    """Stands for cupy.cuda.MemoryPointer, which nobody can change."""
+
+    def __init__(self, at, memory=None, device=0):
+        self._all = at, device, memory
+
+    ptr = property(lambda self: self._all[0])
+    device_id = property(lambda self: self._all[1])
+    mem = property(lambda self: self._all[2])
+
+
+class FixedArray:
+    """Stands for cupy.ndarray: its shape can be set in place, and nothing else."""
+
+    reads = 0
+
+    def __init__(self, shape, at, memory=None, device=0):
+        self.shape, self._data = shape, Pointer(at, memory, device)
+
+    dtype = property(lambda self: HALF)
+    data = property(lambda self: self._data)
+
+    @property
+    def strides(self):
+        FixedArray.reads += 1
+        return np.empty(self.shape, HALF).strides
+
+
+HALF = np.dtype("float16")
+
+
+@pytest.fixture
+def fixed(module, product):
+    cublas = Cublas(module)
+    addresses = [ctypes.cast(function, POINTER).value for function in cublas.functions]
+    module.serve_products((FixedArray, Pointer, Memory, Stream), tuple(addresses))
+    arrays = [
+        FixedArray(shape, at, Memory())
+        for shape, at in zip(((M, N), (M, K), (K, N)), (0x1000, 0x2000, 0x3000), strict=True)
+    ]
+    module.know(*arrays, product)
+    return cublas, arrays
+
+
+def test_arrays_that_cannot_change_are_read_once(fixed):
+    cublas, arrays = fixed
+    stream = cublas.stream()
+    assert cublas.module.mm_out(*arrays, stream) is True
+    reads = FixedArray.reads
+    for _ in range(3):
+        assert cublas.module.mm_out(*arrays, stream) is True
+    assert FixedArray.reads == reads
+    assert {call[7:] for call in cublas.calls if call[0] == "gemm"} == {
+        (0x10, 0x3000, 2, N, 0x2000, 2, K, 0x20, 0x1000, 2, N, 68, -1)
+    }
+    other = cublas.stream()
+    assert cublas.module.mm_out(*arrays, other) is True
+    assert (stream.held, other.held) == ([tuple(arrays)], [tuple(arrays)])
+    assert FixedArray.reads == reads
+
+
+def test_arrays_are_not_taken_for_those_that_lay_where_they_lie(fixed, product):
+    cublas, (out, a, b) = fixed
+    stream = cublas.stream()
+    for number in range(200):
+        out = FixedArray((M, N), 0x100000 + 0x1000 * number)
+        for _ in range(2):
+            assert cublas.module.mm_out(out, a, b, stream) is True
+            assert cublas.calls[-1][15] == out.data.ptr
+        gone = weakref.ref(out)
+        stream.held.clear()
+        del out
+        assert gone() is None
+
+
+def test_a_shape_that_was_set_in_place_is_seen(fixed):
+    cublas, (out, a, b) = fixed
+    stream = cublas.stream()
+    assert cublas.module.mm_out(out, a, b, stream) is True
+    a.shape = (K, M)
+    assert cublas.module.mm_out(out, a, b, stream) is False
+    a.shape = (M, K)
+    assert cublas.module.mm_out(out, a, b, stream) is True
+
+
+def test_arrays_of_another_device_or_stream_are_left_to_python(fixed):
+    cublas, arrays = fixed
+    stream = cublas.stream()
+    assert cublas.module.mm_out(*arrays, stream) is True
+    stream.lane = cublas.module.Lane(cublas.workspace, cublas.log, cublas.local, stream.tag, 1, 16)
+    assert cublas.module.mm_out(*arrays, stream) is False
+
+
+def test_arrays_that_were_read_are_let_go_of(fixed):
+    cublas, arrays = fixed
+    stream = cublas.stream()
+    memory = arrays[0].data.mem
+    for _ in range(2):
+        assert cublas.module.mm_out(*arrays, stream) is True
+    gone = [weakref.ref(array) for array in arrays] + [weakref.ref(memory)]
+    stream.held.clear()
+    del arrays, memory
+    fixed[1].clear()
+    assert [one() for one in gone] == [None] * 4
 
 
 def test_memory_is_held_by_a_stream_that_is_new_to_it(cublas, product):
@@ -426,7 +583,7 @@ def test_nothing_is_leaked_or_let_go_of_too_often(cublas, product, module):
         module.mm_out(*arrays, stream)
         module.mm_out(*others, stream)
         module.know(*arrays, product)
-        module.multiply_on(stream, SimpleNamespace(quick=product), (1, 2, 3), 8)
+        module.multiply_on(stream, SimpleNamespace(quick=product), (1, 2, 3), 8, 0)
         module.multiply(cublas.local.native, cublas.workspace, 8, product, (1, 2, 3))
         stream.lane = module.Lane(cublas.workspace, cublas.log, cublas.local, stream.tag, 0, 8)
     watched[2] = stream.lane

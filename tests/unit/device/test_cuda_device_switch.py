@@ -108,7 +108,7 @@ class Machine:
         )  # fmt: skip
 
     def event(self):
-        return SimpleNamespace(is_done=True, sync=lambda: None, close=lambda: None)
+        return SimpleNamespace(handle=0x70, is_done=True, sync=lambda: None, close=lambda: None)
 
     def device(self, index):
         return SimpleNamespace(

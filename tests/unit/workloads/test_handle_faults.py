@@ -583,11 +583,11 @@ class GraphBackend(FaultyBackend):
         self.capabilities = replace(self.capabilities, graphs=True)
         self.captured = {}
 
-    def matmul(self, stream, plan, operands, sm_count, correlation):
+    def matmul(self, stream, plan, operands, sm_count, correlation, event=None):
         if stream.handle in self.captured:
             self.captured[stream.handle].append((plan, operands, sm_count))
             return
-        super().matmul(stream, plan, operands, sm_count, correlation)
+        super().matmul(stream, plan, operands, sm_count, correlation, event)
 
     def begin_capture(self, stream):
         self.meet("begin_capture")

@@ -19,24 +19,32 @@ from gpuscope.figures.style import Properties
 from gpuscope.figures.text import clean, duration, escape
 from gpuscope.figures.tracks import Tracks
 from gpuscope.figures.view import LANES, View
+from gpuscope.trace.columns import combined
 from gpuscope.trace.query import Selection
 
 _CHARACTERS = 44_000
 """What the names in a frame may take; with many spans each is cut shorter."""
 _SHORTEST, _LONGEST = 32, 120
+OUTSIDE = "ESCAPED"
+"""What a tooltip says first of a kernel that ran outside the partition it was intended for."""
 
 _escaped = lru_cache(maxsize=65_536)(escape)
 
 
-def template(tracks: Tracks, bar_class: Class, unit: str) -> str:
-    """Return what Plotly puts around the texts of a class."""
-    kind, partition, _ = bar_class
-    lines = [style.KIND_STYLES[kind].label]
-    if partition is not None:
-        lines[0] += f", partition {escape(partition_label(tracks.names, partition or None))}"
+def shared_lines(tracks: Tracks, bar_class: Class) -> list[str]:
+    """Return what the tooltips of a class end with, in plain text."""
+    lines = [style.KIND_STYLES[bar_class.kind].label]
+    if bar_class.partition is not None:
+        lines[0] += f", partition {partition_label(tracks.names, bar_class.partition or None)}"
     sources = tracks.classes.get(bar_class, ())
     if len(sources) == 1:
-        lines.append(f"source: {escape(sources[0], 40)}")
+        lines.append(f"source: {clean(sources[0], 40)}")
+    return lines
+
+
+def template(tracks: Tracks, bar_class: Class, unit: str) -> str:
+    """Return what Plotly puts around the texts of a class."""
+    lines = [escape(line) for line in shared_lines(tracks, bar_class)]
     # A percent sign would make Plotly look for a variable.
     constant = "<br>".join(lines).replace("%", "&#37;")
     return f"<b>%{{hovertext}}<br>from %{{base:,.3f}} {unit}<br>{constant}<extra></extra>"
@@ -48,7 +56,8 @@ def hovers(view: View) -> list[str]:
     limit = min(_LONGEST, max(_SHORTEST, _CHARACTERS // max(1, len(rows))))
     coded = tracks.coded["name"]
     names = [_short(coded.values[code], limit) for code in coded.codes[rows].tolist()]
-    tails = _tails(view)
+    lines, number = tails(view)
+    ends = ["".join(map(_emphasised, own)) for own in lines]
     early, late = (column.tolist() for column in tracks.uncertainties(rows))
     times = zip(tracks.start_ns[rows].tolist(), tracks.end_ns[rows].tolist(), strict=True)
     low, high = view.found.window_ns
@@ -67,7 +76,7 @@ def hovers(view: View) -> list[str]:
             lasts += f"<br>true start up to {duration(early[place])} later"
         if late[place] and not is_open:
             lasts += f"<br>true end up to {duration(late[place])} earlier"
-        said.append(f"{names[place]}</b><br>{lasts}{tails[place]}")
+        said.append(f"{names[place]}</b><br>{lasts}{ends[number[place]]}")
     return said
 
 
@@ -77,39 +86,48 @@ def _short(text: str, limit: int) -> str:
     return said if 2 * len(said.encode()) <= 3 * limit else _escaped(text, limit // 3)
 
 
-def _tails(view: View) -> list[str]:
-    """Return what rows that differ in little else share: stream, intention, status."""
+def _emphasised(line: str) -> str:
+    said = escape(line)
+    return f"<br><b>{said}</b>" if line.startswith(OUTSIDE) else f"<br>{said}"
+
+
+def tails(view: View) -> tuple[list[list[str]], Array]:
+    """Return what tooltips say of stream, intention and status, and which of it each span has.
+
+    Returns
+    -------
+    tuple
+        Lines of plain text, of which many spans have the same; drawn span → number of its own.
+    """
     tracks, rows = view.tracks, view.found.rows
     columns = ("partition", "intended_partition", "stream", "status", "source")
-    codes = zip(*(tracks.coded[name].codes[rows].tolist() for name in columns), strict=True)
-    made: dict[tuple[Any, ...], str] = {}
-    tails = []
-    for known in zip(view.classes, view.is_host, codes, strict=True):
-        if known not in made:
-            bar_class, is_host, of_columns = known
-            values = [
-                tracks.coded[name].values[code]
-                for name, code in zip(columns, of_columns, strict=True)
-            ]
-            one_source = len(tracks.classes[bar_class]) == 1
-            made[known] = _tail(tracks, values, is_host=is_host, one_source=one_source)
-        tails.append(made[known])
-    return tails
+    coded = [tracks.coded[name].codes[rows] for name in columns]
+    classes, of_class = view.classed
+    first, number = combined(of_class, *coded)
+    lines = []
+    for at in first.tolist():
+        bar_class = classes[of_class[at]]
+        values = [
+            tracks.coded[name].values[codes[at]] for name, codes in zip(columns, coded, strict=True)
+        ]
+        lines.append(_tail(tracks, bar_class, values))
+    return lines, number
 
 
-def _tail(tracks: Tracks, values: list[Any], *, is_host: bool, one_source: bool) -> str:
+def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[str]:
     partition, intended, stream, status, source = values
     lines = []
-    if stream is not None or not is_host:
-        known = escape(tracks.names.stream_name(stream), 60)
+    if stream is not None or bar_class.partition is not None:
+        known = clean(tracks.names.stream_name(stream), 60)
         lines.append(known if "stream" in known else f"stream {known}")
     if intended is not None and intended != partition:
-        lines.append(f"<b>intended for partition {escape(intended, 40)}</b>")
+        escaped = f"{OUTSIDE}: " if bar_class.escaped else ""
+        lines.append(f"{escaped}intended for partition {clean(intended, 40)}")
     if status is not None:
-        lines.append(f"status {escape(status, 60)}")
-    if not one_source:
-        lines.append(f"source: {escape(source, 40)}")
-    return "".join(f"<br>{line}" for line in lines)
+        lines.append(f"status {clean(status, 60)}")
+    if len(tracks.classes[bar_class]) != 1:
+        lines.append(f"source: {clean(source, 40)}")
+    return lines
 
 
 SHADES = 10
@@ -117,6 +135,16 @@ _FAINTEST, _STRONGEST = 0.2, 0.85
 _PX = 2
 _MARGIN = 2
 """Px of a track above and below its part of the picture."""
+
+
+def shades(places: Places, colours: dict[str, str]) -> list[str]:
+    """Return the colour of each track's shading."""
+    return [
+        style.HOST_COLOUR if track.is_host
+        else style.WHOLE_GPU_COLOUR if track.partition is None
+        else colours[track.partition]
+        for track in places.tracks
+    ]  # fmt: skip
 
 
 def coverage_image(
@@ -128,12 +156,7 @@ def coverage_image(
     """
     if not found.merged:
         return None
-    names = [
-        style.HOST_COLOUR if track.is_host
-        else style.WHOLE_GPU_COLOUR if track.partition is None
-        else colours[track.partition]
-        for track in places.tracks
-    ]  # fmt: skip
+    names = shades(places, colours)
     palette = list(dict.fromkeys(names))
     shade = np.maximum(np.ceil(found.coverage * SHADES), found.begins > 0).astype(np.uint8)
     first = np.array([palette.index(name) * SHADES for name in names], np.uint8)[:, None]
@@ -175,16 +198,22 @@ def png(pixels: Array, colours: Sequence[str]) -> bytes:
 
 _MAX_ARROWS = 200
 _MAX_TEXTS = 300
-_TEXTED = "range"
+_NAME = 60
+"""Characters of a name in a bar at most."""
+_WIDTH, _LETTER, _LEAST_LETTERS = 850, 6.2, 4
+"""Px of a plot and of a letter, about, and with how few letters a name still tells something."""
+_MARK_PX = 7
+"""How far above the middle of a bar the mark of an escape stands."""
 
 
 def bar_properties(
-    view: View, places: Places, zero_ns: int, unit_ns: float
+    view: View, places: Places, zero_ns: int, unit_ns: float, seen_ns: float
 ) -> dict[Class, Properties]:
     """Return what changes from view to view of the bar trace of each class that has spans.
 
-    Times are clipped to the window and given since ``zero_ns`` in units of ``unit_ns``.
-    ``customdata`` holds the spans' rows.
+    Times are clipped to the window and given since ``zero_ns`` in units of ``unit_ns``. Names are
+    as long as their bars are where ``seen_ns`` are seen at once. ``customdata`` holds the spans'
+    rows.
     """
     tracks, rows = view.tracks, view.found.rows
     low, high = view.found.window_ns
@@ -192,6 +221,7 @@ def bar_properties(
     width = (np.minimum(tracks.end_ns[rows], high) - start) / unit_ns
     base = ((start - zero_ns) / unit_ns).tolist()
     says = hovers(view)
+    texts = _texts(view, width * unit_ns * _WIDTH / seen_ns)
     heights = [places.bar(place, lane) for place, lane in zip(view.place, view.lanes, strict=True)]
     centre, size = np.array(heights, np.float32).reshape(-1, 2).T
     members: dict[Class, list[int]] = {}
@@ -205,25 +235,26 @@ def bar_properties(
             "width": size[mine],
             "hovertext": [says[place] for place in mine],
             "customdata": rows[mine],
-            **_texts(view, bar_class, rows[mine]),
+            "text": [texts[place] for place in mine],
         }
         for bar_class, mine in members.items()
     }
 
 
-def _texts(view: View, bar_class: Class, rows: Array) -> Properties:
-    """Return what stands in the bars of ranges, where they are few enough."""
-    if bar_class[0] != _TEXTED:
-        return {}
-    if len(rows) > _MAX_TEXTS:
-        return {"text": [""] * len(rows)}
+def _texts(view: View, pixels: Array) -> list[str]:
+    """Return the names that stand in bars: of the widest, as fitting them takes Plotly long."""
+    room = (pixels - 10) // _LETTER
     names = view.tracks.coded["name"]
-    return {"text": [escape(names.values[code], 40) for code in names.codes[rows].tolist()]}
+    texts = [""] * len(pixels)
+    for place in np.flatnonzero(room >= _LEAST_LETTERS)[:_MAX_TEXTS].tolist():
+        name = str(names.values[names.codes[view.found.rows[place]]]).removeprefix("void ")
+        texts[place] = escape(name, int(min(room[place], _NAME)))
+    return texts
 
 
 def look(tracks: Tracks, bar_class: Class, colours: dict[str, str], unit: str) -> Properties:
     """Return what stays the same of the bar trace of a class."""
-    kind, partition, is_open = bar_class
+    kind, partition, is_open, escaped = bar_class
     how = style.KIND_STYLES[kind]
     label = how.label + (", open" if is_open else "")
     if partition is None:
@@ -232,24 +263,47 @@ def look(tracks: Tracks, bar_class: Class, colours: dict[str, str], unit: str) -
         colour, name = style.WHOLE_GPU_COLOUR, f"whole GPU: {label}"
     else:
         colour, name = colours[partition], f"{escape(partition, 24)}: {label}"
-    marker: Properties = {
-        "color": style.tinted(colour, 0.7 * how.strength if is_open else how.strength),
-        "line": {"width": 0.7, "color": style.darker(colour)},
-    }
+    if escaped:
+        colour, name = style.ESCAPED, f"<b>{OUTSIDE}</b> to {name}"
+    fill = style.tinted(colour, 0.7 * how.strength if is_open else how.strength)
+    marker: Properties = {"color": fill, "line": {"width": 0.7, "color": style.darker(colour)}}
     if how.pattern or is_open:
         marker["pattern"] = {"shape": how.pattern or "-", "size": 6, "solidity": 0.35}
+    if escaped:  # its outline shows where the bar is too narrow to
+        marker["line"] = {"width": 3, "color": colour}
+        marker["pattern"] = {
+            "shape": "x", "size": 6, "solidity": 0.2, "fillmode": "overlay", "fgcolor": style.INK,
+        }  # fmt: skip
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
         "marker": marker,
+        "legendrank": 1 if escaped else 1000,
         "hovertemplate": template(tracks, bar_class, unit),
         "insidetextanchor": "start",
         "textangle": 0,
-        "textposition": "inside" if kind == _TEXTED else "none",
-        "textfont": {"size": 11, "color": style.INK},
+        "textposition": "inside",
+        "textfont": {"size": 11, "color": style.on(fill)},
         "cliponaxis": True,
     }
+
+
+def escape_marks(bars: dict[Class, Properties]) -> Properties:
+    """Return where the marks of escapes stand: above the middle of their bars."""
+    mine = [bar for bar_class, bar in bars.items() if bar_class.escaped]
+    x = [np.asarray(bar["base"]) + bar["x"] / 2 for bar in mine]
+    y = [bar["y"] - _MARK_PX for bar in mine]
+    return {"x": np.concatenate([np.zeros(0), *x]), "y": np.concatenate([np.zeros(0), *y])}
+
+
+def escape_look(ink: str) -> Properties:
+    """Return what stays the same of the trace of these marks."""
+    return {
+        "mode": "markers", "showlegend": False, "hoverinfo": "skip", "cliponaxis": False,
+        "marker": {"symbol": "triangle-down", "size": 11, "color": style.ESCAPED,
+                   "line": {"width": 1.5, "color": ink}},
+    }  # fmt: skip
 
 
 def arrows(view: View, places: Places, zero_ns: int, unit_ns: float) -> tuple[Properties, int]:
@@ -305,8 +359,8 @@ class Frame:
     Attributes
     ----------
     bars
-        Class → base, x, y, width, hovertext, customdata (rows) of its bar trace; ranges have
-        text too. Only classes that have spans in the window.
+        Class → base, x, y, width, hovertext, text, customdata (rows) of its bar trace. Only
+        classes that have spans in the window.
     arrows
         x, y and marker.size of the event waits' trace; ``left_out`` waits have none.
     image
@@ -326,6 +380,7 @@ def frame_of(
     *,
     zero_ns: int,
     unit_ns: float = 1e3,
+    seen_ns: int | None = None,
 ) -> Frame:
     """Return what is drawn of a view.
 
@@ -339,10 +394,13 @@ def frame_of(
         Where the time axis starts to count.
     unit_ns
         Its unit, µs by default.
+    seen_ns
+        How much of the window is seen at once, if not all.
     """
+    low, high = view.found.window_ns
     waits, left_out = arrows(view, places, zero_ns, unit_ns)
     return Frame(
-        bar_properties(view, places, zero_ns, unit_ns),
+        bar_properties(view, places, zero_ns, unit_ns, seen_ns or high - low),
         waits,
         left_out,
         coverage_image(view.found, places, colours, zero_ns, unit_ns),

@@ -72,7 +72,7 @@ def interference(result: InterferenceResult) -> go.Figure:
         colorscale=[
             [0, style.tinted(style.OKABE_ITO[0], 0.55)],
             [0.5, "#FFFFFF"],
-            [1, style.tinted(style.OKABE_ITO[5], 0.6)],
+            [1, style.tinted(style.ESCAPED, 0.6)],
         ],
         hovertext=hovers, hoverinfo="text",
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuscope.figures import style
 from gpuscope.figures.style import KIND_STYLES, Properties
@@ -31,8 +32,25 @@ LAYOUT = Layout(
 _HOST_LABELS = {
     Group.RANGES: "ranges", Group.CALLS: "API calls", Group.SYNC: "synchronisation",
 }  # fmt: skip
-Class = tuple[str, str | None, bool]
-"""Kind, partition (``""`` where a stream has none, ``None`` on the host), and whether open."""
+
+
+class Class(NamedTuple):
+    """What bars of one look have in common.
+
+    Attributes
+    ----------
+    partition
+        ``""`` where a stream has none, ``None`` on the host.
+    is_open
+        Whether the end was not seen.
+    escaped
+        Whether it is a kernel that ran outside the partition it was intended for.
+    """
+
+    kind: str
+    partition: str | None
+    is_open: bool
+    escaped: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,18 +85,21 @@ class Track:
 
 
 def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class, ...]:
-    """Return classes in the order of a legend: host, whole GPU, then partitions as given."""
+    """Return classes in the order of drawing: host, whole GPU, partitions as given, escapes."""
     found = set(classes)
     kinds = list(KIND_STYLES)
-    names = dict.fromkeys(["", *partitions, *sorted({bar_class[1] or "" for bar_class in found})])
+    names = dict.fromkeys(
+        ["", *partitions, *sorted({bar_class.partition or "" for bar_class in found})]
+    )
     place = {name: index for index, name in enumerate(names)}
     return tuple(
         sorted(
             found,
             key=lambda item: (
-                -1 if item[1] is None else place[item[1]],
-                kinds.index(item[0]),
-                item[2],
+                item.escaped,
+                -1 if item.partition is None else place[item.partition],
+                kinds.index(item.kind),
+                item.is_open,
             ),
         )
     )

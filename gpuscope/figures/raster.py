@@ -68,6 +68,8 @@ def png(figure: go.Figure) -> bytes:
             drawing.bars(trace)
         elif trace.get("mode") == "lines+markers":
             drawing.arrows(trace)
+        elif trace.get("marker", {}).get("symbol") == "triangle-down":
+            drawing.marks(trace)
     drawing.words([trace for trace in content["data"] if trace.get("showlegend", True)])
     file = io.BytesIO()
     # A better palette takes longer than all the drawing, and a timeline has few colours.
@@ -204,6 +206,14 @@ class _Drawing:
             across = np.array([-along[1], along[0]]) * _ARROW * 0.7
             head = end - along * 2 * _ARROW
             self._draw.polygon([*end, *(head + across), *(head - across)], fill=style.INK)
+
+    def marks(self, trace: Properties) -> None:
+        """Draw triangles that point down."""
+        axis, marker, half = self._axis(trace.get("yaxis") or "y"), trace["marker"], _ARROW + 2
+        for x, y in zip(_numbers(trace["x"]), _numbers(trace["y"]), strict=True):
+            at, top = self._x(x), self._y(y, axis) - _ARROW
+            corners = [(at - half, top), (at + half, top), (at, top + 2 * half)]
+            self._draw.polygon(corners, fill=marker["color"], outline=marker["line"]["color"])
 
     def words(self, traces: list[Properties]) -> None:
         """Write title, headings and legend."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,8 +13,10 @@ from gpuscope.trace.model import Trace
 Properties: TypeAlias = dict[str, Any]
 """Properties of a part of a Plotly figure, by name; Plotly has no types."""
 
-OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Okabe and Ito's palette without black, which text and arrows have."""
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442")
+"""Okabe and Ito's palette without black, which text and arrows have, and without vermilion."""
+ESCAPED = "#D55E00"
+"""Their vermilion: what ran outside its partition, and nothing else."""
 WHOLE_GPU_COLOUR = "#6E7781"
 HOST_COLOUR = "#A8B0B9"
 INK = "#1B1F24"
@@ -48,19 +51,34 @@ KIND_STYLES = {
 """The kinds that a timeline draws."""
 
 
-def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dict[str, str]:
-    """Give each partition a colour: those that the traces describe first, in their order.
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """Give each name a colour that follows the name, wherever it stands among the others.
 
-    A trace may say which; text that is no colour says nothing.
+    Of names that would have the same colour the later in the alphabet gets the next free one.
+    """
+    chosen: dict[str, str] = {}
+    for place, name in enumerate(sorted(set(names))):
+        first = zlib.crc32(name.encode("utf-8", "replace"))
+        tried = [OKABE_ITO[(first + step) % len(OKABE_ITO)] for step in range(len(OKABE_ITO))]
+        taken = list(chosen.values())[place - place % len(OKABE_ITO) :]
+        chosen[name] = next(colour for colour in tried if colour not in taken)
+    return chosen
+
+
+def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dict[str, str]:
+    """Give each partition a colour: by its name, as :func:`colours_of`, where no trace says which.
+
+    Those that the traces describe come first, in their order. Text that is no colour says nothing.
     """
     known = {name: facts for trace in traces for name, facts in trace.metadata.partitions.items()}
     names = list(dict.fromkeys([*known, *sorted(partitions)]))
     chosen = {name: facts.color or "" for name, facts in known.items()}
+    own = colours_of(names)
     return {
         name: colour
         if re.fullmatch("#[0-9A-Fa-f]{6}", colour := chosen.get(name, ""))
-        else OKABE_ITO[index % len(OKABE_ITO)]
-        for index, name in enumerate(names)
+        else own[name]
+        for name in names
     }
 
 
@@ -68,6 +86,12 @@ def darker(colour: str) -> str:
     """Return a darker shade, for the outline that keeps a narrow bar visible."""
     parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#" + "".join(f"{round(part * 0.72):02X}" for part in parts)
+
+
+def on(colour: str) -> str:
+    """Return the colour of text that is readable on a colour."""
+    red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    return INK if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.18 else "#FFFFFF"
 
 
 def tinted(colour: str, strength: float) -> str:

@@ -11,7 +11,15 @@ import plotly.graph_objects as go
 from gpuscope._checks import MappingOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
-from gpuscope.figures.frame import Frame, arrow_look, frame_of, look, statement
+from gpuscope.figures.frame import (
+    Frame,
+    arrow_look,
+    escape_look,
+    escape_marks,
+    frame_of,
+    look,
+    statement,
+)
 from gpuscope.figures.labels import Places, heading, in_order, nothing, stripe, y_axis
 from gpuscope.figures.raster import StaticFigure
 from gpuscope.figures.sm_map_figure import Blocks, HeldIndex, sm_axis, sm_image
@@ -171,6 +179,9 @@ def _draw(
     if left_out := sum(frame.left_out for frame in frames):
         notes.append(f"{left_out:,} further event waits have no arrow")
     data = _bars(views, frames, colours, unit)
+    marks = _joined([escape_marks(frame.bars) for frame in frames])
+    if len(marks["x"]):
+        data.append({"type": "scatter", "name": "escapes", **escape_look(style.INK), **marks})
     waits = _joined([frame.arrows for frame in frames])
     if waits["x"]:
         data.append({**arrow_look(), **waits})

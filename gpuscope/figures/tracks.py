@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,8 @@ class Tracks:
         What bars there can be, in the order of the legend → the sources that told of them.
     busy_ns
         Track number → sum of its spans' widths, open ones left out.
+    escaped
+        Rows of kernels that ran outside the partition they were intended for.
     waits
         Event waits between rows.
     """
@@ -195,6 +198,7 @@ class Tracks:
     index: Index
     classes: dict[Class, tuple[str, ...]]
     busy_ns: Array
+    escaped: Array
     coded: dict[str, Coded]
     waits: Waits
     _columns: dict[str, Grown]
@@ -211,8 +215,8 @@ class Tracks:
         }
         empty = cls(
             Trace.from_columns({}, metadata=trace.metadata), (), Index(nothing, nothing, nothing),
-            {}, nothing, {name: Coded.empty() for name in _CODED}, Waits.none(), columns, {},
-            None,
+            {}, nothing, nothing, {name: Coded.empty() for name in _CODED}, Waits.none(), columns,
+            {}, None,
         )  # fmt: skip
         return empty.extended(trace.spans, trace.edges, trace.metadata)
 
@@ -243,6 +247,11 @@ class Tracks:
     def uncertainties(self, rows: Array) -> tuple[Array, Array]:
         """Return how much later spans may have started and how much earlier ended, ns."""
         return self._columns["early"].values[rows], self._columns["late"].values[rows]
+
+    @cached_property
+    def drawn(self) -> int:
+        """How many rows are on a track."""
+        return int(np.count_nonzero(self.track >= 0))
 
     def partitions(self) -> set[str]:
         """Return the partitions in which something ran."""
@@ -287,6 +296,7 @@ class Tracks:
         ).astype(np.int64)
         busy[: len(self.busy_ns)] += self.busy_ns
         columns = {name: self._columns[name].extended(more[name]) for name in more}
+        escaped = _escaped(coded, fresh) & shown
         names = self.names
         if metadata is not names.metadata:
             names = Trace.from_columns({}, metadata=metadata)
@@ -295,8 +305,9 @@ class Tracks:
             names=names,
             tracks=labelled(names, keys, sole),
             index=self.index.extended(start, end, track),
-            classes=_classes(metadata, self.classes, coded, fresh, group, is_open),
+            classes=_classes(metadata, self.classes, coded, fresh, group, is_open, escaped),
             busy_ns=busy,
+            escaped=np.r_[self.escaped, np.flatnonzero(escaped) + count],
             coded=coded,
             waits=self.waits.extended(columns["id"].values, edges),
             _columns=columns,
@@ -354,6 +365,16 @@ def _integers(spans: pa.Table, name: str) -> Array:
     return np.asarray(filled.to_numpy(), np.int64)
 
 
+def _escaped(coded: dict[str, Coded], code: dict[str, Array]) -> Array:
+    """Return which of new rows are kernels that ran outside the partition intended for them."""
+    intended, partition = coded["intended_partition"].values, coded["partition"].values
+    place = {name: number for number, name in enumerate(partition)}
+    home = np.array([place.get(name, -1) for name in intended])[code["intended_partition"]]
+    is_kernel = np.array([kind == "kernel" for kind in coded["kind"].values])[code["kind"]]
+    found: Array = is_kernel & (code["intended_partition"] > 0) & (home != code["partition"])
+    return found
+
+
 def _classes(
     metadata: TraceMetadata,
     known: dict[Class, tuple[str, ...]],
@@ -361,12 +382,13 @@ def _classes(
     code: dict[str, Array],
     group: Array,
     is_open: Array,
+    escaped: Array,
 ) -> dict[Class, tuple[str, ...]]:
     """Return the classes and their sources with those of new rows."""
     shown = np.flatnonzero(group >= 0)
     on_stream = group[shown] == Group.STREAM
     columns = [code[name][shown] for name in ("kind", "partition", "source")]
-    first, _ = combined(*columns, on_stream, is_open[shown])
+    first, _ = combined(*columns, on_stream, is_open[shown], escaped[shown])
     found = {bar_class: set(sources) for bar_class, sources in known.items()}
     for row in first.tolist():
         kind, partition, source = (
@@ -375,7 +397,9 @@ def _classes(
         )
         if partition is None and on_stream[row]:
             partition = ""
-        found.setdefault((kind, partition, bool(is_open[shown[row]])), set()).add(source)
+        at = shown[row]
+        bar_class = Class(kind, partition, bool(is_open[at]), bool(escaped[at]))
+        found.setdefault(bar_class, set()).add(source)
     return {
         bar_class: tuple(sorted(found[bar_class]))
         for bar_class in in_order(found, metadata.partitions)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from gpuscope.figures import style
-from gpuscope.figures.frame import frame_of, look
+from gpuscope.figures.frame import (
+    Frame,
+    arrows,
+    escape_look,
+    escape_marks,
+    frame_of,
+    look,
+)
 from gpuscope.figures.labels import nothing, y_axis
 from gpuscope.figures.sm_map_figure import sm_axis, sm_image
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration, escape
 from gpuscope.figures.view import View
 from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets.snapshot import SPANS, STRIPE, Drawn, Snapshot
-from gpuscope.widgets.window import axis_ticks, widened
+from gpuscope.widgets import tiles
+from gpuscope.widgets.snapshot import SPANS, STRIPE, Bars, Drawn, Snapshot
+from gpuscope.widgets.window import Window, axis_ticks, widened
 
 _CHARACTERS = 110_000
 """What the texts of a frame may take, so that it stays below 250 kB."""
@@ -21,30 +29,41 @@ _LEFT, _LABEL = 210, 32
 """Px for the labels of tracks, and characters that fit: Plotly's own margin costs a second pass."""
 
 
-def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
-    """Make a frame; of what seldom changes it has what is new since the frame ``before``."""
+def compose_frame(snapshot: Snapshot, before: Drawn | None, *, tiled: bool = True) -> Drawn:
+    """Make a frame; of what seldom changes it has what is new since the frame ``before``.
+
+    Parameters
+    ----------
+    tiled
+        Whether a browser may paint the bars: else they are Plotly's, however many there are.
+    """
+    tiled = tiled and snapshot.is_tiled
     fetched = widened(snapshot.window_ns, snapshot.margin)
     # Shading in columns of two pixels: half the work, and nobody sees it.
     pixels = max(1, round(snapshot.pixels * (1 + 2 * snapshot.margin) / 2))
     view = View.among(
-        snapshot.tracks, snapshot.places.tracks, fetched, max_spans=SPANS, pixels=pixels
-    )
-    made = frame_of(view, snapshot.places, snapshot.colours, zero_ns=snapshot.zero_ns)
-    said = sum(len(text) for bar in made.bars.values() for text in bar["hovertext"])
-    bars = {
-        bar_class: (
-            look(snapshot.tracks, bar_class, snapshot.colours, "µs"),
-            _light(properties, said, snapshot),
+        snapshot.tracks, snapshot.places.tracks, fetched,
+        max_spans=SPANS, pixels=pixels, row_lanes=snapshot.lanes,
+    )  # fmt: skip
+    if tiled:
+        made = Frame({}, *arrows(view, snapshot.places, snapshot.zero_ns, 1e3), None)
+        bars = _legend(snapshot)
+        scene = _scene(snapshot, fetched, before)
+    else:
+        low, high = snapshot.window_ns
+        made = frame_of(
+            view, snapshot.places, snapshot.colours, zero_ns=snapshot.zero_ns, seen_ns=high - low
         )
-        for bar_class, properties in made.bars.items()
-    }
-    drawn = Drawn(snapshot, view, bars, {}, {})
+        bars, scene = _bars(snapshot, made), {}
+    drawn = Drawn(snapshot, view, bars, {}, {}, scene)
     waits = {name: made.arrows[name] for name in ("x", "y")}
     drawn.overlays.update(
         waits=waits, links=_links(drawn), selected=_outlines(drawn), measure=_ruler(snapshot)
     )
     for overlay in drawn.overlays.values():
         _ink(overlay, snapshot.theme.ink)
+    drawn.overlays["escapes"] = {
+        **escape_look(snapshot.theme.ink), **escape_marks(made.bars)}  # fmt: skip
     ticks = axis_ticks(snapshot.window_ns, fetched, snapshot.zero_ns)
     drawn.layout.update({f"xaxis.{name}": value for name, value in ticks.items()})
     drawn.layout["xaxis.range"] = [_on_axis(snapshot, edge) for edge in snapshot.window_ns]
@@ -64,6 +83,44 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
         drawn.layout["title.text"] = f"<b>{title}</b>"
         drawn.layout["title.subtitle.text"] = "<br>".join(notes)
     return drawn
+
+
+def _bars(snapshot: Snapshot, made: Frame) -> Bars:
+    """Return Plotly's bars."""
+    said = sum(len(text) for bar in made.bars.values() for text in bar["hovertext"])
+    return {
+        bar_class: (
+            look(snapshot.tracks, bar_class, snapshot.colours, "µs"),
+            _light(properties, said, snapshot),
+        )
+        for bar_class, properties in made.bars.items()
+    }
+
+
+def _legend(snapshot: Snapshot) -> Bars:
+    """Return bars that show nothing but the classes in the legend; ``meta`` is their place."""
+    return {
+        bar_class: (
+            {**look(snapshot.tracks, bar_class, snapshot.colours, "µs"), "meta": place},
+            {"base": [0], "x": [None], "y": [None], "width": [1], "hovertext": [""], "text": [""]},
+        )
+        for place, bar_class in enumerate(tiles.classes_of(snapshot))
+    }
+
+
+def _scene(snapshot: Snapshot, fetched: Window, before: Drawn | None) -> Properties:
+    """Return what the browser paints; while rows still come, with all that is in view."""
+    extent = snapshot.extent_ns
+    if snapshot.lanes is None:
+        pixels = round(snapshot.pixels * (1 + 2 * snapshot.margin))
+        return tiles.scene(snapshot, extent, tiles.tile(snapshot, fetched, pixels), live=True)
+    if before is not None and before.scene:
+        old = before.snapshot
+        if old.version == snapshot.version and old.theme is snapshot.theme:
+            return before.scene
+    top = tiles.top_level(extent[1] - snapshot.zero_ns)
+    root = tiles.tile(snapshot, tiles.window_of(snapshot, top, 0))
+    return tiles.scene(snapshot, extent, root, live=False)
 
 
 def _light(bars: Properties, said: int, snapshot: Snapshot) -> Properties:

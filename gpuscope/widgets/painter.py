@@ -25,7 +25,6 @@ from msgspec.structs import replace
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
-from gpuscope.figures.labels import Class
 from gpuscope.figures.style import Properties
 from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.afar import Reader
@@ -34,7 +33,7 @@ from gpuscope.record.source import Tap
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.compose import compose_frame
-from gpuscope.widgets.snapshot import MARGIN
+from gpuscope.widgets.snapshot import MARGIN, Bars
 from gpuscope.widgets.state import TimelineState
 from gpuscope.widgets.window import Window, widened
 
@@ -76,13 +75,16 @@ class Painted:
     ----------
     rows
         How many rows there are.
+    bars, overlays, layout, scene
+        As :class:`~gpuscope.widgets.snapshot.Drawn` has them.
     labels, left_out, extent_ns
         As :class:`~gpuscope.widgets.state.TimelineState` has them.
     """
 
-    bars: dict[Class, tuple[Properties, Properties]]
+    bars: Bars
     overlays: dict[str, Properties]
     layout: Properties
+    scene: Properties
     said: str
     window_ns: Window
     following: bool
@@ -319,6 +321,6 @@ class Easel:
         snapshot = state.snapshot((low, high), following=wanted.following)
         drawn = compose_frame(snapshot, None)
         return Painted(
-            drawn.bars, drawn.overlays, drawn.layout, drawn.words(), (low, high),
+            drawn.bars, drawn.overlays, drawn.layout, drawn.scene, drawn.words(), (low, high),
             wanted.following, state.extent_ns, state.labels, state.left_out, len(state.tracks),
         )  # fmt: skip

@@ -17,22 +17,20 @@ from plotly.basedatatypes import Undefined
 
 from gpuscope.figures.labels import Class
 from gpuscope.figures.style import Properties
+from gpuscope.widgets.snapshot import Bars
 
 OVERLAYS = {
     "waits": "lines+markers", "links": "lines+markers", "selected": "lines",
-    "measure": "lines+text",
+    "measure": "lines+text", "escapes": "markers",
 }  # fmt: skip
 """Traces that lie over the bars."""
 _SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"}
 """Without a trace on it, Plotly leaves out the axis of the SMs; with one, there is always one."""
-_EMPTY: Properties = {"base": [], "x": [], "y": [], "width": [], "hovertext": []}
+_EMPTY: Properties = {"base": [], "x": [], "y": [], "width": [], "hovertext": [], "text": []}
 _SETTLED = ("type", "orientation")
 _WHOLE = {"_widget_data", "_widget_layout"}
 """What a page that opens needs; a frame is sent by another property."""
 _CONFIG = {"responsive": True, "scrollZoom": True, "doubleClick": False, "displaylogo": False}
-
-Bars = Mapping[Class, tuple[Properties, Properties]]
-"""Class of bars → how they look, and which there are."""
 
 
 class Plot(go.FigureWidget):  # type: ignore[misc]
@@ -44,14 +42,21 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
     ----------
     ranged
         Called with the range of the time axis when the user dragged or zoomed the plot.
+    still
+        Returns the bars of what is in view, and its layout, where the browser paints them instead.
+        Exports have them.
     """
 
     # As text: anywidget keeps every widget whose script is a file for ever, to tell of its changes.
     _esm = f"{go.FigureWidget._esm}\n"
 
-    def __init__(self, ranged: Callable[[float, float], None]) -> None:
+    def __init__(
+        self,
+        ranged: Callable[[float, float], None],
+        still: Callable[[], tuple[Bars, Properties] | None],
+    ) -> None:
         self._lock = threading.RLock()
-        self._ranged = ranged
+        self._ranged, self._still = ranged, still
         self._is_made = False
         self._overlays = {name: number for number, name in enumerate(OVERLAYS)}
         self._bars: list[int] = []
@@ -92,6 +97,27 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
                 self._trait_values["_widget_data"] = copy.deepcopy(self._data)
         state: Properties = super().get_state(key, **options)
         return state
+
+    def to_dict(self) -> Properties:
+        """Return the figure as exports have it."""
+        whole: Properties = super().to_dict()
+        still = self._still()
+        if still is not None:
+            bars, layout = still
+            with self._lock:
+                for bar_class, (_, there) in bars.items():
+                    if bar_class in self._slots:
+                        whole["data"][self._slots[bar_class]].update(
+                            {name: np.asarray(value).tolist() for name, value in there.items()}
+                        )
+            _put(whole["layout"], layout)
+        return whole
+
+    def know(self, layout: Properties) -> None:
+        """Take properties of the layout that the browser has by itself."""
+        with self._lock:
+            self._sent.setdefault("layout", {}).update(layout)
+            _put(self._layout_obj._props, layout)
 
     def settle(self) -> None:
         """Send the whole state again: notebooks that save widgets save what was sent as a whole."""
@@ -147,12 +173,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         names = dict.fromkeys(name for news in traces.values() for name in news)
         for number in changed:
             self._data[number].update(traces[number])
-        for path, value in layout.items():
-            *parents, name = path.split(".")
-            held = self._layout_obj._props
-            for parent in parents:
-                held = held.setdefault(parent, {})
-            held[name] = value
+        _put(self._layout_obj._props, layout)
         if changed or layout:
             self._send_update_msg(
                 {name: [traces[number].get(name, Undefined) for number in changed]
@@ -181,10 +202,25 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             self._trait_values["_py2js_update"] = message
             self.send_state("_py2js_update")
 
+    def send_all_again(self) -> None:
+        """Send with the next frame what was sent already, too."""
+        with self._lock:
+            self._sent.clear()
+
     def forget(self) -> None:
         """Free the traces for other classes: something unrelated is shown next."""
         with self._lock:
             self._slots.clear()
+
+
+def _put(held: Properties, layout: Properties) -> None:
+    """Set properties of a layout, dots in the names."""
+    for path, value in layout.items():
+        *parents, name = path.split(".")
+        inner = held
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[name] = value
 
 
 def _is_same(before: Properties, wanted: Properties, name: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope._types import Array
 from gpuscope.figures import style
 from gpuscope.figures.labels import Class, Places
 from gpuscope.figures.sm_map_figure import HeldIndex
@@ -15,6 +16,8 @@ from gpuscope.figures.view import View
 from gpuscope.trace.query import OPEN_NS
 from gpuscope.widgets.window import Window
 
+Bars = dict[Class, tuple[Properties, Properties]]
+"""Class of bars → how they look, and which there are."""
 SM_HEIGHT = 200
 """Of the SMs below the tracks in px, or half of the plot where that is less."""
 SPANS = 400
@@ -67,6 +70,7 @@ class Snapshot:
     places: Places
     colours: dict[str, str]
     window_ns: Window
+    extent_ns: Window
     following: bool
     pixels: int
     zero_ns: int
@@ -77,6 +81,15 @@ class Snapshot:
     marks: tuple[int, ...]
     heading: tuple[str, ...]
     held: HeldIndex | None
+    lanes: Array | None
+    """Row → line inside its track; ``None`` while rows still come."""
+    version: int
+    """Another one where tiles made before are of no use."""
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether there are too many spans for bars of Plotly's: the browser paints them."""
+        return self.tracks.drawn > SPANS
 
     @property
     def margin(self) -> float:
@@ -96,7 +109,7 @@ class Snapshot:
     def is_like(self, other: Snapshot) -> bool:
         """Whether the frame would be the same."""
         mine, others = vars(self), vars(other)
-        by_identity = ("tracks", "places", "theme", "held")
+        by_identity = ("tracks", "places", "theme", "held", "lanes")
         return all(
             value is others[name] if name in by_identity else value == others[name]
             for name, value in mine.items()
@@ -112,14 +125,17 @@ class Drawn:
     bars
         Class → how its bars look, and which there are.
     overlays, layout
-        What changes of the canvas' overlays, and of its layout.
+        What changes of the plot's overlays, and of its layout.
+    scene
+        What the browser paints where there are too many bars for Plotly; else empty.
     """
 
     snapshot: Snapshot
     view: View
-    bars: dict[Class, tuple[Properties, Properties]]
+    bars: Bars
     overlays: dict[str, Properties]
     layout: Properties
+    scene: Properties
 
     @property
     def following(self) -> bool:
@@ -130,6 +146,10 @@ class Drawn:
         """Say how much is in view, and how much of it has a bar of its own."""
         tracks, (low, high) = self.snapshot.tracks, self.snapshot.window_ns
         total = int(tracks.index.counts((low, high), self.view.found.tracks).sum())
+        if self.scene:  # the browser has more of them one by one than the frame
+            return f"{total:,} spans in view" + (
+                "" if total <= SPANS else ", narrow ones as shading"
+            )
         rows = self.view.found.rows
         start, end = tracks.start_ns[rows], tracks.end_ns[rows]
         single = int(np.count_nonzero((start < high) & ((end > low) | (start >= low))))
@@ -144,10 +164,12 @@ class Drawn:
         if len(at):
             return snapshot.places.bar(self.view.place[at[0]], self.view.lanes[at[0]])
         number = int(snapshot.tracks.track[row])
-        places = snapshot.places
-        for track, top, height in zip(places.tracks, places.tops, places.heights, strict=True):
+        places, lanes = snapshot.places, snapshot.lanes
+        for place, track in enumerate(places.tracks):
+            if track.number == number and lanes is not None:
+                return places.bar(place, int(lanes[row]))
             if track.number == number:
-                return top + height / 2, height - 6
+                return places.tops[place] + places.heights[place] / 2, places.heights[place] - 6
         return -100.0, 0.0  # its track is hidden: out of sight
 
     def at(self, x: float, y: float) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -14,10 +15,10 @@ from gpuscope.figures.labels import Places
 from gpuscope.figures.sm_map_figure import Blocks, HeldIndex
 from gpuscope.figures.text import provenance_lines, provenance_of, title_suffix
 from gpuscope.figures.tracks import Tracks, busiest, default_window_ns
-from gpuscope.figures.view import LANES
+from gpuscope.figures.view import LANES, lanes_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import OPEN_NS
-from gpuscope.widgets.snapshot import DARK, LIGHT, SM_HEIGHT, Snapshot, Theme
+from gpuscope.widgets.snapshot import DARK, LIGHT, SM_HEIGHT, SPANS, Snapshot, Theme
 from gpuscope.widgets.window import Window
 
 HEIGHTS = (140, 640)
@@ -25,6 +26,7 @@ HEIGHTS = (140, 640)
 LISTED = 500
 """Tracks that are listed to be shown or hidden."""
 _LINKS = 60
+_versions = itertools.count(1)
 
 
 class TimelineState:
@@ -73,6 +75,8 @@ class TimelineState:
         self.has_blocks = "block" in self.tracks.elsewhere()
         self._blocks_of = trace
         self._held: HeldIndex | None = None
+        self._lanes = lanes_of(self.tracks) if self.tracks.drawn > SPANS else None
+        self._version = next(_versions)
         if self._shows_sms:
             self.show_sms(shown=True)
         self._heading = (f"Timeline{title_suffix([trace])}", *provenance_lines({"": trace}))
@@ -96,6 +100,7 @@ class TimelineState:
 
     def extend(self, more: Trace) -> Window:
         """Add rows; return when they were."""
+        self._lanes = None
         count, sources = len(self.tracks), len(self.tracks.coded["source"].values)
         self.tracks = self.tracks.extended(more.spans, more.edges, more.metadata)
         if not count or len(self.tracks.coded["source"].values) > sources:
@@ -136,6 +141,7 @@ class TimelineState:
         before = getattr(self, "_places", None)
         if before is None or before.tracks != tuple(shown) or before.lines != lines:
             self._places = Places.of(shown, lines)
+            self._version = next(_versions)
         self._colours = style.partition_colours([self.tracks.names], self.tracks.partitions())
 
     # -- rows -------------------------------------------------------------------------
@@ -228,6 +234,7 @@ class TimelineState:
             places=self._places,
             colours=self._colours,
             window_ns=window,
+            extent_ns=self.extent_ns,
             following=following,
             pixels=self.pixels,
             zero_ns=self._zero_ns,
@@ -238,6 +245,8 @@ class TimelineState:
             marks=self.marks,
             heading=self._heading,
             held=self._held if self._shows_sms else None,
+            lanes=self._lanes,
+            version=self._version,
         )
 
 

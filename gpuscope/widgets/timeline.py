@@ -337,12 +337,16 @@ class Timeline(TimelineView):
             if inside[1] < self.window_ns[1]:
                 self.follow = False
             self._is_stale |= inside != window  # the plot shows what is not to be seen
+            self._browser_window = inside
             self.window_ns = inside
         if inside != window:
             self.scheduler.ask()
 
-    def _clicked(self, x: float, y: float) -> None:
-        """Take a click in the plot; 0 and 1 are its left and right, its top and bottom edge."""
+    def _clicked(self, x: float, y: float, row: int | None = None) -> None:
+        """Take a click in the plot; 0 and 1 are its left and right, its top and bottom edge.
+
+        ``row`` is that of the bar that the browser painted there.
+        """
         self._come_near()
         with self._lock:
             if not isinstance(self.drawn, Drawn):
@@ -350,7 +354,8 @@ class Timeline(TimelineView):
             if self._is_measuring:
                 self._mark([*self.state.marks[:1], self.drawn.snapped(x)])
                 return
-            row = self.drawn.at(x, y)
+            if row is None or not 0 <= row < len(self.state.tracks):
+                row = self.drawn.at(x, y)
             if row is None:
                 self._unselect()
             else:
@@ -407,6 +412,7 @@ class Timeline(TimelineView):
                 self.drawn = self._painted = None
             self.state.show(recording.trace)
             self.state.marks = marks
+            self.window_ns = self.state.first_view(recording.trace)
             self._look()
             if self.selected is not None:
                 self._choose(self.state.row(self.selected), move=False)
@@ -427,16 +433,18 @@ _ACTS: dict[str, Callable[[Timeline, Message], object]] = {
     "previous": lambda it, _: it.previous(),
     "select": lambda it, told: it.select(int(told["span"])),
     "step": lambda it, told: it.step(int(told["along"]), int(told["across"])),
-    "click": lambda it, told: it._clicked(float(told["x"]), float(told["y"])),
+    "click": lambda it, told: it._clicked(float(told["x"]), float(told["y"]), told.get("row")),
     "measure": lambda it, _: it.measure(),
     "clear": lambda it, _: it.clear(),
     "hide": lambda it, told: it._hide(str(told["track"]), hidden=bool(told["hidden"])),
     "follow": lambda it, told: it.set_trait("follow", bool(told["on"])),
     "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
+    "tiles": lambda it, told: it.send_tiles(int(told["version"]), told["want"]),
     "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
     "size": lambda it, told: it._sized(int(told["pixels"])),
     "theme": lambda it, told: it._themed(dark=bool(told["dark"])),
     "hold": lambda it, told: it._hold(on=bool(told["on"])),
+    "opened": lambda it, _: it.open_page(),
     "painted": lambda it, told: it.scheduler.painted(int(told["frame"])),
 }
 """What a message does, by its ``do``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import anywidget
@@ -17,13 +17,14 @@ from gpuscope.figures.text import clean, duration
 from gpuscope.figures.timeline_figure import of_view
 from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
+from gpuscope.widgets import tiles
 from gpuscope.widgets.base import hear_beside_cells, static
 from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.painter import Painted, Wanted
 from gpuscope.widgets.plot import Plot
 from gpuscope.widgets.scheduler import RedrawScheduler
-from gpuscope.widgets.snapshot import SPANS, Drawn
+from gpuscope.widgets.snapshot import SPANS, Bars, Drawn
 from gpuscope.widgets.state import Search, TimelineState
 from gpuscope.widgets.window import Window
 
@@ -43,7 +44,7 @@ class Bar(anywidget.AnyWidget):
         Called with each message, on any thread.
     """
 
-    _esm = static("timeline.js")
+    _esm = f"{static('tiles.js')}\n{static('timeline.js')}"
     _css = static("timeline.css")
 
     state = traitlets.Dict().tag(sync=True)
@@ -54,6 +55,9 @@ class Bar(anywidget.AnyWidget):
     """Number of the frame that was sent last; the browser answers when it is painted."""
     height = traitlets.Int(400).tag(sync=True)
     """Of the plot with all that is around it, px."""
+    scene = traitlets.Dict().tag(sync=True)
+    """What the page paints where there are too many bars for Plotly, as of
+    :func:`~gpuscope.widgets.tiles.scene`; else empty."""
 
     def __init__(self, told: Callable[[Message], None], **options: object) -> None:
         super().__init__(**options)
@@ -107,9 +111,12 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self.drawn: Drawn | Painted | None = None
         self._painted: Painted | None = None
         self._is_live = self._is_measuring = self._is_held = self._is_stale = False
+        self._browser_window: Window | None = None
+        self._settled = 0
         # First, so that the browser reads Plotly while the trace is being indexed.
         self.figure = Plot(
-            lambda low_us, high_us: self._told({"do": "range", "low": low_us, "high": high_us})
+            lambda low_us, high_us: self._told({"do": "range", "low": low_us, "high": high_us}),
+            self._exported,
         )
         self.state = TimelineState(trace, height)
         layout = first_layout(self.state.snapshot((0, 1), following=False), self.state.height)
@@ -126,6 +133,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
 
     def _repr_mimebundle_(self, **options: object) -> Properties | tuple[Properties, Properties]:
         self.figure.settle()
+        self._settled = self.bar.frame
         bundle: Properties | tuple[Properties, Properties] = super()._repr_mimebundle_(**options)
         facts = bundle[0] if isinstance(bundle, tuple) else bundle
         if facts:
@@ -138,6 +146,36 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         with self._lock:
             tracks, window, trace = self.state.tracks, self.window_ns, self._whole()
         return png(of_view(View.of(tracks, window, max_spans=SPANS), trace))
+
+    def _exported(self) -> tuple[Bars, Properties] | None:
+        """Return what is in view as Plotly draws it, where the browser paints it."""
+        if not self.bar.scene:
+            return None
+        with self._lock:
+            snapshot = self.state.snapshot(self.window_ns, following=self.follow)
+        drawn = compose_frame(snapshot, None, tiled=False)
+        return drawn.bars, drawn.layout
+
+    def open_page(self) -> None:
+        """Draw anew for a page that opened: what was sent while it was opening is lost there."""
+        if self.bar.frame != self._settled:
+            with self._lock:
+                self._settled, self._is_stale = self.bar.frame, True
+            self.figure.send_all_again()
+            self.scheduler.ask()
+
+    def send_tiles(self, version: int, wanted: Sequence[tuple[int, int]]) -> None:
+        """Send tiles; those of another version are of no use to the page any more."""
+        with self._lock:
+            snapshot = self.state.snapshot(self.window_ns, following=False)
+        if snapshot.version != version or snapshot.lanes is None:
+            return
+        made = []
+        for level, index in wanted:
+            window = tiles.window_of(snapshot, int(level), int(index))
+            made.append({**tiles.tile(snapshot, window), "key": [level, index]})
+        data = [one.pop("data") for one in made]
+        self.bar.send({"version": version, "tiles": made}, data)
 
     def _whole(self) -> Trace:
         """Return all that is shown as a trace."""
@@ -216,6 +254,9 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             snapshot = self.state.snapshot(self.window_ns, following=self.follow)
             before, is_stale, painted = self.drawn, self._is_stale, self._painted
             self._is_stale = False
+            knows_range = not is_stale and self._browser_window == snapshot.window_ns
+            if not knows_range:
+                self._browser_window = None
         if not isinstance(before, Drawn):
             is_same, before = painted is not None and painted is before, None
         else:
@@ -224,6 +265,10 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             self._show_state()
             return None
         drawn = painted or compose_frame(snapshot, None if is_stale else before)
+        if drawn.scene and knows_range:
+            self.figure.know({name: value for name, value in drawn.layout.items()
+                              if name.startswith("xaxis.")})  # fmt: skip
+        self.bar.scene = drawn.scene
         self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
         with self._lock:
             self.drawn = drawn

@@ -50,8 +50,8 @@ function isDark(element) {
 }
 
 // -- the toolbar ---------------------------------------------------------------------------
-function toolbar(model, el) {
-  const send = (message) => model.send(message);
+function toolbar(model, el, move) {
+  const send = (message) => move(message) || model.send(message);
   const button = (words, label, message, keys = "") => {
     const made = make("button", { type: "button", title: keys ? `${label} (${keys})` : label }, words);
     made.setAttribute("aria-label", label);
@@ -151,6 +151,7 @@ function attend(model, el, search) {
   // To look for what is under the pointer, until it moves again, would hold up each frame.
   const unhover = () => root.querySelector(`${PLOT} ${AREA}`)?.dispatchEvent(new MouseEvent("mouseout"));
   let pointer = null;
+  const tiles = paintTiles(model, root, tell);
 
   const within = (event) => {
     const box = area();
@@ -173,7 +174,8 @@ function attend(model, el, search) {
       search.select();
     } else if (known) {
       unhover();
-      tell(known.do === "zoom" && pointer ? { ...known, at: pointer.x } : known);
+      const message = known.do === "zoom" && pointer ? { ...known, at: pointer.x } : known;
+      if (!tiles.move(message)) tell(message);
     } else if (event.key.length !== 1 || event.key === " ") {
       return; // Tab, Enter, space: whoever has the focus
     }
@@ -199,7 +201,9 @@ function attend(model, el, search) {
       const twice = clicked && event.timeStamp - clicked.timeStamp < DOUBLE_MS &&
         distance(event, clicked) < DRAG_PX && !model.get("state").measuring;
       clicked = twice ? null : event;
-      tell(twice ? { do: "fit", released: true } : { do: "click", ...at, released: true });
+      if (!twice) tell({ do: "click", ...at, row: tiles.row(at), released: true });
+      else if (tiles.move({ do: "fit" })) tell({ do: "hold", on: false });
+      else tell({ do: "fit", released: true });
       return;
     }
     if (!dragged) return;
@@ -213,8 +217,13 @@ function attend(model, el, search) {
     if (down) tell({ do: "hold", on: false });
     down = null;
   });
-  on(root, "pointermove", (event) => (pointer = within(event)), true);
-  on(root, "pointerleave", () => (pointer = null));
+  on(root, "pointermove", (event) => tiles.hover((pointer = within(event))), true);
+  on(root, "pointerleave", () => tiles.hover((pointer = null)));
+  on(root, "click", (event) => {
+    if (!tiles.isOn() || !event.target.closest('.modebar-btn[data-title*="PNG"]')) return;
+    event.stopImmediatePropagation(); // Plotly's picture would lack the canvas
+    tiles.save();
+  }, true);
   // A wheel scrolls the page, with Ctrl it zooms: Plotly alone would take every turn of it.
   on(root, "wheel", (event) => {
     if (!event.ctrlKey && !event.metaKey) event.stopPropagation();
@@ -243,6 +252,8 @@ function attend(model, el, search) {
       found.setAttribute("aria-label", HELP);
       // Or Plotly, following the width of its place, forgets the height that it was given.
       found.style.height = `${model.get("height")}px`;
+      tiles.attach(found);
+      tell({ do: "opened" });
     }
     // Plotly looks at the size of its place when the window changes only.
     const svg = found.querySelector(".svg-container");
@@ -273,28 +284,30 @@ function attend(model, el, search) {
   });
   painted();
 
-  return () => {
+  const stop = () => {
+    tiles.stop();
     model.off("change:frame", painted);
     for (const observer of [themes, sizes, parts]) observer.disconnect();
     for (const act of undo) act();
   };
+  return { move: tiles.move, stop };
 }
 
 function render({ model, el }) {
   el.classList.add("gpuscope-timeline-bar");
-  const bar = toolbar(model, el);
+  let plot = null;
+  const bar = toolbar(model, el, (message) => plot?.move(message));
   el.addEventListener("leave", () => el.closest(".gpuscope-timeline")?.querySelector(PLOT)?.focus());
-  let leave = null;
   const attached = new ResizeObserver(() => {
     if (el.closest(".gpuscope-timeline")) {
       attached.disconnect();
-      leave = attend(model, el, bar.search);
+      plot = attend(model, el, bar.search);
     }
   });
   attached.observe(el);
   return () => {
     attached.disconnect();
-    leave?.();
+    plot?.stop();
     bar.stop();
   };
 }

@@ -183,7 +183,8 @@ def test_partition_is_colour_and_also_words(mixed):
     decode, _ = bar_of(figure, "partition decode (16 SMs)")
     prefill, _ = bar_of(figure, "partition prefill (116 SMs)")
     assert decode.marker.color != prefill.marker.color
-    assert decode.name == "decode: kernel"
+    assert decode.name == "<b>ESCAPED</b> to decode: kernel"
+    assert decode.marker.color == style.ESCAPED != prefill.marker.color
     assert prefill.name == "prefill: kernel"
 
 
@@ -262,7 +263,7 @@ def test_sms_stand_under_the_tracks_on_the_same_time_axis():
     trace = build(
         [kernel(0, 5000, 1, "a"), kernel(0, 10_000, 2), *blocks],
         devices={"cuda:0": {"name": "NVIDIA H200", "index": 0, "sm_count": 8}},
-        partitions={"a": {}},
+        partitions={"a": {"color": style.OKABE_ITO[0]}},
     )
     figure = figures.timeline(trace, sm=True, window_ns=(0, 5000))
     (image,) = figure.layout.images

@@ -35,7 +35,7 @@ def trace(count=3, **metadata):
             "partition": ["p"] * count + [None] * count,
         },
         {"from": [0], "to": [count + 1], "kind": ["event wait"]},
-        TraceMetadata(partitions={"p": {}}, **metadata),
+        TraceMetadata(partitions={"p": {"color": OKABE_ITO[0]}}, **metadata),
     )
 
 

@@ -1,0 +1,468 @@
+// Bars that are too many for Plotly: painted on a canvas under the plot, on the plot's own axes,
+// from tiles that are kept. tiles.py makes them; what is not there yet is painted from a coarser
+// tile, so that nothing here ever waits for the kernel.
+
+const KEPT = 300; // tiles
+const WANTED = 8; // of one request
+const PATIENCE_MS = 2000; // until a request counts as lost
+const SHADES = [10, 0.2, 0.85]; // as in frame.py: how many, faintest, strongest
+const NAMES = 250; // in one picture
+const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
+const LEAST_NS = 20;
+const HIT_PX = 2;
+const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
+
+// Return a tile as typed arrays, in the order in which tiles.py writes them.
+function readTile(scene, tile, data) {
+  const bytes = data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
+  let at = 0;
+  const take = (Kind, count) => {
+    const found = new Kind(bytes, at, count);
+    at += found.byteLength;
+    return found;
+  };
+  const { count } = tile;
+  const read = { ...tile, start: take(Float64Array, count), end: take(Float64Array, count) };
+  read.row = take(Int32Array, count);
+  read.name = take(Int32Array, count);
+  read.later = take(Float32Array, count);
+  read.earlier = take(Float32Array, count);
+  read.kind = take(Uint16Array, count);
+  read.tail = take(Uint16Array, count);
+  read.place = take(Uint8Array, count);
+  read.line = take(Uint8Array, count);
+  read.members = scene.classes.map(() => []);
+  for (let n = 0; n < count; n++) read.members[read.kind[n]]?.push(n);
+  read.shading = tile.columns ? shadingOf(scene, tile, new Uint8Array(bytes, at)) : null;
+  return read;
+}
+
+// Return a picture with one row of pixels a track.
+function shadingOf(scene, tile, shades) {
+  const rows = scene.shades.length;
+  const canvas = new OffscreenCanvas(tile.columns, rows);
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(tile.columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  const [most, faintest, strongest] = SHADES;
+  for (let row = 0; row < rows; row++) {
+    const [red, green, blue] = [1, 3, 5].map((from) => parseInt(scene.shades[row].slice(from, from + 2), 16));
+    for (let at = row * tile.columns; at < (row + 1) * tile.columns; at++) {
+      if (!shades[at]) continue;
+      const alpha = faintest + ((strongest - faintest) * (shades[at] - 1)) / (most - 1);
+      pixels[at] = (Math.round(alpha * 255) << 24) | (blue << 16) | (green << 8) | red;
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+// Return what fills the bars of a class: Plotly's patterns, drawn by hand.
+function fillOf(context, { fill, pattern, escaped }) {
+  if (!pattern) return fill;
+  const size = 6;
+  const cell = new OffscreenCanvas(size, size);
+  const pen = cell.getContext("2d");
+  if (escaped) {
+    pen.fillStyle = fill;
+    pen.fillRect(0, 0, size, size);
+  }
+  pen.strokeStyle = escaped ? "#1B1F24" : fill;
+  pen.lineWidth = escaped ? 1.2 : 2;
+  const strokes = {
+    "/": [[-1, 7, 7, -1]], "\\": [[-1, -1, 7, 7]], "|": [[3, 0, 3, 6]], "-": [[0, 3, 6, 3]],
+    "+": [[3, 0, 3, 6], [0, 3, 6, 3]], x: [[-1, 7, 7, -1], [-1, -1, 7, 7]], ".": [[2, 3, 4, 3]],
+  };
+  for (const [x0, y0, x1, y1] of strokes[pattern] ?? []) {
+    pen.beginPath();
+    pen.moveTo(x0, y0);
+    pen.lineTo(x1, y1);
+    pen.stroke();
+  }
+  return context.createPattern(cell, "repeat");
+}
+
+function durationOf(ns) {
+  const [unit, size] = UNITS.find(([, least]) => Math.abs(ns) >= least) ?? ["ns", 1];
+  return `${Number((ns / size).toPrecision(4))} ${unit}`;
+}
+
+// Return the ticks of the time axis, as window.py does; `low` and `high` in ns.
+function ticksOf(low, high) {
+  const width = high - low;
+  const nice = (least) => {
+    for (let power = 1; ; power *= 10)
+      for (const factor of [1, 2, 5]) if (factor * power >= least) return factor * power;
+  };
+  const [unit, size] = UNITS.find(([, least]) => width >= 2 * least || least === 1);
+  const step = nice(width / 8);
+  let base = 0;
+  if (Math.abs(low) > 1000 * width) {
+    const coarse = nice(20 * width);
+    base = Math.floor(low / coarse) * coarse;
+  }
+  const digits = Math.max(0, String(size).length - 1 - (String(step).match(/0*$/)[0].length));
+  const write = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  const vals = [], text = [];
+  for (let at = Math.ceil((low - width / 2 - base) / step) * step + base; at <= high + width / 2; at += step) {
+    vals.push(at / 1e3);
+    text.push(((at - base) / size).toLocaleString("en-US", write));
+  }
+  const [ours, its] = UNITS.find(([, one]) => base % (one / 1000) === 0 && Math.abs(base) >= one) ?? UNITS[3];
+  const since = base ? `${(base / its).toLocaleString("en-US", { maximumFractionDigits: 3 })} ${ours} after the start` : "the start";
+  return { "xaxis.tickmode": "array", "xaxis.tickvals": vals, "xaxis.ticktext": text,
+    "xaxis.title.text": `time since ${since} (${unit})` };
+}
+
+// Paint what a model's scene says under a plot; `tell` sends a message to the kernel.
+function paintTiles(model, root, tell) {
+  const canvas = make("canvas", { className: "gpuscope-tiles" });
+  const context = canvas.getContext("2d");
+  const tip = make("div", { className: "gpuscope-tip", hidden: true, role: "tooltip" });
+  let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
+  let asked = 0, frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
+
+  const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
+  const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
+
+  const take = () => {
+    const next = model.get("scene");
+    if (next.version !== scene.version) kept = new Map();
+    scene = next;
+    base = scene.root ? readTile(scene, scene.root, scene.root.data) : null;
+    fills = (scene.classes ?? []).map((one) => fillOf(context, one));
+    if (!base) {
+      canvas.remove();
+      tip.hidden = true;
+    }
+    ask();
+  };
+
+  // -- which tiles ---------------------------------------------------------------------
+  const sizeOf = (level) => scene.columns * 2 ** level;
+  const find = (level, index) => {
+    if (level >= scene.top) return base;
+    const key = `${level}/${index}`;
+    const tile = kept.get(key);
+    if (tile) { // the oldest is thrown away first
+      kept.delete(key);
+      kept.set(key, tile);
+    }
+    return tile;
+  };
+  // Return pieces of the view, each with the best tile there is, and which tiles are missing.
+  const cover = (low, high, width) => {
+    if (scene.live) return [[{ tile: base, low: base.low, high: base.high }], []];
+    const level = Math.min(scene.top, Math.max(0, Math.floor(Math.log2((high - low) / width))));
+    const size = sizeOf(level);
+    const most = Math.floor(scene.extent[1] / size);
+    const [first, last] = [Math.max(0, Math.floor(low / size)), Math.min(most, Math.floor(high / size))];
+    const pieces = [], missing = [];
+    for (let index = first; index <= last; index++) {
+      let tile = find(level, index);
+      if (!tile) missing.push([level, index]);
+      for (let up = 1; !tile; up++) tile = find(level + up, index >> up);
+      const before = pieces.at(-1);
+      if (before?.tile === tile) before.high = (index + 1) * size;
+      else pieces.push({ tile, low: index * size, high: (index + 1) * size });
+    }
+    const ahead = [[level, first - 1], [level, last + 1], [level + 1, (first + last) >> 2]];
+    for (let index = 2 * first; index <= 2 * last + 1; index++) ahead.push([level - 1, index]);
+    const soon = ahead.filter(([l, i]) => l >= 0 && l < scene.top && i >= 0 &&
+      i * sizeOf(l) <= scene.extent[1] && !kept.has(`${l}/${i}`));
+    return [pieces, missing, soon];
+  };
+  const request = (missing, soon) => {
+    const want = [...missing, ...soon].slice(0, WANTED);
+    if (!want.length || performance.now() - asked < PATIENCE_MS) return;
+    asked = performance.now();
+    tell({ do: "tiles", version: scene.version, want });
+  };
+  const arrived = (message, buffers) => {
+    if (!message.tiles) return;
+    asked = 0;
+    if (message.version !== scene.version) return;
+    message.tiles.forEach((tile, n) => kept.set(tile.key.join("/"), readTile(scene, tile, buffers[n])));
+    for (const key of kept.keys()) {
+      if (kept.size <= KEPT) break;
+      kept.delete(key);
+    }
+    ask();
+  };
+
+  // -- the picture ---------------------------------------------------------------------
+  const hiddenKinds = () => new Set(
+    plot._fullData.filter((one) => one.type === "bar" && one.visible !== true).map((one) => one.meta),
+  );
+  const barAt = (tile, n, scale) => {
+    const place = tile.place[n];
+    const size = (scene.heights[place] - 6) / scene.lines[place];
+    const top = scene.tops[place] + 3 + size * Math.min(tile.line[n], scene.lines[place] - 1);
+    return [top * scale, Math.max(1, (size - 1) * scale)];
+  };
+  const paint = () => {
+    cancelAnimationFrame(frame);
+    frame = 0;
+    if (!isOn()) return;
+    const { xaxis, yaxis } = plot._fullLayout;
+    const [low, high] = range();
+    const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
+    const holder = plot.querySelector(".svg-container");
+    if (canvas.parentNode !== holder) holder.prepend(canvas);
+    const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
+    Object.assign(canvas.style, {
+      left: `${xaxis._offset}px`, top: `${yaxis._offset}px`, width: `${width}px`, height: `${height}px`,
+    });
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    const view = { low, high, width, px: width / (high - low), scale: height / scene.height };
+    const [pieces, missing, soon = []] = cover(low, high, width);
+    seen = pieces;
+    for (const piece of pieces) paintShading(piece, view);
+    const hidden = hiddenKinds();
+    const named = [];
+    scene.classes.forEach((one, kind) => {
+      if (hidden.has(kind)) return;
+      for (const piece of pieces) paintBars(piece, one, kind, view, named);
+    });
+    paintNames(named, view);
+    request(missing, soon);
+    tickSoon(low, high);
+    root.dispatchEvent(new CustomEvent("gpuscope-canvas", { bubbles: true, detail: { low, high, missing: missing.length } }));
+  };
+  const paintShading = ({ tile, low, high }, view) => {
+    if (!tile.shading) return;
+    const from = Math.max(low, view.low, tile.origin);
+    const to = Math.min(high, view.high, tile.origin + tile.columns * tile.column);
+    if (to <= from) return;
+    context.imageSmoothingEnabled = false;
+    const [sx, sw] = [(from - tile.origin) / tile.column, (to - from) / tile.column];
+    const [x, w] = [(from - view.low) * view.px, (to - from) * view.px];
+    scene.tops.forEach((top, row) => {
+      const [y, h] = [(top + 2) * view.scale, (scene.heights[row] - 4) * view.scale];
+      context.drawImage(tile.shading, sx, row, sw, 1, x, y, w, h);
+    });
+  };
+  const paintBars = ({ tile, low, high }, one, kind, view, named) => {
+    const [from, to] = [Math.max(low, view.low), Math.min(high, view.high)];
+    const edges = [], marks = [];
+    const least = one.escaped ? 4 : 1;
+    for (const n of tile.members[kind]) {
+      const start = tile.start[n], end = tile.end[n];
+      if (end < from || start > to) continue;
+      // On whole pixels, or pieces of a bar would not meet.
+      const left = Math.round((Math.max(start, from) - view.low) * view.px);
+      const right = Math.round((Math.min(end, to) - view.low) * view.px);
+      const [top, tall] = barAt(tile, n, view.scale);
+      const x = right - left < least ? Math.min(left, view.width - least) : left;
+      const wide = Math.max(right - left, least);
+      context.fillStyle = wide < 8 ? one.fill : fills[kind];
+      context.fillRect(x, top, wide, tall);
+      if (one.escaped) marks.push(x + wide / 2, top);
+      if (wide >= 4) edges.push(x, top, wide, tall, start >= from, end <= to);
+      if (wide >= 22 && tall >= 9) named.push([tile, n, kind, top, tall]);
+    }
+    context.fillStyle = one.edge;
+    for (let at = 0; at < edges.length; at += 6) {
+      const [x, top, wide, tall, begins, ends] = edges.slice(at, at + 6);
+      if (begins) context.fillRect(x, top, 1, tall);
+      if (ends) context.fillRect(x + wide - 1, top, 1, tall);
+      if (!one.pattern) continue;
+      context.fillRect(x, top, wide, 1);
+      context.fillRect(x, top + tall - 1, wide, 1);
+    }
+    context.fillStyle = one.fill;
+    context.strokeStyle = scene.ink;
+    context.lineWidth = 1.5;
+    for (let at = 0; at < marks.length; at += 2) { // what a colour may not tell, a shape does
+      const [x, y] = [marks[at], marks[at + 1] + 3];
+      context.beginPath();
+      context.moveTo(x - 6, y - 8);
+      context.lineTo(x + 6, y - 8);
+      context.lineTo(x, y + 2);
+      context.closePath();
+      context.fill();
+      context.stroke();
+    }
+  };
+  const paintNames = (named, view) => {
+    context.textBaseline = "middle";
+    const done = new Set();
+    for (const [tile, n, kind, top, tall] of named) {
+      if (done.size >= NAMES) break;
+      if (done.has(tile.row[n])) continue; // it goes on in the next piece
+      done.add(tile.row[n]);
+      const left = Math.max(0, (tile.start[n] - view.low) * view.px);
+      const right = Math.min(view.width, (tile.end[n] - view.low) * view.px);
+      const size = Math.min(12, Math.round(tall * 0.8));
+      const text = fitted(tile.names[tile.name[n]].replace(/^void /, ""), right - left - 8, size);
+      if (!text) continue;
+      context.font = size + FONT;
+      context.fillStyle = scene.classes[kind].text;
+      if (scene.classes[kind].pattern) { // it would run through the letters
+        context.fillStyle = scene.classes[kind].fill;
+        context.fillRect(left + 3, top + 1, widthOf(text, size) + 2, tall - 2);
+        context.fillStyle = scene.classes[kind].text;
+      }
+      context.fillText(text, left + 4, top + tall / 2 + 0.5);
+    }
+  };
+  const widthOf = (text, size) => {
+    const key = `${size}${text}`;
+    let found = widths.get(key);
+    if (found === undefined) {
+      if (widths.size > 20000) widths = new Map();
+      context.font = size + FONT;
+      widths.set(key, (found = context.measureText(text).width));
+    }
+    return found;
+  };
+  // Return as much of a name as there is room for, nothing where that would tell little.
+  const fitted = (text, room, size) => {
+    if (widthOf(text, size) <= room) return text;
+    const letters = Math.floor((room / widthOf(text, size)) * text.length) - 1;
+    const half = letters >> 1; // its end tells as much, such as a size
+    return letters >= 4 ? `${text.slice(0, letters - half)}…${text.slice(-half)}` : "";
+  };
+  const ask = () => (frame ||= requestAnimationFrame(paint));
+
+  // Plotly keeps the ticks that it was given: others are due where the view is another.
+  const tickSoon = (low, high) => {
+    if (plot.layout.xaxis?.tickvals !== tickvals) {
+      tickvals = plot.layout.xaxis?.tickvals;
+      ticked = [low, high];
+    }
+    const width = ticked[1] - ticked[0];
+    const fits = Math.abs(high - low - width) < 0.01 * width && Math.abs(low - ticked[0]) < 0.01 * width;
+    if (fits || scene.live) return;
+    clearTimeout(tickFrame);
+    tickFrame = setTimeout(() => {
+      if (isOn() && !plot._dragging) relayout(ticksOf(...range()));
+    }, 120);
+  };
+  const relayout = (changes) => {
+    tickvals = changes["xaxis.tickvals"];
+    ticked = changes["xaxis.range"]?.map((edge) => edge * 1e3) ?? range();
+    window.Plotly.relayout(plot, { ...changes, _doNotReportToPy: true });
+  };
+
+  // -- moving --------------------------------------------------------------------------
+  // Do what a message asks for, if it moves the view and nothing else does; return whether.
+  const move = (message) => {
+    const { follow } = model.get("state");
+    if (!isOn() || follow || !window.Plotly || !["zoom", "pan", "fit"].includes(message.do)) return false;
+    let [low, high] = range();
+    const [least, most] = scene.extent;
+    let width = high - low;
+    if (message.do === "pan") low += message.by * width;
+    if (message.do === "zoom") {
+      const wide = Math.max(LEAST_NS, width * message.by);
+      low += (width - wide) * (message.at ?? 0.5);
+      width = wide;
+    }
+    if (message.do === "fit" || width >= most - least) [low, width] = [least, Math.max(most - least, LEAST_NS)];
+    low = Math.round(Math.min(Math.max(low, least), most - width));
+    high = Math.round(low + width);
+    relayout({ "xaxis.range": [low / 1e3, high / 1e3], ...ticksOf(low, high) });
+    paint();
+    tell({ do: "range", low: low / 1e3, high: high / 1e3 });
+    return true;
+  };
+
+  // -- what is under the pointer -------------------------------------------------------
+  const hit = ({ x, y }) => {
+    if (!isOn()) return null;
+    const [low, high] = range();
+    const { xaxis, yaxis, _size } = plot._fullLayout;
+    const time = low + x * (high - low);
+    const px = _size.t + y * _size.h - yaxis._offset;
+    const near = (HIT_PX * (high - low)) / xaxis._length;
+    const hidden = hiddenKinds();
+    let found = null, best = [false, Infinity];
+    for (const { tile, low: from, high: to } of seen) {
+      if (time + near < from || time - near > to) continue;
+      for (let n = 0; n < tile.count; n++) {
+        if (tile.start[n] > time + near || tile.end[n] < time - near || hidden.has(tile.kind[n])) continue;
+        const [top, tall] = barAt(tile, n, yaxis._length / scene.height);
+        if (px < top - 1 || px > top + tall + 1) continue;
+        const rank = [scene.classes[tile.kind[n]].escaped, tile.end[n] - tile.start[n]];
+        if (rank[0] < best[0] || (rank[0] === best[0] && rank[1] >= best[1])) continue;
+        [found, best] = [{ tile, n }, rank];
+      }
+    }
+    return found;
+  };
+  const linesOf = ({ tile, n }) => {
+    const [low, high] = scene.live ? [tile.low, tile.high] : range();
+    const [start, end] = [tile.start[n], tile.end[n]];
+    let lasts = `OPEN: its end was not seen; ${durationOf(high - start)} until the window's end`;
+    if (end !== Infinity) {
+      lasts = end > start ? durationOf(end - start) : "an instant";
+      if (end > high) lasts += `, ${durationOf(end - high)} of it after the window`;
+    }
+    if (start < low) lasts += `, ${durationOf(low - start)} of it before the window`;
+    const lines = [tile.names[tile.name[n]], lasts];
+    if (tile.later[n]) lines.push(`true start up to ${durationOf(tile.later[n])} later`);
+    if (tile.earlier[n] && end !== Infinity) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
+    const from = (start / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3 });
+    return [...lines, ...tile.tails[tile.tail[n]], `from ${from} µs`, ...scene.classes[tile.kind[n]].lines];
+  };
+  const hover = (at) => {
+    const found = at && !plot?._dragging ? hit(at) : null;
+    tip.hidden = !found;
+    if (!found) return;
+    const one = scene.classes[found.tile.kind[found.n]];
+    tip.replaceChildren(...linesOf(found).map((line, n) =>
+      make(n && !line.startsWith("ESCAPED") ? "div" : "strong", {}, line)));
+    Object.assign(tip.style, { color: scene.ink, background: scene.paper, borderColor: one.fill });
+    const holder = plot.querySelector(".svg-container");
+    if (tip.parentNode !== holder) holder.append(tip);
+    const { _size } = plot._fullLayout;
+    const [x, y] = [_size.l + at.x * _size.w, _size.t + at.y * _size.h];
+    const left = x + 14 + tip.offsetWidth > holder.clientWidth ? x - 14 - tip.offsetWidth : x + 14;
+    tip.style.left = `${Math.max(0, left)}px`;
+    tip.style.top = `${Math.max(0, Math.min(y + 12, holder.clientHeight - tip.offsetHeight))}px`;
+  };
+
+  // Return the figure with what the canvas shows, for a picture of it.
+  const whole = () => {
+    const { xaxis, yaxis, _size } = plot._fullLayout;
+    const [x, y] = [(xaxis._offset - _size.l) / _size.w, 1 - (yaxis._offset - _size.t) / _size.h];
+    const image = {
+      source: canvas.toDataURL(), xref: "paper", yref: "paper", x, y, layer: "below", sizing: "stretch",
+      sizex: xaxis._length / _size.w, sizey: yaxis._length / _size.h,
+    };
+    const images = [...(plot.layout.images ?? []), image];
+    return { data: plot.data, layout: { ...plot.layout, images } };
+  };
+  const save = () => {
+    const { width, height } = plot._fullLayout;
+    window.Plotly.downloadImage(whole(), { format: "png", filename: "timeline", width, height });
+  };
+
+  const attach = (found) => {
+    plot = found;
+    plot.on("plotly_relayouting", paint);
+    plot.on("plotly_afterplot", ask);
+    ask();
+  };
+  model.on("change:scene", take);
+  model.on("msg:custom", arrived);
+  take();
+  return {
+    attach, hit, hover, isOn, move, save,
+    row: (at) => {
+      const found = scene.live ? null : hit(at);
+      return found ? found.tile.row[found.n] : null;
+    },
+    stop: () => {
+      model.off("change:scene", take);
+      model.off("msg:custom", arrived);
+      cancelAnimationFrame(frame);
+      clearTimeout(tickFrame);
+      canvas.remove();
+      tip.remove();
+    },
+  };
+}

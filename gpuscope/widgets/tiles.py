@@ -1,0 +1,113 @@
+"""Tiles: stretches of a timeline as typed arrays, which the browser keeps and paints on a canvas.
+
+A tile of level ``n`` lasts ``COLUMNS`` times 2ⁿ ns, and starts on a multiple of that after the
+time axis' zero. It has the widest spans of its stretch one by one, and how full the rest makes
+each of its columns. ``static/tiles.js`` reads them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.figures import style
+from gpuscope.figures.frame import SHADES, look, shades, shared_lines, tails
+from gpuscope.figures.labels import Class, in_order
+from gpuscope.figures.style import Properties
+from gpuscope.figures.text import clean
+from gpuscope.figures.view import View
+from gpuscope.trace.query import OPEN_NS
+from gpuscope.widgets.snapshot import Snapshot
+from gpuscope.widgets.window import Window
+
+COLUMNS = 1024
+SPANS = 2000
+"""Spans of a tile one by one at most: a view has two or three tiles."""
+_NAMES = 60_000
+"""Characters of the names of a tile at most, so that it stays below 250 kB."""
+_SHORTEST, _LONGEST = 24, 120
+
+
+def top_level(extent_ns: int) -> int:
+    """Return the level at which one tile holds all of a trace that is so long."""
+    return max(0, (max(extent_ns, 1) - 1) // COLUMNS).bit_length()
+
+
+def window_of(snapshot: Snapshot, level: int, index: int) -> Window:
+    """Return the stretch of a tile on the trace's clock."""
+    size = COLUMNS << level
+    low = snapshot.zero_ns + index * size
+    return low, low + size
+
+
+def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Properties:
+    """Return what is painted of a stretch of time; ``data`` holds its columns, one after the other.
+
+    These are start and end (float64, ns since the axis' zero; an open span ends at infinity),
+    row and name (int32), how much later the start and earlier the end may truly be (float32,
+    ns), class and tail (uint16), track and line (uint8), and then for each track the shade of
+    its columns (uint8).
+    """
+    tracks = snapshot.tracks
+    view = View.among(
+        tracks, snapshot.places.tracks, window,
+        max_spans=SPANS, pixels=pixels, row_lanes=snapshot.lanes,
+    )  # fmt: skip
+    found, rows = view.found, view.found.rows
+    start, end = tracks.start_ns[rows], tracks.end_ns[rows]
+    till = np.where(end == OPEN_NS, np.inf, (end - snapshot.zero_ns).astype(float))
+    code, name = np.unique(tracks.coded["name"].codes[rows], return_inverse=True)
+    classes, of_class = view.classed
+    number = {bar_class: place for place, bar_class in enumerate(classes_of(snapshot))}
+    lines, tail = tails(view)
+    shade = np.maximum(np.ceil(found.coverage * SHADES), found.begins > 0)
+    columns = (
+        ((start - snapshot.zero_ns), np.float64), (till, np.float64),
+        (rows, np.int32), (name, np.int32),
+        *((column, np.float32) for column in tracks.uncertainties(rows)),
+        (np.array([number[one] for one in classes], int)[of_class], np.uint16), (tail, np.uint16),
+        (view.place, np.uint8), (view.lanes, np.uint8),
+        (shade if found.merged else np.zeros((0, 0)), np.uint8),
+    )  # fmt: skip
+    limit = min(_LONGEST, max(_SHORTEST, _NAMES // max(1, len(code))))
+    values = tracks.coded["name"].values
+    return {
+        "low": window[0] - snapshot.zero_ns, "high": window[1] - snapshot.zero_ns,
+        "count": len(rows), "origin": found.origin_ns - snapshot.zero_ns,
+        "column": found.column_ns, "columns": shade.shape[1] if found.merged else 0,
+        "names": [clean(values[one], limit) for one in code.tolist()], "tails": lines,
+        "data": b"".join(np.asarray(held).astype(kind).tobytes() for held, kind in columns),
+    }  # fmt: skip
+
+
+def classes_of(snapshot: Snapshot) -> tuple[Class, ...]:
+    """Return the classes of bars that there are, in the order of drawing."""
+    return in_order(snapshot.tracks.classes, snapshot.colours)
+
+
+def scene(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) -> Properties:
+    """Return what the browser has to know to paint tiles.
+
+    Parameters
+    ----------
+    root
+        The tile that is painted where there is no finer one.
+    live
+        Whether there are no others: every frame brings a new one.
+    """
+    places = snapshot.places
+    low, high = (edge - snapshot.zero_ns for edge in extent)
+    classes = []
+    for bar_class in classes_of(snapshot):
+        how = look(snapshot.tracks, bar_class, snapshot.colours, "µs")["marker"]
+        classes.append({
+            "fill": how["color"], "edge": how["line"]["color"],
+            "pattern": how.get("pattern", {}).get("shape", ""), "escaped": bar_class.escaped,
+            "text": style.on(how["color"]), "lines": shared_lines(snapshot.tracks, bar_class),
+        })  # fmt: skip
+    return {
+        "version": snapshot.version, "live": live, "extent": [low, high],
+        "top": top_level(high), "columns": COLUMNS, "height": snapshot.height, "root": root,
+        "tops": places.tops, "heights": places.heights, "lines": places.lines,
+        "shades": shades(places, snapshot.colours),
+        "classes": classes, "ink": snapshot.theme.ink, "paper": snapshot.theme.paper,
+    }  # fmt: skip

@@ -24,10 +24,10 @@ from typing import Any
 
 import recording
 
-CHUNK, PAIRS = 80_000, 10
+CHUNK, PAIRS = 60_000, 8
 """Launches between two changes, about 1 s, and pairs of a recording alone and one that is live.
 Which of the two comes first alternates, so that a host that gets slower adds to neither."""
-SETTLE_S = 0.5
+SETTLE_S = 0.4
 """From the beginning of a recording to its measured launches: the first frame is there."""
 FAST_US = 7.7
 """What a bare torch.mm 64³ launch takes on the host that goals in µs are for."""

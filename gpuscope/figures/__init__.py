@@ -4,12 +4,32 @@ Every figure states the device, the source, and whether the data was simulated o
 in a trace are untrusted text and are escaped.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from gpuscope import _plotly as _plotly
-from gpuscope.figures.confinement_figure import confinement as confinement
-from gpuscope.figures.interference_figure import interference as interference
-from gpuscope.figures.latency_figure import latency as latency
-from gpuscope.figures.latency_figure import tradeoff as tradeoff
-from gpuscope.figures.prediction_figure import prediction as prediction
-from gpuscope.figures.sm_map_figure import sm_map as sm_map
-from gpuscope.figures.timeline_figure import timeline as timeline
-from gpuscope.figures.timeline_figure import timelines as timelines
+from gpuscope._lazy import public
+
+if TYPE_CHECKING:
+    from gpuscope.figures.confinement_figure import confinement as confinement
+    from gpuscope.figures.interference_figure import interference as interference
+    from gpuscope.figures.latency_figure import latency as latency
+    from gpuscope.figures.latency_figure import tradeoff as tradeoff
+    from gpuscope.figures.prediction_figure import prediction as prediction
+    from gpuscope.figures.sm_map_figure import sm_map as sm_map
+    from gpuscope.figures.timeline_figure import timeline as timeline
+    from gpuscope.figures.timeline_figure import timelines as timelines
+
+_HOMES = {
+    "confinement": "gpuscope.figures.confinement_figure",
+    "interference": "gpuscope.figures.interference_figure",
+    "latency": "gpuscope.figures.latency_figure",
+    "tradeoff": "gpuscope.figures.latency_figure",
+    "prediction": "gpuscope.figures.prediction_figure",
+    "sm_map": "gpuscope.figures.sm_map_figure",
+    "timeline": "gpuscope.figures.timeline_figure",
+    "timelines": "gpuscope.figures.timeline_figure",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
+__getattr__, __dir__ = public(__name__, _HOMES)

@@ -28,6 +28,8 @@ SWITCH_S = 0.0002
 cell keeps it for that long. With the usual 5 ms a frame takes ten times its own time."""
 PERIOD_S = 0.1
 """Time from one reading to the next, at least."""
+FIRST_S = 0.01
+"""How often to look for the first item that is to be drawn."""
 KNOWN_S = 1.0
 """How often another process is told what is known of devices, streams and partitions."""
 SHARE = 0.5
@@ -163,9 +165,7 @@ class FarPump(Pump):
 
     def read(self) -> None:
         """Hand over what is new, and take a frame."""
-        if self._painter is None:
-            self._painter = get_painter()
-            self._painter.begin(self._tap)
+        assert self._painter is not None  # noqa: S101 - the thread has begun with it
         now_s = time.monotonic()
         metadata = self._recording.known() if now_s >= self._known_s + KNOWN_S else None
         self._known_s = self._known_s if metadata is None else now_s
@@ -177,9 +177,11 @@ class FarPump(Pump):
     def _loop(self) -> None:
         painter = None
         try:
+            self._painter = get_painter()  # at once: it takes a second
+            self._painter.begin(self._tap)
             self._read_on()
             painter, self._painter = self._painter, None
-        except PainterGone as error:
+        except (PainterGone, OSError) as error:  # or it could not begin
             if not self._stop.is_set():
                 self._lost(error)
         finally:
@@ -193,8 +195,8 @@ class FarPump(Pump):
 class LatestWins(Generic[Item]):
     """Draws the newest of many items in a thread of its own, at most once a period.
 
-    A slow browser must not delay drawing, and drawing must not block the caller: an item not
-    drawn in time is dropped.
+    The first is drawn as soon as it is there. A slow browser must not delay drawing, and drawing
+    must not block the caller: an item not drawn in time is dropped.
 
     Parameters
     ----------
@@ -239,8 +241,10 @@ class LatestWins(Generic[Item]):
         self._latest.append(item)
 
     def _loop(self) -> None:
-        while not self._closed.wait(self._period_s):
+        pause_s = min(FIRST_S, self._period_s)
+        while not self._closed.wait(pause_s):
             if self._latest:
+                pause_s = self._period_s
                 try:
                     self._draw(self._latest.pop())
                 except Exception as error:  # noqa: BLE001 - a picture must not end the run

@@ -31,7 +31,7 @@ from gpuscope.runs.runner import Progress
 from gpuscope.widgets import dashboard as module
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
-from gpuscope.widgets.live import LatestWins
+from gpuscope.widgets.live import FIRST_S, LatestWins
 from gpuscope.widgets.results import CLOSE_UP_NS
 from gpuscope.widgets.runbar import Estimate, RunBar, in_words
 
@@ -701,7 +701,7 @@ def test_the_latest_wins_and_nothing_queues():
         assert drawn.empty()
 
 
-def test_a_period_is_waited_for_before_each_drawing(monkeypatch):
+def test_the_first_item_is_drawn_soon_and_a_period_is_waited_for_before_each_other(monkeypatch):
     steps = []
     live = LatestWins(steps.append, failed=pytest.fail, period_s=0.5)
 
@@ -717,7 +717,7 @@ def test_a_period_is_waited_for_before_each_drawing(monkeypatch):
     monkeypatch.setattr(live, "_closed", Closed())
     with live:
         pass
-    assert steps == [0.5, 1, 0.5, 3, 0.5]
+    assert steps == [FIRST_S, 1, 0.5, 3, 0.5]
 
 
 def test_drawing_goes_on_after_a_failure():

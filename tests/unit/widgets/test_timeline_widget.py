@@ -156,6 +156,35 @@ def test_once_a_browser_answers_one_frame_is_on_its_way_beside_the_one_being_pai
     assert drawn.began.acquire(timeout=PATIENCE_S)
 
 
+def test_frames_that_follow_each_other_are_drawn_by_one_thread():
+    threads = []
+    scheduler = RedrawScheduler(
+        lambda: threads.append(threading.current_thread()), failed=pytest.fail
+    )
+    for _ in range(3):
+        scheduler.ask()
+        assert scheduler.wait(PATIENCE_S)
+    scheduler.close()
+    assert len(threads) == 3
+    assert len(set(threads)) == 1
+    assert not threads[0].is_alive()
+
+
+def test_a_thread_with_nothing_to_draw_ends_and_another_follows(monkeypatch):
+    monkeypatch.setattr("gpuscope.widgets.scheduler._LINGER_S", 0.001)
+    threads = []
+    scheduler = RedrawScheduler(
+        lambda: threads.append(threading.current_thread()), failed=pytest.fail
+    )
+    for _ in range(2):
+        scheduler.ask()
+        assert scheduler.wait(PATIENCE_S)
+        threads[-1].join(PATIENCE_S)
+        assert not threads[-1].is_alive()
+    assert len(threads) == 2
+    scheduler.close()
+
+
 def test_a_browser_that_went_away_holds_up_one_frame_only(drawn, monkeypatch):
     monkeypatch.setattr("gpuscope.widgets.scheduler.PATIENCE_S", 0.01)
     scheduler = RedrawScheduler(drawn, failed=pytest.fail)
@@ -269,6 +298,23 @@ def sent(monkeypatch):
 
 def settle(timeline: gs.Timeline) -> None:
     assert timeline.wait(PATIENCE_S), "it is not drawn"
+
+
+def test_a_frame_is_one_message_which_is_not_kept(shown, monkeypatch):
+    settle(shown)
+    messages = []
+    monkeypatch.setattr(
+        Plot, "_send", lambda _, message, buffers=None: messages.append((message, buffers))
+    )
+    shown.zoom(0.5)
+    settle(shown)
+    (frame, buffers), (after, none) = messages
+    assert set(frame["state"]) == set(after["state"]) == {"_py2js_update"}
+    assert frame["state"]["_py2js_update"]["layout_data"]["xaxis.range"]
+    assert len(buffers) == len(frame["buffer_paths"])
+    assert after["state"]["_py2js_update"] is None
+    assert not none
+    assert shown.figure.get_state("_py2js_update")["_py2js_update"] is None
 
 
 def status(timeline: gs.Timeline) -> str:

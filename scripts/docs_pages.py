@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -352,6 +353,143 @@ def pairs_table(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
+def forecast_table(results: dict[str, Any]) -> list[str]:
+    """Errors of forecasts of recorded work."""
+    rows = [
+        ("a step on 8 to 116 SMs, from one recording on 132", "steps_1", "12 %, 30 %"),
+        ("the same, from two, on 132 and 24", "steps_2", "5 %, 12 %"),
+        ("cycles of two models at a time, from one", "pairs_1", "12 %, 30 %"),
+        ("the same, from two", "pairs_2", "12 %, 30 %"),
+        ("the end after a planted change", "planted", "5 %, 15 %"),
+    ]
+    lines = [
+        *prose(
+            f"Computed by `python benchmarks/what_if.py` on {results['date']} from recordings of",
+            "six PyTorch models on an H200: two transformer layers as prefill and decode, a",
+            "convolution stack, and element-wise kernels with reductions. A case is one model on",
+            "one SM count. The constants that judge a model's steps are fitted to the other five;",
+            "the form of the model and the kinds of kernels were chosen with knowledge of all six.",
+        ),
+        "",
+        "| what | cases | median error | p90 | worst | goal |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for what, name, goal in rows:
+        if name in results:
+            found = results[name]["summary"]
+            cells = (str(found["n"]), *(percent(found[key]) for key in ("median", "p90", "worst")))
+            lines.append(f"| {what} | {' | '.join(cells)} | {goal} |")
+    lines += ["", "By model, median and worst error of a step:", ""]
+    lines += ["| model | one recording | two |", "| --- | --- | --- |"]
+    for model in dict.fromkeys(row["model"] for row in results["steps_1"]["rows"]):
+        both: list[str] = []
+        for name in ("steps_1", "steps_2"):
+            mine = [abs(row["error"]) for row in results[name]["rows"] if row["model"] == model]
+            both.append(f"{percent(statistics.median(mine))}, {percent(max(mine))}")
+        lines.append(f"| {model} | {' | '.join(both)} |")
+    lines += [
+        "",
+        *prose(
+            "The shares of bandwidth and the stalls that two models cause each other were chosen",
+            "with knowledge of these pairs; each has one value for all kernels of a kind.",
+        ),
+    ]
+    if "planted" in results:
+        lines += ["", *planted_table(results["planted"])]
+    first = results["pairs_2"]["rows"][0]
+    lines += [
+        "",
+        (
+            f"![Cycle times of {first['a']} beside {first['b']}: forecast and measured]"
+            "(images/forecast.svg)"
+        ),
+    ]
+    return lines
+
+
+def planted_table(planted: dict[str, Any]) -> list[str]:
+    """Planted changes, by their kind."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in planted["rows"]:
+        kinds.setdefault(row["kind"], []).append(row)
+    inside = sum(row["low_us"] <= row["measured_us"] <= row["high_us"] for row in planted["rows"])
+    worst = max(row["as_it_was"] for row in planted["rows"])
+    return [
+        *prose(
+            f"Planted changes: programs of two streams were recorded on an {planted['device']}",
+            f"({planted['date']}), forecast with a change, and run with that change. The end of",
+            f"{inside} of {len(planted['rows'])} lies in the band, which counts errors of kernel",
+            "times only. Replayed without a change, every kernel starts within",
+            f"{percent(worst)} of the makespan.",
+        ),
+        "",
+        "| change | cases | median error | worst |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {kind} | {len(mine)} | "
+            f"{percent(statistics.median(abs(row['error']) for row in mine))} | "
+            f"{percent(max(abs(row['error']) for row in mine))} |"
+            for kind, mine in kinds.items()
+        ),
+    ]
+
+
+def forecast_picture(results: dict[str, Any]) -> str:
+    """A split of two models: cycle times forecast from two recordings, and measured, as SVG."""
+    rows = results["pairs_2"]["rows"]
+    first = rows[0]
+    mine = [row for row in rows if (row["a"], row["b"]) == (first["a"], first["b"])]
+    splits = list(dict.fromkeys(
+        "none" if row["sms"] is None else " | ".join(map(str, row["sms"])) for row in mine
+    ))  # fmt: skip
+    width, height, left, top, panel = 760, 300, 60, 40, 310
+    lines = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            'font-family="sans-serif" font-size="12">'
+        ),
+        f'<rect width="{width}" height="{height}" fill="#FFFFFF"/>',
+    ]
+    for number, name in enumerate("ab"):
+        at = left + number * (panel + 60)
+        of = [row for row in mine if row["of"] == name]
+        most = 1.1 * max(max(row["measured_us"], row["forecast_us"]) for row in of)
+        lines.append(f'<text x="{at}" y="20" font-weight="bold">{first[name]}: cycle, ms</text>')
+        for step in range(5):
+            value, y = most * step / 4, top + (height - 90) * (1 - step / 4)
+            lines.append(
+                f'<path d="M{at} {y:.0f}h{panel}" stroke="#E3E9EF"/>'
+                f'<text x="{at - 6}" y="{y + 4:.0f}" text-anchor="end">{value / 1e3:.2g}</text>'
+            )
+        each = panel / len(splits)
+        for place, row in enumerate(of):
+            for bar, (key, color) in enumerate(
+                (("measured_us", "#4C5B6B"), ("forecast_us", "#E08A2E"))
+            ):
+                tall = (height - 90) * row[key] / most
+                lines.append(
+                    f'<rect x="{at + place * each + 6 + bar * (each - 14) / 2:.0f}" '
+                    f'y="{top + height - 90 - tall:.0f}" width="{(each - 14) / 2:.0f}" '
+                    f'height="{tall:.0f}" fill="{color}"/>'
+                )
+            lines.append(
+                f'<text x="{at + (place + 0.5) * each:.0f}" y="{height - 32}" '
+                f'text-anchor="middle" font-size="10">{splits[place]}</text>'
+            )
+    lines += [
+        (
+            f'<rect x="{left}" y="{height - 18}" width="10" height="10" fill="#4C5B6B"/>'
+            f'<text x="{left + 15}" y="{height - 9}">measured</text>'
+        ),
+        (
+            f'<rect x="{left + 90}" y="{height - 18}" width="10" height="10" fill="#E08A2E"/>'
+            f'<text x="{left + 105}" y="{height - 9}">forecast; SMs of both</text>'
+        ),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     """Differences between simulation and hardware that the results show."""
     beside = [one for one in row_with(cpu, "pairs")["pairs"] if one["sms"]]
@@ -557,7 +695,9 @@ def pages() -> dict[Path, str]:
     }
     for name, inside in parts.items():
         text = between(text, name, inside)
-    found[simulator] = text
+    forecasts = json.loads((RESULTS / "what_if.json").read_text("utf-8"))
+    found[simulator] = between(text, "forecast table", forecast_table(forecasts))
+    found[ROOT / "docs" / "images" / "forecast.svg"] = forecast_picture(forecasts)
     experiment = ROOT / "docs" / "experiment.md"
     found[experiment] = between(experiment.read_text("utf-8"), "kinds", kinds_table())
     return found

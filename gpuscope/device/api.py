@@ -121,12 +121,20 @@ class KernelCost:
         Of a persistent kernel: pieces of work that its blocks loop over. Each block does one of
         its own; the others go to whichever block is free, so that some blocks end earlier than
         others. 0: each block does one.
+    stall
+        How much longer a block takes, of its duration, while other kernels use all of the memory
+        bandwidth; in proportion where they use less.
+    gap_ns
+        From the end of what it follows in its stream to its earliest start; that of the profile
+        if not given.
     """
 
     blocks: int
     block_ns: int
     nbytes: int = 0
     tiles: int = 0
+    stall: float = 0.0
+    gap_ns: int | None = None
 
     def alone_ns(self, sm_count: int) -> int:
         """Return how long the kernel takes on so many SMs, alone."""

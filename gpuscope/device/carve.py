@@ -68,6 +68,16 @@ class SmLayout:
             }
         return sorted(counts)
 
+    def sm_mask(self, parts: Iterable[int]) -> int:
+        """Bit mask of the SMs in a set of parts: the quanta in their order, then the remainder."""
+        mask, width = 0, self.quantum_sm_count
+        for part in parts:
+            if part == REMAINDER:
+                mask |= ((1 << self.remainder_sm_count) - 1) << (self.quanta * width)
+            else:
+                mask |= ((1 << width) - 1) << (part * width)
+        return mask
+
     def sm_count_of(self, parts: Iterable[int]) -> int:
         """SMs in a set of quanta, :data:`REMAINDER` among them or not."""
         return sum(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpuscope.runs.profiling import profile as profile
     from gpuscope.runs.sweeps import load_sweep as load_sweep
     from gpuscope.runs.sweeps import sweep as sweep
+    from gpuscope.runs.what_if import what_if as what_if
     from gpuscope.trace.run import Run as Run
 
 _HOMES = {
@@ -25,6 +26,7 @@ _HOMES = {
     "sweep": "gpuscope.runs.sweeps",
     "load_sweep": "gpuscope.runs.sweeps",
     "measure_interference": "gpuscope.runs.interference",
+    "what_if": "gpuscope.runs.what_if",
     "Run": "gpuscope.trace.run",
     "nsight": "gpuscope.runs.nsight",
 }

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpuscope.workloads.gemm import mm_out as mm_out
     from gpuscope.workloads.handle import Completion as Completion
     from gpuscope.workloads.handle import Handle as Handle
+    from gpuscope.workloads.recorded import RecordedWork as RecordedWork
     from gpuscope.workloads.registry import kinds as kinds
     from gpuscope.workloads.softmax import Softmax as Softmax
     from gpuscope.workloads.spec import WorkloadSpec as WorkloadSpec
@@ -29,6 +30,7 @@ _HOMES = {
     "Softmax": "gpuscope.workloads.softmax",
     "TracedGemm": "gpuscope.workloads.traced",
     "TracedCopy": "gpuscope.workloads.traced",
+    "RecordedWork": "gpuscope.workloads.recorded",
     "FunctionHandle": "gpuscope.workloads.function",
     "workload": "gpuscope.workloads.function",
     "Handle": "gpuscope.workloads.handle",

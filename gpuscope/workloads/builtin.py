@@ -120,6 +120,35 @@ class TracedCopySpec(WorkloadSpec):
         return workloads.TracedCopy(device, nbytes=self.nbytes, name=name, seed=seed)
 
 
+class TraceSpec(WorkloadSpec):
+    """A recording's kernels, on a simulated GPU: each call runs all of them.
+
+    Attributes
+    ----------
+    path
+        A trace of any format that gpuscope reads.
+    second
+        The same work recorded on fewer SMs: makes times elsewhere more accurate.
+    of_stream
+        Only the kernels of the stream of that name.
+    """
+
+    kind: Literal["trace"]
+    path: str = Field(title="Trace", examples=["model.parquet"])
+    second: str | None = Field(None, title="On fewer SMs", json_schema_extra={"rare": True})
+    of_stream: str | None = Field(None, title="Only of stream", json_schema_extra={"rare": True})
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make a :class:`~gpuscope.workloads.recorded.RecordedWork`."""
+        from gpuscope.formats.reading import load_trace  # noqa: PLC0415 - only this kind reads
+
+        del seed
+        second = None if self.second is None else load_trace(self.second)
+        return workloads.RecordedWork(
+            device, load_trace(self.path), second=second, of_stream=self.of_stream, name=name
+        )
+
+
 class PythonSpec(WorkloadSpec):
     """A function decorated with ``@gpuscope.workloads.workload``, or a subclass of ``Handle``.
 
@@ -255,6 +284,7 @@ BUILT_IN: Mapping[str, type[WorkloadSpec]] = {
         SoftmaxSpec,
         TracedGemmSpec,
         TracedCopySpec,
+        TraceSpec,
         PythonSpec,
     )
 }

@@ -48,23 +48,13 @@ class SimBackend(SimMemory):
     """
 
     # -- partitions -------------------------------------------------------------------
-    def _mask(self, parts: Sequence[int]) -> int:
-        mask = 0
-        width = self.layout.quantum_sm_count
-        for part in parts:
-            if part == REMAINDER:
-                mask |= ((1 << self.layout.remainder_sm_count) - 1) << (self.layout.quanta * width)
-            else:
-                mask |= ((1 << width) - 1) << (part * width)
-        return mask
-
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
         """Make partitions; their SM ids are those of the virtual SMs."""
         with self._lock:
             made = []
             for partition in planned:
                 self._pay("create_partition_call_ns")
-                mask = self._mask(partition.parts)
+                mask = self.layout.sm_mask(partition.parts)
                 ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
                 holding = len(ids)
                 if REMAINDER in partition.parts:

@@ -12,7 +12,8 @@ first, then whichever is left.
 
 Blocks that start together advance together, as one counted *wave*. Waves share the memory
 bandwidth max-min fairly: where all of them ask for more than there is, every block gets
-what it asks for up to one common level. All of it is integer arithmetic: a wave has
+what it asks for up to one common level; and what stalls on memory under load goes slower by
+what others ask for (``stall``). All of it is integer arithmetic: a wave has
 ``work_ns * FULL`` units of work left, and does ``speed`` of them a nanosecond.
 
 An interrupt, as Ctrl-C is, may strike between any two instructions; the next call goes on
@@ -48,6 +49,7 @@ from gpuscope.device.sim.ops import (
     SimStream,
     Wait,
     Wave,
+    WaveOp,
     lowest,
 )
 from gpuscope.errors import StreamError
@@ -183,6 +185,14 @@ class Engine:
             self._step()
         self.now_ns = time_ns if time_ns > self.now_ns else self.now_ns
 
+    def step(self, time_ns: int | None) -> bool:
+        """Let the next instant happen if it comes before ``time_ns``; says whether it did."""
+        self._resume()
+        if not self._heap or (time_ns is not None and self._heap[0][0] >= time_ns):
+            return False
+        self._step()
+        return True
+
     def run_until_done(self, op: Op | None) -> int:
         """Run until ``op`` is done; returns when that was."""
         self._resume()
@@ -242,11 +252,13 @@ class Engine:
         elif isinstance(op, GraphOp) and op.graph.nodes:
             self._at(self._ready_ns(op), self._expand, op)
         else:
-            self._at(max(op.queued_ns, op.free_ns), self._begin, op)
+            gap_ns = op.gap_ns or 0 if isinstance(op, CopyOp) else 0
+            self._at(max(op.queued_ns, op.free_ns + gap_ns), self._begin, op)
 
     def _ready_ns(self, op: Op) -> int:
         launched_ns = op.queued_ns + self._launch_latency_ns
-        free_ns = op.free_ns + self._kernel_gap_ns
+        gap_ns = op.gap_ns if isinstance(op, KernelOp) else None
+        free_ns = op.free_ns + (self._kernel_gap_ns if gap_ns is None else gap_ns)
         return launched_ns if launched_ns > free_ns else free_ns
 
     def _begin(self, op: Op) -> None:
@@ -367,7 +379,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - who waits for it is told
                 self._fail(op, error)
             op.start_ns = self.now_ns
-        if op.rate:
+        if op.rate or op.stall:
             self._sharing[wave] = op.rate * wave.count
             self._demand_changed = True
         if isinstance(op, KernelOp):
@@ -392,7 +404,7 @@ class Engine:
                 wave.following = wave.follow(op, self.now_ns)
             released &= ~wave.following.sms
             self._run(wave.following)
-        if op.rate:
+        if op.rate or op.stall:
             self._sharing.pop(wave, None)
             self._demand_changed = True
         if isinstance(op, KernelOp):
@@ -423,13 +435,20 @@ class Engine:
     # -- bandwidth --------------------------------------------------------------------
     def _share(self) -> None:
         """Let the waves that move bytes advance as fast as their bandwidth allows."""
+        asked = sum(self._sharing.values())
         if self._bandwidth is not None and (
-            self._shared or sum(self._sharing.values()) > self._bandwidth
+            self._shared or asked > self._bandwidth or any(w.op.stall for w in self._sharing)
         ):
             level = fair_level(self._bandwidth, ((w.op.rate, w.count) for w in self._sharing))
+            own: dict[WaveOp, int] = {}
+            for wave, rate in self._sharing.items():
+                own[wave.op] = own.get(wave.op, 0) + rate
             shared = False
             for wave in self._sharing:
                 speed = speed_at(level, wave.op.rate)
+                if wave.op.stall:
+                    others = min(1.0, (asked - own[wave.op]) / self._bandwidth)
+                    speed = min(speed, int(FULL / (1 + wave.op.stall * others)))
                 shared |= speed < FULL
                 left, since_ns, before = wave.pace
                 if speed != before:

@@ -145,7 +145,7 @@ class SimHost(Backend):
             )
         op = KernelOp(
             stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes,
-            cost.tiles,
+            cost.tiles, stall=cost.stall, gap_ns=cost.gap_ns,
         )  # fmt: skip
         self._queue(op, call_ns)
 

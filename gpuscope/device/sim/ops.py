@@ -136,6 +136,10 @@ class WaveOp(Op):
         How long one of its blocks takes when nothing holds it up.
     nbytes
         What all of its blocks move in device memory.
+    stall
+        How much longer a block takes, of its time, while others use all of the memory bandwidth.
+    gap_ns
+        From the end of what it follows to its start; the engine's for kernels if not given.
     rate
         What a block asks of the memory bandwidth, in units of 1/FULL bytes a ns.
     left
@@ -146,6 +150,8 @@ class WaveOp(Op):
     blocks: int
     work_ns: int
     nbytes: int = 0
+    stall: float = field(default=0.0, kw_only=True)
+    gap_ns: int | None = field(default=None, kw_only=True)
     rate: int = field(init=False)
     left: int = field(init=False)
     commit: Callable[[], None] | None = field(default=None, init=False)

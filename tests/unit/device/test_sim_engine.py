@@ -1410,3 +1410,37 @@ def test_memory_that_was_let_go_of_can_be_taken_again(gpu):
         del third
     del second
     gpu.empty(2 * half, "uint8")
+
+
+def test_a_kernel_that_stalls_goes_slower_by_what_others_ask_for():
+    bench = Bench(4, 8000)
+    other, mine = bench.stream(sms=0b0011), bench.stream(sms=0b1100)
+    bench.submit(KernelOp(other, START, 1, "other", None, 2, 1000, 4000))  # half the bandwidth
+    bench.submit(KernelOp(mine, START, 2, "mine", None, 2, 100, stall=0.5))
+    bench.engine.run_all()
+    took = {one.name: one.end_ns - one.start_ns for one in bench.seen}
+    assert took["other"] == 1000
+    assert took["mine"] in (125, 126)  # to whole ns, rounded up
+
+
+def test_a_kernels_own_gap_counts_instead_of_the_engines():
+    bench = Bench()
+    stream = bench.stream()
+    bench.submit(KernelOp(stream, START, 1, "first", None, 1, 10))
+    bench.submit(KernelOp(stream, START, 2, "second", None, 1, 10, gap_ns=30))
+    bench.submit(CopyOp(stream, START, 3, "third", None, 1, 10, engine="e", gap_ns=5))
+    bench.engine.run_all()
+    first, second, third = bench.seen
+    assert second.start_ns - first.end_ns == 30
+    assert third.start_ns - second.end_ns == 5
+
+
+def test_a_step_is_one_instant_and_never_at_the_limit():
+    bench = Bench()
+    bench.submit(KernelOp(bench.stream(), START, 1, "k", None, 1, 10))
+    assert not bench.engine.step(START + LATENCY)
+    assert bench.engine.step(START + LATENCY + 1)
+    assert bench.engine.now_ns == START + LATENCY
+    assert bench.engine.step(None)
+    assert not bench.engine.step(None)
+    assert bench.seen[0].end_ns == START + LATENCY + 10

@@ -1,0 +1,274 @@
+"""Where a forecast's streams go, and what a replay gave as a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from gpuscope._checks import closest, given
+from gpuscope._types import Array
+from gpuscope.device.carve import SmLayout, plan_carve
+from gpuscope.device.sim.profile import Profile
+from gpuscope.device.sizes import Rounding, Sizes
+from gpuscope.errors import InvalidArgument
+from gpuscope.runs.program import Program, Work
+from gpuscope.runs.replay import Place, Replayed
+from gpuscope.trace.metadata import PartitionFacts, StreamFacts
+from gpuscope.trace.model import Trace
+
+Change: TypeAlias = Mapping[str, Any]
+"""What becomes of a stream."""
+
+_WARPED = ("api", "sync", "range", "mark", "event", "handle", "host function")
+_DROPPED_EDGES = ("SMs", "priority", "event wait")
+_FRESH = ("start_uncertainty_ns", "end_uncertainty_ns", "green_context", "submitted_ns", "sm")
+
+
+# -- partitions and streams ----------------------------------------------------------------
+class Carving:
+    """Partitions, and where each stream's work goes.
+
+    Attributes
+    ----------
+    partitions
+        Name → what metadata holds of it.
+    masks
+        Name → its SMs.
+    of
+        Stream → name of its partition, and its priority.
+    names
+        Stream → name.
+    """
+
+    def __init__(
+        self,
+        layout: SmLayout,
+        partitions: Mapping[str, PartitionFacts],
+        masks: Mapping[str, int],
+        of: Mapping[int, tuple[str | None, int]],
+        names: Mapping[int, str],
+    ) -> None:
+        self.layout = layout
+        self.partitions = partitions
+        self.masks = masks
+        self.of = dict(of)
+        self.names = dict(names)
+
+    @classmethod
+    def recorded(cls, trace: Trace, found: Program, sm_counts: Mapping[str, int]) -> Carving:
+        """Return the recording's; partitions whose SMs are unknown lie beside each other."""
+        layout, metadata = found.profile.layout, trace.metadata
+        of: dict[int, tuple[str | None, int]] = {}
+        names: dict[int, str] = {}
+        for work in found.works:
+            number = work.row["stream"]
+            facts = metadata.stream(number)
+            of[number] = work.row["partition"], (facts.priority if facts else None) or 0
+            names[number] = trace.stream_name(number)
+        partitions, masks, free = {}, {}, layout.sm_count
+        for name in dict.fromkeys(name for name, _ in of.values() if name is not None):
+            known = metadata.partition(name)
+            count = sm_counts.get(name) or known.sm_count
+            partitions[name] = msgspec.structs.replace(known, sm_count=count)
+            if known.sm_ids and max(known.sm_ids) < layout.sm_count:
+                masks[name] = sum(1 << number for number in known.sm_ids)
+                continue
+            count = min(count or layout.sm_count, layout.sm_count)
+            shift = free - count if free >= count else 0
+            free -= count if free >= count else 0
+            masks[name] = ((1 << count) - 1) << shift
+        return cls(layout, partitions, masks, of, names)
+
+    @property
+    def places(self) -> dict[int, Place]:
+        """Stream → SMs and priority."""
+        whole = (1 << self.layout.sm_count) - 1
+        return {
+            number: Place(whole if name is None else self.masks[name], priority)
+            for number, (name, priority) in self.of.items()
+        }
+
+    def number(self, name: str) -> int:
+        """Return the stream of a name.
+
+        Raises
+        ------
+        InvalidArgument
+            There is none, or there are several.
+        """
+        same = [number for number, known in self.names.items() if name in (known, str(number))]
+        if len(same) != 1:
+            raise InvalidArgument(
+                f"{'no' if not same else len(same)} streams of the trace are called {given(name)}"
+                f"{closest(name, self.names.values())}; there are "
+                + ", ".join(f"{known!r} ({number})" for number, known in self.names.items())
+            )
+        return same[0]
+
+    def changed(
+        self, sizes: Sizes | None, rounding: Rounding, streams: Mapping[str, Change]
+    ) -> Carving:
+        """Return it with other partitions, and streams elsewhere."""
+        partitions, masks = dict(self.partitions), dict(self.masks)
+        if sizes is not None:
+            plan = plan_carve(self.layout, sizes, rounding=rounding)
+            partitions = {
+                one.name: PartitionFacts(asked=one.asked, sm_count=one.sm_count)
+                for one in plan.partitions
+            }
+            masks = {one.name: self.layout.sm_mask(one.parts) for one in plan.partitions}
+            for name, facts in partitions.items():
+                ids = tuple(sm for sm in range(self.layout.sm_count) if masks[name] >> sm & 1)
+                partitions[name] = msgspec.structs.replace(facts, sm_ids=ids)
+        after = Carving(self.layout, partitions, masks, self.of, self.names)
+        for stream, change in streams.items():
+            number = self.number(stream)
+            unknown = set(change) - {"partition", "priority"}
+            if unknown:
+                raise InvalidArgument(
+                    f"streams[{stream!r}] has {sorted(unknown)}: it takes partition and priority"
+                )
+            old, priority = after.of[number]
+            after.of[number] = change.get("partition", old), int(change.get("priority", priority))
+        for number, (home, _) in after.of.items():
+            if home is not None and home not in masks:
+                raise InvalidArgument(
+                    f"stream {self.names[number]!r} is in partition {home!r}, of which there is "
+                    f"none: the partitions are {list(masks)}. Say where it goes: "
+                    f"streams={{{self.names[number]!r}: {{'partition': …}}}}"
+                )
+        return after
+
+    def untouched(self, after: Carving, found: Program) -> frozenset[int]:
+        """Return the streams whose SMs nobody else uses otherwise than before."""
+        here, there = self.places, after.places
+        touched = {number for number in here if here[number] != there[number]}
+        streams = {work.row["stream"] for work in found.works}
+        return frozenset(
+            number
+            for number in streams
+            if not any(
+                there[number].sms & (here[other].sms | there[other].sms) for other in touched
+            )
+        )
+
+
+# -- as a trace ----------------------------------------------------------------------------
+def as_trace(
+    trace: Trace,
+    found: Program,
+    done: Replayed,
+    carving: Carving,
+    sent: Mapping[Work, int],
+    changes: Mapping[str, Any],
+    profile: Profile,
+) -> Trace:
+    """Return the recording's rows at the times of a replay."""
+    ids, kinds = trace.array("id"), np.array(trace.texts("kind"), dtype=object)
+    start, end = trace.array("start_ns").copy(), trace.array("end_ns", fill=-1).copy()
+    place = {int(number): position for position, number in enumerate(ids)}
+    keep = np.isin(kinds, _WARPED)
+    _warp(trace, found, done, start, end)
+    for number, works in found.handles.items():
+        row, done_ns = place[number], max(work.end_ns for work in works)
+        if end[row] >= 0 and done_ns <= int(trace.array("end_ns", fill=-1)[row]):
+            seen_ns = int(trace.array("end_ns", fill=-1)[row]) - done_ns
+            end[row] = max(done.times_ns[work][1] for work in works) + seen_ns
+    stream, queued = trace.array("stream", fill=-1).copy(), trace.array("queued_ns", fill=-1).copy()
+    partition = np.array(trace.texts("partition"), dtype=object)
+    for work, (start_ns, end_ns) in done.times_ns.items():
+        row = place[work.id]
+        keep[row], start[row], end[row] = True, start_ns, end_ns
+        stream[row] = sent.get(work, work.row["stream"])
+        if work.call is not None:
+            queued[row] = done.calls_ns[work.call][1]
+    for number, (name, _) in carving.of.items():
+        partition[stream == number] = name
+    table = trace.spans
+    columns: dict[str, Callable[[], pa.Array]] = {
+        "start_ns": lambda: pa.array(start),
+        "end_ns": lambda: pa.array(end, mask=end < 0),
+        "stream": lambda: pa.array(stream, mask=stream < 0),
+        "queued_ns": lambda: pa.array(queued, mask=queued < 0),
+        "partition": lambda: pa.array(partition, pa.string()).dictionary_encode(),
+        "intended_partition": lambda: pa.array(partition, pa.string()).dictionary_encode(),
+        "source": lambda: pa.array(["simulated"] * len(trace)).dictionary_encode(),
+        **dict.fromkeys(_FRESH, lambda: pa.nulls(len(trace))),
+    }
+    for name, column in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, column())
+    table = table.filter(pa.array(keep))
+    edges = [edge for edge in trace.edges.to_pylist() if edge["kind"] not in _DROPPED_EDGES]
+    edges += [
+        {"from": before.id, "to": work.id, "kind": "event wait"}
+        for work in found.works
+        for before in work.after
+    ]
+    there = set(table.column("id").to_pylist())
+    edges = [edge for edge in edges if edge["from"] in there and edge["to"] in there]
+    streams = {
+        **trace.metadata.streams,
+        **{
+            str(number): _stream_facts(trace, number, carving, name, priority)
+            for number, (name, priority) in carving.of.items()
+        },
+    }
+    metadata = msgspec.structs.replace(
+        trace.metadata,
+        simulated=True,
+        partitions=dict(carving.partitions),
+        streams=streams,
+        windows_ns=((int(min(start[keep])), int(max(end[keep].max(), start[keep].max()))),),
+        kept=None,
+        clocks={},
+        solo={},
+        setting=None,
+        notes=(*trace.metadata.notes, _note(found, changes, profile)),
+    )
+    columns_of_edges = {name: [edge[name] for edge in edges] for name in ("from", "to", "kind")}
+    return Trace(table, Trace.from_columns({}, columns_of_edges).edges, metadata)
+
+
+def _stream_facts(
+    trace: Trace, number: int, carving: Carving, partition: str | None, priority: int
+) -> StreamFacts:
+    known = trace.metadata.stream(number) or StreamFacts(name=carving.names[number])
+    return msgspec.structs.replace(known, partition=partition, priority=priority)
+
+
+def _note(found: Program, changes: Mapping[str, Any], profile: Profile) -> str:
+    what = ", ".join(changes) or "nothing changed"
+    two = any(work.kernel and len(work.kernel.times_ns) > 1 for work in found.works)
+    unknown = f"; {found.unexplained} launches unknown" if found.unexplained else ""
+    return (
+        f"forecast from {'two recordings' if two else 'one recording'} with the GPU profile "
+        f"{profile.key} ({what}){unknown}"
+    )
+
+
+def _warp(trace: Trace, found: Program, done: Replayed, start: Array, end: Array) -> None:
+    """Move the host's rows with the calls of their threads."""
+    process, thread = trace.array("process", fill=0), trace.array("thread", fill=0)
+    anchors: dict[tuple[int, int], dict[int, int]] = {}
+    for place, (start_ns, end_ns) in done.calls_ns.items():
+        call = found.calls[place]
+        mine = anchors.setdefault(call.thread[:2], {})
+        mine[call.start_ns] = start_ns
+        mine[call.end_ns] = max(end_ns, mine.get(call.end_ns, 0))
+    for (process_id, thread_id), mine in anchors.items():
+        rows = (process == process_id) & (thread == thread_id)
+        old = np.array(sorted(mine))
+        new = np.maximum.accumulate(np.array([mine[time_ns] for time_ns in old]))
+        for times in (start, end):
+            times[rows] = np.where(times[rows] < 0, -1, _moved_times(times[rows], old, new))
+    end[:] = np.where(end < 0, -1, np.maximum(start, end))
+
+
+def _moved_times(times: Array, old: Array, new: Array) -> Array:
+    """Return times between anchors as far between them; outside, as far from the nearest."""
+    shift = np.interp(times.astype(float), old.astype(float), (new - old).astype(float))
+    return np.asarray(times + np.rint(shift).astype(np.int64))

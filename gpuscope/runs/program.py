@@ -1,0 +1,412 @@
+"""A recorded trace as a program.
+
+The program is what the recording shows: each thread's launches and waits with the host's own
+time between them, each stream's order, the waits between streams, and for each piece of work the
+gap before it. What it cannot show is how long a wait would have lasted otherwise: a replay says
+that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from gpuscope.device.sim.kernel_model import Launch, RecordedKernel
+from gpuscope.device.sim.profile import Profile
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.model import Trace
+from gpuscope.workloads.recorded import WORK, Recorded, Row, finished_rows
+
+_ORDERING = ("event wait", "graph", "legacy default stream")
+_WAITS = -1
+_SEEN_NS = 50_000
+"""An event's wait that the trace does not explain was for work that ended that long before."""
+
+
+@dataclass(eq=False)
+class Work:
+    """A piece of GPU work of the recording, and where it goes in the replay.
+
+    Attributes
+    ----------
+    row
+        Its row in the trace.
+    lane
+        Stream and number: what of a stream ran beside each other is in several lanes.
+    call
+        Place of the call that launched it; ``None`` where the trace has none.
+    latency_ns, gap_ns
+        From its call's start, and from the end of what it follows, to its start at the earliest.
+    late_ns, by_stream
+        How much later it started, and whether what it follows held it rather than its call.
+    after
+        What it must follow besides its lane.
+    waited_for_sms
+        Whether work of other streams held its SMs while it was ready.
+    beside
+        Whether it ran beside other work on its SMs.
+    sm_count
+        SMs that it was recorded on.
+    kernel
+        Its time on other SM counts, where it is a kernel.
+    alone_ns
+        Its time when nothing else held its SMs.
+    """
+
+    row: Row
+    lane: tuple[int, int] = (0, 0)
+    call: int | None = None
+    latency_ns: int = 0
+    gap_ns: int = 0
+    late_ns: int = 0
+    by_stream: bool = True
+    after: list[Work] = field(default_factory=list)
+    waited_for_sms: bool = False
+    beside: bool = False
+    sm_count: int = 0
+    kernel: RecordedKernel | None = None
+    alone_ns: float = 0.0
+
+    @property
+    def id(self) -> int:
+        """Of its row."""
+        return int(self.row["id"])
+
+    @property
+    def start_ns(self) -> int:
+        """Recorded."""
+        return int(self.row["start_ns"])
+
+    @property
+    def end_ns(self) -> int:
+        """Recorded."""
+        return int(self.row["end_ns"])
+
+
+@dataclass(eq=False)
+class Call:
+    """A launch or a wait of a host thread.
+
+    Attributes
+    ----------
+    thread
+        Process, thread, and the handle whose calls follow each other, if any.
+    own_ns
+        Host time of its own: of a launch its duration, of a wait from the end of the work to its
+        return.
+    launches, waits_for
+        Work.
+    row, handle
+        Ids of its row, and of the handle's call that it is part of.
+    """
+
+    thread: tuple[int, int, str]
+    start_ns: int
+    end_ns: int
+    own_ns: int
+    launches: list[Work] = field(default_factory=list)
+    waits_for: list[Work] = field(default_factory=list)
+    row: int | None = None
+    handle: int | None = None
+
+
+@dataclass(eq=False)
+class Program:
+    """What a recording did.
+
+    Attributes
+    ----------
+    works
+        In the order in which they started.
+    calls
+        In the order in which they started.
+    handles
+        Id of a handle's call → what it launched.
+    gap_ns
+        The usual gap between two kernels of a stream.
+    latency_ns
+        The least time from a launch to its start.
+    unexplained
+        Works whose launch is unknown.
+    """
+
+    works: list[Work]
+    calls: list[Call]
+    profile: Profile
+    handles: Mapping[int, list[Work]] = field(default_factory=dict)
+    gap_ns: int = 0
+    latency_ns: int = 0
+    unexplained: int = 0
+
+
+def program(
+    trace: Trace,
+    profile: Profile,
+    sm_counts: Mapping[str, int],
+    second: Trace | None = None,
+) -> Program:
+    """Read a recording as a program.
+
+    Parameters
+    ----------
+    sm_counts
+        SMs of the partitions whose size the trace does not hold.
+    second
+        The same work on other SMs: what each kernel took there.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished work of one GPU.
+    InvalidArgument
+        It was recorded on another GPU than the profile's.
+    """
+    rows, known = finished_rows(trace), Recorded(trace, profile, second, sm_counts)
+    works = [Work(row) for row in rows if row["kind"] in WORK and row["stream"] is not None]
+    if not works:
+        raise MissingEvidence("the trace holds no finished GPU work: there is nothing to replay")
+    devices = {work.row["device"] for work in works}
+    if len(devices) > 1:
+        raise MissingEvidence(
+            f"the trace is of {len(devices)} GPUs: give the work of one, trace.where(device=…)"
+        )
+    works.sort(key=lambda work: (work.start_ns, work.id))
+    found = Program(works, [], profile)
+    _choose_lanes(works)
+    by_id = {work.id: work for work in works}
+    for edge in trace.edges.to_pylist():
+        if edge["kind"] in _ORDERING and edge["from"] in by_id and edge["to"] in by_id:
+            before, after = by_id[edge["from"]], by_id[edge["to"]]
+            if before.lane != after.lane and before.end_ns <= after.start_ns:
+                after.after.append(before)
+    found.calls = _calls(trace, rows, by_id)
+    found.handles = _handles(rows, found.calls)
+    _note_polls(found, rows)
+    found.calls.sort(key=lambda call: (call.start_ns, call.end_ns))
+    for place, call in enumerate(found.calls):
+        for work in call.launches:
+            work.call = place
+    for work in works:
+        work.sm_count = known.sm_count(work.row)
+        work.alone_ns = float(max(1, work.end_ns - work.start_ns))
+    _note_beside(works, trace)
+    _note_gaps(found)
+    for work in works:
+        if work.row["kind"] == "kernel":
+            work.kernel = known.kernel(work.row, work.alone_ns)
+    return found
+
+
+def _choose_lanes(works: Iterable[Work]) -> None:
+    """Give each piece of work a lane of its stream in which it follows the work before it."""
+    ends: dict[int, list[int]] = defaultdict(list)
+    for work in works:
+        lanes = ends[work.row["stream"]]
+        free = [number for number, end_ns in enumerate(lanes) if end_ns <= work.start_ns]
+        number = max(free, key=lambda one: lanes[one]) if free else len(lanes)
+        if number == len(lanes):
+            lanes.append(0)
+        lanes[number] = work.end_ns
+        work.lane = (work.row["stream"], number)
+
+
+def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list[Call]:
+    """Return the calls that launched or waited, in their order, each with its work."""
+    of_row = {row["id"]: row for row in rows if row["kind"] in ("api", "sync")}
+    launched, waited = defaultdict(list), defaultdict(list)
+    for edge in trace.edges.to_pylist():
+        if edge["kind"] == "launch" and edge["to"] in by_id:
+            launched[edge["from"]].append(by_id[edge["to"]])
+        elif edge["kind"] == "host wait" and edge["from"] in by_id:
+            waited[edge["to"]].append(by_id[edge["from"]])
+    calls: list[Call] = []
+    for number, row in of_row.items():
+        thread = (row["process"] or 0, row["thread"] or 0, "")
+        took_ns = row["end_ns"] - row["start_ns"]
+        if number in launched:
+            call = Call(
+                thread, row["start_ns"], row["end_ns"], took_ns, launched[number], row=number
+            )
+            last_ns = max(work.end_ns for work in call.launches)
+            if row["end_ns"] >= last_ns and row["kind"] == "api":  # it returned when all was done
+                call.waits_for, call.own_ns = list(call.launches), row["end_ns"] - last_ns
+            calls.append(call)
+        elif row["kind"] == "sync":
+            calls.append(Call(thread, row["start_ns"], row["end_ns"], took_ns))
+            calls[-1].waits_for = waited[number] or _awaited(row, by_id.values())
+    for call in calls:
+        done_ns = max((work.end_ns for work in call.waits_for), default=0)
+        if call.waits_for and not call.launches:
+            call.own_ns = call.end_ns - max(done_ns, call.start_ns)
+    return calls
+
+
+def _handles(rows: Iterable[Row], calls: list[Call]) -> dict[int, list[Work]]:
+    """Return what each handle's call launched, by the row of it."""
+    above = {row["id"]: row["parent"] for row in rows}
+    handles = {row["id"] for row in rows if row["kind"] == "handle"}
+    found: dict[int, list[Work]] = {}
+    for call in calls:
+        number = call.row if call.launches else None
+        while number is not None and number not in handles:
+            number = above.get(number)
+        if number is not None:
+            call.handle = number
+            found.setdefault(number, []).extend(call.launches)
+    return found
+
+
+def _note_polls(found: Program, rows: Iterable[Row]) -> None:
+    """Add what threads do that never wait but look whether handles' calls are done.
+
+    Each handle then goes on when its own calls are done, as in an experiment's loop.
+    """
+    of_row = {row["id"]: row for row in rows if row["kind"] == "handle"}
+    waiting = {call.thread[:2] for call in found.calls if call.waits_for}
+    for call in found.calls:
+        if call.handle is not None and call.thread[:2] not in waiting:
+            call.thread = (*call.thread[:2], of_row[call.handle]["name"])
+    for number, works in found.handles.items():
+        row = of_row[number]
+        thread = row["process"] or 0, row["end_thread"] or row["thread"] or 0
+        done_ns = max(work.end_ns for work in works)
+        if thread not in waiting and done_ns <= row["end_ns"]:
+            own_ns = row["end_ns"] - done_ns
+            found.calls.append(
+                Call((*thread, row["name"]), row["end_ns"], row["end_ns"], own_ns, waits_for=works)
+            )
+
+
+def _awaited(row: Row, works: Iterable[Work]) -> list[Work]:
+    """Return the work that a wait of a host thread was for, where no edge says it."""
+    same = [
+        work
+        for work in works
+        if row["stream"] in (None, work.row["stream"]) and work.start_ns < row["end_ns"]
+    ]
+    if row["stream"] is None and "event" in row["name"].lower():
+        same = [work for work in same if row["end_ns"] - _SEEN_NS <= work.end_ns <= row["end_ns"]]
+        return [max(same, key=lambda work: work.end_ns)] if same else []
+    last: dict[tuple[int, int], Work] = {}
+    for work in same:
+        if work.end_ns <= row["end_ns"]:
+            last[work.lane] = work
+    return list(last.values())
+
+
+def _note_beside(works: list[Work], trace: Trace) -> None:
+    """Note who ran beside others on the same SMs, and its time without them."""
+    where = {work: _where(trace, work.row) for work in works}
+    kernels = [work for work in works if work.row["kind"] != "memcpy"]
+    running: list[Work] = []
+    shared: dict[Work, list[Work]] = defaultdict(list)
+    for work in kernels:
+        running = [other for other in running if other.end_ns > work.start_ns]
+        for other in running:
+            if _meet(where[work], where[other]):
+                shared[work].append(other)
+                shared[other].append(work)
+        running.append(work)
+    usual: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for work in kernels:
+        if not shared[work]:
+            usual[_same(work)].append(work.alone_ns)
+    for work, others in shared.items():
+        work.beside = True
+        times = usual.get(_same(work))
+        work.alone_ns = float(np.median(times)) if times else _without(work, others)
+
+
+def _same(work: Work) -> tuple[object, ...]:
+    return work.row["name"], work.row["launch_config"], work.sm_count
+
+
+def _where(trace: Trace, row: Row) -> frozenset[int] | str | None:
+    """Return the SMs of a row's partition, or its name; ``None`` for all."""
+    if row["partition"] is None:
+        return None
+    return frozenset(trace.metadata.partition(row["partition"]).sm_ids) or str(row["partition"])
+
+
+def _meet(a: frozenset[int] | str | None, b: frozenset[int] | str | None) -> bool:
+    if a is None or b is None or a == b:
+        return True
+    return isinstance(a, frozenset) and isinstance(b, frozenset) and bool(a & b)
+
+
+def _taken(work: Work) -> float:
+    """Return the share of its SMs that a kernel fills."""
+    launch = Launch.parse(work.row["launch_config"])
+    if launch is None:
+        return 1.0
+    return min(1.0, launch.blocks / (launch.occupancy * work.sm_count))
+
+
+def _without(work: Work, others: Iterable[Work]) -> float:
+    """Return how long it would have taken if it had not shared its SMs with others."""
+    cuts = sorted(
+        {work.start_ns, work.end_ns}
+        | {
+            time_ns
+            for other in others
+            for time_ns in (other.start_ns, other.end_ns)
+            if work.start_ns < time_ns < work.end_ns
+        }
+    )
+    alone_ns = 0.0
+    for low, high in pairwise(cuts):
+        there = [other for other in others if other.start_ns < high and other.end_ns > low]
+        alone_ns += (high - low) / max(1.0, _taken(work) + sum(map(_taken, there)))
+    return max(1.0, alone_ns)
+
+
+def _note_gaps(found: Program) -> None:
+    """Say for each piece of work what held it until it started."""
+    last: dict[tuple[int, int], Work] = {}
+    free: dict[Work, int | None] = {}
+    delays, gaps = [], []
+    for work in found.works:
+        ends = [other.end_ns for other in work.after]
+        if work.lane in last:
+            ends.append(last[work.lane].end_ns)
+        last[work.lane] = work
+        free[work] = max(ends, default=None)
+        if work.call is not None:
+            delays.append(work.start_ns - found.calls[work.call].start_ns)
+        if ends and work.start_ns > max(ends):
+            gaps.append(work.start_ns - max(ends))
+    usual_ns = found.profile.constants["kernel_gap_ns"]
+    found.gap_ns = min(usual_ns, int(np.quantile(gaps, 0.1))) if gaps else usual_ns
+    if delays:
+        found.latency_ns = max(0, int(np.quantile(delays, 0.05)))
+    busy = [work for work in found.works if work.beside]
+    for work in found.works:
+        free_ns = free[work]
+        if work.call is None:
+            found.unexplained += 1
+            ready_ns = work.start_ns if free_ns is None else free_ns
+            work.gap_ns = min(found.gap_ns, work.start_ns - ready_ns)
+            ready_ns += work.gap_ns
+            work.late_ns = work.start_ns - ready_ns
+        else:
+            called_ns = found.calls[work.call].start_ns
+            launched_ns = called_ns + min(found.latency_ns, work.start_ns - called_ns)
+            gap_ns = found.gap_ns if free_ns is None else min(
+                found.gap_ns, work.start_ns - free_ns
+            )  # fmt: skip
+            ready_ns = max(launched_ns, launched_ns if free_ns is None else free_ns + gap_ns)
+            work.by_stream = free_ns is not None and free_ns + gap_ns > launched_ns
+            work.gap_ns, work.latency_ns = gap_ns, launched_ns - called_ns
+            work.late_ns = work.start_ns - ready_ns
+        if work.start_ns - ready_ns > found.gap_ns:
+            work.waited_for_sms = any(
+                other is not work
+                and other.lane != work.lane
+                and other.start_ns < work.start_ns
+                and other.end_ns > ready_ns
+                for other in busy or found.works
+            )

@@ -1,0 +1,270 @@
+"""A recorded program on the simulated GPU: the host's threads before the engine."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpuscope.device.api import KernelCost
+from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS
+from gpuscope.device.sim.engine import Engine
+from gpuscope.device.sim.kernel_model import RecordedKernel
+from gpuscope.device.sim.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
+from gpuscope.errors import InvalidArgument
+from gpuscope.runs.program import Call, Program, Work
+
+_WAITS = -1
+"""What a thread yields while it waits for work."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stream's work goes: a mask of SMs, and a priority."""
+
+    sms: int
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay gave.
+
+    Attributes
+    ----------
+    times_ns
+        Work → start and end.
+    calls_ns
+        Place of a call → start and end.
+    """
+
+    times_ns: Mapping[Work, tuple[int, int]]
+    calls_ns: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Bent:
+    """How a forecast leans: the middle, or an end of its band.
+
+    Attributes
+    ----------
+    lean
+        -1: every modelled time at the lower end of its range; 0: as modelled; 1: at the upper.
+    """
+
+    lean: int = 0
+
+    def duration_ns(self, kernel: RecordedKernel, sm_count: int) -> float:
+        """Return a kernel's time."""
+        low, high = kernel.range_ns(sm_count)
+        return (low, kernel.duration_ns(sm_count), high)[self.lean + 1]
+
+    def stall(self, cost: KernelCost) -> float:
+        """Return how much others' traffic slows it."""
+        return cost.stall * (1 + 0.5 * self.lean)
+
+
+def replay(
+    found: Program,
+    places: Mapping[int, Place],
+    *,
+    as_recorded: frozenset[int],
+    factors: Mapping[Work, float],
+    streams: Mapping[Work, int],
+    graphs: Mapping[int, int],
+    bent: Bent = Bent(),
+) -> Replayed:
+    """Run a program on the simulated GPU.
+
+    Parameters
+    ----------
+    places
+        Stream → its SMs and priority.
+    as_recorded
+        Streams whose work shares its SMs as it did.
+    factors
+        Work → how many times as long as modelled it takes.
+    streams
+        Work → its stream, where it is not the recorded one.
+    graphs
+        Place of a call → place of the first call of the graph that it became part of.
+    """
+    player = _Player(found, places, as_recorded, factors, streams, graphs, bent)
+    return player.play()
+
+
+class _Player:
+    """One replay: the host's threads before the engine."""
+
+    def __init__(
+        self,
+        found: Program,
+        places: Mapping[int, Place],
+        as_recorded: frozenset[int],
+        factors: Mapping[Work, float],
+        streams: Mapping[Work, int],
+        graphs: Mapping[int, int],
+        bent: Bent,
+    ) -> None:
+        self.found = found
+        self.places = places
+        self.as_recorded = as_recorded
+        self.factors = factors
+        self.streams = streams
+        self.graphs = graphs
+        self.bent = bent
+        profile = found.profile
+        self.engine = Engine(
+            (1 << profile.layout.sm_count) - 1,
+            launch_latency_ns=0,
+            kernel_gap_ns=found.gap_ns,
+            bytes_per_us=profile.constants["device_copy_bytes_per_us"],
+        )
+        self.first_ns = min(
+            [work.start_ns for work in found.works[:1]]
+            + [call.start_ns for call in found.calls[:1]]
+        )
+        self.lanes: dict[tuple[int, int], SimStream] = {}
+        self.ops: dict[Work, WaveOp] = {
+            work: self._op(number, work) for number, work in enumerate(found.works)
+        }
+        self.calls_ns: dict[int, tuple[int, int]] = {}
+        self.before: dict[Work, Work] = {}
+        self.then: dict[Work, Work] = {}
+        self.queued: set[Work] = set()
+        self.held: dict[Work, int] = {}
+        queues: dict[SimStream, list[Work]] = defaultdict(list)
+        for work, op in self.ops.items():
+            queues[op.stream].append(work)
+        for queue in queues.values():
+            if any(work in self.streams for work in queue):  # in the order of their launches
+                queue.sort(key=lambda work: (work.call is not None, work.call or 0))
+            for before, work in pairwise(queue):
+                self.before[work], self.then[before] = before, work
+
+    def _lane(self, work: Work) -> SimStream:
+        stream = self.streams.get(work, work.lane[0])
+        key = (stream, work.lane[1] if stream == work.lane[0] else 0)
+        if key not in self.lanes:
+            place = self.places[stream]
+            self.lanes[key] = SimStream(len(self.lanes) + 1, place.sms, place.priority)
+        return self.lanes[key]
+
+    def _op(self, number: int, work: Work) -> WaveOp:
+        stream = self._lane(work)
+        kept = work.row["stream"] in self.as_recorded
+        gap_ns = work.gap_ns + (self._late_ns(work) if work.by_stream else 0)
+        if work.call in self.graphs:
+            gap_ns = min(gap_ns, self.found.gap_ns)
+        factor = self.factors.get(work, 1.0)
+        if work.kernel is None or (kept and work.beside):
+            took_ns = float(work.end_ns - work.start_ns)
+            if work.kernel is not None and work.kernel.scale != 1.0:
+                took_ns *= work.kernel.duration_ns(work.sm_count) / work.alone_ns
+            engine = f"work {number}"
+            if work.row["kind"] == "memcpy":
+                engine = f"{work.row['copy_kind']} {stream.handle if kept else ''}"
+            return CopyOp(
+                stream, 0, number, work.row["name"], None, 1, max(1, round(took_ns * factor)),
+                engine=engine, gap_ns=gap_ns,
+            )  # fmt: skip
+        count = stream.sms.bit_count()
+        cost = work.kernel.cost(count, gap_ns=gap_ns)
+        factor *= self.bent.duration_ns(work.kernel, count) / work.kernel.duration_ns(count)
+        return KernelOp(
+            stream, 0, number, work.row["name"], None, cost.blocks,
+            max(1, round(cost.block_ns * factor)), cost.nbytes, cost.tiles,
+            stall=self.bent.stall(cost), gap_ns=gap_ns,
+        )  # fmt: skip
+
+    def _late_ns(self, work: Work) -> int:
+        """Return how late work starts for no known reason: SMs that were taken are the engine's."""
+        kept = work.row["stream"] in self.as_recorded
+        return 0 if work.waited_for_sms and not kept else work.late_ns
+
+    def play(self) -> Replayed:
+        """Let the threads call, and the engine run, in the order of their virtual times."""
+        places: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        for place, call in enumerate(self.found.calls):
+            places[call.thread].append(place)
+        threads = [self._thread(mine) for mine in places.values()]
+        due = [(next(thread), number) for number, thread in enumerate(threads)]
+        heapq.heapify(due)
+        waiting: set[int] = set()
+        for work in self.found.works:
+            if work.call is None and work not in self.before:
+                self._submit(work, self.first_ns)
+        while True:
+            ready = sorted(waiting)
+            if not self.engine.step(due[0][0] if due else None):
+                if not due:
+                    break
+                at_ns, number = heapq.heappop(due)
+                self.engine.run_until(at_ns)
+                ready = [number]
+            for number in ready:
+                then_ns = next(threads[number], None)
+                waiting.discard(number)
+                if then_ns == _WAITS:
+                    waiting.add(number)
+                elif then_ns is not None:
+                    heapq.heappush(due, (then_ns, number))
+        times_ns = {}
+        for work, op in self.ops.items():
+            if op.start_ns is None or op.done_ns is None:
+                raise InvalidArgument(
+                    f"{op.name!r} can never start: the waits form a circle, or are for work that "
+                    "is launched later. Drop a wait, or add another one"
+                )
+            times_ns[work] = op.start_ns, op.done_ns
+        return Replayed(times_ns, self.calls_ns)
+
+    def _thread(self, places: list[int]) -> Iterator[int]:
+        """Make a thread's calls; yields when it goes on, or ``_WAITS`` until the engine moved."""
+        now_ns = self.found.calls[places[0]].start_ns
+        before: Call | None = None
+        for place in places:
+            call = self.found.calls[place]
+            leader = self.graphs.get(place)
+            inside = leader is not None and leader != place
+            if before is not None and not inside:
+                now_ns += max(0, call.start_ns - before.end_ns)
+            yield now_ns
+            began_ns = now_ns
+            if leader is not None:
+                now_ns += 0 if inside else GRAPH_LAUNCH_CALL_NS
+            elif not call.waits_for:
+                now_ns += call.own_ns
+            for work in call.launches:
+                self._submit(work, began_ns)
+            for work in call.waits_for:
+                op = self.ops[work]
+                while op.done_ns is None:
+                    yield _WAITS
+                now_ns = max(now_ns, op.done_ns)
+            if call.waits_for:
+                now_ns += call.own_ns
+            self.calls_ns[place] = (began_ns, now_ns)
+            before = call
+
+    def _submit(self, work: Work, now_ns: int) -> None:
+        """Queue work once what is before it in its lane is queued, and what was held for it."""
+        if work in self.before and self.before[work] not in self.queued:
+            self.held[work] = now_ns
+            return
+        at: Work | None = work
+        while at is not None:
+            op = self.ops[at]
+            now_ns = self.held.pop(at, now_ns)
+            for other in at.after:
+                self.engine.submit(Wait(op.stream, now_ns, 0, self.ops[other]))
+            if at.call is not None:
+                op.queued_ns = now_ns + at.latency_ns + (0 if at.by_stream else self._late_ns(at))
+            else:
+                op.queued_ns = now_ns if at in self.before or at.after else at.start_ns
+            self.engine.submit(op)
+            self.queued.add(at)
+            then = self.then.get(at)
+            at = then if then is not None and (then.call is None or then in self.held) else None

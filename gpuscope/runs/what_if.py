@@ -1,0 +1,259 @@
+"""What if it had run otherwise? A recorded trace, replayed with changes on the simulated GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from gpuscope._checks import closest, door, given, require_kind
+from gpuscope.analysis.settings import settings_table
+from gpuscope.device.sim.profile import Profile
+from gpuscope.device.sizes import Rounding, Sizes
+from gpuscope.errors import InvalidArgument
+from gpuscope.runs.forecast import Carving, Change, as_trace
+from gpuscope.runs.program import Program, Work, program
+from gpuscope.runs.replay import Bent, replay
+from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
+
+Waits: TypeAlias = Sequence[tuple[int, int]]
+"""Pairs of span ids."""
+
+RECORDED, FORECAST, LOW, HIGH = "recorded", "forecast", "forecast, low", "forecast, high"
+_ROUNDS = 6
+_CLOSE = 1e-4
+"""Of the makespan: a replay of what was is corrected until every start is that close."""
+
+
+@door(trace=Trace, second=(Trace, None), gpu_profile=(str, Path))
+def what_if(
+    trace: Trace,
+    *,
+    partitions: Sizes | None = None,
+    rounding: Rounding = "exact",
+    streams: Mapping[str, Change] | None = None,
+    move: Mapping[str, str] | None = None,
+    add_waits: Waits = (),
+    drop_waits: Waits | Literal["all"] = (),
+    scale: Mapping[str, float] | None = None,
+    graphs: Iterable[str] = (),
+    second: Trace | None = None,
+    recorded_sms: Mapping[str, int] | None = None,
+    gpu_profile: str | Path = "h200",
+) -> Run:
+    """Forecast what a recorded trace would have been with changes.
+
+    The recording is replayed on the simulated GPU: launches with the host's time between them,
+    the order of streams, waits and synchronisation. A kernel's time on other SMs follows from
+    its launch configuration and its recorded time.
+
+    Parameters
+    ----------
+    trace
+        A recording of one GPU: gpuscope's, PyTorch's or Nsight Systems'.
+    partitions
+        Partition → SMs, as for :meth:`Device.carve`; those of the recording if not given.
+    rounding
+        As for :meth:`Device.carve`.
+    streams
+        Stream → ``{"partition": name or None, "priority": number}``; what is left out stays.
+    move
+        Kernel → stream: kernels whose name or workload matches the pattern (``"*"`` stands for
+        any text) go to that stream, which may be new. The order that their old stream gave them
+        is lost: add waits for what they need.
+    add_waits, drop_waits
+        Pairs of span ids: the second waits for the first. ``"all"`` drops all waits between
+        streams.
+    scale
+        Kernel → factor: that many times the work, by patterns as in ``move``.
+    graphs
+        Names of ranges or handles: what is launched inside each becomes one graph.
+    second
+        The same work recorded on a small partition: makes times on other SMs more accurate.
+    recorded_sms
+        Partition → SMs, where the recording does not know its partitions' sizes.
+    gpu_profile
+        The simulated GPU's profile: the part after ``sim:`` in :func:`open_device`.
+
+    Returns
+    -------
+    Run
+        ``"recorded"`` is the trace; ``"forecast"`` what it would have been; ``"forecast, low"``
+        and ``"forecast, high"`` its band, where nine of ten kernel times are expected.
+        Forecasts are marked as simulated.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished GPU work, or that of several GPUs.
+    InvalidArgument, InvalidPartition
+        A change names what is not there, or cannot be.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+    ...     _ = gs.Gemm(gpu, m=4096, n=4096, k=4096).execute(stream=stream)
+    >>> run = gs.what_if(
+    ...     recording.trace, partitions={"a": 32, "b": "rest"}, streams={"s": {"partition": "a"}}
+    ... )
+    >>> list(run), run["forecast"].is_simulated
+    (['recorded', 'forecast', 'forecast, low', 'forecast, high'], True)
+    """
+    profile = Profile.load(str(gpu_profile))
+    sm_counts = dict(recorded_sms or {})
+    found = program(trace, profile, sm_counts, second)
+    before = Carving.recorded(trace, found, sm_counts)
+    factors = _fitted(found, before)
+    after = before.changed(partitions, rounding, streams or {})
+    sent = _moved(found, move or {}, after)
+    _scale(found, scale or {})
+    _change_waits(found, trace, add_waits, drop_waits)
+    grouped = _graphs(found, trace, graphs)
+    changed = bool(add_waits or drop_waits or scale or grouped or sent)
+    kept = before.untouched(after, found) if not changed else frozenset()
+    changes = _described(
+        partitions=partitions, streams=streams, move=move, add_waits=add_waits,
+        drop_waits=drop_waits, scale=scale, graphs=list(graphs),
+    )  # fmt: skip
+
+    def forecast(lean: int) -> Trace:
+        done = replay(
+            found, after.places, as_recorded=kept, factors=factors, streams=sent, graphs=grouped,
+            bent=Bent(lean),
+        )  # fmt: skip
+        return as_trace(trace, found, done, after, sent, changes, profile)
+
+    traces = {RECORDED: trace, FORECAST: forecast(0), LOW: forecast(-1), HIGH: forecast(1)}
+    return Run(traces, settings_table(traces), {"name": "what if", "what_if": changes})
+
+
+def _described(**changes: object) -> dict[str, Any]:
+    return {name: json.loads(json.dumps(value)) for name, value in changes.items() if value}
+
+
+def _fitted(found: Program, carving: Carving) -> dict[Work, float]:
+    """Return what the modelled times are multiplied with to give what was recorded."""
+    factors: dict[Work, float] = {}
+    places = carving.places
+    span_ns = max(work.end_ns for work in found.works) - min(w.start_ns for w in found.works)
+    for _ in range(_ROUNDS):
+        done = replay(
+            found, places, as_recorded=frozenset(places), factors=factors, streams={}, graphs={}
+        )
+        worst = 0.0
+        for work, (start_ns, end_ns) in done.times_ns.items():
+            worst = max(worst, abs(start_ns - work.start_ns), abs(end_ns - work.end_ns))
+            took_ns = max(1, work.end_ns - work.start_ns)
+            factors[work] = factors.get(work, 1.0) * took_ns / max(1, end_ns - start_ns)
+        if worst <= _CLOSE * span_ns:
+            break
+    for work in found.works:
+        if work.beside:  # its time alone is known by itself
+            factors[work] = 1.0
+    return factors
+
+
+# -- changes -------------------------------------------------------------------------------
+def _matching(found: Program, patterns: Mapping[str, object], what: str) -> dict[Work, str]:
+    """Return the kernels that each pattern means; the last that matches counts."""
+    hits: dict[Work, str] = {}
+    for pattern in patterns:
+        mine = [
+            work
+            for work in found.works
+            if any(
+                fnmatchcase(text, pattern)
+                for text in (work.row["name"], work.row["category"] or "")
+            )
+        ]
+        if not mine:
+            names = dict.fromkeys(work.row["category"] or work.row["name"] for work in found.works)
+            raise InvalidArgument(
+                f"{what}: no kernel's name or workload matches {given(pattern)}"
+                f"{closest(pattern, names)}: a pattern is a whole name, with * for any text"
+            )
+        hits.update(dict.fromkeys(mine, pattern))
+    return hits
+
+
+def _moved(found: Program, move: Mapping[str, str], carving: Carving) -> dict[Work, int]:
+    sent = {}
+    for work, pattern in _matching(found, move, "move").items():
+        name = move[pattern]
+        if name not in carving.names.values() and not name.isdecimal():
+            number = max(carving.names, default=0) + 1
+            carving.names[number], carving.of[number] = name, (None, 0)
+        sent[work] = carving.number(name)
+    return sent
+
+
+def _scale(found: Program, scale: Mapping[str, float]) -> None:
+    for work, pattern in _matching(found, scale, "scale").items():
+        factor = scale[pattern]
+        if not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
+            raise InvalidArgument(f"scale[{pattern!r}] is {given(factor)}: a factor above 0")
+        if work.kernel is not None:
+            work.kernel = work.kernel.scaled(float(factor))
+
+
+def _change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Literal["all"]) -> None:
+    by_id = {work.id: work for work in found.works}
+
+    def pair(name: str, ids: tuple[int, int]) -> tuple[Work, Work]:
+        for number in ids:
+            if number not in by_id:
+                raise InvalidArgument(
+                    f"{name}: span {given(number)} is no finished GPU work of the trace: give the "
+                    "ids of two kernels, copies or memsets, trace.array('id')"
+                )
+        return by_id[ids[0]], by_id[ids[1]]
+
+    if drop == "all":
+        for work in found.works:
+            work.after.clear()
+    else:
+        for ids in drop:
+            first, then = pair("drop_waits", ids)
+            if first not in then.after:
+                waits = [
+                    (edge["from"], edge["to"])
+                    for edge in trace.edges.to_pylist()
+                    if edge["to"] == ids[1] and edge["kind"] != "launch"
+                ]
+                raise InvalidArgument(
+                    f"drop_waits: span {ids[1]} does not wait for {ids[0]} in another stream; its "
+                    f"waits are {waits}"
+                )
+            then.after.remove(first)
+    for ids in add:
+        first, then = pair("add_waits", ids)
+        if first is not then and first not in then.after:
+            then.after.append(first)
+
+
+def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int]:
+    """Return place of a call → place of the first call of the graph that it becomes part of."""
+    require_kind("graphs", names, list, tuple, set, frozenset)
+    grouped: dict[int, int] = {}
+    for name in names:
+        spans = trace.where(kind=("range", "handle"), name=name)
+        if not len(spans):
+            raise InvalidArgument(
+                f"graphs: the trace has no range and no handle called {given(name)}"
+            )
+        for span in spans.spans.select(["start_ns", "end_ns", "process", "thread"]).to_pylist():
+            inside = [
+                place
+                for place, call in enumerate(found.calls)
+                if call.launches
+                and call.thread[:2] == (span["process"] or 0, span["thread"] or 0)
+                and span["start_ns"] <= call.start_ns
+                and (span["end_ns"] is None or call.start_ns < span["end_ns"])
+            ]
+            grouped.update({place: inside[0] for place in inside if place not in grouped})
+    return grouped

@@ -1,0 +1,213 @@
+"""Work that was recorded: its kernels' times elsewhere, and a handle that launches them again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gpuscope._checks import require_kind
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.device import Device
+from gpuscope.device.partition import Partition
+from gpuscope.device.sim.kernel_model import Launch, RecordedKernel, product_of
+from gpuscope.device.sim.profile import Profile
+from gpuscope.device.stream import Stream
+from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
+from gpuscope.trace.columns import is_open
+from gpuscope.trace.model import Trace
+from gpuscope.workloads.context import Passed
+from gpuscope.workloads.handle import Handle
+
+Row: TypeAlias = Mapping[str, Any]
+"""One row of a trace."""
+
+WORK = ("kernel", "memcpy", "memset", "graph")
+"""Kinds of rows that a GPU works at."""
+
+_COLUMNS = (
+    "id", "kind", "name", "start_ns", "end_ns", "process", "thread", "stream", "partition",
+    "correlation", "device", "graph", "nbytes", "copy_kind", "launch_config", "category",
+    "parent", "end_thread",
+)  # fmt: skip
+
+
+def finished_rows(trace: Trace) -> list[Row]:
+    """Return the rows whose end is known in the order of their starts, as far as replays read."""
+    table = trace.spans.select(_COLUMNS).filter(~is_open(trace))
+    return sorted(table.to_pylist(), key=lambda row: (row["start_ns"], row["id"]))
+
+
+def check_gpu(trace: Trace, profile: Profile) -> None:
+    """Refuse a trace of another GPU than a profile's.
+
+    Raises
+    ------
+    InvalidArgument
+        Their SM counts differ.
+    """
+    for facts in trace.metadata.devices.values():
+        if facts.sm_count not in (None, profile.layout.sm_count):
+            raise InvalidArgument(
+                f"the trace was recorded on {facts.name or 'a GPU'} with {facts.sm_count} SMs, the "
+                f"profile {profile.key!r} has {profile.layout.sm_count}: use the profile of that "
+                "GPU, which gpuscope calibrate makes"
+            )
+
+
+class Recorded:
+    """What is known of a recording's kernels.
+
+    Parameters
+    ----------
+    second
+        The same work recorded on fewer SMs, if at all.
+    sm_counts
+        SMs of partitions whose size the traces do not hold.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        profile: Profile,
+        second: Trace | None = None,
+        sm_counts: Mapping[str, int] | None = None,
+    ) -> None:
+        check_gpu(trace, profile)
+        self.trace = trace
+        self.profile = profile
+        self._sm_counts = sm_counts or {}
+        self._few: dict[tuple[str, str | None], tuple[int, float]] = {}
+        if second is not None:
+            self._read(second)
+
+    def _read(self, second: Trace) -> None:
+        found: dict[tuple[str, str | None], list[tuple[int, int]]] = defaultdict(list)
+        for row in finished_rows(second):
+            if row["kind"] == "kernel":
+                took_ns = row["end_ns"] - row["start_ns"]
+                found[row["name"], row["launch_config"]].append((self._sms(second, row), took_ns))
+        for key, measured in found.items():
+            few = min(count for count, _ in measured)
+            times = [took_ns for count, took_ns in measured if count == few]
+            self._few[key] = few, max(1.0, float(np.median(times)))
+
+    def sm_count(self, row: Row) -> int:
+        """Return how many SMs a row's partition has, or the GPU."""
+        return self._sms(self.trace, row)
+
+    def _sms(self, trace: Trace, row: Row) -> int:
+        name = row["partition"]
+        known = self._sm_counts.get(name) or trace.metadata.partition(name).sm_count
+        return int(known or self.profile.layout.sm_count)
+
+    def kernel(self, row: Row, alone_ns: float) -> RecordedKernel:
+        """Return a kernel's time on any number of SMs, given that alone where it was recorded."""
+        here = self.sm_count(row)
+        times_ns = {here: max(1.0, alone_ns)}
+        few = self._few.get((row["name"], row["launch_config"]))
+        if few is not None and few[0] < here:
+            times_ns[few[0]] = few[1]
+        launch, product = (
+            Launch.parse(row["launch_config"]),
+            product_of(row["category"], row["name"]),
+        )
+        return RecordedKernel(row["name"], launch, times_ns, self.profile, product)
+
+
+class RecordedWork(Handle):
+    """Launch a trace's kernels one after the other, on a simulated GPU.
+
+    Parameters
+    ----------
+    owner
+        The device, or a partition that closes the handle with itself.
+    trace
+        The recording. Its kernels run in the order of their starts, with the gaps that were
+        between them, all in one stream.
+    second
+        The same work recorded on fewer SMs.
+    of_stream
+        Name or number of a stream: only its kernels.
+    name, max_in_flight
+        As for other handles.
+
+    Raises
+    ------
+    CapabilityError
+        The device is not simulated: a recording holds no code.
+    MissingEvidence
+        There is no finished kernel in it.
+    InvalidArgument
+        It was recorded on another GPU.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> from gpuscope.workloads.recorded import RecordedWork
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.create_stream() as stream:
+    ...     with gs.profile(gpu) as recording:
+    ...         _ = gs.Gemm(gpu, m=512, n=512, k=512).execute(stream=stream)
+    ...     with gs.profile(gpu) as again:
+    ...         RecordedWork(gpu, recording.trace).execute(stream=stream)
+    >>> again.trace.where(kind="kernel").texts("name")
+    ['gemm_float16_512x512x512']
+    """
+
+    def __init__(
+        self,
+        owner: Device | Partition,
+        trace: Trace,
+        *,
+        second: Trace | None = None,
+        of_stream: str | None = None,
+        name: str = "recorded work",
+        max_in_flight: int = 1,
+    ) -> None:
+        require_kind("trace", trace, Trace)
+        require_kind("second", second, Trace, None)
+        super().__init__(owner, name=name, max_in_flight=max_in_flight)
+        if self.device.info.kind != "sim":
+            raise CapabilityError(
+                f"{self.device.info.key} cannot run a recording, which holds no code: open a "
+                "simulated GPU, such as sim:h200"
+            )
+        profile = Profile.load(self.device.info.key.removeprefix("sim:"))
+        known = Recorded(trace, profile, second)
+        rows = [
+            row
+            for row in finished_rows(trace)
+            if row["kind"] == "kernel"
+            and of_stream in (None, str(row["stream"]), trace.stream_name(row["stream"]))
+        ]
+        if not rows:
+            where = "" if of_stream is None else f" in stream {of_stream!r}"
+            raise MissingEvidence(f"the trace holds no finished kernel{where}: there is no work")
+        self._kernels = []
+        end_ns: int | None = None
+        for row in rows:
+            kernel = known.kernel(row, row["end_ns"] - row["start_ns"])
+            gap_ns: int | None = None if end_ns is None else max(0, row["start_ns"] - end_ns)
+            end_ns = max(end_ns or 0, row["end_ns"])
+            model = KernelModel(partial(_cost, kernel, gap_ns))
+            self._kernels.append(self.device.compile("", row["name"], model=model))
+
+    def _launch(self, stream: Stream, operands: Passed) -> None:
+        del operands
+        for kernel in self._kernels:
+            stream.launch(kernel, grid=1, block=1)
+
+
+def _cost(
+    kernel: RecordedKernel,
+    gap_ns: int | None,
+    _profile: Profile,
+    _grid: int,
+    _args: object,
+    sm_count: int,
+) -> KernelCost:
+    return kernel.cost(sm_count, gap_ns=gap_ns)

@@ -1,0 +1,291 @@
+"""Forecasts of recorded traces with changes."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope.errors import CapabilityError, InvalidArgument, InvalidPartition, MissingEvidence
+from gpuscope.trace import Trace
+from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.workloads import RecordedWork
+
+NSIGHT = Path(__file__).resolve().parents[2] / "data" / "nsight"
+GREEN = {"green context 2": 32, "green context 3": 100}
+LARGE, SMALL = "gemm 4096x4096x4096 float16", "gemm 1024x1024x1024 float16"
+
+
+def record(split=(64, 68), *, waits=True, steps=4, syncs=True, graph=False):
+    """Record two streams: each step a large product in a, then a small one in b."""
+    gpu = gs.open_device("sim:h200", quiet=True)
+    homes = dict.fromkeys("ab", gpu)
+    if split:
+        homes = gpu.carve(dict(zip("ab", split, strict=True)))
+    streams = {name: homes[name].create_stream(name=name) for name in "ab"}
+    large = gs.Gemm(gpu, m=4096, n=4096, k=4096, max_in_flight=64)
+    small = gs.Gemm(gpu, m=1024, n=1024, k=1024, max_in_flight=64)
+    for handle in (large, small):
+        handle.operands()
+    with gs.profile(gpu) as recording:
+        for _ in range(steps):
+            with gs.annotate("step"):
+                if graph:
+                    with streams["b"].capture() as captured:
+                        for _ in range(3):
+                            small.execute(stream=streams["b"])
+                    captured.launch(stream=streams["b"])
+                    continue
+                large.execute(stream=streams["a"])
+                if waits:
+                    streams["b"].wait(streams["a"].record())
+                small.execute(stream=streams["b"])
+            if syncs:
+                streams["b"].synchronize()
+        gpu.synchronize()
+    for stream in streams.values():
+        stream.close()
+    return recording.trace
+
+
+def times(trace, kind="kernel"):
+    mine = trace.where(kind=kind)
+    order = np.argsort(mine.array("id"))
+    return mine.array("start_ns")[order], mine.array("end_ns")[order]
+
+
+def span_ns(trace):
+    starts, ends = times(trace)
+    return int(ends.max() - starts.min())
+
+
+def assert_as_it_was(trace, **known):
+    again = gs.what_if(trace, **known)["forecast"]
+    for kind in ("kernel", "memcpy", "memset"):
+        if trace.kind_counts().get(kind):
+            for old, new in zip(times(trace, kind), times(again, kind), strict=True):
+                assert np.abs(old - new).max() <= 0.01 * span_ns(trace)
+    return again
+
+
+@pytest.mark.parametrize("split", [(64, 68), (16, 116), None])
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("syncs", [True, False])
+def test_what_did_not_change_is_as_it_was(split, waits, syncs):
+    trace = record(split, waits=waits, syncs=syncs)
+    again = assert_as_it_was(trace)
+    assert again.is_simulated
+    assert any(note.startswith("forecast from one recording") for note in again.metadata.notes)
+    assert "SIMULATED" in again.provenance
+    kinds = {"kernel", "range", "handle", "sync"} & trace.kind_counts().keys()
+    assert {kind: again.kind_counts()[kind] for kind in kinds} == {
+        kind: trace.kind_counts()[kind] for kind in kinds
+    }
+
+
+@pytest.mark.parametrize("name", ["two_partitions", "graph_nodes"])
+def test_what_nsight_systems_recorded_is_as_it_was(name, tmp_path):
+    path = tmp_path / f"{name}.sqlite"
+    path.write_bytes(lzma.decompress((NSIGHT / f"{name}.sqlite.xz").read_bytes()))
+    trace = gs.load_trace(path)
+    assert_as_it_was(trace, recorded_sms=GREEN)
+    assert_as_it_was(trace)
+    wider = gs.what_if(
+        trace, recorded_sms=GREEN, partitions={"a": 16, "b": "rest"},
+        streams={"15": {"partition": "a"}, "18": {"partition": "b"}},
+    )["forecast"]  # fmt: skip
+    name = "nvjet_sm90_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"
+    before, after = (np.subtract(*times(one.where(name=name))[::-1]) for one in (trace, wider))
+    assert 1.5 < np.median(after / before) < 2.5  # from 32 to 16 SMs
+
+
+@pytest.mark.parametrize("split", [(32, 100), (96, 36), (116, 16)])
+def test_another_split_is_what_the_simulator_makes_of_it(split):
+    truth = record(split)
+    run = gs.what_if(record(), partitions=dict(zip("ab", split, strict=True)))
+    assert span_ns(run["forecast"]) == pytest.approx(span_ns(truth), rel=0.05)
+    assert span_ns(run["forecast, low"]) <= span_ns(run["forecast"])
+    assert span_ns(run["forecast"]) <= span_ns(run["forecast, high"])
+    facts = run["forecast"].metadata.partitions
+    assert {name: facts[name].sm_count for name in "ab"} == dict(zip("ab", split, strict=True))
+    assert set(run["forecast"].where(kind="kernel").texts("partition")) == {"a", "b"}
+
+
+def test_a_split_of_what_shared_the_whole_gpu():
+    run = gs.what_if(
+        record(None), partitions={"a": 116, "b": 16},
+        streams={"a": {"partition": "a"}, "b": {"partition": "b"}},
+    )  # fmt: skip
+    assert span_ns(run["forecast"]) == pytest.approx(span_ns(record((116, 16))), rel=0.05)
+
+
+def test_waits_are_dropped_and_added():
+    tied, free = record(syncs=False), record(waits=False, syncs=False)
+    dropped = gs.what_if(tied, drop_waits="all")["forecast"]
+    assert span_ns(dropped) == pytest.approx(span_ns(free), rel=0.02)
+    edges = [edge for edge in tied.edges.to_pylist() if edge["kind"] == "event wait"]
+    pairs = [(edge["from"], edge["to"]) for edge in edges]
+    one = gs.what_if(tied, drop_waits=pairs)["forecast"]
+    assert times(one)[0].tolist() == times(dropped)[0].tolist()
+    kernels = [free.where(kind="kernel", category=name).array("id") for name in (LARGE, SMALL)]
+    added = gs.what_if(free, add_waits=[tuple(map(int, ids)) for ids in zip(*kernels, strict=True)])
+    assert span_ns(added["forecast"]) == pytest.approx(span_ns(tied), rel=0.02)
+    kinds = [edge["kind"] for edge in added["forecast"].edges.to_pylist()]
+    assert kinds.count("event wait") == 4
+
+
+def test_a_scaled_kernel_takes_as_many_times_as_long():
+    trace = record(syncs=False)
+    twice = gs.what_if(trace, scale={"gemm 4096*": 2})["forecast"]
+    took = [np.subtract(*times(one.where(category=LARGE))[::-1]).sum() for one in (trace, twice)]
+    assert took[1] == pytest.approx(2 * took[0], rel=0.05)
+    small = [np.subtract(*times(one.where(category=SMALL))[::-1]).sum() for one in (trace, twice)]
+    assert small[1] == pytest.approx(small[0], rel=0.2)  # beside more traffic
+
+
+def test_launches_made_a_graph_cost_one_call():
+    trace = record((8, 124), waits=False, syncs=False)
+    graphed = gs.what_if(trace, graphs=["step"])["forecast"]
+    calls = [np.subtract(*times(one, "range")[::-1]) for one in (trace, graphed)]
+    assert calls[1].max() < calls[0].min()
+
+
+def test_streams_get_priorities_and_kernels_other_streams():
+    trace = record(None, waits=False, syncs=False)
+    moved = gs.what_if(trace, move={"gemm 1024*": "a"})["forecast"]
+    assert {*moved.where(kind="kernel").texts("intended_partition")} == {None}
+    starts, ends = times(moved)
+    order = np.argsort(starts)
+    assert (starts[order][1:] >= ends[order][:-1]).all()  # one stream, one after the other
+    first = gs.what_if(trace, streams={"b": {"priority": -5}})["forecast"]
+    assert (
+        first.metadata.streams[str(trace.where(category=SMALL).array("stream")[0])].priority == -5
+    )
+    fresh = gs.what_if(trace, move={"gemm 1024*": "new"})["forecast"]
+    assert "new" in {facts.name for facts in fresh.metadata.streams.values()}
+
+
+def test_a_polling_host_goes_on_when_the_work_is_done():
+    experiment = {
+        "name": "beside", "alone_repeats": 0, "streams": {"s": {}, "b": {}},
+        "workloads": {
+            "small": {"kind": "gemm", "m": 512, "n": 512, "k": 512, "stream": "s", "repeats": 20},
+            "load": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "b",
+                     "background": True},
+        },
+        "settings": {
+            "shared": {},
+            "carved": {"partitions": {"p": 16, "q": "rest"},
+                       "streams": {"s": {"partition": "p"}, "b": {"partition": "q"}}},
+        },
+    }  # fmt: skip
+    run = gs.runs.predict(experiment)
+    assert_as_it_was(run["carved"])
+    assert_as_it_was(run["shared"])
+    forecast = gs.what_if(
+        run["shared"], partitions={"p": 16, "q": "rest"},
+        streams={"s": {"partition": "p"}, "b": {"partition": "q"}},
+    )["forecast"]  # fmt: skip
+    before, after = (gs.analysis.latency(one)["small"].p50_ns for one in (run["shared"], forecast))
+    measured = gs.analysis.latency(run["carved"])["small"].p50_ns
+    assert measured <= after < 2 * measured < before
+
+
+def test_a_second_recording_says_what_it_took_there():
+    run = gs.what_if(
+        record((132 - 24, 24)), second=record((24, 108)), partitions={"a": 24, "b": "rest"}
+    )
+    truth = record((24, 108))
+    took = [
+        np.subtract(*times(one.where(category=LARGE))[::-1]) for one in (run["forecast"], truth)
+    ]
+    assert np.median(took[0]) == pytest.approx(np.median(took[1]), rel=0.001)
+    assert any("two recordings" in note for note in run["forecast"].metadata.notes)
+
+
+def test_the_nodes_of_a_graph_are_as_they_were():
+    assert_as_it_was(record((64, 68), graph=True))
+
+
+def test_a_run_of_forecasts_is_a_run_like_any_other(tmp_path):
+    run = gs.what_if(record(), partitions={"a": 32, "b": "rest"})
+    assert run.comparison.column("setting").to_pylist()[:2] == ["recorded", "recorded"]
+    assert run.experiment["what_if"] == {"partitions": {"a": 32, "b": "rest"}}
+    path = gs.export(run["forecast"], tmp_path / "forecast.parquet")
+    assert gs.load_trace(path).is_simulated
+    gs.figures.timeline(run["forecast"])
+    gs.figures.prediction(run["forecast"], run["recorded"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"partitions": {"a": 13, "b": "rest"}}, InvalidPartition, "13"),
+        ({"partitions": {"x": 64}}, InvalidArgument, "is in partition 'a', of which there is none"),
+        ({"streams": {"c": {}}}, InvalidArgument, "no streams of the trace are called 'c'"),
+        ({"streams": {"a": {"color": 1}}}, InvalidArgument, "takes partition and priority"),
+        ({"scale": {"conv": 2}}, InvalidArgument, "no kernel's name or workload matches"),
+        ({"scale": {LARGE: -1}}, InvalidArgument, "a factor above 0"),
+        ({"drop_waits": [(1, 2)]}, InvalidArgument, "is no finished GPU work"),
+        ({"graphs": ["stride"]}, InvalidArgument, "no range and no handle called 'stride'"),
+    ],
+)
+def test_bad_changes_say_what_is_there(changes, error, text):
+    with pytest.raises(error, match=text):
+        gs.what_if(record(), **changes)
+
+
+def test_waits_in_a_circle_are_refused():
+    trace = record(waits=False, syncs=False)
+    large, small = (
+        trace.where(kind="kernel", category=name).array("id") for name in (LARGE, SMALL)
+    )
+    pairs = [(int(large[1]), int(small[0])), (int(small[0]), int(large[0]))]
+    with pytest.raises(InvalidArgument, match="the waits form a circle"):
+        gs.what_if(trace, add_waits=pairs)
+
+
+def test_a_trace_without_work_and_one_of_another_gpu_are_refused():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gs.profile(gpu) as recording, gs.annotate("nothing"):
+        pass
+    with pytest.raises(MissingEvidence, match="no finished GPU work"):
+        gs.what_if(recording.trace)
+    other = record()
+    devices = {"cuda:0": {"index": 0, "name": "A100", "sm_count": 108}}
+    with pytest.raises(InvalidArgument, match="A100 with 108 SMs"):
+        gs.what_if(Trace(other.spans, other.edges, TraceMetadata(devices=devices)))
+
+
+# -- kind = "trace" ------------------------------------------------------------------------
+def test_a_recorded_workload_runs_in_an_experiment(tmp_path):
+    path = gs.export(record((64, 68), steps=2), tmp_path / "step.parquet")
+    experiment = {
+        "name": "recorded", "alone_repeats": 0, "partitions": {"p": 64, "q": "rest"},
+        "streams": {"s": {"partition": "p"}, "t": {"partition": "q"}},
+        "workloads": {
+            "all": {"kind": "trace", "path": str(path), "stream": "s", "repeats": 3},
+            "b": {"kind": "trace", "path": str(path), "second": str(path), "of_stream": "b",
+                  "stream": "t", "repeats": 3},
+        },
+    }  # fmt: skip
+    (trace,) = gs.runs.predict(experiment).traces.values()
+    kernels = trace.where(kind="kernel")
+    assert len(kernels.where(category="all")) == 12
+    mine = kernels.where(category="b")
+    assert set(mine.texts("name")) == {"gemm_float16_1024x1024x1024"}
+    recorded = record((64, 68)).where(kind="kernel", category=SMALL)
+    took = [np.median(np.subtract(*times(one)[::-1])) for one in (mine, recorded)]
+    assert took[0] == pytest.approx(took[1], rel=0.3)  # beside the other, not after it
+
+
+def test_a_recording_runs_on_simulated_gpus_only():
+    trace = record()
+    with pytest.raises(CapabilityError, match="holds no code"):
+        RecordedWork(gs.open_device("cpu", quiet=True), trace)
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with pytest.raises(MissingEvidence, match="no finished kernel in stream 'c'"):
+        RecordedWork(gpu, trace, of_stream="c")

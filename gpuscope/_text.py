@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
 
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UNSAFE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
@@ -61,10 +60,17 @@ def shown_lines(text: str) -> str:
 
 
 def format_value(value: object) -> str:
-    """Write one value for people: a dash for nothing, four digits for a float."""
+    """Write one value for people: a dash for nothing, four digits, thousands apart."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def percent(share: float | None) -> str | None:
+    """Write a share as per cent."""
+    return None if share is None else f"{100 * share:.1f} %"
 
 
 def duration(ns: float) -> str:
@@ -75,16 +81,6 @@ def duration(ns: float) -> str:
     if size < 1e6:
         return f"{ns / 1e3:.4g} µs"
     return f"{ns / 1e6:.4g} ms" if size < 1e9 else f"{ns / 1e9:.4g} s"
-
-
-def shown_table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """Return rows as a table for HTML in a notebook."""
-    head = "".join(f"<th>{shown(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{shown(format_value(row[name]))}</td>" for name in columns) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _untypeset(found: str) -> str:

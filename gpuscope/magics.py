@@ -18,7 +18,7 @@ from IPython.display import display
 
 from gpuscope import analysis, figures
 from gpuscope._libcupti import arrange_nvtx
-from gpuscope._text import clean_lines
+from gpuscope._text import clean, clean_lines
 from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, MissingEvidence
@@ -59,9 +59,10 @@ class GpuscopeMagics(Magics):
         """Profile a cell, or what runs between ``%gpuscope start`` and ``%gpuscope stop``.
 
         Everything that the process launches on the GPU is recorded, by whatever library, and
-        on simulated devices that are open. Under the cell: timeline, overlap of streams,
-        summary. The trace is in ``_gpuscope``. If the cell fails, what it did until then is
-        kept and shown, and its error is raised.
+        on simulated devices that are open. Under the cell: what to act on, and whether work
+        stayed in its partition; timeline, overlap of streams, summary. The trace is in
+        ``_gpuscope``. If the cell fails, what it did until then is kept and shown, and its error
+        is raised.
 
         Examples: ``%%gpuscope -o trace --export step.json`` above a cell;
         ``%gpuscope start --live`` and later ``%gpuscope stop``. A cell that awaits at its top
@@ -193,6 +194,8 @@ def _show(trace: Trace, *, with_timeline: bool) -> None:
             f"{trace!r}\nno kernel was recorded: a simulated device has to be open before the "
             "recording begins, and CUDA's work needs CUPTI (gpuscope doctor says what is missing)"
         )
+    for finding in analysis.findings(trace).findings if kinds.get("kernel") else ():
+        _say(clean(f"{finding.text}{f' → {finding.advice}' if finding.advice else ''}"))
     if with_timeline:
         display(figures.timeline(trace))
     judges: list[Callable[[], Result]] = [

@@ -24,6 +24,7 @@ from gpuscope.analysis.findings_analysis import Finding as Finding
 from gpuscope.analysis.findings_analysis import FindingsResult as FindingsResult
 from gpuscope.analysis.findings_analysis import confinement_verdict as confinement_verdict
 from gpuscope.analysis.findings_analysis import findings as findings
+from gpuscope.analysis.findings_analysis import findings_by_setting as findings_by_setting
 from gpuscope.analysis.gaps_analysis import Gap as Gap
 from gpuscope.analysis.gaps_analysis import GapsResult as GapsResult
 from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from gpuscope._checks import door
+from gpuscope._checks import MappingOf, door
 from gpuscope._text import duration
 from gpuscope.analysis import escapes
 from gpuscope.analysis.confinement_analysis import (
@@ -21,6 +21,8 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
+Kind = Literal["escape", "incomplete", "queue", "gap", "confinement"]
+"""Kinds of findings, the most urgent first."""
 IDLE = 0.05
 """Idle share of the time of a background's stream, or of a device, that is told."""
 _NAMED = 3
@@ -52,7 +54,7 @@ class Finding:
     (True, 'ESCAPED:')
     """
 
-    kind: Annotated[Literal["escape", "incomplete", "queue", "gap", "confinement"], "what"]
+    kind: Annotated[Kind, "what"]
     text: Annotated[str, "found"]
     advice: Annotated[str, "what to do"] = ""
 
@@ -60,6 +62,10 @@ class Finding:
     def is_problem(self) -> bool:
         """Whether something is to be done."""
         return self.kind != "confinement"
+
+
+_KINDS = get_args(Kind)
+_NOT_CARVED = Finding("confinement", "Nothing was carved, so there is no partition to stay in.")
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,47 @@ def findings(trace: Trace) -> FindingsResult:
     )
 
 
+@door(traces=MappingOf(Trace))
+def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]]:
+    """Return the findings of several settings, the most urgent first, each once.
+
+    That nothing was carved is left out where another setting carves.
+
+    Parameters
+    ----------
+    traces
+        Setting → trace, such as a run.
+
+    Returns
+    -------
+    list
+        The settings that a finding is about, as text, and the finding.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> cases = {name: gs.learn.case(name).trace for name in ("A", "B")}
+    >>> [(about, finding.kind) for about, finding in gs.analysis.findings_by_setting(cases)]
+    [('“A”', 'escape')]
+    """
+    settings: dict[Finding, list[str]] = {}
+    for setting, trace in traces.items():
+        for finding in findings(trace).findings:
+            settings.setdefault(finding, []).append(setting)
+    if len({finding for finding in settings if finding.kind in ("escape", "confinement")}) > 1:
+        settings.pop(_NOT_CARVED, None)
+    ranked = sorted(settings, key=lambda finding: _KINDS.index(finding.kind))
+    return [
+        (
+            _listed([f"“{name}”" for name in settings[one]])
+            if len(settings[one]) < len(traces)
+            else "",
+            one,
+        )
+        for one in ranked
+    ]
+
+
 def confinement_verdict(trace: Trace) -> Finding:
     """Say in one sentence whether work stayed on the SMs that it was given.
 
@@ -113,12 +160,11 @@ def confinement_verdict(trace: Trace) -> Finding:
     try:
         result = confinement(trace)
     except MissingEvidence as error:
-        text = f"Confinement cannot be judged: {error}"
-        if not trace.metadata.partitions and not trace.kind_counts().get("kernel"):
-            text = "No kernel was recorded, so there is nothing to judge"
-        elif not trace.metadata.partitions:
-            text = "Nothing was carved, so there is no partition to stay in"
-        return Finding("confinement", text + ("" if text.endswith(".") else "."))
+        if trace.metadata.partitions:
+            return Finding("confinement", f"Confinement cannot be judged: {error}.")
+        if not trace.kind_counts().get("kernel"):
+            return Finding("confinement", "No kernel was recorded, so there is nothing to judge.")
+        return _NOT_CARVED
     return verdict_on(result)
 
 
@@ -132,14 +178,13 @@ def verdict_on(result: ConfinementResult) -> Finding:
     worked = [part for part in result.partitions if part.evidence]
     names = _listed([part.partition for part in worked])
     idle = [part.partition for part in result.partitions if not part.evidence]
-    kernels = sum(part.kernels for part in worked)
     kinds = dict.fromkeys(one.kind for part in worked for one in part.evidence)
     why = "; ".join(_EVIDENCE[kind] for kind in kinds)
     unused = f" Nothing was given to {_listed(idle)}." if idle else ""
     if result.incomplete:
-        text = f"No escape was recorded from {names} ({kernels:,} kernels); {result.incomplete}."
+        text = f"No escape was recorded from {names}; {result.incomplete}."
         return Finding("confinement", text + unused)
-    text = f"Confined: all work given to {names} ran inside ({kernels:,} kernels; {why})."
+    text = f"Confined: all work given to {names} ran inside ({why})."
     return Finding("confinement", text + unused)
 
 

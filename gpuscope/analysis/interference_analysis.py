@@ -116,6 +116,23 @@ class InterferenceResult(Result):
             for row in cell.rows()
         ]
 
+    def readable(self) -> tuple[list[Row], str]:
+        """Return a matrix: a row for each workload, a column for each that was busy meanwhile."""
+        rows: list[Row] = []
+        for of, place in self.partitions.items():
+            mine = {cell.given: cell for cell in self.cells if cell.of == of}
+            alone = next((cell.alone_ns for cell in mine.values()), None)
+            row: Row = {"a": of, "on": place, "alone (µs)": None if alone is None else alone / 1e3}
+            for given in self.partitions:
+                value = mine[given].value if given in mine else None
+                words = "–" if value is None else f"{100 * value:+.1f} %"
+                row[f"given {given}"] = "" if given == of else words
+            rows.append(row)
+        whys = [
+            f"{cell.of} given {cell.given}: {cell.reason}" for cell in self.cells if cell.reason
+        ]
+        return rows, "; ".join(whys)
+
     @property
     def note(self) -> str:
         """Definition and provenance in one line."""

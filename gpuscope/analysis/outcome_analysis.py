@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscope._checks import door
-from gpuscope._text import duration
+from gpuscope._text import clean, duration
 from gpuscope.analysis.result import Row
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
@@ -53,7 +53,7 @@ def outcome(run: Run) -> str:
     if missing := incomplete(run.traces):
         words = f"{words.removesuffix('.')}; {missing}."
     simulated = any(trace.is_simulated for trace in run.traces.values())
-    return f"Simulated: {words}" if simulated else words
+    return clean(f"Simulated: {words}" if simulated else words)
 
 
 def background_of(experiment: Description) -> list[str]:

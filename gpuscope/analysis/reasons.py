@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope._text import clean, shown, shown_table
+from gpuscope._tables import html_table
+from gpuscope._text import clean, shown
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
@@ -124,7 +125,7 @@ class Explanation:
             }
             for reason in self.reasons
         ]
-        table = shown_table(["why", "waited for", "until", "for", "span"], rows)
+        table = html_table(["why", "waited for", "until", "for", "span"], rows)
         notes = "".join(f"<p>{shown(text)}</p>" for text in (*self.doubts, self.provenance))
         return f"<p>{shown(str(self).splitlines()[0])}</p>{table}{notes}"
 

@@ -6,9 +6,18 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    TypeAlias,
+    TypeVar,
+    get_origin,
+    get_type_hints,
+)
 
-from gpuscope._text import shown, shown_table
+from gpuscope._tables import Printer, html_table, text_table
+from gpuscope._text import shown
 
 Row: TypeAlias = dict[str, Any]
 """A row of a result: column → text, number or ``None``."""
@@ -70,6 +79,10 @@ class Result:
     weight: ClassVar[str] = ""
     """The column by which rows are chosen where there are too many to be read."""
 
+    def __init_subclass__(cls) -> None:
+        # IPython prefers the __repr__ that a dataclass has of its own to what it inherits.
+        cls._repr_pretty_ = Result._repr_pretty_  # type: ignore[method-assign]
+
     def rows(self) -> list[Row]:
         """Return one dict per row, with units in the names; each says what is incomplete."""
         if not self.incomplete:
@@ -112,10 +125,21 @@ class Result:
         """What the rows rest on, in one line; empty if there is nothing to say."""
         return self.provenance or self.incomplete
 
+    def readable(self) -> tuple[list[Row], str]:
+        """Return the rows that a table shows, and what is left out of it in words."""
+        return self._most(self._rows())
+
+    def __str__(self) -> str:
+        rows, left_out = self.readable()
+        return text_table(list(rows[0]) if rows else (), rows, [left_out, self.note or "no rows"])
+
+    def _repr_pretty_(self, printer: Printer, _cycle: object) -> None:
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
-        rows, left_out = self._most(self._rows())
+        rows, left_out = self.readable()
         note = f"<p>{shown(self.note)}</p>" if self.note else ""
         if not rows:
             return f"{note}<p>no rows</p>"
         note += f"<p>{shown(left_out)}</p>" if left_out else ""
-        return note + shown_table(list(rows[0]), rows)
+        return note + html_table(list(rows[0]), rows)

@@ -20,6 +20,7 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes
 from gpuscope.trace.metadata import Description, SoloFacts
 from gpuscope.trace.model import Trace
+from gpuscope.trace.run import readable
 
 COLUMNS = {
     "setting": pa.string(),
@@ -143,6 +144,11 @@ class SweepResult(Result):
     def _rows(self) -> list[Row]:
         """One row per point, setting and workload."""
         return list(self.table.to_pylist())
+
+    def readable(self) -> tuple[list[Row], str]:
+        """Return fewer columns: the parameters, and what each workload got."""
+        rows, left_out = self._most(self._rows())
+        return readable(rows, list(self.parameters)), left_out
 
     @property
     def note(self) -> str:

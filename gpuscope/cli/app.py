@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Container, Iterable, Iterator
@@ -9,19 +10,40 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
-from gpuscope._text import clean, clean_lines, format_value
+from gpuscope import __version__
+from gpuscope._tables import paragraph, terminal_table
+from gpuscope._text import clean, clean_lines
+from gpuscope.analysis.findings_analysis import Finding
+from gpuscope.runs.runner import Progress as RunProgress
+from gpuscope.runs.runner import Viewer
 
 app = typer.Typer(
-    help="Carve a GPU's SMs, assign streams, launch, and see what overlapped.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's form of a flag
+    if wanted:
+        sys.stdout.write(f"gpuscope {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version."),
+    ] = False,
+) -> None:
+    """Carve a GPU's SMs, assign streams, launch, and see what overlapped."""
+    del version
 
 
 class _Terminal(Console):
@@ -46,6 +68,12 @@ def say(line: object) -> None:
     _stdout.print(clean(line))
 
 
+def say_text(text: str, style: str = "") -> None:
+    """Print a paragraph: in a terminal broken between words."""
+    words = paragraph(text, _stdout.width) if _stdout.is_terminal else clean(text)
+    _stdout.print(Text(words, style=style))
+
+
 def complain(text: str) -> None:
     """Print lines to where errors go."""
     stderr.print(text)
@@ -64,19 +92,47 @@ def show_table(
     *,
     unbroken: Container[str] = (),
 ) -> None:
-    """Print a table of plain text, each cell on one line.
+    """Print a table of plain text, as wide as the terminal.
 
     Parameters
     ----------
     unbroken
         Columns whose cells are not folded.
     """
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in unbroken)
-    for row in rows:
-        table.add_row(*(Text(clean(format_value(cell))) for cell in row))
-    _stdout.print(table)
+    names = list(columns)
+    named = [dict(zip(names, row, strict=True)) for row in rows]
+    _stdout.print(terminal_table(names, named, _stdout.width, title=title, unbroken=unbroken))
+    _stdout.print()
+
+
+def say_result(result: object) -> None:
+    """Print a result as ``print`` shows it: a table, and what it rests on."""
+    _stdout.print(clean_lines(result))
+
+
+def say_findings(found: Iterable[tuple[str, Finding]]) -> None:
+    """Print findings in their order, what to do below each; before each what it is about."""
+    for about, finding in found:
+        style = {"escape": "bold red", "confinement": ""}.get(finding.kind, "yellow")
+        prefix = f"{about}: " if about else ""
+        say_text(f"{prefix}{finding.text}", style)
+        if finding.advice:
+            say_text(f"→ {finding.advice}")
+
+
+@contextlib.contextmanager
+def run_bar(name: str) -> Iterator[Viewer]:
+    """Show the progress of a run, or of several, as their viewer."""
+    with progress_bar(TimeRemainingColumn()) as bar:
+        task = bar.add_task(name)
+
+        def view(progress: RunProgress) -> None:
+            bar.update(
+                task, total=progress.total, completed=progress.done,
+                description=f"{progress.setting}, round {progress.round + 1}, {progress.phase}",
+            )  # fmt: skip
+
+        yield view
 
 
 def progress_bar(time_column: ProgressColumn) -> Progress:

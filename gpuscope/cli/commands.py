@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuscope.cli import calibration, experiments, machine, traces
+from gpuscope.cli import calibration, experiments, machine, series, traces
 from gpuscope.cli.app import app
 
-__all__ = ["app", "calibration", "experiments", "machine", "traces"]
+__all__ = ["app", "calibration", "experiments", "machine", "series", "traces"]

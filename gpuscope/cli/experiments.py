@@ -11,10 +11,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import TimeRemainingColumn
 
+from gpuscope import analysis
 from gpuscope._files import make_folder, replacing
-from gpuscope._text import format_value
 from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
@@ -26,9 +25,8 @@ from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.runs import nsight
 from gpuscope.runs.execution import run as run_experiment
 from gpuscope.runs.experiment import Experiment
-from gpuscope.runs.runner import Progress as RunProgress
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run, incomplete
+from gpuscope.trace.run import Run
 from gpuscope.trace.store import read_parquet, save_trace
 from gpuscope.workloads.builtin import BUILT_IN
 from gpuscope.workloads.registry import broken_kinds, kinds
@@ -196,15 +194,7 @@ def _show_errors(errors: PredictionResult, written: list[Path]) -> None:
 
 
 def _run_with_bar(experiment: Experiment, target: Device) -> Run:
-    with terminal.progress_bar(TimeRemainingColumn()) as bar:
-        task = bar.add_task(experiment.name)
-
-        def view(progress: RunProgress) -> None:
-            bar.update(
-                task, total=progress.total, completed=progress.done,
-                description=f"{progress.setting}, round {progress.round + 1}, {progress.phase}",
-            )  # fmt: skip
-
+    with terminal.run_bar(experiment.name) as view:
         return run_experiment(experiment, target, viewer=view)
 
 
@@ -255,35 +245,14 @@ def _facts_of(result: Run) -> dict[str, object]:
     }
 
 
-_SHOWN = {
-    "setting": "setting",
-    "workload": "workload",
-    "latency_p50_us": "p50 µs",
-    "latency_p99_us": "p99 µs",
-    "tflop_per_s": "TFLOP/s",
-    "share_of_alone_on_whole_gpu": "of alone",
-}
-"""Column of a comparison → its title."""
-
-
 def _show(result: Run, written: list[Path]) -> None:
-    rows = result.comparison.to_pylist()
-    cells = ([row[name] for name in _SHOWN] for row in rows)
-    terminal.show_table(
-        "what each workload got, by setting", _SHOWN.values(), cells,
-        unbroken=("setting", "workload"),
-    )  # fmt: skip
-    for setting, row in {row["setting"]: row for row in rows}.items():
-        overlap, gain = format_value(row["overlap"]), format_value(row["gain"])
-        terminal.say(f"{setting}: overlap {overlap}, gain {gain}")
-        for name, facts in result[setting].metadata.partitions.items():
+    terminal.say_text(analysis.outcome(result), "bold")
+    terminal.say_findings(analysis.findings_by_setting(result))
+    for setting, trace in result.items():
+        for name, facts in trace.metadata.partitions.items():
             if facts.asked != facts.sm_count:
                 granted = f"asked for {facts.asked}, was granted {facts.sm_count} SMs"
                 terminal.say(f"{setting}: partition {name} {granted}")
-    terminal.say("of alone: the rate over the rate alone on the whole GPU")
-    terminal.say(next(iter(result.values())).origin)
-    if missing := incomplete(result):
-        terminal.say(missing)
-    if result.stopped:
-        terminal.say("stopped early: this is what was recorded until then")
+    terminal.say("")
+    terminal.say_result(result)
     terminal.say_written(written)

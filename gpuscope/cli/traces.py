@@ -14,7 +14,7 @@ from rich.progress import Progress
 from gpuscope import analysis
 from gpuscope.analysis.result import Result
 from gpuscope.cli import FAILED
-from gpuscope.cli.app import Json, app, complain, say, say_json, show_table, stderr
+from gpuscope.cli.app import Json, app, complain, say, say_findings, say_json, show_table, stderr
 from gpuscope.errors import MissingEvidence
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import suffixes
@@ -75,17 +75,19 @@ def export_command(
 
 @app.command("summary")
 def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
-    """Say what is in a trace: counts, what each stream did, overlap, latency.
+    """Say what is in a trace: what to act on, whether work was confined, streams, overlap, latency.
 
     Example: gpuscope summary out/trace-shared.parquet --json
     """
     trace = load_trace(file)
+    found = analysis.findings(trace)
     judged = {name: _judged(judge, trace) for name, judge in _JUDGES.items()}
     if as_json:
         facts: dict[str, object] = {
             "spans": len(trace),
             "kinds": trace.kind_counts(),
             "provenance": trace.provenance,
+            "findings": found.rows(),
             **{
                 name: result if isinstance(result, str) else result.rows()
                 for name, result in judged.items()
@@ -96,16 +98,16 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     say(f"{len(trace):,} spans: {counts or 'none'}")
     say(trace.provenance)
+    say_findings(("", finding) for finding in found.findings)
     for name, result in judged.items():
         if isinstance(result, str):
             say(f"{name}: {result}")
             continue
-        rows, left_out = result.most()
+        rows, left_out = result.readable()
         if rows:
             if result.incomplete:
                 say(f"{name}: {result.incomplete}")
-            shown = [{k: v for k, v in row.items() if k != "incomplete"} for row in rows]
-            show_table(name, shown[0], (row.values() for row in shown))
+            show_table(name, rows[0], (row.values() for row in rows))
         if left_out:
             say(f"{name}: {left_out}")
 

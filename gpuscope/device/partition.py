@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuscope._text import clean, shown_table
+from gpuscope._tables import html_table
+from gpuscope._text import clean
 from gpuscope.device.carve import CarvePlan, PlannedPartition
 from gpuscope.device.graph import after_capture
 from gpuscope.device.raw import GrantedPartition
@@ -284,7 +285,7 @@ class Partitions(Closing, Mapping[str, Partition]):
              "SM ids seen": sm_ranges(part.sm_ids)}
             for name, part in self.items()
         ]  # fmt: skip
-        return shown_table(["partition", "asked", "granted SMs", "SM ids seen"], rows)
+        return html_table(["partition", "asked", "granted SMs", "SM ids seen"], rows)
 
 
 def sm_ranges(ids: tuple[int, ...]) -> str:

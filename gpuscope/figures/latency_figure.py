@@ -213,7 +213,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
 
     One point for each setting at each point of the sweep, labelled with the parameters: its
     p50 and, from 1,000 calls on, its p99. The Pareto front, the points that no other point beats
-    in both respects, has a black outline and is joined by a line. If parameters other than
+    in both respects, has an outline and is joined by a line. If parameters other than
     partitions were varied, only points with equal values of these are compared. Points without
     partitions are references.
 
@@ -273,7 +273,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
     notes = [
         f"latency: host time from entering execute() to completion seen, n = {calls} calls a point",
         f"p99 needs {P99_NEEDS:,} calls; throughput kept: rate over the rate alone, whole GPU",
-        f"labels: {varied}; black outline: no other point is better in both (Pareto)",
+        f"labels: {varied}; outlined: no other point is better in both (Pareto)",
         *(f"not drawn: {line}" for line in left_out[:_SHOWN]),
     ]
     if len(left_out) > _SHOWN:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import functools
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io as pio
 from plotly.offline import get_plotlyjs
 
 from gpuscope import figures
 from gpuscope._files import replacing
-from gpuscope._text import safe
+from gpuscope._text import format_value, safe
+from gpuscope.analysis.findings_analysis import Finding
 from gpuscope.analysis.intervals import by_stream, ended_kernels
 from gpuscope.analysis.result import Result
 from gpuscope.errors import GpuscopeError, MissingEvidence
-from gpuscope.figures.text import uncertainty
+from gpuscope.figures import style
+from gpuscope.figures.text import provenance_lines, uncertainty
 from gpuscope.figures.tracks import default_window_ns
 from gpuscope.trace.columns import codes
 from gpuscope.trace.metadata import DeviceFacts
@@ -31,6 +36,17 @@ _DEFINITIONS = (_HERE / "definitions.html").read_text("utf-8")
 _PAGE = Template((_HERE / "page.html").read_text("utf-8"))
 """What surrounds the sections. Its policy lets the browser do nothing that needs a network."""
 
+_DARK = {
+    style.INK: "#E6E9ED",
+    style.MUTED: "#A2ABB5",
+    style.GRID: "#2F363D",
+    style.STRIPE: "#1B2025",
+    "#E3E9EF": "#262D34",
+    "#FFFFFF": "#14171A",
+    '"white"': '"#14171A"',
+    "rgba(27,31,36,": "rgba(230,233,237,",
+}
+"""A neutral colour of figures → what it is on a dark page."""
 Row: TypeAlias = Mapping[str, Any]
 """A row of a table: texts, numbers or ``None`` by column."""
 
@@ -40,13 +56,15 @@ def paragraph(text: str, css: str = "") -> str:
     return f'<p class="{css}">{safe(text)}</p>' if css else f"<p>{safe(text)}</p>"
 
 
-def table(rows: Sequence[Row], shares: Sequence[str] = ()) -> str:
+def table(rows: Sequence[Row], shares: Sequence[str] = (), *, limit: int = 120) -> str:
     """Return rows as an HTML table; numbers stand right, shares are per cent.
 
     Parameters
     ----------
     rows
         Column name → value; all rows have the first one's columns.
+    limit
+        Characters of a cell; a longer text loses its middle.
     """
     if not rows:
         return paragraph("Nothing to show.", "muted")
@@ -61,7 +79,7 @@ def table(rows: Sequence[Row], shares: Sequence[str] = ()) -> str:
     body = "".join(
         "<tr>"
         + "".join(
-            cell("td", name, safe(number(row[name], is_share=name in shares), 120))
+            cell("td", name, safe(number(row[name], is_share=name in shares), limit))
             for name in names
         )
         + "</tr>"
@@ -72,35 +90,61 @@ def table(rows: Sequence[Row], shares: Sequence[str] = ()) -> str:
 
 
 def number(value: float | str | None, *, is_share: bool = False) -> str:
-    """Write a value for people: a dash for nothing, four digits, thousands apart."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool | str):
-        return str(value)
-    if is_share:
+    """Write a value for people; shares are per cent."""
+    if is_share and value is not None and not isinstance(value, str):
         return f"{100 * value:.1f} %"
-    whole = isinstance(value, int) or abs(value) >= 1000
-    return f"{value:,.0f}" if whole else f"{value:.4g}"
+    return format_value(value)
 
 
-def card(title: str, facts: Mapping[str, str]) -> str:
-    """Return a box with a title and facts; all of it is plain text."""
-    inside = "".join(
-        f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in facts.items()
+def terms(facts: Mapping[str, str]) -> str:
+    """Return what things are, each on a line; all of it is plain text."""
+    inside = "".join(f"<dt>{safe(name)}</dt><dd>{safe(what)}</dd>" for name, what in facts.items())
+    return f'<dl class="facts">{inside}</dl>' if facts else ""
+
+
+def findings(found: Iterable[tuple[str, Finding]]) -> str:
+    """Return findings as a list, with what to do about each; nothing of none."""
+    lines = []
+    for about, finding in found:
+        prefix = f"<b>{safe(about)}:</b> " if about else ""
+        advice = f"<br>→ {safe(finding.advice)}" if finding.advice else ""
+        lines.append(f'<li class="{finding.kind}">{prefix}{safe(finding.text)}{advice}</li>')
+    return f'<ul class="findings">{"".join(lines)}</ul>' if lines else ""
+
+
+def packed(text: str) -> str:
+    """Return text as the page's script unpacks it: compressed, in letters and digits."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+@functools.cache
+def _plotly() -> str:
+    return packed(get_plotlyjs())
+
+
+def figure(drawn: go.Figure, identifier: str, traces: Mapping[str, Trace] | None = None) -> str:
+    """Return a figure as HTML; the page brings Plotly along.
+
+    Parameters
+    ----------
+    traces
+        What it was drawn from: the page says once where times come from, so the figure need not,
+        unless rows are missing.
+    """
+    title = drawn.layout.title
+    if traces and title.subtitle.text and not incomplete(traces):
+        known = set(provenance_lines(traces))
+        lines = title.subtitle.text.split("<br>")
+        kept = [line for line in lines if line not in known]
+        title.subtitle.text = "<br>".join(kept)
+        less = 18 * (len(lines) - len(kept))
+        drawn.update_layout(
+            height=drawn.layout.height - less, margin_t=drawn.layout.margin.t - less
+        )
+    return (
+        f'<div class="figure"><div id="{identifier}" style="height:{drawn.layout.height}px" '
+        f'data-figure="{packed(drawn.to_json())}"></div></div>'
     )
-    return f'<div class="card"><h3>{safe(title)}</h3><dl>{inside}</dl></div>'
-
-
-def figure(drawn: go.Figure, identifier: str) -> str:
-    """Return a figure as HTML; the page brings Plotly along."""
-    inside = pio.to_html(
-        drawn,
-        include_plotlyjs=False,
-        full_html=False,
-        div_id=identifier,
-        config={"displaylogo": False, "responsive": True, "showSendToCloud": False},
-    )
-    return f'<div class="figure">{inside}</div>'
 
 
 def banner(warning: str, text: str) -> str:
@@ -114,11 +158,14 @@ def simulated_banner(traces: Mapping[str, Trace]) -> str:
     simulated = [name for name, trace in traces.items() if trace.is_simulated]
     if not simulated:
         return ""
-    which = "" if len(simulated) == len(traces) else f" ({', '.join(simulated)})"
+    return simulated_note("" if len(simulated) == len(traces) else f" ({', '.join(simulated)})")
+
+
+def simulated_note(which: str = "") -> str:
+    """Return a warning that times were computed by a model."""
     return banner(
         f"SIMULATED, not measured{which}.",
-        "No GPU ran this work: every device time below was computed by a model of a GPU. Measure "
-        "on hardware before you rely on it.",
+        "A model of a GPU computed every device time below: measure before you rely on it.",
     )
 
 
@@ -135,10 +182,9 @@ def warning(told: str) -> str:
 
 def result(found: Result, *, without: Sequence[str] = ()) -> str:
     """Return a result as a table, and what it lacks; of many rows as many as can be read."""
-    rows, left_out = found.most()
+    rows, left_out = found.readable()
     kept = [{name: value for name, value in row.items() if name not in without} for row in rows]
-    below = paragraph(f"{left_out}.", "muted") if left_out else ""
-    return judged(kept, found.incomplete) + below
+    return judged(kept, found.incomplete) + (paragraph(left_out, "muted") if left_out else "")
 
 
 def judged(rows: Sequence[Row], told: str, shares: Sequence[str] = ()) -> str:
@@ -148,29 +194,38 @@ def judged(rows: Sequence[Row], told: str, shares: Sequence[str] = ()) -> str:
 
 
 def provenance(traces: Mapping[str, Trace]) -> str:
-    """Return where the times come from, setting by setting."""
-    rows = []
+    """Return where the times come from; what differs between settings, setting by setting."""
+    found: dict[str, dict[str, list[str]]] = {}
     for name, trace in traces.items():
         facts = trace.metadata
         versions = ", ".join(f"{package} {version}" for package, version in facts.versions.items())
         counts = ", ".join(f"{count:,} {what}" for what, count in facts.counts.items())
         lines = {
             "seen": trace.origin,
-            "incomplete": facts.incomplete.removeprefix("incomplete: ") or None,
+            "incomplete": facts.incomplete.removeprefix("incomplete: "),
             "times": uncertainty(trace),
             "driver": facts.driver,
-            "records": counts or None,
-            "at the end": "; ".join(filter(None, map(_state, facts.devices.values()))) or None,
-            "versions": versions or None,
-            "notes": "; ".join(facts.notes) or None,
+            "records": counts,
+            "at the end": "; ".join(filter(None, map(_state, facts.devices.values()))),
+            "versions": versions,
+            "notes": "; ".join(facts.notes),
         }
-        rows += [
-            {"Setting": "" if index else name, "What": what, "Found": str(found)}
-            for index, (what, found) in enumerate(
-                (what, found) for what, found in lines.items() if found is not None
-            )
-        ]
-    return table(rows)
+        for what, line in lines.items():
+            if line:
+                found.setdefault(what, {}).setdefault(line, []).append(name)
+    return table(
+        [
+            {
+                "What": what,
+                "Found": "; ".join(
+                    line if len(names) == len(traces) else f"{', '.join(names)}: {line}"
+                    for line, names in by_line.items()
+                ),
+            }
+            for what, by_line in found.items()
+        ],
+        limit=2000,
+    )
 
 
 def _state(device: DeviceFacts) -> str:
@@ -214,7 +269,7 @@ def write(
         incomplete_banner(traces),
     ]
     body = "\n".join(filter(None, [*head, *parts]))
-    page = _PAGE.substitute(title=safe(title), plotly=get_plotlyjs(), body=body)
+    page = _PAGE.substitute(title=safe(title), plotly=_plotly(), dark=json.dumps(_DARK), body=body)
     with replacing(target) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return target
@@ -286,7 +341,7 @@ def latency_figures(traces: Mapping[str, Trace], handles: list[str]) -> list[str
         except MissingEvidence as error:
             parts.append(paragraph(str(error), "muted"))
         else:
-            parts.append(figure(drawn, f"latency-{index}"))
+            parts.append(figure(drawn, f"latency-{index}", traces))
     left = handles[_MAX_LATENCY_FIGURES:]
     if left:
         more = f" and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""

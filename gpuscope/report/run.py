@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscope import analysis, figures
+from gpuscope._text import safe
+from gpuscope.analysis.outcome_analysis import (
+    BETTER,
+    WON,
+    background_of,
+    describe_settings,
+    describe_workload,
+)
 from gpuscope.errors import MissingEvidence
+from gpuscope.figures import style
 from gpuscope.figures.text import duration
 from gpuscope.report import page
 from gpuscope.report.page import Row
@@ -16,7 +25,7 @@ from gpuscope.trace.run import Run, incomplete
 _HEADINGS = {
     "setting": "Setting",
     "workload": "Workload",
-    "partition": "Partition",
+    "partition": "Runs on",
     "kernels": "Kernels",
     "kernel_median_us": "Median kernel time (µs)",
     "latency_n": "Calls timed, n",
@@ -24,18 +33,19 @@ _HEADINGS = {
     "latency_p90_us": "Latency p90 (µs)",
     "latency_p99_us": "Latency p99 (µs)",
     "tflop_per_s": "TFLOP/s",
-    "share_of_alone_on_whole_gpu": "Share of alone on the whole GPU",
+    "share_of_alone_on_whole_gpu": "Share of alone",
+}
+_TOGETHER = {
+    "setting": "Setting",
     "overlap": "Overlap",
     "overlap_tight": "Overlap, tight",
     "gain": "Gain",
 }
 _SPANS = 2000
 """Spans drawn of one setting's window."""
-_WON = 1.2
-"""A gain from here on is throughput won by running together."""
-_HELPS = 0.9
-"""A latency below this share of another is called better."""
-_SHARES = ("Share of alone on the whole GPU",)
+_WIDEST = 70
+"""Per cent of its cell that the longest bar takes; its number stands beside it."""
+_SHARES = ("Share of alone",)
 
 
 def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path:
@@ -61,25 +71,38 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     rows: list[Row] = run.comparison.to_pylist()
     heading = title or str(run.experiment.get("name") or "gpuscope run")
     background, foreground = _workloads(run, rows)
-    count = len(run.traces)
     missing = incomplete(run.traces)
+    found = analysis.findings_by_setting(run.traces)
+    described: Row = run.experiment.get("workloads") or {}
     sections = [
         _stopped(run),
-        "<h2>In short</h2>",
-        *_in_short(run, rows, foreground),
+        f'<p class="headline">{safe(_sentence(run))}</p>',
+        page.findings(one for one in found if one[1].is_problem),
+        page.terms({name: describe_workload(facts) for name, facts in described.items()}),
+        *_picture(run, rows, background, foreground),
+        page.findings(one for one in found if not one[1].is_problem),
+        *(page.paragraph(line) for line in _variants(run, rows, foreground)),
         *_too_good(run),
-        "<h2>The settings compared</h2>",
-        page.judged(_told([_headed(row) for row in rows]), missing, _SHARES),
-        *_cost(rows, background, missing),
-        *_confined(run, missing),
-        *_queue(run, background, foreground, missing),
         *_timelines(run),
     ]
     if foreground:
         sections += ["<h2>Latency</h2>", *page.latency_figures(run.traces, foreground)]
-    sections += page.ending(run.traces)
-    about = f"{count} setting{'' if count == 1 else 's'} compared: {', '.join(run.traces)}"
+    sections += [
+        "<h2>All numbers</h2>",
+        page.judged(_told([_headed(row) for row in rows]), missing, _SHARES),
+        *_together(rows),
+        *_confined(run, missing),
+        *_queue(run, background, foreground, missing),
+        *page.ending(run.traces),
+    ]
+    count = len(run.traces)
+    about = f"{count} setting{'' if count == 1 else 's'} compared"
     return page.write(path, heading, run.traces, sections, about)
+
+
+def _sentence(run: Run) -> str:
+    words = analysis.outcome(run).removeprefix("Simulated: ")  # as the banner above it says
+    return words if words.startswith(("p50", "p99")) else words[:1].upper() + words[1:]
 
 
 def _too_good(run: Run) -> list[str]:
@@ -100,8 +123,7 @@ def _too_good(run: Run) -> list[str]:
 
 def _workloads(run: Run, rows: list[Row]) -> tuple[list[str], list[str]]:
     """Return the background workloads and those whose latency counts."""
-    described: Row = run.experiment.get("workloads") or {}
-    background = [name for name, facts in described.items() if facts.get("background")]
+    background = background_of(run.experiment)
     timed = dict.fromkeys(row["workload"] for row in rows if row["latency_n"])
     return background, [name for name in timed if name not in background]
 
@@ -128,58 +150,57 @@ def _told(rows: Sequence[Row]) -> list[Row]:
     return [{name: value for name, value in row.items() if name in told} for row in rows]
 
 
-def _in_short(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
-    said = [page.paragraph(line) for name in foreground if (line := _ratio(rows, name))]
-    said += [page.paragraph(line) for line in _variants(run, rows, foreground)]
-    cards = []
-    for setting in run.traces:
-        mine = [row for row in rows if row["setting"] == setting]
-        facts: dict[str, str] = {}
-        for row in mine:
-            if row["workload"] in foreground and row["latency_n"]:
-                facts |= _latency_facts(row, only=len(foreground) == 1)
-        if mine:
-            facts["Overlap"] = page.number(mine[0]["overlap"])
-            if mine[0]["overlap_tight"] is not None:
-                facts["Overlap"] = f"{page.number(mine[0]['overlap_tight'])} to {facts['Overlap']}"
-            gain = mine[0]["gain"]
-            facts["Gain"] = "unknown: no solo times" if gain is None else page.number(gain)
-            if mine[0]["incomplete"]:
-                facts["All of it"] = mine[0]["incomplete"]
-        else:
-            facts["Kernels"] = "none finished"
-        cards.append(page.card(setting, facts))
-    return [*said, f'<div class="cards">{"".join(cards)}</div>']
+# -- the picture --------------------------------------------------------------------------
+def _picture(run: Run, rows: list[Row], background: list[str], foreground: list[str]) -> list[str]:
+    """Draw what each setting is, the latency that it gives, and what the background keeps.
+
+    As a table of bars in the page's own colours: it needs no script, and is there at once.
+    """
+    colours: dict[str | None, str] = {None: style.WHOLE_GPU_COLOUR}
+    colours.update(style.partition_colours(run.traces.values(), ()))
+    columns = []
+    for name in foreground[:1]:
+        mine = [row for row in rows if row["workload"] == name and row["latency_n"]]
+        mark = "p99" if all(row["latency_p99_us"] is not None for row in mine) else "p50"
+        values = {row["setting"]: (row, row[f"latency_{mark}_us"]) for row in mine}
+        texts = {at: duration(us * 1e3) for at, (_, us) in values.items()}
+        columns.append((f"{mark} latency of {name} (shorter is better)", values, texts))
+    for name in background[: 3 - len(columns)]:
+        mine = [row for row in rows if row["workload"] == name]
+        values = {row["setting"]: (row, row["share_of_alone_on_whole_gpu"]) for row in mine}
+        values = {at: pair for at, pair in values.items() if pair[1] is not None}
+        texts = {at: page.number(share, is_share=True) for at, (_, share) in values.items()}
+        if values:
+            columns.append((f"{name} keeps of its rate alone", values, texts))
+    head = "".join(f"<th>{safe(words)}</th>" for words in ("Setting", *(one[0] for one in columns)))
+    body = ""
+    for setting, words in describe_settings(run).items():
+        cells = f"<td><b>{safe(setting, 60)}</b><small>{safe(words)}</small></td>"
+        for _, values, texts in columns:
+            longest = max((value for _, value in values.values()), default=0) or 1
+            row, value = values.get(setting, ({}, None))
+            bar = "–"
+            if value is not None:
+                colour = colours.get(row["partition"], style.WHOLE_GPU_COLOUR)
+                size = f"width:{_WIDEST * value / longest:.1f}%;background:{colour}"
+                bar = f'<i style="{size}"></i><b>{safe(texts[setting])}</b>'
+            cells += f'<td><div class="bar">{bar}</div></td>'
+        body += f"<tr>{cells}</tr>"
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return [f'<div class="picture"><table>{inside}</table></div>', _legend(colours)]
 
 
-def _latency_facts(row: Row, *, only: bool) -> dict[str, str]:
-    name = "Latency" if only else f"Latency of {row['workload']}"
-    facts = {
-        f"{name}, {mark}": duration(row[f"latency_{mark}_us"] * 1e3)
-        if row[f"latency_{mark}_us"] is not None
-        else "– (needs 1,000 calls)"
-        for mark in ("p50", "p90", "p99")
-    }
-    return {**facts, f"{name}, calls": f"n = {row['latency_n']:,}"}
-
-
-def _ratio(rows: list[Row], workload: str) -> str | None:
-    """Say which setting has the lowest latency, with the highest percentile that all have."""
-    mine = [row for row in rows if row["workload"] == workload and row["latency_n"]]
-    marks = [m for m in ("p99", "p50") if all(row[f"latency_{m}_us"] is not None for row in mine)]
-    if len(mine) < 2 or not marks:
-        return None
-    column = f"latency_{marks[0]}_us"
-    low, high = min(mine, key=lambda row: row[column]), max(mine, key=lambda row: row[column])
-    if not low[column]:
-        return None
-    return (
-        f"The {marks[0]} latency of {workload} is lowest in “{low['setting']}” with "
-        f"{duration(low[column] * 1e3)} and highest in “{high['setting']}” with "
-        f"{duration(high[column] * 1e3)}: {high[column] / low[column]:.3g} times as long."
+def _legend(colours: dict[str | None, str]) -> str:
+    """Say what colours mean, here and in all figures of the page."""
+    names = {f"partition {name}" if name else "whole GPU": of for name, of in colours.items()}
+    swatches = "".join(
+        f'<span class="swatch" style="background:{colour}"></span>{safe(name, 40)}'
+        for name, colour in names.items()
     )
+    return f'<p class="muted">A colour is where work ran, on all of this page:{swatches}</p>'
 
 
+# -- what single changes did --------------------------------------------------------------
 def _variants(run: Run, rows: list[Row], foreground: list[str]) -> list[str]:
     """Say what stream priority and the SM-count target did, by settings that differ in one."""
     described: Row = run.experiment.get("settings") or {}
@@ -217,7 +238,7 @@ def _of_priority(run: Run, rows: list[Row], workload: str, plain: str, raised: s
     for mark in ("p99", "p50"):
         before, after = (seen[name][f"latency_{mark}_us"] for name in (plain, raised))
         if before and after:
-            helped = "helps" if after < _HELPS * before else "does not help"
+            helped = "helps" if after < BETTER * before else "does not help"
             where = "Simulated, stream" if run.traces[raised].is_simulated else "Stream"
             return (
                 f"{where} priority alone {helped}: the {mark} latency of {workload} is "
@@ -238,31 +259,19 @@ def _of_target(rows: list[Row], told: str, untold: str) -> list[str]:
     ]
 
 
-def _cost(rows: list[Row], background: list[str], missing: str) -> list[str]:
-    lines = []
-    for row in rows:
-        if row["workload"] not in background:
-            continue
-        rate, share = row["tflop_per_s"], row["share_of_alone_on_whole_gpu"]
-        done = f"{row['kernels']:,} kernels"
-        if rate is not None:
-            done = f"{page.number(rate)} TFLOP/s"
-        alone = "its rate alone on the whole GPU was not measured"
-        if share is not None:
-            alone = f"{page.number(share, is_share=True)} of its rate alone on the whole GPU"
-        lines.append(f"In “{row['setting']}”, {row['workload']} did {done}: {alone}.")
-    if not lines:
-        return []
-    if all(row["gain"] is not None and row["gain"] < _WON for row in rows):
-        lines.append(
+# -- the evidence -------------------------------------------------------------------------
+def _together(rows: list[Row]) -> list[str]:
+    """Show what running together gave in each setting."""
+    settings = {row["setting"]: row for row in rows}.values()
+    table = [{name: row[column] for column, name in _TOGETHER.items()} for row in settings]
+    gains = [row["gain"] for row in settings]
+    note = "Gain is unknown where a workload was not timed alone."
+    if gains and all(gain is not None and gain < WON for gain in gains):
+        note = (
             "A gain near 1 says that running together won no throughput; what a partition can win "
             "is latency."
         )
-    return [
-        "<h2>What it costs</h2>",
-        page.warning(missing),
-        *(page.paragraph(line) for line in lines),
-    ]
+    return [page.table(_told(table)), page.paragraph(note, "muted")] if table else []
 
 
 def _queue(run: Run, background: list[str], foreground: list[str], missing: str) -> list[str]:
@@ -332,15 +341,10 @@ def _timelines(run: Run) -> list[str]:
     close = page.close_windows_ns(run.traces)
     whole = {name: page.first_window_ns(trace) for name, trace in run.traces.items()}
     length = max(high - low for low, high in close.values())
-    seen = [
-        "<h2>Timelines</h2>",
-        page.figure(
-            figures.timelines(
-                run.traces, windows_ns=close, title=f"Close up: {duration(length)} from the middle"
-            ),
-            "timelines-close",
-        ),
-    ]
+    drawn = figures.timelines(
+        run.traces, windows_ns=close, title=f"Close up: {duration(length)} from the middle"
+    )
+    seen = ["<h2>Timelines</h2>", page.figure(drawn, "timelines-close", run.traces)]
     if whole != close:
         drawn = figures.timelines(
             run.traces,
@@ -348,5 +352,5 @@ def _timelines(run: Run) -> list[str]:
             title="The first recording window",
             max_spans=_SPANS * len(run.traces),
         )
-        seen.append(page.figure(drawn, "timelines-whole"))
+        seen.append(page.figure(drawn, "timelines-whole", run.traces))
     return seen

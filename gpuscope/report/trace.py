@@ -42,11 +42,12 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     traces = {heading: trace}
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
+        page.findings(("", finding) for finding in analysis.findings(trace).findings),
+        *_timelines(trace),
         "<h2>Partitions and streams</h2>",
         *_or_why_not(lambda: [page.result(analysis.summary(trace))]),
         "<h2>Overlap of streams</h2>",
         *_or_why_not(lambda: _overlap(trace)),
-        *_timelines(trace),
         "<h2>Latency</h2>",
         *_or_why_not(lambda: _latency(trace, traces)),
         *page.ending(traces),
@@ -89,7 +90,7 @@ def _timelines(trace: Trace) -> list[str]:
     ):
         if name == "timeline-whole" or close != whole:
             view = View.of(tracks, window, max_spans=_SPANS)
-            seen.append(page.figure(of_view(view, trace, title), name))
+            seen.append(page.figure(of_view(view, trace, title), name, {"": trace}))
     return seen
 
 

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from gpuscope._checks import closest, given, require_kind
 from gpuscope._optional import require
-from gpuscope._text import clean, shown, shown_table
+from gpuscope._tables import html_table
+from gpuscope._text import clean, shown
 from gpuscope._types import Array
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, TraceFormatError
 from gpuscope.trace import schema, valid
@@ -371,7 +372,7 @@ class Trace:
 
     def _repr_html_(self) -> str:
         title = f"<p><b>Trace</b>: {len(self)} spans. {shown(self.provenance)}</p>"
-        return title + shown_table(
+        return title + html_table(
             ["kind", "rows"],
             [{"kind": kind, "rows": count} for kind, count in self.kind_counts().items()],
         )

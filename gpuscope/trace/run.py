@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from gpuscope._text import shown_table
+from gpuscope._tables import Printer, html_table, text_table
+from gpuscope._text import shown
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
+_SHOWN = {
+    "setting": "setting",
+    "workload": "workload",
+    "partition": "on",
+    "latency_p50_us": "p50 (µs)",
+    "latency_p99_us": "p99 (µs)",
+    "tflop_per_s": "TFLOP/s",
+    "share_of_alone_on_whole_gpu": "of alone (%)",
+    "overlap": "overlap",
+    "gain": "gain",
+    "error": "error",
+    "incomplete": "incomplete",
+}
+"""Column of a comparison → what people see of it."""
+_TOGETHER = ("overlap", "gain")
+OF_ALONE = "of alone: the rate over the rate alone on the whole GPU"
 _TRACES = 3
 """Incomplete traces that are told one by one."""
 
@@ -30,6 +47,40 @@ def incomplete(traces: Mapping[str, Trace]) -> str:
     told = [f"{label}: {line.removeprefix(prefix)}" for label, line in lines.items() if line]
     more = [f"and {len(told) - _TRACES} more traces"] if len(told) > _TRACES else []
     return prefix + "; ".join([*told[:_TRACES], *more])
+
+
+def readable(
+    rows: Sequence[Mapping[str, object]], besides: Sequence[str] = ()
+) -> list[dict[str, object]]:
+    """Return rows of a comparison as people read them: few columns, none of them empty.
+
+    Parameters
+    ----------
+    rows
+        As in :attr:`Run.comparison`, or of a sweep.
+    besides
+        Further columns, which come first, instead of what running together gave.
+    """
+    without = _TOGETHER if besides else ()
+    told = [
+        name for name in (*besides, *(name for name in _SHOWN if name not in without))
+        if any(row.get(name) is not None for row in rows) or name == "partition"
+    ]  # fmt: skip
+    table = []
+    for row in rows:
+        values = {name: row.get(name) for name in told}
+        if row.get("workload") is not None and values["partition"] is None:
+            values["partition"] = "whole GPU"
+        share = values.get("share_of_alone_on_whole_gpu")
+        if isinstance(share, float):
+            values["share_of_alone_on_whole_gpu"] = 100 * share
+        table.append({_heading(name): value for name, value in values.items()})
+    return table
+
+
+def _heading(column: str) -> str:
+    """Return what a column is called: of a parameter's path what tells it from others."""
+    return _SHOWN.get(column) or column.removeprefix("partitions.").removeprefix("workloads.")
 
 
 @dataclass(frozen=True)
@@ -76,11 +127,21 @@ class Run(Mapping[str, Trace]):
     def __len__(self) -> int:
         return len(self.traces)
 
+    def _notes(self) -> list[str]:
+        """Return what stands below the table, and above all if something is missing."""
+        origins = dict.fromkeys(trace.origin for trace in self.traces.values())
+        stopped = "stopped early: what was recorded until then is here" if self.stopped else ""
+        notes = [stopped, incomplete(self.traces), OF_ALONE, *origins]
+        return list(filter(None, notes))
+
+    def __str__(self) -> str:
+        rows = readable(self.comparison.to_pylist())
+        return text_table(list(rows[0]) if rows else (), rows, self._notes())
+
+    def _repr_pretty_(self, printer: Printer, _cycle: object) -> None:
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
-        names = self.comparison.column_names
-        if not incomplete(self.traces):
-            names = [name for name in names if name != "incomplete"]
-        state = (
-            "<p>Stopped early: what was recorded until then is here.</p>" if self.stopped else ""
-        )
-        return state + shown_table(names, self.comparison.to_pylist())
+        rows = readable(self.comparison.to_pylist())
+        notes = "".join(f"<p>{shown(note)}</p>" for note in self._notes())
+        return (html_table(list(rows[0]), rows) if rows else "") + notes

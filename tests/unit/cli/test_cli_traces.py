@@ -92,6 +92,21 @@ def test_summary_shows_streams_overlap_and_latency(command, file):
     assert "[red]g<b>" in printed, "a name is no markup"
 
 
+def test_summary_begins_with_what_to_act_on(command, tmp_path):
+    path = gs.export(gs.learn.case("A").trace, tmp_path / "a.parquet")
+    code, printed, _ = command("summary", path)
+    assert code == 0
+    assert (
+        printed.index("ESCAPED: ") < printed.index("→ norm was launched") < printed.index("streams")
+    )
+    _, printed, _ = command("summary", path, "--json")
+    first, *_ = json.loads(printed)["findings"]
+    assert (first["what"], first["found"][:8]) == ("escape", "ESCAPED:")
+    assert first["what to do"]
+    assert command("view", path, "--out", tmp_path / "a.html")[0] == 0
+    assert "ESCAPED: " in (tmp_path / "a.html").read_text("utf-8")
+
+
 def test_summary_as_json(command, file):
     code, printed, _ = command("summary", file, "--json")
     facts = json.loads(printed)

@@ -146,6 +146,18 @@ COMMANDS = {
         *(("run.json", "--against", where) for where in ("told", EVIL)),
         ("run.json", "--gpu-profile", EVIL),
     ],
+    "sweep": [
+        *(("run.json", "--vary", "alone_repeats=1,2", *SIM, "--out", "swept", *how)
+          for how in ((), ("--json",))),
+        *(("run.json", "--vary", vary, *SIM, "--out", "swept")
+          for vary in (EVIL, f"{EVIL}=1", f"seed={EVIL}", f"seed=[{EVIL}")),
+        *((name, "--vary", "seed=1", *SIM, "--out", "swept") for name in NO_EXPERIMENTS),
+    ],
+    "interference": [
+        *(("run.json", *SIM, "--repeats", "2", "--rounds", "1", "--out", "met", *how)
+          for how in ((), ("--json",), ("--setting", EVIL))),
+        *((name, *SIM, "--out", "met") for name in NO_EXPERIMENTS),
+    ],
     "calibrate": [(*SIM, "--out", f"{EVIL}.json", *how) for how in ((), ("--json",))],
     "view": [*((name, "--out", "page.html") for name in (*TRACES, *BROKEN)), ("t.parquet",)],
     "export": [

@@ -20,6 +20,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.testing.globalipapp import get_ipython  # noqa: F401 - makes testing quiet
 from IPython.utils.capture import capture_output
+from report_pages import without_plotly
 
 import gpuscope as gs
 from gpuscope import analysis, cli, figures
@@ -145,11 +146,8 @@ SERIES = {
 def test_every_analysis_and_result_is_walked():
     public = {name: one for name, one in vars(analysis).items() if not name.startswith("_")}
     functions = {name for name, one in public.items() if inspect.isfunction(one)}
-    functions -= {
-        "explain",
-        "confinement_verdict",
-        "outcome",
-    }  # sentences: test_sentences_say_it, test_traces_and_explanations_say_it
+    # Sentences: test_sentences_say_it, test_traces_and_explanations_say_it.
+    functions -= {"explain", "confinement_verdict", "findings_by_setting", "outcome"}
     assert functions == set(ANALYSES)
     made = {name for name, one in public.items() if isinstance(one, type)
             and hasattr(one, "note") and hasattr(one, "rows")}  # fmt: skip
@@ -170,6 +168,8 @@ def test_analyses_say_it(name, run, trace, check):
 def test_sentences_say_it(run, trace, check):
     check(analysis.outcome(run))
     check(analysis.confinement_verdict(trace).text)
+    told = [finding.kind for _, finding in analysis.findings_by_setting(run)]
+    assert ("incomplete" in told) == (not trace.metadata.complete)
 
 
 @pytest.mark.parametrize("name", SERIES)
@@ -378,7 +378,7 @@ def test_reports_say_it_in_every_part_that_judges(run, trace, broken, check, tmp
         prediction_report(run, run, tmp_path / "prediction.html"),
     ]
     for page in pages:
-        body = page.read_text("utf-8").partition("<body>")[2]
+        body = without_plotly(page.read_text("utf-8")).partition("<body>")[2]
         check(body)
         for part in body.split("<h2>")[1:]:
             title = part.partition("</h2>")[0]

@@ -67,6 +67,17 @@ def test_a_cell_is_profiled_and_shown(shell, cell):
     assert shell.user_ns["stream"].name == "s", "it ran in the user's namespace"
 
 
+def test_the_verdict_on_confinement_stands_under_the_cell(cell):
+    carved = "with gpu.carve({'a': 16}) as parts, parts['a'].create_stream() as stream:"
+    launch = "    gemm.execute(stream=stream); gpu.synchronize()"
+    setup = "gemm = gs.Gemm(gpu, m=64, n=64, k=64)"
+    said, _, error = cell(f"%%gpuscope\n{setup}\n{carved}\n{launch}")
+    assert error is None
+    assert "Confined: all work given to a ran inside" in said
+    said, _, error = cell(f"%%gpuscope\n{LAUNCH}")
+    assert "Nothing was carved" in said
+
+
 def test_without_display_it_only_records(shell, cell):
     _, shown, error = cell(f"%%gpuscope --no-display\n{LAUNCH}")
     assert error is None

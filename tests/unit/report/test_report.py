@@ -8,9 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from report_pages import figures_of, without_plotly
 
 from gpuscope.analysis import settings_table
 from gpuscope.errors import GpuscopeError
+from gpuscope.figures import style
 from gpuscope.report import html_report, trace_report
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -19,7 +21,10 @@ from gpuscope.trace.run import Run
 EVIL = "<script>alert(1)</script><a href='javascript:alert(2)'>x</a>\u202e\u2066\x07"
 
 
-def make_trace(*, names=("small", "load"), simulated=False, calls=40, queued=True, device="H200"):
+def make_trace(
+    *, names=("small", "load"), simulated=False, calls=40, queued=True, device="H200",
+    latency_ns=30_000, partitioned=True, intended=None,
+):  # fmt: skip
     """Build a small run of one setting: a load that is always busy, and a timed workload."""
     small, load = names
     rows = []
@@ -27,7 +32,7 @@ def make_trace(*, names=("small", "load"), simulated=False, calls=40, queued=Tru
         start = 400_000 + index * 200_000
         rows += [
             ("kernel", load, start, start + 190_000, 2, load, load, start - 400_000, 10**11),
-            ("handle", small, start + 5000, start + 35_000, 1, small, small, None, None),
+            ("handle", small, start + 5000, start + 5000 + latency_ns, 1, small, small, None, None),
             ("kernel", small, start + 9000, start + 24_000, 1, small, small, start + 6000, 10**8),
         ]
     kinds, labels, starts, ends, streams, partitions, categories, launches, flops = zip(
@@ -41,7 +46,10 @@ def make_trace(*, names=("small", "load"), simulated=False, calls=40, queued=Tru
             "start_ns": list(starts),
             "end_ns": list(ends),
             "stream": list(streams),
-            "partition": list(partitions),
+            "partition": list(partitions) if partitioned else [None] * len(rows),
+            "intended_partition": [
+                intended or (one if partitioned else None) for one in partitions
+            ],
             "category": list(categories),
             "queued_ns": list(launches) if queued else [None] * len(rows),
             "flop_count": list(flops),
@@ -81,12 +89,6 @@ def make_run(traces, names=("small", "load"), *, stopped=False):
     return Run(traces, settings_table(traces), experiment, stopped)
 
 
-def without_plotly(page):
-    """Return the page without the library in its head."""
-    head, _, rest = page.partition("<script>")
-    return head + rest.partition("</head>")[2]
-
-
 class Loads(HTMLParser):
     """Collects every attribute by which a page loads something."""
 
@@ -117,23 +119,85 @@ def test_a_run_is_one_file_with_everything_in_it(run, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     assert "<h1>trial</h1>" in body
     for words in (
-        "Median kernel time (µs)", "Latency p99 (µs)", "Share of alone on the whole GPU",
-        "measured on H200", "16 | rest", "n = 1,000", "– (needs 1,000 calls)", "Overlap", "Gain",
-        "What it costs", "TFLOP/s", "of its rate alone on the whole GPU", "3 dropped", "a note",
+        "Median kernel time (µs)", "Latency p99 (µs)", "Share of alone",
+        "measured on H200", "16 | rest", "n = 1,000", "Overlap", "Gain", "Calls timed, n",
+        "TFLOP/s", "load keeps of its rate alone", "3 dropped", "a note",
         "SM clock 1980 MHz, 412.5 W, throttled: power cap",
         "work queued or running", "The sum of the kernel times alone, on the same partitions",
     ):  # fmt: skip
         assert words in body, words
-    assert body.count("Plotly.newPlot(") == 3
+    assert list(figures_of(page)) == ["timelines-close", "timelines-whole", "latency-0"]
     assert "SIMULATED" not in body
 
 
-def test_costs_are_stated_for_the_background_only(run, tmp_path):
-    body = without_plotly(html_report(run, tmp_path / "r.html").read_text(encoding="utf-8"))
-    costs = re.findall(r"In “(.*?)”, (\w+) did ([\d.]+) TFLOP/s: ([\d.]+) %", body)
-    assert [cost[:2] for cost in costs] == [("shared", "load"), ("16 | rest", "load")]
-    rate, share = (float(number) for number in costs[0][2:])
-    assert share == pytest.approx(100 * rate / 700, abs=0.1)
+def carved(trace):
+    """The trace of a setting that gave its workloads partitions, as :func:`make_trace` does."""
+    return trace.with_metadata(
+        partitions={
+            "small": {"asked": 16, "sm_count": 16},
+            "load": {"asked": "rest", "sm_count": 116},
+        }
+    )
+
+
+def test_the_first_screen_says_what_was_won_what_it_cost_and_what_was_run(tmp_path):
+    def at(latency_ns, *, partitions=False):
+        trace = make_trace(calls=1000, latency_ns=latency_ns, partitioned=partitions)
+        return carved(trace) if partitions else trace.with_metadata(partitions={})
+
+    run = make_run({"shared": at(35_000), "16 | rest": at(9_000, partitions=True)})
+    run.experiment["streams"] = {"s": {}, "l": {}}
+    on = {"s": {"partition": "small"}, "l": {"partition": "load"}}
+    run.experiment["settings"] = {"shared": {}, "16 | rest": {"streams": on}}
+    body = without_plotly(html_report(run, tmp_path / "r.html").read_text("utf-8"))
+    first = body.partition("<h2>")[0]
+    headline = re.search('<p class="headline">(.*?)</p>', first)[1]
+    assert headline.startswith(
+        "p99 of small 35 → 9 µs on 16 SMs (“16 | rest” against “shared”); load"
+    )
+    assert "of its rate alone" in headline
+    assert "<dt>small</dt>" in first
+    assert "small and load share the whole GPU" in first
+    assert "small has 16 SMs, load has the remaining 116 SMs" in first
+    assert "Confined: all work given to small and load ran inside" in first
+    assert first.index("headline") < first.index('class="picture"') < first.index("Confined")
+
+
+def test_the_picture_has_a_bar_for_each_number_in_the_colour_of_where_it_ran(tmp_path):
+    run = make_run({"16 | rest": carved(make_trace(calls=1000))})
+    page = html_report(run, tmp_path / "r.html").read_text("utf-8")
+    picture = page.partition('class="picture"')[2].partition("</table>")[0]
+    bars = re.findall(r'<i style="width:([\d.]+)%;background:(#\w+)"></i><b>(.*?)</b>', picture)
+    colours = style.partition_colours(run.traces.values(), ())
+    assert [(width, colour) for width, colour, _ in bars] == [
+        ("70.0", colours["small"]), ("70.0", colours["load"]),
+    ]  # fmt: skip
+    assert bars[0][2] == "30 µs"
+    lines = [
+        trace["line"]["color"]
+        for trace in figures_of(page)["latency-0"]["data"]
+        if trace["mode"] == "lines"
+    ]
+    assert lines == [colours["small"]]
+
+
+def test_an_escape_stands_above_the_picture_with_what_to_do(tmp_path):
+    trace = carved(make_trace(intended="small"))
+    body = html_report(make_run({"16 | rest": trace}), tmp_path / "r.html").read_text("utf-8")
+    assert '<li class="escape">' in body
+    assert body.index("ESCAPED") < body.index('class="picture"')
+    assert "give it a stream of small" in body
+    page = trace_report(trace, tmp_path / "t.html").read_text("utf-8")
+    assert page.index("ESCAPED") < page.index("<h2>")
+
+
+def test_provenance_stands_once(run, tmp_path):
+    page = without_plotly(html_report(run, tmp_path / "r.html").read_text("utf-8"))
+    assert page.count("measured on H200") == 1
+    table = page.partition("Where the times come from")[2]
+    assert table.count("<tr>") == 1 + len({"seen", "times", "records", "end", "versions", "notes"})
+    assert "shared: 120 received, 3 dropped" in table
+    assert "16 | rest: 3,000 received" in table
 
 
 def test_nothing_is_loaded_from_a_network(run, tmp_path):
@@ -153,7 +217,8 @@ def test_nothing_is_loaded_from_a_network(run, tmp_path):
 
 def test_plotly_is_in_the_page_once(run, tmp_path):
     page = html_report(run, tmp_path / "r.html").read_text(encoding="utf-8")
-    assert 4_000_000 < len(page) < 9_000_000
+    assert 1_000_000 < len(page) < 3_000_000
+    assert page.count('id="plotly"') == 1
 
 
 def test_simulated_is_announced_loudly(tmp_path):
@@ -209,9 +274,9 @@ def test_missing_evidence_is_told_and_not_an_error(tmp_path):
         tmp_path / "r.html",
     ).read_text(encoding="utf-8")
     assert "queued_ns" in body
-    assert "none finished" in body
+    assert "No kernel was recorded, so there is nothing to judge." in body
     assert "Stopped early." in body
-    page = trace_report(empty, tmp_path / "t.html").read_text(encoding="utf-8")
+    page = without_plotly(trace_report(empty, tmp_path / "t.html").read_text(encoding="utf-8"))
     assert "holds no finished kernel" in page
     assert "no spans" in page
 

@@ -387,7 +387,7 @@ def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):
                   "confines by construction", "Overlap <b>", "Gain <b>", "p50", "p90", "p99",
                   "n = 1,000", "TFLOP/s", "of its rate alone"):  # fmt: skip
         assert words in dashboard.verdicts.value, words
-    for words in ("TFLOP/s", "SIMULATED", "1000", "small", "load"):
+    for words in ("TFLOP/s", "SIMULATED", "1,000", "small", "load"):
         assert words in dashboard.results.value, words
     assert "Since the run before" not in dashboard.results.value
 

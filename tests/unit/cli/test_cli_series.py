@@ -1,0 +1,209 @@
+"""``gpuscope sweep`` and ``interference``: what they print, keep, and do after Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import sys
+
+import pytest
+
+import gpuscope as gs
+from gpuscope import cli
+from gpuscope.cli import series
+
+EXPERIMENT = {
+    "name": "trial",
+    "alone_repeats": 2,
+    "rounds": 1,
+    "streams": {"s": {}, "l": {}},
+    "workloads": {
+        "small": {"kind": "gemm", "m": 64, "n": 64, "k": 64, "stream": "s", "repeats": 5},
+        "load": {
+            "kind": "gemm", "m": 512, "n": 512, "k": 512, "stream": "l", "background": True,
+            "max_queued": 4,
+        },
+    },
+    "settings": {
+        "shared": {},
+        "carved": {
+            "partitions": {"a": 16, "b": "rest"},
+            "streams": {"s": {"partition": "a"}, "l": {"partition": "b"}},
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Call main() with arguments; returns exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gpuscope", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        written = capsys.readouterr()
+        return ended.value.code or 0, written.out, written.err
+
+    return call
+
+
+@pytest.fixture
+def trial(tmp_path):
+    path = tmp_path / "trial.json"
+    path.write_text(json.dumps(EXPERIMENT))
+    return path
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def interrupt_after(monkeypatch, calls):
+    """Press Ctrl-C when so many timed calls are done."""
+
+    @contextlib.contextmanager
+    def bar(_name):
+        def view(progress):
+            if progress.done >= calls:
+                raise KeyboardInterrupt
+
+        yield view
+
+    monkeypatch.setattr(series, "run_bar", bar)
+
+
+def test_the_version_is_told(command):
+    assert command("--version") == (0, f"gpuscope {gs.__version__}\n", "")
+
+
+# -- sweep --------------------------------------------------------------------------------
+def test_a_sweep_keeps_its_points_its_table_and_its_report(command, trial, tmp_path):
+    out = tmp_path / "out"
+    code, printed, _ = command(
+        "sweep", trial, "--vary", "partitions.a=8,16", "--device", "sim:h200", "--out", out
+    )
+    assert code == 0
+    assert names(out) == ["point-0000.parquet", "point-0001.parquet", "sweep.csv", "sweep.html"]
+    assert "p50 (µs)" in printed
+    assert "SIMULATED" in printed
+    assert f"wrote {out / 'sweep.html'}" in printed
+    with (out / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["partitions.a"] for row in rows] == ["8"] * 4 + ["16"] * 4
+    page = (out / "sweep.html").read_text("utf-8")
+    assert 'id="tradeoff-0"' in page
+    assert "SIMULATED, not measured." in page
+    assert len(gs.runs.load_sweep(out).table) == 8
+
+
+def test_a_sweep_as_json(command, trial, tmp_path):
+    code, printed, _ = command(
+        "sweep", trial, "--vary", "partitions.a=8", "--vary", 'workloads.load.dtype=["float32"]',
+        "--device", "sim:h200", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    facts = json.loads(printed)
+    assert code == 0
+    assert facts["stopped"] is False
+    assert {row["workloads.load.dtype"] for row in facts["rows"]} == {"float32"}
+
+
+def test_after_ctrl_c_a_sweep_goes_on_where_it_was_stopped(command, trial, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    varied = ("sweep", trial, "--vary", "partitions.a=8,16,24", "--device", "sim:h200")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 13)
+        code, printed, _ = command(*varied, "--out", out)
+    assert code == 1
+    assert "stopped early: this is what was measured until then" in printed
+    kept = set(names(out))
+    assert "point-0000.parquet" in kept
+    assert "point-0002.parquet" not in kept
+    assert "sweep.csv" in kept
+    assert "Stopped early." in (out / "sweep.html").read_text("utf-8")
+    before = (out / "point-0000.parquet").stat().st_mtime_ns
+    code, printed, _ = command(*varied, "--out", out)
+    assert code == 0
+    assert "stopped early" not in printed
+    assert (out / "point-0000.parquet").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ("partitions.a", "give a path and its values, as partitions.small=8,16"),
+        ("=8", "give a path and its values"),
+        ("partitions.a=[8", "that is no list"),
+        ("partitions.c=8", "no setting carves a partition 'c'"),
+        ("workloads.small.m=x", "workloads.small.m: should be a whole number"),
+    ],
+)
+def test_a_sweep_says_what_is_wrong_with_what_it_varies(command, trial, tmp_path, vary, words):
+    out = tmp_path / "out"
+    code, _, said = command("sweep", trial, "--vary", vary, "--device", "sim:h200", "--out", out)
+    assert code == 2
+    assert words in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("8,16", [8, 16]), ("0.5,1e3", [0.5, 1000.0]), ("float16,bfloat16", ["float16", "bfloat16"]),
+        ("true,rest", [True, "rest"]), ("25%,null", ["25%", "null"]), ('["a,b", 3]', ["a,b", 3]),
+    ],
+)  # fmt: skip
+def test_values_are_numbers_flags_or_texts(text, values):
+    assert series.varied(f"a.b={text}") == ("a.b", values)
+
+
+# -- interference -------------------------------------------------------------------------
+def test_interference_is_measured_on_the_partitions_of_a_setting(command, trial, tmp_path):
+    out = tmp_path / "out"
+    code, printed, _ = command(
+        "interference", trial, "--repeats", 3, "--rounds", 1, "--device", "sim:h200", "--out", out
+    )
+    assert code == 0
+    assert names(out) == ["interference.html", "interference.json"]
+    assert "given load" in printed
+    assert "a (16 SMs)" in printed
+    assert "b (116 SMs)" in printed
+    rows = json.loads((out / "interference.json").read_text("utf-8"))
+    assert [(row["a"], row["given b"]) for row in rows] == [("small", "load"), ("load", "small")]
+    assert 'id="interference"' in (out / "interference.html").read_text("utf-8")
+
+
+def test_a_setting_without_partitions_may_be_named(command, trial, tmp_path):
+    code, printed, _ = command(
+        "interference", trial, "--setting", "shared", "--repeats", 3, "--rounds", 1,
+        "--device", "sim:h200", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert code == 0
+    assert "whole GPU" in printed
+    code, _, said = command("interference", trial, "--setting", "other", "--device", "sim:h200")
+    assert code == 2
+    assert "--setting 'other': there are: 'shared', 'carved'" in said
+
+
+def test_a_workload_on_no_partition_is_refused(command, tmp_path):
+    settings = {"half": {"partitions": {"a": 16}, "streams": {"s": {"partition": "a"}}}}
+    path = tmp_path / "half.json"
+    path.write_text(json.dumps({**EXPERIMENT, "settings": settings}))
+    code, _, said = command("interference", path, "--device", "sim:h200", "--out", tmp_path / "out")
+    assert code == 2
+    assert "in setting 'half' 'load' run on no partition" in said
+
+
+def test_after_ctrl_c_interference_keeps_what_was_measured(command, trial, tmp_path, monkeypatch):
+    interrupt_after(monkeypatch, 4)
+    out = tmp_path / "out"
+    code, printed, _ = command(
+        "interference", trial, "--repeats", 3, "--rounds", 2, "--device", "sim:h200", "--out", out,
+        "--json",
+    )  # fmt: skip
+    assert code == 1
+    facts = json.loads(printed)
+    assert facts["stopped"] is True
+    assert any(row["interference"] is None for row in facts["rows"])
+    assert "Stopped early." in (out / "interference.html").read_text("utf-8")

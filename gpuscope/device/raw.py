@@ -425,6 +425,10 @@ class Backend(Protocol):
         """Release what is kept for the next use."""
         return
 
+    def among_captures(self) -> contextlib.AbstractContextManager[None]:
+        """Let this thread ask and wait for events in the block, whoever captures a stream."""
+        return contextlib.nullcontext()
+
     def current(self) -> contextlib.AbstractContextManager[None]:
         """Make the device current for libraries that ask which one is; restored on leaving."""
         return contextlib.nullcontext()

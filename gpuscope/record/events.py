@@ -8,6 +8,7 @@ What they do not know is stated, one-sided: the work began at ``start`` or up to
 from __future__ import annotations
 
 import statistics
+import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -15,27 +16,40 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec import Struct
 
+from gpuscope._fork import free_in_children
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
+from gpuscope.errors import GpuscopeError
 from gpuscope.record.clock import EventClock
 from gpuscope.record.rows import Row, Rows, keep, move, work_columns
 from gpuscope.record.source import Calibration, DeviceSource
 
 _TRIES = 31
+_ENOUGH = 2
+"""Spare events that a call takes."""
 _EMPTY_SOURCE = 'extern "C" __global__ void gpuscope_empty() {}'
 
 
-LATENCY_NS = 4_000
-"""From a launch call's return until its work starts on SMs that are free, at most; seen on an
-H200: 1 to 3 µs."""
-SUBMITTED_AFTER = 3
-"""A launch call hands its work to the GPU late: not in the first third of its time."""
-BEHIND_NS = 6_000
+# What follows was found by CUPTI's records of 5,300 launches of all kinds beside their events, on
+# an H200 (benchmarks/recording.py judges it): products, copies, graphs and other kernels, alone, in
+# queues, behind events of other streams and on two streams at once.
+LATENCY_NS = 3_000
+"""From a launch call's return until its work starts on SMs that are free, at most; seen: -5 to
+2.7 µs."""
+QUEUED_NS = 4_000
+"""From the opening event until work starts that was launched before it was reached, at most; seen:
+2.3 to 3.5 µs."""
+SUBMITTED_AFTER = 0.4
+"""A launch call hands its work to the GPU late: no work began in this share of its call, or sooner;
+that of 99 % began when 79 % or more had passed."""
+DONE_AFTER = 0.75
+"""Nor did work end in this share of its call, but for 0.4 % of them, whose calls were held up."""
+BEHIND_NS = 4_000
 """An event reached so much later than its record call returned had work before it; one that
-had none was reached after 2 to 3 µs."""
-CLOSING_NS = 4_000
-"""From the end of work until the event behind it is reached, at most; seen: 0.8 to 4 µs."""
+had none was reached after 0.8 to 3.1 µs."""
+CLOSING_NS = 3_000
+"""From the end of work until the event behind it is reached, at most; seen: 0.4 to 2.7 µs."""
 
 
 _FAR = np.iinfo(np.int64).max
@@ -60,6 +74,15 @@ class _Bracket(Struct, eq=False, gc=False):
     launching_ns: int = 0
     launched_ns: int = 0
     recorded_ns: int = 0
+    opened_ns: int = 0
+    closed_ns: int | None = None
+    """By the device's clock; set where both events were read, and may be others' by now."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for work that takes equally long; ``None`` where nothing tells."""
+        stream = self.call.stream
+        return _kind_of(self.call, stream.sm_count_target if stream is not None else 0)
 
     def seen(self, opened: int, closed: int, key: Hashable) -> Bracketed:
         stream = self.call.stream.id if self.call.stream is not None else None
@@ -104,17 +127,17 @@ class Bracketed:
 
 def bounds(
     launches: Sequence[Bracketed],
-    cost: BracketCost,
     shortest_ns: dict[Hashable, int],
     others: Sequence[Bracketed] = (),
 ) -> list[dict[str, int]]:
     """Return start, end and their one-sided uncertainties of bracketed launches.
 
-    Work starts after the opening event, and not before its launch call is well under way. It
-    ends before the closing event; shortly before, where the GPU reached that event long after
-    the host had recorded it, else anywhere between. It lasts at least as long as the shortest
-    run of its kind of which both ends were seen well. Where nothing else of ours was on the
-    GPU, it starts soon after its launch call returned.
+    Work starts after the opening event, and not before its launch call is well under way; it ends
+    when that call is nearly over, or later. It ends before the closing event; shortly before, where
+    the GPU reached that event long after the host had recorded it, else anywhere between. It lasts
+    at least as long as the shortest run of its kind of which both ends were seen well. Where
+    nothing else of ours was on the GPU, it starts soon after its launch call returned and the
+    opening event was reached.
 
     Parameters
     ----------
@@ -126,21 +149,21 @@ def bounds(
     contended = _contended([*launches, *others])[: len(launches)]
     times = []
     for launch, beside in zip(launches, contended, strict=True):
-        submitted = launch.launching + (launch.launched - launch.launching) // SUBMITTED_AFTER
-        start = min(max(launch.opened, submitted), launch.closed)
+        call_ns = launch.launched - launch.launching
+        start, done = (
+            min(max(launch.opened, launch.launching + int(share * call_ns)), launch.closed)
+            for share in (SUBMITTED_AFTER, DONE_AFTER)
+        )
         behind = launch.closed > launch.recorded + BEHIND_NS
-        # Launched before the GPU was ready for it: only the events' own cost lies between.
-        queued = launch.opened > launch.launched
-        begun = launch.opened + 2 * cost.empty_ns if queued else launch.launched + LATENCY_NS
+        begun = max(launch.launched + LATENCY_NS, launch.opened + QUEUED_NS)
         if behind and not beside and launch.key is not None:  # then both ends are known well
-            own = max(0, launch.closed - CLOSING_NS - max(launch.opened, begun))
+            own = max(0, launch.closed - CLOSING_NS - begun)
             shortest_ns[launch.key] = min(shortest_ns.get(launch.key, own), own)
-        shortest = min(shortest_ns.get(launch.key, 0), max(0, launch.closed - start))
-        latest = max(start, launch.closed - shortest)
+        shortest = min(shortest_ns.get(launch.key, 0), launch.closed - start)
+        latest = launch.closed - shortest
         if not beside:
-            ready = max(launch.opened, launch.launched)
-            latest = max(start, min(latest, ready + LATENCY_NS))
-        room = max(0, launch.closed - start - shortest)
+            latest = max(start, min(latest, begun))
+        room = launch.closed - max(done, start + shortest)
         times.append({
             "start_ns": start,
             "end_ns": launch.closed,
@@ -197,6 +220,11 @@ class EventSource(DeviceSource):
         self._spare: list[Event] = []
         self._open: dict[int, _Bracket] = {}
         self._closed: deque[_Bracket] = deque()
+        self._unread: deque[_Bracket] = deque()
+        """Those of them whose events who launches may read and use again."""
+        self._reusing = free_in_children(threading.RLock())
+        self._behind = 2
+        """So many launches behind, the GPU is taken to be done."""
         self._waiting: list[_Bracket] = []
         """Those of them that were looked at, and that the GPU had not reached the end of."""
         self._read_out: list[_Bracket] = []
@@ -263,11 +291,31 @@ class EventSource(DeviceSource):
         self._record(event.raw, call.stream.raw, 0)
         bracket.launched_ns = ended_ns = call.end_ns or bracket.launching_ns
         bracket.recorded_ns = self._now_ns()
+        self._unread.append(bracket)  # first: what a reader took is not reused
         self._closed.append(bracket)
         self._open.pop(call.correlation, None)  # what stays there was never closed
+        if len(self._spare) < _ENOUGH and len(self._unread) >= self._behind:
+            self._reuse()
         clock = self._clock
         if clock is not None and ended_ns >= clock.stale_ns:
             clock.keep_fresh(ended_ns)
+
+    def _reuse(self) -> None:
+        """Read the oldest bracket, if it is over, so that the next call needs no new events.
+
+        The GPU has work by now, so that who waits for it does not wait for this.
+        """
+        with self._reusing:
+            if not self._unread:
+                return
+            bracket = self._unread.popleft()
+            try:  # asking whether it is over would spoil a capture of this thread
+                bracket.opened_ns, bracket.closed_ns = self._times(bracket)
+            except GpuscopeError:
+                self._unread.appendleft(bracket)
+                self._behind = 2 * len(self._unread)
+                return
+        self._give_back(bracket)
 
     @property
     def unfinished(self) -> list[Call]:
@@ -278,46 +326,74 @@ class EventSource(DeviceSource):
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that :meth:`drain` does next."""
         self.settle()
-        move(self._closed, self._waiting)
+        with self._device.backend.among_captures():
+            self._running_clock.look_again()
+        with self._reusing:
+            move(self._closed, self._waiting)
+            self._unread.clear()
         return keep(self, "_waiting", "_read_out", "_shortest_ns", "_past")
 
     def settle(self) -> None:
         """Give the events back of what was handed out."""
         while self._read_out:
             bracket = self._read_out.pop()
-            self._spare += [event for event in (bracket.before, bracket.after) if event is not None]
+            if bracket.closed_ns is None:
+                self._give_back(bracket)
+
+    def _give_back(self, bracket: _Bracket) -> None:
+        self._spare += [event for event in (bracket.before, bracket.after) if event is not None]
+
+    def _is_over(self, bracket: _Bracket) -> bool:
+        assert bracket.after is not None  # noqa: S101 - set before it was queued
+        return self._device.backend.event_done(bracket.after.raw)
 
     def drain(self, rows: Rows) -> None:
         """Turn the brackets that are done into rows."""
-        done: list[tuple[Call, Bracketed]] = []
+        done: list[_Bracket] = []
         still: list[_Bracket] = []
-        for bracket in self._waiting:
-            assert bracket.after is not None  # noqa: S101 - set before it was queued
-            if not self._device.backend.event_done(bracket.after.raw):
-                still.append(bracket)
-                continue
-            done.append((bracket.call, self._read(bracket)))
-            self._read_out.append(bracket)
+        times: list[tuple[int, int]] = []
+        with self._device.backend.among_captures():
+            for bracket in self._waiting:
+                opened_ns, closed_ns = bracket.opened_ns, bracket.closed_ns
+                if closed_ns is None:
+                    if not self._is_over(bracket):
+                        still.append(bracket)
+                        continue
+                    opened_ns, closed_ns = self._times(bracket)
+                done.append(bracket)
+                times.append((opened_ns, closed_ns))
+                self._read_out.append(bracket)
         self._waiting = still
         running = [bracket.seen(bracket.launching_ns, _FAR, None) for bracket in still]
-        read = [launch for _, launch in done]
-        spans = bounds(read, self.cost, self._shortest_ns, [*self._past, *running])
+        unix = self._running_clock.to_unix(np.array(times, np.int64).reshape(-1, 2)).tolist()
+        read = [
+            bracket.seen(opened_ns, closed_ns, bracket.kind)
+            for bracket, (opened_ns, closed_ns) in zip(done, unix, strict=True)
+        ]
+        spans = bounds(read, self._shortest_ns, [*self._past, *running])
         since = min((bracket.launching_ns for bracket in still), default=_FAR)
         self._past = [launch for launch in [*self._past, *read] if launch.closed > since]
         if rows.since_ns > since:
             self._past = _enveloped(self._past, rows.since_ns)
-        for (call, _), times in zip(done, spans, strict=True):
+        for bracket, bounded in zip(done, spans, strict=True):
             rows.cut()
-            row: Row = {**work_columns(call, self._device.info), **times, "source": self.name}
+            columns = work_columns(bracket.call, self._device.info)
+            row: Row = {**columns, **bounded, "source": self.name}
             rows.spans.append(row)
 
-    def _read(self, bracket: _Bracket) -> Bracketed:
-        call = bracket.call
-        assert bracket.after is not None  # noqa: S101 - as above
-        opened = self._running_clock.unix_ns(bracket.before, call.start_ns)
+    def _times(self, bracket: _Bracket) -> tuple[int, int]:
+        """Read when the GPU reached both events, by its clock."""
+        assert bracket.after is not None  # noqa: S101 - set before it was queued
+        opened = self._running_clock.device_ns(bracket.before, bracket.call.start_ns)
         length = self._device.backend.elapsed_ns(bracket.before.raw, bracket.after.raw)
-        place = call.stream.sm_count_target if call.stream is not None else 0
-        return bracket.seen(opened, opened + length, _kind_of(call, place))
+        return opened, opened + length
+
+    def finish(self, *, wait: bool) -> None:
+        """Compare the clocks once more."""
+        del wait
+        if self._clock is not None:
+            with self._device.backend.among_captures():
+                self._clock.look()
 
     def close(self) -> dict[str, Calibration]:
         """Destroy the events; returns the clock's calibration and the bracket's cost."""

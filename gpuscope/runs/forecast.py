@@ -173,10 +173,11 @@ def as_trace(
     place = {int(number): position for position, number in enumerate(ids)}
     keep = np.isin(kinds, _WARPED)
     _warp(trace, found, done, start, end)
+    recorded_end = trace.array("end_ns", fill=-1)
     for number, works in found.handles.items():
         row, done_ns = place[number], max(work.end_ns for work in works)
-        if end[row] >= 0 and done_ns <= int(trace.array("end_ns", fill=-1)[row]):
-            seen_ns = int(trace.array("end_ns", fill=-1)[row]) - done_ns
+        seen_ns = int(recorded_end[row]) - done_ns
+        if end[row] >= 0 and seen_ns >= 0:
             end[row] = max(done.times_ns[work][1] for work in works) + seen_ns
     stream, queued = trace.array("stream", fill=-1).copy(), trace.array("queued_ns", fill=-1).copy()
     partition = np.array(trace.texts("partition"), dtype=object)

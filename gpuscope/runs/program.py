@@ -8,10 +8,12 @@ that.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from gpuscope.workloads.recorded import WORK, Recorded, Row, finished_rows
 
 _ORDERING = ("event wait", "graph", "legacy default stream")
 _WAITS = -1
+_Where: TypeAlias = frozenset[int] | str | None
 _SEEN_NS = 50_000
 """An event's wait that the trace does not explain was for work that ended that long before."""
 
@@ -193,8 +196,9 @@ def program(
     for work in works:
         work.sm_count = known.sm_count(work.row)
         work.alone_ns = float(max(1, work.end_ns - work.start_ns))
-    _note_beside(works, trace)
-    _note_gaps(found)
+    where = {work: _where(trace, work.row) for work in works}
+    _note_beside(works, where)
+    _note_gaps(found, where)
     for work in works:
         if work.row["kind"] == "kernel":
             work.kernel = known.kernel(work.row, work.alone_ns)
@@ -223,6 +227,9 @@ def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list
             launched[edge["from"]].append(by_id[edge["to"]])
         elif edge["kind"] == "host wait" and edge["from"] in by_id:
             waited[edge["to"]].append(by_id[edge["from"]])
+    lanes: dict[tuple[int, int], list[Work]] = defaultdict(list)
+    for work in by_id.values():
+        lanes[work.lane].append(work)
     calls: list[Call] = []
     for number, row in of_row.items():
         thread = (row["process"] or 0, row["thread"] or 0, "")
@@ -237,7 +244,7 @@ def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list
             calls.append(call)
         elif row["kind"] == "sync":
             calls.append(Call(thread, row["start_ns"], row["end_ns"], took_ns))
-            calls[-1].waits_for = waited[number] or _awaited(row, by_id.values())
+            calls[-1].waits_for = waited[number] or _awaited(row, lanes)
     for call in calls:
         done_ns = max((work.end_ns for work in call.waits_for), default=0)
         if call.waits_for and not call.launches:
@@ -281,26 +288,23 @@ def _note_polls(found: Program, rows: Iterable[Row]) -> None:
             )
 
 
-def _awaited(row: Row, works: Iterable[Work]) -> list[Work]:
+def _awaited(row: Row, lanes: Mapping[tuple[int, int], list[Work]]) -> list[Work]:
     """Return the work that a wait of a host thread was for, where no edge says it."""
-    same = [
-        work
-        for work in works
-        if row["stream"] in (None, work.row["stream"]) and work.start_ns < row["end_ns"]
-    ]
-    if row["stream"] is None and "event" in row["name"].lower():
-        same = [work for work in same if row["end_ns"] - _SEEN_NS <= work.end_ns <= row["end_ns"]]
-        return [max(same, key=lambda work: work.end_ns)] if same else []
-    last: dict[tuple[int, int], Work] = {}
-    for work in same:
-        if work.end_ns <= row["end_ns"]:
-            last[work.lane] = work
-    return list(last.values())
+    last: list[Work] = []
+    name = row["name"].lower()
+    everything = row["stream"] is None or "device" in name or "context" in name
+    for (stream, _), works in lanes.items():
+        if everything or row["stream"] == stream:
+            count = bisect_right(works, row["end_ns"], key=lambda work: work.end_ns)
+            last += works[max(0, count - 1) : count]
+    if last and row["stream"] is None and "event" in name:
+        latest = max(last, key=lambda work: work.end_ns)
+        return [latest] if latest.end_ns >= row["end_ns"] - _SEEN_NS else []
+    return last
 
 
-def _note_beside(works: list[Work], trace: Trace) -> None:
+def _note_beside(works: list[Work], where: Mapping[Work, _Where]) -> None:
     """Note who ran beside others on the same SMs, and its time without them."""
-    where = {work: _where(trace, work.row) for work in works}
     kernels = [work for work in works if work.row["kind"] != "memcpy"]
     running: list[Work] = []
     shared: dict[Work, list[Work]] = defaultdict(list)
@@ -315,24 +319,25 @@ def _note_beside(works: list[Work], trace: Trace) -> None:
     for work in kernels:
         if not shared[work]:
             usual[_same(work)].append(work.alone_ns)
+    medians = {key: float(np.median(times)) for key, times in usual.items()}
     for work, others in shared.items():
         work.beside = True
-        times = usual.get(_same(work))
-        work.alone_ns = float(np.median(times)) if times else _without(work, others)
+        alone_ns = medians.get(_same(work))
+        work.alone_ns = _without(work, others) if alone_ns is None else alone_ns
 
 
 def _same(work: Work) -> tuple[object, ...]:
     return work.row["name"], work.row["launch_config"], work.sm_count
 
 
-def _where(trace: Trace, row: Row) -> frozenset[int] | str | None:
+def _where(trace: Trace, row: Row) -> _Where:
     """Return the SMs of a row's partition, or its name; ``None`` for all."""
     if row["partition"] is None:
         return None
     return frozenset(trace.metadata.partition(row["partition"]).sm_ids) or str(row["partition"])
 
 
-def _meet(a: frozenset[int] | str | None, b: frozenset[int] | str | None) -> bool:
+def _meet(a: _Where, b: _Where) -> bool:
     if a is None or b is None or a == b:
         return True
     return isinstance(a, frozenset) and isinstance(b, frozenset) and bool(a & b)
@@ -364,7 +369,7 @@ def _without(work: Work, others: Iterable[Work]) -> float:
     return max(1.0, alone_ns)
 
 
-def _note_gaps(found: Program) -> None:
+def _note_gaps(found: Program, where: Mapping[Work, _Where]) -> None:
     """Say for each piece of work what held it until it started."""
     last: dict[tuple[int, int], Work] = {}
     free: dict[Work, int | None] = {}
@@ -383,7 +388,7 @@ def _note_gaps(found: Program) -> None:
     found.gap_ns = min(usual_ns, int(np.quantile(gaps, 0.1))) if gaps else usual_ns
     if delays:
         found.latency_ns = max(0, int(np.quantile(delays, 0.05)))
-    busy = [work for work in found.works if work.beside]
+    ready: dict[Work, int] = {}
     for work in found.works:
         free_ns = free[work]
         if work.call is None:
@@ -402,11 +407,23 @@ def _note_gaps(found: Program) -> None:
             work.by_stream = free_ns is not None and free_ns + gap_ns > launched_ns
             work.gap_ns, work.latency_ns = gap_ns, launched_ns - called_ns
             work.late_ns = work.start_ns - ready_ns
-        if work.start_ns - ready_ns > found.gap_ns:
-            work.waited_for_sms = any(
-                other is not work
-                and other.lane != work.lane
-                and other.start_ns < work.start_ns
-                and other.end_ns > ready_ns
-                for other in busy or found.works
-            )
+        ready[work] = ready_ns
+    _note_waits_for_sms(found.works, ready, where, found.gap_ns)
+
+
+def _note_waits_for_sms(
+    works: list[Work], ready: Mapping[Work, int], where: Mapping[Work, _Where], gap_ns: int
+) -> None:
+    """Note who was late while work of other streams held its SMs."""
+    latest_ns = list(accumulate((work.end_ns for work in works), max))
+    for number, work in enumerate(works):
+        if work.start_ns - ready[work] <= gap_ns:
+            continue
+        for at in range(number - 1, -1, -1):
+            if latest_ns[at] <= ready[work]:
+                break  # all before ended
+            other = works[at]
+            held = other.end_ns > ready[work] and other.row["kind"] != "memcpy"
+            if held and other.lane != work.lane and _meet(where[work], where[other]):
+                work.waited_for_sms = True
+                break

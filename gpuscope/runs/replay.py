@@ -163,9 +163,9 @@ class _Player:
             took_ns = float(work.end_ns - work.start_ns)
             if work.kernel is not None and work.kernel.scale != 1.0:
                 took_ns *= work.kernel.duration_ns(work.sm_count) / work.alone_ns
-            engine = f"work {number}"
-            if work.row["kind"] == "memcpy":
-                engine = f"{work.row['copy_kind']} {stream.handle if kept else ''}"
+            engine = f"lane {stream.handle}"
+            if work.row["kind"] == "memcpy" and not kept:
+                engine = str(work.row["copy_kind"])
             return CopyOp(
                 stream, 0, number, work.row["name"], None, 1, max(1, round(took_ns * factor)),
                 engine=engine, gap_ns=gap_ns,

@@ -120,8 +120,10 @@ class Scaling:
 SCALING = Scaling()
 _BUSY = {"tiles": 0.2, "persistent": 0.3}
 """Kind → its share of the memory's bandwidth on all SMs, where the roof does not say it."""
-_STALL = {"tiles": 0.25, "persistent": 0.25}
-_USUAL_STALL = 0.65
+_STALL = {"product": 0.25, "tiles": 0.25, "persistent": 0.35, "tile": 0.4, "attention": 0.5}
+_USUAL_STALL = 1.0
+"""How much longer a block takes while others use all of the bandwidth: kernels that fetch ahead
+stall less. Chosen for the pairs of ``benchmarks/what_if.py``."""
 _SPREAD = {"tiles": 0.12, "tile": 0.1, "persistent": 0.15, "attention": 0.15, "many": 0.12}
 _USUAL_SPREAD = 0.3
 """How far off nine of ten times are, per kind, by how much fewer SMs there are."""
@@ -329,7 +331,7 @@ class RecordedKernel:
             modelled = self._gemm(sm_count, self.scale)
             tile_ns = modelled.block_ns * duration_ns / modelled.alone_ns(sm_count)
             return replace(
-                modelled, block_ns=max(1, round(tile_ns)), stall=_STALL["tiles"], gap_ns=gap_ns
+                modelled, block_ns=max(1, round(tile_ns)), stall=_STALL["product"], gap_ns=gap_ns
             )
         occupied = self._occupied(sm_count)
         waves = -(-occupied // sm_count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 from pathlib import Path
 
@@ -289,3 +290,48 @@ def test_a_recording_runs_on_simulated_gpus_only():
     gpu = gs.open_device("sim:h200", quiet=True)
     with pytest.raises(MissingEvidence, match="no finished kernel in stream 'c'"):
         RecordedWork(gpu, trace, of_stream="c")
+
+
+def test_what_pytorch_recorded_is_as_it_was_and_on_fewer_sms_its_wait_lasts_longer(tmp_path):
+    events = []
+    host_us, gpu_us = 1000.0, 1100.0
+    for number in range(20):
+        same = {"correlation": number + 1, "External id": number}
+        events.append(_complete("cuda_runtime", "cudaLaunchKernel", host_us, 4, same))
+        gpu_us = max(gpu_us + 1, host_us + 9)
+        launch = {
+            "device": 0, "stream": 7, "context": 1, "grid": [4096, 1, 1], "block": [256, 1, 1],
+            "registers per thread": 32, "shared memory": 0,
+        }  # fmt: skip
+        events.append(_complete("kernel", "softmax", gpu_us, 20 + number % 3, same | launch, pid=0))
+        gpu_us += 20 + number % 3
+        host_us += 12
+    last = {"correlation": 99}
+    took_us = gpu_us + 6 - host_us
+    events.append(_complete("cuda_runtime", "cudaDeviceSynchronize", host_us, took_us, last))
+    last["device"] = 0
+    events.append(_complete("cuda_sync", "Context Sync", host_us, took_us, last, pid=0))
+    path = tmp_path / "pytorch.json"
+    gpu = {"id": 0, "name": "NVIDIA H200", "numSms": 132}
+    path.write_text(
+        json.dumps({"schemaVersion": 1, "deviceProperties": [gpu], "traceEvents": events})
+    )
+    trace = gs.load_trace(path)
+    assert_as_it_was(trace)
+    halved = gs.what_if(trace, partitions={"p": 64}, streams={"7": {"partition": "p"}})["forecast"]
+    assert 1.7 < span_ns(halved) / span_ns(trace) < 2.3
+    waited = [one.where(kind="sync").array("end_ns")[0] for one in (trace, halved)]
+    ended = [times(one)[1].max() for one in (trace, halved)]
+    assert waited[1] - ended[1] == waited[0] - ended[0]
+
+
+def _complete(category, name, start_us, took_us, args, *, pid=1):
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": 7 if pid == 0 else 1,
+        "ts": start_us, "dur": took_us, "args": args,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["again.json", "again.sqlite", "again.parquet"])
+def test_what_was_exported_and_read_again_is_as_it_was(name, tmp_path):
+    assert_as_it_was(gs.load_trace(gs.export(record(), tmp_path / name)))

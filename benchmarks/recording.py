@@ -472,6 +472,7 @@ def mixed_pairs(gpu: Any) -> dict[str, Any]:
         with gs.profile(gpu, source="events") as events:
             gpu.synchronize()
             collector.begin(1, lambda _, raw: taken.append(raw), apis="launches", limit=2 << 30)
+            noted = collector.notes_launches
             for number in range(2000):
                 work = works[int(rng.integers(len(works)))]
                 work.execute(stream=(one, two)[int(rng.integers(2))])
@@ -485,9 +486,10 @@ def mixed_pairs(gpu: Any) -> dict[str, Any]:
     kernels, apis = [], []
     for raw in taken:
         read = layout.read_records(raw, layout.find_records(raw, collector.sizes))
-        kernels.append(read[layout.KERNEL])
-        apis += [read[kind] for kind in (layout.RUNTIME, layout.DRIVER) if kind in read]
-    exact, api = tables.join_columns(kernels), tables.join_columns(apis)
+        kernels += [read[layout.KERNEL]] if layout.KERNEL in read else []
+        apis.append(tables.apis_of(read, noted=noted))
+    exact = tables.join_columns(kernels)
+    api = tables.join_columns([part for part in apis if part is not None])
     launched_by = match(exact["correlation"], api["correlation"])
     middle = (api["start"] + api["end"])[launched_by].astype(np.int64) // 2
     stated = events.trace.where(kind="kernel")

@@ -1,4 +1,5 @@
-/* What runs at every launch, in C: guards, ranges, matrix products. gpuscope._fastpath, optional.
+/* What runs at every launch, in C: guards, ranges, matrix products, and noting that it was made.
+ * gpuscope._fastpath, optional.
  *
  * What is rare stays in Python: a guard under an event loop or one that is left out of order goes to
  * the methods `_enter` and `_exit` of its class; a range that is a row
@@ -12,6 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <structmember.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 
 /* -- what caller.py gives -------------------------------------------------------------- */
 static PyObject *slot;             /* namespace of the process's slot: `watchers` is read each time */
@@ -1359,6 +1364,261 @@ serve_events(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* -- launches: what record/cupti/library.py gives ------------------------------------------------ */
+/* CUPTI calls note_launch around each launch, which writes what CUPTI would record of it. CUPTI's
+ * own records of API calls make every call dearer, also those that are left out. */
+typedef int (*GetTimestamp)(uint64_t *now);
+
+typedef struct { /* CUpti_CallbackData */
+    int is_exit;
+    const char *function;
+    const void *arguments;
+    const uint32_t *returned;
+    const char *symbol;
+    void *context;
+    uint32_t context_id;
+    uint64_t *kept;
+    uint32_t correlation;
+} CallbackData;
+
+typedef struct { /* CUpti_ActivityAPI, but for the kind: see layout.py */
+    uint32_t kind, callback;
+    uint64_t start, end;
+    uint32_t process, thread, correlation, returned;
+} Launch;
+
+enum { DRIVER, RUNTIME, DOMAINS };
+static const uint32_t launch_kinds[DOMAINS] = {0x1004, 0x1005};
+
+#define LAUNCHES 1600
+typedef struct Page {
+    struct Page *next; /* set when this one is full */
+    uint32_t used;
+    Launch launches[LAUNCHES];
+} Page;
+
+/* One thread writes, whoever holds `writers_lock` reads. */
+typedef struct Writer {
+    struct Writer *next;
+    Page *first, *last; /* the reader's, and the thread's */
+    uint32_t read;      /* of the first */
+    uint32_t process, thread;
+    int is_over; /* the thread ended */
+    uint32_t correlations[DOMAINS]; /* of the calls that it is in; 0: none */
+    uint64_t starts[DOMAINS];
+} Writer;
+
+static GetTimestamp get_timestamp;
+static Writer *writers;
+static pthread_mutex_t writers_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_key_t writer_key; /* ends a writer with its thread */
+static __thread Writer *own_writer;
+static size_t page_bytes, most_page_bytes, launches_dropped;
+
+static Page *
+new_page(void)
+{
+    Page *page = NULL;
+    if (__atomic_add_fetch(&page_bytes, sizeof(Page), __ATOMIC_RELAXED) <=
+        __atomic_load_n(&most_page_bytes, __ATOMIC_RELAXED))
+        page = malloc(sizeof(Page));
+    if (page == NULL) {
+        __atomic_sub_fetch(&page_bytes, sizeof(Page), __ATOMIC_RELAXED);
+        __atomic_add_fetch(&launches_dropped, 1, __ATOMIC_RELAXED);
+        return NULL;
+    }
+    page->next = NULL;
+    page->used = 0;
+    return page;
+}
+
+static void
+free_page(Page *page)
+{
+    free(page);
+    __atomic_sub_fetch(&page_bytes, sizeof(Page), __ATOMIC_RELAXED);
+}
+
+static void
+end_writer(void *writer)
+{
+    own_writer = NULL; /* another destructor may launch, too */
+    __atomic_store_n(&((Writer *)writer)->is_over, 1, __ATOMIC_RELEASE);
+}
+
+static Writer *
+new_writer(void)
+{
+    Writer *writer = calloc(1, sizeof(Writer));
+    Page *page = writer == NULL ? NULL : new_page();
+    if (page == NULL || pthread_setspecific(writer_key, writer) != 0) {
+        if (page != NULL)
+            free_page(page);
+        free(writer);
+        return NULL;
+    }
+    writer->first = writer->last = page;
+    writer->process = (uint32_t)getpid();
+#ifdef __linux__
+    writer->thread = (uint32_t)syscall(SYS_gettid);
+#endif
+    pthread_mutex_lock(&writers_lock);
+    writer->next = writers;
+    writers = writer;
+    pthread_mutex_unlock(&writers_lock);
+    own_writer = writer;
+    return writer;
+}
+
+/* CUpti_CallbackFunc: any thread, with the GIL or without. */
+static void
+note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const CallbackData *data)
+{
+    Writer *writer = own_writer;
+    int which = domain - 1; /* CUPTI_CB_DOMAIN_DRIVER_API is 1, the runtime's 2 */
+    if (which < 0 || which >= DOMAINS || data->correlation == 0 ||
+        (writer == NULL && (data->is_exit || (writer = new_writer()) == NULL)))
+        return;
+    if (!data->is_exit) {
+        if (which == DRIVER && writer->correlations[RUNTIME] == data->correlation)
+            return; /* how the runtime does it */
+        writer->correlations[which] = data->correlation;
+        get_timestamp(&writer->starts[which]);
+        return;
+    }
+    if (writer->correlations[which] != data->correlation)
+        return;
+    writer->correlations[which] = 0;
+    Page *page = writer->last;
+    if (page->used == LAUNCHES) {
+        Page *next = new_page();
+        if (next == NULL)
+            return;
+        __atomic_store_n(&page->next, next, __ATOMIC_RELEASE);
+        page = writer->last = next;
+    }
+    Launch *launch = &page->launches[page->used];
+    launch->kind = launch_kinds[which];
+    launch->callback = callback;
+    launch->start = writer->starts[which];
+    get_timestamp(&launch->end);
+    launch->process = writer->process;
+    launch->thread = writer->thread;
+    launch->correlation = data->correlation;
+    launch->returned = data->returned == NULL ? 0 : *data->returned;
+    __atomic_store_n(&page->used, page->used + 1, __ATOMIC_RELEASE);
+}
+
+/* Count what a writer has for the reader; copy as much of it as there is room for, and free what
+ * was read, if there is a place. */
+static size_t
+read_writer(Writer *writer, Launch *into, size_t room)
+{
+    size_t count = 0;
+    Page *page = writer->first;
+    uint32_t read = writer->read;
+    for (;;) {
+        uint32_t used = __atomic_load_n(&page->used, __ATOMIC_ACQUIRE);
+        size_t more = used - read;
+        if (into != NULL && more > room - count)
+            more = room - count;
+        if (into != NULL)
+            memcpy(into + count, page->launches + read, more * sizeof(Launch));
+        count += more;
+        read += (uint32_t)more;
+        Page *next = __atomic_load_n(&page->next, __ATOMIC_ACQUIRE);
+        if (read < LAUNCHES || next == NULL)
+            break;
+        if (into != NULL)
+            free_page(page);
+        page = next;
+        read = 0;
+    }
+    if (into != NULL) {
+        writer->first = page;
+        writer->read = read;
+    }
+    return count;
+}
+
+static size_t
+read_writers(Launch *into, size_t room)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&writers_lock);
+    for (Writer **at = &writers; *at != NULL;) {
+        Writer *writer = *at;
+        int is_over = __atomic_load_n(&writer->is_over, __ATOMIC_ACQUIRE);
+        count += read_writer(writer, into == NULL ? NULL : into + count, room - count);
+        if (into != NULL && is_over && read_writer(writer, NULL, 0) == 0) {
+            *at = writer->next;
+            free_page(writer->first);
+            free(writer);
+        } else
+            at = &writer->next;
+    }
+    pthread_mutex_unlock(&writers_lock);
+    return count;
+}
+
+/* take_launches(into, next_number) -> how many were dropped since the last time. Appends (number,
+ * records) of what was noted since then, if anything was: no interrupt comes between. */
+static PyObject *
+take_launches(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *list, *next_number;
+    if (!PyArg_ParseTuple(args, "O!O:take_launches", &PyList_Type, &list, &next_number))
+        return NULL;
+    size_t dropped = __atomic_exchange_n(&launches_dropped, 0, __ATOMIC_RELAXED);
+    if (read_writers(NULL, 0) > 0) {
+        PyObject *number = PyObject_CallNoArgs(next_number);
+        PyObject *item = number == NULL ? NULL : PyTuple_Pack(2, number, Py_None);
+        size_t count = item == NULL ? 0 : read_writers(NULL, 0);
+        PyObject *records = item == NULL ? NULL
+                                         : PyBytes_FromStringAndSize(
+                                               NULL, (Py_ssize_t)(count * sizeof(Launch)));
+        int taken = records != NULL && PyList_Append(list, item) == 0;
+        if (taken) {
+            read_writers((Launch *)(void *)PyBytes_AS_STRING(records), count);
+            PyTuple_SET_ITEM(item, 1, Py_NewRef(records));
+        }
+        Py_XDECREF(number);
+        Py_XDECREF(item);
+        Py_XDECREF(records);
+        if (!taken) {
+            __atomic_add_fetch(&launches_dropped, dropped, __ATOMIC_RELAXED);
+            return NULL;
+        }
+    }
+    return PyLong_FromSize_t(dropped);
+}
+
+/* limit_launches(bytes): what is not taken yet may take that much memory. */
+static PyObject *
+limit_launches(PyObject *Py_UNUSED(module), PyObject *bytes)
+{
+    size_t most = PyLong_AsSize_t(bytes);
+    if (PyErr_Occurred())
+        return NULL;
+    __atomic_store_n(&most_page_bytes, most, __ATOMIC_RELAXED);
+    Py_RETURN_NONE;
+}
+
+/* serve_launches(address of cuptiGetTimestamp) -> address of note_launch */
+static PyObject *
+serve_launches(PyObject *Py_UNUSED(module), PyObject *address)
+{
+    static int has_key;
+    void *at = PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!has_key && pthread_key_create(&writer_key, end_writer) != 0)
+        return PyErr_NoMemory();
+    has_key = 1;
+    get_timestamp = (GetTimestamp)(uintptr_t)at;
+    return PyLong_FromVoidPtr((void *)(uintptr_t)note_launch);
+}
+
 /* -- the module --------------------------------------------------------------------------- */
 static PyObject *
 serve_guards(PyObject *Py_UNUSED(module), PyObject *args)
@@ -1413,6 +1673,9 @@ static PyMethodDef methods[] = {
     {"serve_events", serve_events, METH_VARARGS, NULL},
     {"record", (PyCFunction)(void (*)(void))record, METH_FASTCALL, NULL},
     {"mm_out", (PyCFunction)(void (*)(void))mm_out, METH_FASTCALL, NULL},
+    {"serve_launches", serve_launches, METH_O, NULL},
+    {"limit_launches", limit_launches, METH_O, NULL},
+    {"take_launches", take_launches, METH_VARARGS, NULL},
     {NULL},
 };
 

@@ -40,10 +40,11 @@ NAMES = {
     RUNTIME_API: {
         211: "cudaLaunchKernel_v7000", 41: "cudaMemcpyAsync_v3020", 51: "cudaMemsetAsync_v3020",
         311: "cudaGraphLaunch_v10000", 16: "cudaGetDevice_v3020",
+        317: "cudaStreamBeginCapture_v10000",
     },
     DRIVER_API: {307: "cuLaunchKernel", 279: "cuMemcpyDtoH_v2", 126: "cuStreamSynchronize"},
 }  # fmt: skip
-LAUNCH, COPY, SET, GRAPH, OTHER = 211, 41, 51, 311, 16
+LAUNCH, COPY, SET, GRAPH, OTHER, CAPTURE = 211, 41, 51, 311, 16, 317
 """Numbers of the runtime's calls above."""
 DRIVER_LAUNCH, DRIVER_COPY, DRIVER_SYNC = 307, 279, 126
 DEFAULT_STREAM = 7
@@ -94,8 +95,15 @@ def recorded():
 class FakeCupti:
     """The state of libcupti in a process."""
 
-    def __init__(self, version=VERSION):
+    def __init__(self, version=VERSION, *, notes=True):
         self.version = version
+        self.notes = notes
+        """Whether launches can be noted in its place."""
+        self.noting = ()
+        """Whose launches are."""
+        self.noted, self.untold = [], 0
+        """Records of launches that were noted, and how many could not be."""
+        self.room = 1 << 40
         self.sizes = layout.record_sizes(version)
         self.holder = None
         """Name of whoever holds the subscription."""
@@ -129,6 +137,7 @@ class FakeCupti:
     def write(self, kind, **fields):
         """Record something, if its kind is enabled."""
         with self._lock:
+            self._note(kind, fields)
             level = self.enabled.get(kind)
             if level is None or self.mute or self.callbacks is None:
                 return
@@ -146,6 +155,22 @@ class FakeCupti:
                 return
             ctypes.memmove(self._at + self._used, data.ctypes.data, len(data))
             self._used += len(data)
+
+    def _note(self, kind, fields):
+        domain = {layout.RUNTIME: RUNTIME_API, layout.DRIVER: DRIVER_API}.get(kind)
+        callback = fields.get("callback")
+        if domain in self.noting and (_launches(kind, callback) or callback == CAPTURE):
+            data = record(0x1000 + kind, self.sizes, **fields)
+            if sum(map(len, self.noted)) + len(data) > self.room:
+                self.untold += 1
+            else:
+                self.noted.append(data.tobytes())
+
+    @property
+    def collects(self):
+        """What arrives of each kind: "all" or "launches"."""
+        kinds = {RUNTIME_API: layout.RUNTIME, DRIVER_API: layout.DRIVER}
+        return {kinds[domain]: "launches" for domain in self.noting} | self.enabled
 
     def _ask(self):
         at, size, most = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t(9)
@@ -174,7 +199,7 @@ class FakeCupti:
     @property
     def at_rest(self):
         """Whether nothing of a client is left."""
-        return (self.holder, self.enabled, self.zeroed, self.thread_ids) == (None, {}, False, 0)
+        return (self.holder, self.collects, self.zeroed, self.thread_ids) == (None, {}, False, 0)
 
 
 def _launches(kind, callback):
@@ -209,7 +234,28 @@ class FakeLibrary:
     def unsubscribe(self, handle):
         self._does("unsubscribe")
         assert handle.owner == self.cupti.holder == self.name
-        self.cupti.holder = None
+        self.cupti.holder, self.cupti.noting = None, ()
+
+    @property
+    def notes_launches(self):
+        return self.cupti.notes
+
+    def note_launches(self, handle, *domains):
+        self._does("note_launches")
+        assert handle.owner == self.cupti.holder == self.name
+        self.cupti.noting = domains
+
+    def limit_launches(self, nbytes):
+        self.cupti.room = nbytes
+
+    def take_launches(self, into, next_number):
+        self._does("take_launches")
+        with self.cupti._lock:
+            if self.cupti.noted:
+                into.append((next_number(), b"".join(self.cupti.noted)))
+                self.cupti.noted.clear()
+            untold, self.cupti.untold = self.cupti.untold, 0
+        return untold
 
     def register(self, requested, completed):
         self._does("register")
@@ -518,9 +564,9 @@ class World:
         Puts everything back.
     """
 
-    def __init__(self, monkeypatch, *, gpus=1, ranges=True, version=VERSION):
+    def __init__(self, monkeypatch, *, gpus=1, ranges=True, version=VERSION, notes=True):
         monkeypatch.setattr(collector, "BUFFER_BYTES", BUFFER_BYTES)
-        self.cupti = FakeCupti(version)
+        self.cupti = FakeCupti(version, notes=notes)
         self.library = FakeLibrary(self.cupti)
         self.collector = collector.Collector(self.library)
         self.cupti.memory.append(self._kept)

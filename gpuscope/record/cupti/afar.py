@@ -42,11 +42,14 @@ class Facts:
         Which API calls are recorded.
     first
         Correlation of the last call before the recording.
+    noted
+        Whether API calls are those that were noted in CUPTI's place.
     """
 
     version: int
     which: str
     first: int
+    noted: bool
 
 
 class BufferTap:
@@ -124,7 +127,7 @@ class Reader:
         self._records = Records(
             _Asking(facts.version, ask), facts.which, found, text=lambda at: ask("text", at, 0)
         )
-        self._records.first = facts.first
+        self._records.first, self._records.noted = facts.first, facts.noted
         self._records.ranges.arrive = True
         self._which = facts.which
         self._next = 1

@@ -23,7 +23,14 @@ from gpuscope._libcupti import NVTX_INJECTION, arranged
 from gpuscope._types import Array
 from gpuscope.errors import CapabilityError, GpuscopeError, RecorderBusy
 from gpuscope.record.cupti import layout
-from gpuscope.record.cupti.library import COMPLETED, REQUESTED, Library, Refused
+from gpuscope.record.cupti.library import (
+    COMPLETED,
+    DRIVER_API,
+    REQUESTED,
+    RUNTIME_API,
+    Library,
+    Refused,
+)
 
 BUFFER_BYTES = 32 << 20
 """Few and large: each costs the launching thread a call into Python."""
@@ -44,6 +51,10 @@ _API_KINDS: Mapping[str, tuple[int, ...]] = {
     "all": (layout.RUNTIME, layout.DRIVER),
 }
 """What API calls to record → kinds, from little to much."""
+_DOMAINS: Mapping[str, tuple[int, ...]] = {
+    "none": (), "runtime": (RUNTIME_API,), "launches": (RUNTIME_API, DRIVER_API),
+}  # fmt: skip
+"""What launches to note → whose."""
 
 Sink = Callable[[int, Array], None]
 """Takes the number of a buffer and its bytes, which it must not change. A number that comes again
@@ -76,6 +87,12 @@ class Collector:
         """Address of a buffer → its number, a new one each time that CUPTI asks for one."""
         self._full: list[tuple[int, int]] = []
         self._next_number = itertools.count(1).__next__
+        self._launches: list[tuple[int, bytes]] = []
+        """Launches that were noted, with a number each time that they are taken."""
+        self.notes_launches = False
+        """Whether launches are noted, so that CUPTI records API calls only where all are wanted."""
+        self._subscription: Any = None
+        self._noted = "none"
         self._steps: list[Callable[[], object]] = []
         """What is left to do of an end that was interrupted."""
         self._limit = 0
@@ -134,6 +151,7 @@ class Collector:
             first = not self._owners
             self._owners[owner] = (sink, limit, apis)
             self._limit = max(limit for _, limit, _ in self._owners.values())
+            self.library.limit_launches(self._limit)
             try:
                 if first:
                     self._open()
@@ -147,8 +165,9 @@ class Collector:
         library = self.library
         self.note = None
         try:
-            subscription = library.subscribe()
-            self._undo.callback(library.unsubscribe, subscription)
+            self._subscription = library.subscribe()
+            self._undo.callback(library.unsubscribe, self._subscription)
+            self.notes_launches = library.notes_launches
         except Refused as error:
             self.note = _tolerate(str(error))
         self._undo.callback(library.use_system_thread_ids())
@@ -164,7 +183,15 @@ class Collector:
 
     def _choose_apis(self) -> None:
         rank = list(_API_KINDS)
-        apis = max((apis for _, _, apis in self._owners.values()), key=rank.index, default="none")
+        wanted = [apis for _, _, apis in self._owners.values()]
+        if self.notes_launches:
+            noted = max((one for one in wanted if one != "all"), key=rank.index, default="none")
+            if noted != self._noted:
+                self._noted = "unknown"  # should it fail half-way
+                self.library.note_launches(self._subscription, *_DOMAINS[noted])
+                self._noted = noted
+            wanted = [one for one in wanted if one == "all"]
+        apis = max(wanted, key=rank.index, default="none")
         if apis == self._apis:
             return
         before, self._apis = self._apis, "all"  # should it fail half-way
@@ -225,8 +252,9 @@ class Collector:
             self._arrays.pop(address, None)
         self._full.clear()
         self._ready.clear()
-        self._registered = False
-        self._apis = "none"
+        self._registered = self.notes_launches = False
+        self._apis = self._noted = "none"
+        self._launches.clear()
 
     def collect(self, *, forced: bool) -> None:
         """Have CUPTI hand over what it has, and give it to every recording."""
@@ -240,6 +268,15 @@ class Collector:
 
     def _hand_over(self) -> None:
         """Give full buffers to every recording; one that was not given to all stays full."""
+        if self.notes_launches:
+            dropped = self.library.take_launches(self._launches, self._next_number)
+            self._dropped += dropped
+            self.refused += bool(dropped)
+        while self._launches:
+            number, noted = self._launches[0]
+            for sink, _, _ in self._owners.values():
+                sink(number, np.frombuffer(noted, np.uint8))
+            del self._launches[0]
         while self._full:
             address, used = self._full[0]
             array, number = self._arrays[address], self._numbers[address]

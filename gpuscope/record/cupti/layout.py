@@ -20,6 +20,8 @@ MEMCPY, MEMSET, DRIVER, RUNTIME, CONTEXT = 1, 2, 4, 5, 9
 KERNEL, MARKER, MARKER_DATA, OVERHEAD, PEER_COPY = 10, 12, 13, 17, 22
 STREAM, SYNCHRONIZATION, EXTERNAL, GRAPH = 37, 38, 39, 51
 """Numbers of ``CUpti_ActivityKind``; KERNEL is CONCURRENT_KERNEL, which serialises nothing."""
+NOTED_DRIVER, NOTED_RUNTIME = 0x1000 + DRIVER, 0x1000 + RUNTIME
+"""Launches that were noted by ``_fastpath.c`` in CUPTI's place."""
 
 OLDEST = 28
 """``CUPTI_API_VERSION`` of CUDA 12.9; from 13.0 on it reads 130000 and more."""
@@ -31,6 +33,8 @@ _SIZES: Mapping[int, tuple[tuple[int, int], ...]] = {
     PEER_COPY: ((OLDEST, 96),),
     DRIVER: ((OLDEST, 40),),
     RUNTIME: ((OLDEST, 40),),
+    NOTED_DRIVER: ((OLDEST, 40),),
+    NOTED_RUNTIME: ((OLDEST, 40),),
     CONTEXT: ((OLDEST, 32), (130100, 40)),
     MARKER: ((OLDEST, 56),),
     MARKER_DATA: ((OLDEST, 32), (130000, 40)),
@@ -79,6 +83,8 @@ FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
     },
     DRIVER: _API,
     RUNTIME: _API,
+    NOTED_DRIVER: _API,
+    NOTED_RUNTIME: _API,
     CONTEXT: {
         "context": (4, "u4"), "device": (8, "u4"), "parent": (16, "u4"), "is_green": (20, "u1"),
         "sm_count": (22, "u2"),

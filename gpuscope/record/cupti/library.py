@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from gpuscope._compiled import fastpath
 from gpuscope._libcupti import library_path
 from gpuscope._optional import require
 from gpuscope.errors import CapabilityError
@@ -66,7 +67,12 @@ class Library:
         version = ctypes.c_uint32()
         self._c_call("cuptiGetVersion", ctypes.byref(version))
         self.version = version.value
-        self._nothing = _CALLBACK(lambda *_: None)
+        self.notes_launches = fastpath is not None
+        """Whether launches can be noted without CUPTI's own records of API calls."""
+        self._callback: Any = _CALLBACK(lambda *_: None)
+        if fastpath is not None:
+            clock = ctypes.cast(self._c.cuptiGetTimestamp, ctypes.c_void_p).value
+            self._callback = ctypes.c_void_p(fastpath.serve_launches(clock))
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""
@@ -105,9 +111,9 @@ class Library:
         handle = ctypes.c_void_p()
         named = getattr(self._c, "cuptiSubscribe_v2", None)
         status = (
-            named(ctypes.byref(handle), self._nothing, None, ctypes.byref(request))
+            named(ctypes.byref(handle), self._callback, None, ctypes.byref(request))
             if named is not None
-            else self._c.cuptiSubscribe(ctypes.byref(handle), self._nothing, None)
+            else self._c.cuptiSubscribe(ctypes.byref(handle), self._callback, None)
         )
         if status in (_MULTIPLE_SUBSCRIBERS, _NOT_COMPATIBLE):
             raise Refused(holder.value.decode(errors="replace"))
@@ -156,13 +162,30 @@ class Library:
         """
         which, domain = ("runtime", RUNTIME_API) if kind == RUNTIME else ("driver", DRIVER_API)
         choose = getattr(self._python, f"activity_enable_{which}_api")
-        for callback in self._others(domain):
+        for callback in self._calls(domain, _is_other):
             choose(callback, 0)
 
     @cache  # noqa: B019 - one library lives as long as the process
-    def _others(self, domain: int) -> tuple[int, ...]:
+    def _calls(self, domain: int, wanted: Callable[[str], bool]) -> tuple[int, ...]:
         names = {number: self.callback_name(domain, number) for number in range(1, _LAST_CALLBACK)}
-        return tuple(number for number, name in names.items() if name and not is_launch(name))
+        return tuple(number for number, name in names.items() if name and wanted(name))
+
+    def note_launches(self, subscription: Any, *domains: int) -> None:
+        """Note launches, and that a capture begins, of these domains from now on, no others'."""
+        for domain in (RUNTIME_API, DRIVER_API):
+            for callback in self._calls(domain, _is_noted):
+                self._c_call(
+                    "cuptiEnableCallback", int(domain in domains), subscription, domain, callback
+                )
+
+    def limit_launches(self, nbytes: int) -> None:
+        """Let what was noted and not taken use that much memory; the rest is dropped."""
+        if fastpath is not None:
+            fastpath.limit_launches(nbytes)
+
+    def take_launches(self, into: list[tuple[int, bytes]], next_number: Callable[[], int]) -> int:
+        """Append what was noted, with a number; returns how many were dropped."""
+        return 0 if fastpath is None else int(fastpath.take_launches(into, next_number))
 
     @cache  # noqa: B019 - one library lives as long as the process
     def callback_name(self, domain: int, number: int) -> str:
@@ -200,6 +223,19 @@ class Library:
 def is_launch(name: str) -> bool:
     """Whether an API call of this name launches, copies or sets."""
     return bool(_LAUNCHES.match(name))
+
+
+def is_capture(name: str) -> bool:
+    """Whether an API call of this name begins to capture a stream."""
+    return "StreamBeginCapture" in name
+
+
+def _is_noted(name: str) -> bool:
+    return is_launch(name) or is_capture(name)
+
+
+def _is_other(name: str) -> bool:
+    return not is_launch(name)
 
 
 def text_at(address: int) -> str:

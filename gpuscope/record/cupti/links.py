@@ -86,6 +86,8 @@ class Links:
         """What ended before is left out."""
         self.told = 0
         """Records that are rows."""
+        self.waited = True
+        """Whether the recording's end waited for all work."""
         self.unfinished = 0
         """Pieces of work without an end."""
 
@@ -170,7 +172,7 @@ class Links:
         if len(apis["row"]):
             self._known.append({name: apis[name] for name in _KNOWN})
         if rows.over:
-            self._count_unmatched([call for call, _ in rest])
+            self._count_unmatched([call for call, _ in rest] + self._without_work())
         else:
             self._held = rest  # their records come later
 
@@ -222,6 +224,15 @@ class Links:
             for name in ("process", "thread"):
                 columns[name] = arrow.nullable(known[name][np.maximum(at, 0)], at < 0)
         rows.batches.append(Batch(arrow.table(columns, count)))
+
+    def _without_work(self) -> list[Call]:
+        """Return our calls whose launches were noted, but whose work left no record."""
+        records = self._records  # CUPTI's own records of a launch and of its work come together
+        if not records.noted or records.captures or not self.waited:
+            return []
+        waiting = {number for part in self._known for number in part["call"][part["awaited"]]}
+        calls = (self._linked.get(number) for number in sorted(waiting - self._begun.keys()))
+        return [call for call in calls if call and call.graph is None and not call.superseded]
 
     def _count_unmatched(self, calls: list[Call]) -> None:
         if not self._all_calls:

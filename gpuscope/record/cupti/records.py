@@ -20,6 +20,7 @@ from gpuscope.record.cupti.library import (
     DRIVER_API,
     RUNTIME_API,
     demangled,
+    is_capture,
     is_launch,
     text_at,
 )
@@ -192,6 +193,10 @@ class Records:
         Address in a record → kernel's name.
     first
         Correlation of the last call before the recording.
+    noted
+        Whether API calls are those that were noted, and CUPTI's are another recording's.
+    captures
+        Whether a stream began to be captured: what is launched there runs later, or never.
     """
 
     def __init__(
@@ -211,6 +216,7 @@ class Records:
         self.ranges = Ranges(text)
         self.canaries: list[Canaries] = []
         self._flights = Flights()
+        self.noted = self.captures = False
         self.kernel_name = cache(lambda address: demangled(text(address)))
         self.count = self.left_out = self.first = 0
 
@@ -233,7 +239,7 @@ class Records:
                 f"were not read (CUPTI API version {self._library.version})"
             )
         records = layout.read_records(raw, found)
-        work, apis = tables.work_of(records), tables.apis_of(records)
+        work, apis = tables.work_of(records), tables.apis_of(records, noted=self.noted)
         if work is not None:
             self._add(self.work, self._without_canaries(work))
         if apis is not None:
@@ -271,6 +277,7 @@ class Records:
         if self._which == "all":
             return apis
         codes, names = self.names_of(apis)
+        self.captures |= any(is_capture(name) for _, name in names)
         wanted = [
             is_launch(name)
             and (self._which == "launches" or (self._which == "runtime" and runtime))

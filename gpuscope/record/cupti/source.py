@@ -100,6 +100,7 @@ class CuptiSource(Source):
 
     def _begin(self) -> None:
         self._collector.begin(id(self), self._receive, apis=self._which, limit=self._limit)
+        self._records.noted = self._collector.notes_launches and self._which != "all"
         self._before = (self._collector.dropped, self._collector.refused)
         if self._which == "all":
             self._collector.library.enable(layout.SYNCHRONIZATION)
@@ -156,7 +157,7 @@ class CuptiSource(Source):
         taken_over = False
         try:
             self._places.learn_all()
-            self._waited = wait
+            self._waited = self._links.waited = wait
             if wait:
                 self._await_graphs()
                 before = self._arrived()
@@ -263,7 +264,8 @@ class CuptiSource(Source):
         """Return what gets every buffer that was not read yet, for a picture made elsewhere."""
         if self._tap is not None or not self.sees_ranges:  # annotate's are told here only
             return None
-        facts = Facts(self._collector.library.version, self._which, self._records.first)
+        own, version = self._records, self._collector.library.version
+        facts = Facts(version, self._which, own.first, own.noted)
         tap = BufferTap(self._collector, facts, self._places, lambda: vars(self).update(_tap=None))
         self._tap = tap
         for number, records in sorted(self._raw.copy().items()):

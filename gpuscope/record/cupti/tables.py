@@ -80,13 +80,17 @@ def work_of(records: Mapping[int, Columns]) -> Columns | None:
     return join_columns(parts) if parts else None
 
 
-def apis_of(records: Mapping[int, Columns]) -> Columns | None:
-    """Return the API calls of a buffer; ``runtime`` tells the runtime's from the driver's."""
+def apis_of(records: Mapping[int, Columns], *, noted: bool) -> Columns | None:
+    """Return the API calls of a buffer, CUPTI's records of them or those that were ``noted``.
+
+    ``runtime`` tells the runtime's from the driver's.
+    """
+    runtime = layout.NOTED_RUNTIME if noted else layout.RUNTIME
     parts = []
-    for kind in (layout.RUNTIME, layout.DRIVER):
+    for kind in (runtime, layout.NOTED_DRIVER if noted else layout.DRIVER):
         if kind in records:
             part = dict(records[kind])
-            part["runtime"] = np.full(len(part["start"]), kind == layout.RUNTIME)
+            part["runtime"] = np.full(len(part["start"]), kind == runtime)
             parts.append(part)
     return join_columns(parts) if parts else None
 

@@ -27,10 +27,15 @@ WITH = {
 }
 
 
-@pytest.fixture
-def world(monkeypatch):
+NOTED = pytest.mark.parametrize("world", [True], indirect=True, ids=["noted"])
+BY_CUPTI = pytest.mark.parametrize("world", [False], indirect=True, ids=["by CUPTI"])
+
+
+@pytest.fixture(params=[True, False], ids=["noted", "by CUPTI"])
+def world(request, monkeypatch):
+    """A process in which launches are noted, or recorded by CUPTI."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    world = World(monkeypatch)
+    world = World(monkeypatch, notes=request.param)
     yield world
     assert world.gpu.open_streams == 0, "canaries left a stream behind"
     assert caller.watchers() == (), "a recording watches on"
@@ -77,7 +82,7 @@ def test_everything_of_cupti_is_put_back(world):
     with world.profile():
         assert (world.cupti.thread_ids, world.cupti.zeroed) == (1, True)
         assert world.cupti.holder == "gpuscope"
-        assert world.cupti.enabled == WITH["launches"]
+        assert world.cupti.collects == WITH["launches"]
     assert world.cupti.thread_ids == before
     world.cupti.thread_ids = 0
     assert world.cupti.at_rest
@@ -518,7 +523,7 @@ def test_one_subscription_serves_all_and_goes_with_the_last(world):
         with world.profile():
             pass
         assert world.cupti.holder == "gpuscope"
-        assert world.cupti.enabled == WITH["launches"]
+        assert world.cupti.collects == WITH["launches"]
     assert world.library.done.count(("subscribe",)) == 1
     assert world.library.done.count(("unsubscribe",)) == 1
     assert world.library.done.count(("register",)) == 1
@@ -536,7 +541,7 @@ def test_one_subscription_serves_all_and_goes_with_the_last(world):
 def test_api_calls_are_recorded_as_far_as_asked(world, launch_ids, detail, apis):
     recording = world.recording(launch_ids=launch_ids, detail=detail)
     recording.start()
-    enabled = dict(world.cupti.enabled)
+    enabled = dict(world.cupti.collects)
     assert (enabled.pop(layout.SYNCHRONIZATION, None) is not None) == (detail == "full")
     assert enabled == WITH[apis]
     recording.stop()
@@ -549,11 +554,11 @@ def test_of_recordings_at_the_same_time_the_one_that_wants_most_decides(world, f
     collector, more = world.collector, max(first, second, key=list(WITH).index)
     for one, other in ((1, 2), (2, 1)):
         collector.begin(one, lambda *_: None, apis=first, limit=1 << 20)
-        assert world.cupti.enabled == WITH[first]
+        assert world.cupti.collects == WITH[first]
         collector.begin(other, lambda *_: None, apis=second, limit=1 << 20)
-        assert world.cupti.enabled == WITH[more]
+        assert world.cupti.collects == WITH[more]
         collector.end(one, taken_over=False)
-        assert world.cupti.enabled == WITH[second]
+        assert world.cupti.collects == WITH[second]
         collector.end(other, taken_over=False)
         assert world.cupti.at_rest
 
@@ -647,12 +652,31 @@ def test_without_devices_of_ours_what_runs_is_recorded(world):
     "call",
     [
         "subscribe", "use_system_thread_ids", ("promise_zeroed_buffers", True), "dropped",
-        "register", ("enable", KINDS[0]), ("enable", KINDS[-1]), ("enable", layout.RUNTIME),
-        ("enable", layout.DRIVER), ("only_launches", layout.DRIVER), "flush",
+        "register", ("enable", KINDS[0]), ("enable", KINDS[-1]), "flush",
     ],
     ids=str,
 )  # fmt: skip
 def test_a_start_that_fails_leaves_nothing_behind_and_the_next_works(world, call):
+    fails_to_start(world, call)
+
+
+@BY_CUPTI
+@pytest.mark.parametrize(
+    "call",
+    [("enable", layout.RUNTIME), ("enable", layout.DRIVER), ("only_launches", layout.DRIVER)],
+    ids=str,
+)
+def test_a_start_that_cannot_record_api_calls_leaves_nothing_behind(world, call):
+    fails_to_start(world, call)
+
+
+@NOTED
+@pytest.mark.parametrize("call", ["note_launches", "take_launches"])
+def test_a_start_that_cannot_note_launches_leaves_nothing_behind(world, call):
+    fails_to_start(world, call)
+
+
+def fails_to_start(world, call):
     world.library.refusing = {call}
     with pytest.raises(CapabilityError, match="999"):
         world.recording().start()
@@ -665,6 +689,7 @@ def test_a_start_that_fails_leaves_nothing_behind_and_the_next_works(world, call
     assert world.cupti.at_rest
 
 
+@BY_CUPTI
 @pytest.mark.parametrize("call", [("enable", layout.DRIVER), "flush"], ids=str)
 def test_a_nested_start_that_fails_leaves_the_outer_recording_as_it_was(world, call):
     with world.profile(launch_ids=False) as outer:
@@ -673,7 +698,7 @@ def test_a_nested_start_that_fails_leaves_the_outer_recording_as_it_was(world, c
         with pytest.raises(CapabilityError, match="999"):
             world.recording().start()
         world.library.refusing = set()
-        assert world.cupti.enabled == WITH["none"]
+        assert world.cupti.collects == WITH["none"]
         world.gpu.foreign("two")
     assert names(outer.trace) == ["one", "two"]
     assert outer.trace.metadata.complete
@@ -819,3 +844,68 @@ def test_a_process_has_one_collector(monkeypatch):
         thread.join()
     assert len(made) == 1
     assert len({id(one) for one in found}) == 1
+
+
+# -- launches that are noted ------------------------------------------------------------------
+@NOTED
+def test_launches_are_noted_beside_a_recording_of_all_api_calls(world):
+    with world.profile() as launches:
+        world.gpu.foreign("one")
+        with world.profile(detail="full") as full:
+            assert world.cupti.noting, "the outer one goes on"
+            world.gpu.foreign("two")
+            world.cupti.write(
+                layout.RUNTIME, callback=OTHER, correlation=world.cupti.next_correlation(),
+                start=world.cupti.now_ns(), end=world.cupti.now_ns(), thread=1,
+            )  # fmt: skip
+        world.gpu.foreign("three")
+        assert layout.RUNTIME not in world.cupti.enabled
+    found = [row["name"] for row in rows(launches.trace, "api")]
+    assert found == ["cudaLaunchKernel_v7000"] * 3
+    assert names(full.trace) == ["two"]
+    assert "cudaGetDevice_v3020" in [row["name"] for row in rows(full.trace, "api")]
+    assert launches.trace.metadata.complete
+    assert full.trace.metadata.complete
+
+
+@NOTED
+def test_launches_that_could_not_be_noted_are_told(world):
+    with pytest.warns(UserWarning, match="memory limit"), world.profile() as recording:
+        world.cupti.room = 100
+        for _ in range(5):
+            world.gpu.foreign("during")
+    assert recording.trace.metadata.counts["dropped"] > 0
+    assert not recording.trace.metadata.complete
+
+
+@NOTED
+def test_where_the_subscription_is_held_cupti_records_the_calls(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", torch(records=False))
+    world.cupti.holder = UNNAMED
+    with world.profile() as recording:
+        assert world.cupti.noting == ()
+        assert world.cupti.enabled == WITH["launches"]
+        world.gpu.foreign("during")
+    assert names(recording.trace) == ["during"]
+    assert len(rows(recording.trace, "api")) == 1
+    world.cupti.holder = None
+
+
+@NOTED
+def test_what_a_sink_did_not_take_comes_again_with_its_number(world):
+    taken = []
+
+    def sink(number, records):
+        if records[:4].view("u4")[0] == layout.NOTED_RUNTIME:
+            taken.append((number, records.tobytes()))
+            if len(taken) == 1:
+                raise KeyboardInterrupt
+
+    world.collector.begin(1, sink, apis="launches", limit=1 << 30)
+    world.gpu.foreign("during")
+    with pytest.raises(KeyboardInterrupt):
+        world.collector.collect(forced=True)
+    world.collector.collect(forced=True)
+    world.collector.end(1, taken_over=False)
+    assert len(taken) == 2
+    assert taken[0] == taken[1]

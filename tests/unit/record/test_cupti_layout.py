@@ -23,6 +23,8 @@ from gpuscope.record.cupti.layout import (
     MARKER_DATA,
     MEMCPY,
     MEMSET,
+    NOTED_DRIVER,
+    NOTED_RUNTIME,
     OVERHEAD,
     PEER_COPY,
     RUNTIME,
@@ -89,7 +91,8 @@ OFFSETS = {  # field, offset and bytes, as a C compiler places them (12.9 and 13
         type:4:4 start:8:8 end:16:8 correlation:24:4 context:28:4 stream:32:4
     """,
 }
-OFFSETS[DRIVER] = OFFSETS[RUNTIME]
+OFFSETS[DRIVER] = OFFSETS[NOTED_DRIVER] = OFFSETS[NOTED_RUNTIME] = OFFSETS[RUNTIME]
+SIZES[NOTED_DRIVER] = SIZES[NOTED_RUNTIME] = SIZES[RUNTIME]
 ALL_KINDS = tuple(SIZES)
 
 

@@ -11,7 +11,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_cupti import COPY, DRIVER_SYNC, GRAPH, LAUNCH, OTHER, SET, World, address, rows
+from fake_cupti import (
+    CAPTURE,
+    COPY,
+    DRIVER_SYNC,
+    GRAPH,
+    LAUNCH,
+    OTHER,
+    SET,
+    World,
+    address,
+    rows,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,10 +33,11 @@ from gpuscope.record.cupti.places import FOREIGN_STREAM
 from gpuscope.record.rows import call_row, work_row
 
 
-@pytest.fixture
-def world(monkeypatch):
+@pytest.fixture(params=[True, False], ids=["noted", "by CUPTI"])
+def world(request, monkeypatch):
+    """A process in which launches are noted, or recorded by CUPTI."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    return World(monkeypatch)
+    return World(monkeypatch, notes=request.param)
 
 
 @pytest.fixture
@@ -321,6 +333,19 @@ def test_filling_operands_is_told_as_ours_and_given_to_nobody(world, parts):
     (call,) = rows(recording.trace, "api")
     assert (call["name"], copy["nbytes"], copy["intended_partition"]) == ("asarray", 64, None)
     assert launches(recording.trace) == {(call["id"], copy["id"])}
+
+
+def test_launches_into_somebodys_graph_lack_no_work(world):
+    with world.device.create_stream() as stream, world.profile() as recording:
+        world.cupti.write(
+            layout.RUNTIME, callback=CAPTURE, correlation=world.cupti.next_correlation(),
+            start=world.cupti.now_ns(), end=world.cupti.now_ns(), thread=1,
+        )  # fmt: skip
+        kernel = world.cupti.enabled.pop(layout.KERNEL)
+        ours(world, stream, "captured")
+        world.cupti.enabled[layout.KERNEL] = kernel
+    assert recording.trace.metadata.complete
+    assert [row["name"] for row in rows(recording.trace, "api")] == ["captured"]
 
 
 def test_our_launches_without_a_record_are_counted(world):
@@ -1042,6 +1067,7 @@ def test_a_call_whose_api_records_come_in_two_batches_stays_one_row(world):
     assert len(launches(live)) == 2
 
 
+@pytest.mark.parametrize("world", [False], indirect=True, ids=["by CUPTI"])
 def test_a_call_whose_api_record_comes_after_it_was_read_is_told_when_it_comes(world):
     plain = world.gpu.launch
 

@@ -266,15 +266,21 @@ def test_kernels_copies_and_memsets_of_a_buffer_keep_apart():
 
 def test_a_buffer_without_work_or_api_calls_gives_none():
     assert tables.work_of(read([(layout.RUNTIME, {})])) is None
-    assert tables.apis_of(read([kernel()])) is None
+    assert tables.apis_of(read([kernel()]), noted=False) is None
 
 
 def test_api_calls_of_runtime_and_driver_are_told_apart():
-    apis = tables.apis_of(read([(layout.DRIVER, {"callback": 1}), (layout.RUNTIME, {"callback": 2}),
-                                (layout.DRIVER, {"callback": 3})]))  # fmt: skip
-    assert sorted(zip(apis["callback"].tolist(), apis["runtime"].tolist(), strict=True)) == [
-        (1, False), (2, True), (3, False),
-    ]  # fmt: skip
+    records = read([
+        (layout.DRIVER, {"callback": 1}), (layout.RUNTIME, {"callback": 2}),
+        (layout.DRIVER, {"callback": 3}), (layout.NOTED_DRIVER, {"callback": 4}),
+        (layout.NOTED_RUNTIME, {"callback": 5}),
+    ])  # fmt: skip
+    for noted, calls in (
+        (False, [(1, False), (2, True), (3, False)]), (True, [(4, False), (5, True)]),
+    ):  # fmt: skip
+        apis = tables.apis_of(records, noted=noted)
+        found = zip(apis["callback"].tolist(), apis["runtime"].tolist(), strict=True)
+        assert sorted(found) == calls
 
 
 # -- names -----------------------------------------------------------------------------------

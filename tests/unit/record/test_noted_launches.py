@@ -1,0 +1,203 @@
+"""Launches that C notes in CUPTI's place: called as CUPTI calls it, from many threads."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import itertools
+import os
+import shutil
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from gpuscope import _compiled
+from gpuscope.record.cupti import layout
+from gpuscope.record.cupti.library import DRIVER_API, RUNTIME_API
+
+pytestmark = pytest.mark.skipif(_compiled.fastpath is None, reason=_compiled.why_not or "-")
+
+ENTER, EXIT = 0, 1
+PAGE = 1600
+"""Launches of one thread that lie together."""
+
+
+class Data(ctypes.Structure):
+    """CUpti_CallbackData."""
+
+    _fields_ = (
+        ("site", ctypes.c_int), ("function", ctypes.c_char_p), ("arguments", ctypes.c_void_p),
+        ("returned", ctypes.POINTER(ctypes.c_uint32)), ("symbol", ctypes.c_char_p),
+        ("context", ctypes.c_void_p), ("context_id", ctypes.c_uint32),
+        ("kept", ctypes.POINTER(ctypes.c_uint64)), ("correlation", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class Noting:
+    """The compiled module once more, and CUPTI's clock, which goes on by 1 at each reading."""
+
+    def __init__(self, module):
+        clock = itertools.count(100).__next__
+
+        def now(into):
+            into[0] = clock()
+            return 0
+
+        self._now = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))(now)
+        address = module.serve_launches(ctypes.cast(self._now, ctypes.c_void_p).value)
+        types = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(Data))
+        self._note = ctypes.CFUNCTYPE(None, *types)(address)
+        self._module, self._next = module, itertools.count(1).__next__
+        self.limit(1 << 30)
+
+    def limit(self, nbytes):
+        self._module.limit_launches(nbytes)
+
+    def __call__(self, site, correlation, domain=RUNTIME_API, callback=211, returned=0):
+        status = ctypes.c_uint32(returned)
+        data = Data(site=site, returned=ctypes.pointer(status), correlation=correlation)
+        self._note(None, domain, callback, ctypes.byref(data))
+
+    def launch(self, correlation, **facts):
+        self(ENTER, correlation, **facts)
+        self(EXIT, correlation, **facts)
+
+    def take(self):
+        """Return how many were dropped, and the records by kind."""
+        taken = []
+        dropped = self._module.take_launches(taken, self._next)
+        raw = np.concatenate([np.frombuffer(data, np.uint8) for _, data in taken] or [[]])
+        raw = raw.astype(np.uint8)
+        found = layout.find_records(raw, layout.record_sizes(layout.OLDEST))
+        assert not found.unread
+        return dropped, layout.read_records(raw, found)
+
+    def correlations(self):
+        _, records = self.take()
+        return [
+            number
+            for kind in (layout.NOTED_RUNTIME, layout.NOTED_DRIVER)
+            if kind in records
+            for number in records[kind]["correlation"].tolist()
+        ]
+
+
+@pytest.fixture
+def noting(tmp_path, monkeypatch):
+    # Loading it puts it there, whatever asked for it.
+    monkeypatch.setitem(sys.modules, "gpuscope._fastpath", _compiled.fastpath)
+    path = shutil.copy(_compiled.fastpath.__file__, tmp_path)
+    spec = importlib.util.spec_from_file_location("gpuscope._fastpath", path)
+    own = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(own)
+    noting = Noting(own)
+    yield noting
+    noting.take()
+
+
+def test_a_launch_is_noted_as_cupti_records_it(noting):
+    noting.launch(7, returned=3)
+    noting.launch(8, domain=DRIVER_API, callback=307)
+    dropped, records = noting.take()
+    assert dropped == 0
+    thread = threading.get_native_id()
+    common = {"process": [os.getpid()], "thread": [thread]}
+    told = {
+        kind: {name: values.tolist() for name, values in columns.items()}
+        for kind, columns in records.items()
+    }
+    assert told == {
+        layout.NOTED_RUNTIME: common
+        | {"callback": [211], "start": [100], "end": [101], "correlation": [7], "returned": [3]},
+        layout.NOTED_DRIVER: common
+        | {"callback": [307], "start": [102], "end": [103], "correlation": [8], "returned": [0]},
+    }
+    assert noting.take() == (0, {})
+
+
+def test_how_the_runtime_launches_is_not_another_launch(noting):
+    noting(ENTER, 5)
+    noting.launch(5, domain=DRIVER_API)
+    noting.launch(6, domain=DRIVER_API)  # as a library's own inside it
+    noting(EXIT, 5)
+    assert noting.correlations() == [5, 6]
+
+
+def test_what_was_not_seen_to_begin_or_to_end_is_no_launch(noting):
+    noting(EXIT, 1)
+    noting(ENTER, 2)
+    noting.launch(3)
+    noting(EXIT, 2)
+    noting.launch(4, domain=3)
+    noting.launch(0)
+    assert noting.correlations() == [3]
+
+
+def test_launches_of_many_threads_are_all_noted_while_others_take_them(noting):
+    threads, each = 4, 2 * PAGE + 7
+    found, over = [], threading.Event()
+
+    def launch(first):
+        for correlation in range(first, first + each):
+            noting.launch(correlation)
+
+    def take():
+        while not over.is_set():
+            found.extend(noting.correlations())
+
+    reader = threading.Thread(target=take)
+    writers = [
+        threading.Thread(target=launch, args=(1 + number * each,)) for number in range(threads)
+    ]
+    for thread in (reader, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join(60)
+    over.set()
+    reader.join(60)
+    found += noting.correlations()
+    assert sorted(found) == list(range(1, 1 + threads * each))
+    for first in range(1, 1 + threads * each, each):
+        own = [number for number in found if first <= number < first + each]
+        assert own == sorted(own)
+
+
+def test_what_has_no_room_is_counted_and_room_comes_back(noting):
+    noting.limit(100_000)  # one page
+    for correlation in range(1, PAGE + 4):
+        noting.launch(correlation)
+    dropped, records = noting.take()
+    assert dropped == 3
+    assert len(records[layout.NOTED_RUNTIME]["start"]) == PAGE
+    noting.limit(200_000)
+    noting.launch(9000)
+    noting.limit(100_000)
+    assert noting.correlations() == [9000]
+    for correlation in range(1, PAGE):
+        noting.launch(correlation)
+    assert noting.take()[0] == 0
+
+
+def test_threads_that_ended_leave_no_memory_taken(noting):
+    noting.limit(300_000)  # 4 pages
+    for correlation in range(1, 50):
+        thread = threading.Thread(target=noting.launch, args=(correlation,))
+        thread.start()
+        thread.join()
+        dropped, records = noting.take()
+        assert dropped == 0
+        assert records[layout.NOTED_RUNTIME]["correlation"].tolist() == [correlation]
+
+
+def test_nothing_is_taken_where_it_cannot_be_kept(noting):
+    noting.launch(5)
+
+    def fails():
+        raise KeyboardInterrupt
+
+    for into, number in (([], fails), ((), lambda: 1), (None, lambda: 1)):
+        with pytest.raises((KeyboardInterrupt, TypeError)):
+            noting._module.take_launches(into, number)
+    assert noting.correlations() == [5]

@@ -71,8 +71,8 @@ class Event(Unique):
         self._backend = device.backend
         self.timing = timing
         self.raw = self._backend.make_event(timing=timing)
-        self.handle = self._backend.event_handle(self.raw)
-        """The driver's handle; 0 once it is closed, or where there is no driver."""
+        self.handle = 0
+        """Where a backend keeps the driver's handle once it asked for it; 0 if it is closed."""
         self.correlation: int | None = None
         """Number of the call that recorded it last, or ``None``."""
         self.graph: Graph | None = None

@@ -280,10 +280,6 @@ class Backend(Protocol):
     def elapsed_ns(self, start: RawEvent, end: RawEvent) -> int:
         """Nanoseconds between two recorded events."""
 
-    def event_handle(self, raw: RawEvent) -> int:
-        """Return the driver's handle of an event; 0 where there is no driver."""
-        return 0
-
     def close_event(self, raw: RawEvent) -> None:
         """Destroy an event."""
         return

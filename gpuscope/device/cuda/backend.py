@@ -346,7 +346,9 @@ class CudaBackend(CudaContext):
         event: Event | None = None,
     ) -> None:
         """Queue a GEMM through cuBLAS; ``operands`` are the addresses of out, a and b."""
-        handle = 0 if event is None else event.handle
+        handle = 0
+        if event is not None:
+            handle = event.handle = event.handle or int(event.raw.handle)
         done = self._blas.queued(stream, plan, operands, sm_count, handle) if plan.bytes_out else 1
         if not done:
             with contextlib.nullcontext() if self._is_current() else self.current():

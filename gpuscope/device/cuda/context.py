@@ -300,10 +300,6 @@ class CudaContext(Backend):
         with self.current():
             return self._device.create_event(options)
 
-    def event_handle(self, raw: RawEvent) -> int:
-        """Return the driver's handle of an event."""
-        return int(raw.handle)
-
     def record(self, event: RawEvent, stream: RawStream, correlation: int) -> None:
         """Record an event on a stream."""
         if self._recorded(event, stream):

@@ -120,7 +120,7 @@ function paintTiles(model, root, tell) {
   const context = canvas.getContext("2d");
   const tip = make("div", { className: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
-  let asked = 0, frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
+  let asked = 0, news = 0, shown = "", frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
 
   const range = () => plot._fullLayout.xaxis.range.map((edge) => edge * 1e3);
   const isOn = () => Boolean(base && plot?._fullLayout?.xaxis?._length);
@@ -131,6 +131,7 @@ function paintTiles(model, root, tell) {
     scene = next;
     base = scene.root ? readTile(scene, scene.root, scene.root.data) : null;
     fills = (scene.classes ?? []).map((one) => fillOf(context, one));
+    news += 1;
     if (!base) {
       canvas.remove();
       tip.hidden = true;
@@ -182,6 +183,7 @@ function paintTiles(model, root, tell) {
     if (!message.tiles) return;
     asked = 0;
     if (message.version !== scene.version) return;
+    news += 1;
     message.tiles.forEach((tile, n) => kept.set(tile.key.join("/"), readTile(scene, tile, buffers[n])));
     for (const key of kept.keys()) {
       if (kept.size <= KEPT) break;
@@ -208,7 +210,11 @@ function paintTiles(model, root, tell) {
     const [low, high] = range();
     const [width, height, ratio] = [xaxis._length, yaxis._length, window.devicePixelRatio || 1];
     const holder = plot.querySelector(".svg-container");
+    const hidden = hiddenKinds();
+    const now = [low, high, width, height, xaxis._offset, yaxis._offset, ratio, news, ...hidden].join();
     if (canvas.parentNode !== holder) holder.prepend(canvas);
+    else if (now === shown) return;
+    shown = now;
     const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
     Object.assign(canvas.style, {
@@ -220,7 +226,6 @@ function paintTiles(model, root, tell) {
     const [pieces, missing, soon = []] = cover(low, high, width);
     seen = pieces;
     for (const piece of pieces) paintShading(piece, view);
-    const hidden = hiddenKinds();
     const named = [];
     scene.classes.forEach((one, kind) => {
       if (hidden.has(kind)) return;
@@ -338,13 +343,21 @@ function paintTiles(model, root, tell) {
     if (fits || scene.live) return;
     clearTimeout(tickFrame);
     tickFrame = setTimeout(() => {
-      if (isOn() && !plot._dragging) relayout(ticksOf(...range()));
+      if (isOn() && !plot._dragging) showRange(...range());
     }, 120);
   };
-  const relayout = (changes) => {
-    tickvals = changes["xaxis.tickvals"];
-    ticked = changes["xaxis.range"]?.map((edge) => edge * 1e3) ?? range();
-    window.Plotly.relayout(plot, { ...changes, _doNotReportToPy: true });
+  // Show a range of time. Where it is all that changes, Plotly redraws one axis and not the plot,
+  // which takes three times as long: so ticks are put where it finds them.
+  const showRange = (low, high) => {
+    const ticks = ticksOf(low, high);
+    const axis = plot._fullLayout.xaxis;
+    const changes = { "xaxis.range": [low / 1e3, high / 1e3] };
+    if (axis.tickmode !== "array" || axis.title.text !== ticks["xaxis.title.text"]) Object.assign(changes, ticks);
+    for (const held of [axis, plot.layout.xaxis])
+      for (const name of ["tickvals", "ticktext"]) held[name] = ticks[`xaxis.${name}`];
+    tickvals = ticks["xaxis.tickvals"];
+    ticked = [low, high];
+    window.Plotly.relayout(plot, changes);
   };
 
   // -- moving --------------------------------------------------------------------------
@@ -364,7 +377,7 @@ function paintTiles(model, root, tell) {
     if (message.do === "fit" || width >= most - least) [low, width] = [least, Math.max(most - least, LEAST_NS)];
     low = Math.round(Math.min(Math.max(low, least), most - width));
     high = Math.round(low + width);
-    relayout({ "xaxis.range": [low / 1e3, high / 1e3], ...ticksOf(low, high) });
+    showRange(low, high);
     paint();
     tell({ do: "range", low: low / 1e3, high: high / 1e3 });
     return true;
@@ -444,7 +457,7 @@ function paintTiles(model, root, tell) {
   const attach = (found) => {
     plot = found;
     plot.on("plotly_relayouting", paint);
-    plot.on("plotly_afterplot", ask);
+    plot.on("plotly_afterplot", paint);
     ask();
   };
   model.on("change:scene", take);

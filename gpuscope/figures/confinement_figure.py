@@ -27,6 +27,7 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
+from gpuscope.figures.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
 _BAR = 22.0
@@ -82,7 +83,7 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
             annotations.append(heading(line, y + _LINE / 2, font=font))
             y += _LINE
         y += 12
-    return go.Figure(
+    return ThemedFigure(
         data=_bars(result, places, colours),
         layout=style.base_layout(
             f"Confinement to partitions{suffix}",

@@ -11,6 +11,7 @@ from gpuscope.analysis.interference_analysis import Interference, InterferenceRe
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import clean, duration, escape, provenance_of, suffix_of, wrapped
+from gpuscope.figures.themed import ThemedFigure
 
 _CELL = 104
 _STRONGEST = 0.5
@@ -91,7 +92,7 @@ def interference(result: InterferenceResult) -> go.Figure:
         xaxis=_axis("B, busy in the background", result, side="bottom"),
         yaxis=_axis("A, measured", result, autorange="reversed"),
     )
-    return go.Figure(data=[picture], layout=layout)
+    return ThemedFigure(data=[picture], layout=layout)
 
 
 def _alone(result: InterferenceResult, of: str) -> list[str]:

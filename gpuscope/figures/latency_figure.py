@@ -28,6 +28,7 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
+from gpuscope.figures.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
 _MAX_POINTS = 1000
@@ -110,7 +111,7 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
         ),
         yaxis=style.y_axis("share of calls", range=[-0.02, 1.03], tickformat=".0%"),
     )
-    return go.Figure(data=data, layout=layout)
+    return ThemedFigure(data=data, layout=layout)
 
 
 def _log_axis(values: Array) -> style.Properties:
@@ -299,7 +300,7 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
             **_log_axis(np.array([us for point in points for us in point.latency_us.values()])),
         ),
     )
-    return go.Figure(data=data, layout=layout)
+    return ThemedFigure(data=data, layout=layout)
 
 
 def _points(result: SweepResult, latency: str, throughput: str) -> tuple[list[_Point], list[str]]:

@@ -13,6 +13,7 @@ from gpuscope.figures import style
 from gpuscope.figures.labels import heading, stripe
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration, escape, provenance_of, suffix_of, uncertainty, wrapped
+from gpuscope.figures.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
 _ROW = 30
@@ -95,7 +96,7 @@ def prediction(
             range=[y, 0],
         ),
     )
-    return go.Figure(data=_marks(result, places), layout=layout)
+    return ThemedFigure(data=_marks(result, places), layout=layout)
 
 
 def _suffix(result: PredictionResult) -> str:

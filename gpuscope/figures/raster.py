@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io as pio
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from gpuscope.figures import style
 from gpuscope.figures.style import Properties
+from gpuscope.figures.themed import ThemedFigure
 
 WIDTH = 840
 """A little less than a cell of JupyterLab has in a window of 1,280 px, its file browser open."""
@@ -28,7 +28,7 @@ _TICKS = 8
 _ARROW = 4
 
 
-class StaticFigure(go.Figure):  # type: ignore[misc]
+class StaticFigure(ThemedFigure):
     """A figure that brings its PNG wherever a notebook shows it.
 
     JupyterLab shows the PNG, and draws the figure itself when the pointer comes to it.
@@ -42,27 +42,22 @@ class StaticFigure(go.Figure):  # type: ignore[misc]
                 bundle["image/png"] = base64.b64encode(png(self)).decode()
         return bundle
 
-    def _ipython_display_(self) -> None:
-        if pio.renderers.render_on_display:
-            self.show()
-        else:
-            super()._ipython_display_()
-
-    def show(self, *args: object, **kwargs: object) -> None:
-        """Show it; a renderer or other options are passed on to Plotly."""
-        bundle = {} if args or kwargs else self._repr_mimebundle_()
-        if not bundle:
-            super().show(*args, **kwargs)
-            return
-        from IPython.display import display  # noqa: PLC0415 - only a notebook comes here
-
-        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    def _dark_picture(self) -> bytes | None:
+        with suppress(KeyError, TypeError, ValueError):
+            return png(self, dark=True)
+        return None
 
 
-def png(figure: go.Figure) -> bytes:
-    """Draw a timeline; what it shows is read from the figure."""
-    content = figure.to_plotly_json()
-    drawing = _Drawing(content["layout"])
+def png(figure: go.Figure | Properties, *, dark: bool = False) -> bytes:
+    """Draw a timeline; what it shows is read from the figure, or from its content.
+
+    Parameters
+    ----------
+    dark
+        Whether it is for a dark page.
+    """
+    content = figure if isinstance(figure, dict) else figure.to_plotly_json()
+    drawing = _Drawing(content["layout"], dark=dark)
     for trace in content["data"]:
         if trace["type"] == "bar":
             drawing.bars(trace)
@@ -83,8 +78,10 @@ def png(figure: go.Figure) -> bytes:
 class _Drawing:
     """A picture with a time axis, and as many vertical axes as the figure has."""
 
-    def __init__(self, layout: Properties) -> None:
+    def __init__(self, layout: Properties, *, dark: bool) -> None:
         self._layout = layout
+        self._is_dark = dark
+        self._ink, self._muted = self._on_page(style.INK), self._on_page(style.MUTED)
         margin, height = layout["margin"], int(layout["height"])
         self._small, self._plain, self._large = (_font(size) for size in (12, 13, 18))
         self._axes = [layout[name] for name in ("yaxis", "yaxis2") if name in layout]
@@ -92,7 +89,7 @@ class _Drawing:
         widest = max((self._small.getlength(label) for label in labels), default=0)
         left = max(margin["l"], int(widest) + 2 * _LABEL_GAP)
         self._box = (left, margin["t"], WIDTH - margin["r"], height - margin["b"])
-        self.image = Image.new("RGB", (WIDTH, height), "white")
+        self.image = Image.new("RGB", (WIDTH, height), self._on_page(style.WHITE))
         self._draw = ImageDraw.Draw(self.image)
         for shape in layout.get("shapes") or ():
             self._shape(shape)
@@ -104,7 +101,10 @@ class _Drawing:
                 axis.get("tickvals") or (), axis.get("ticktext") or (), strict=True
             ):
                 where = (left - _LABEL_GAP, self._y(at, axis))
-                self._draw.text(where, _plain(label), style.INK, self._small, anchor="rm")
+                self._draw.text(where, _plain(label), self._ink, self._small, anchor="rm")
+
+    def _on_page(self, colour: str) -> str:
+        return style.DARK.get(colour, colour) if self._is_dark else colour
 
     def _x(self, value: float) -> float:
         low, high = self._layout["xaxis"]["range"]
@@ -130,10 +130,10 @@ class _Drawing:
             axis = self._axis(shape["yref"])
             upper, lower = self._y(shape["y0"], axis), self._y(shape["y1"], axis)
         if shape["type"] != "rect":
-            self._draw.line((left, upper, right, lower), fill=shape["line"]["color"])
+            self._draw.line((left, upper, right, lower), fill=self._on_page(shape["line"]["color"]))
             return
         before = self.image.copy()
-        self._draw.rectangle((left, upper, right, lower), fill=shape["fillcolor"])
+        self._draw.rectangle((left, upper, right, lower), fill=self._on_page(shape["fillcolor"]))
         if (opacity := shape.get("opacity", 1)) < 1:
             self.image.paste(Image.blend(before, self.image, opacity))
 
@@ -162,15 +162,18 @@ class _Drawing:
         grid = ImageDraw.Draw(overlay)
         for number in range(math.ceil(low / step), math.floor(high / step) + 1):
             x = self._x(number * step)
-            grid.line((x, upper, x, lower), fill=(27, 31, 36, 26))
-            self._draw.line((x, lower, x, lower + 4), fill=style.MUTED)
+            grid.line(
+                (x, upper, x, lower),
+                fill=(*ImageColor.getrgb(self._ink), 26),
+            )
+            self._draw.line((x, lower, x, lower + 4), fill=self._muted)
             label = f"{round(number * step, 9):,.12g}"
-            self._draw.text((x, lower + 6), label, style.INK, self._small, anchor="mt")
+            self._draw.text((x, lower + 6), label, self._ink, self._small, anchor="mt")
         self.image.paste(overlay, (0, 0), overlay)
-        self._draw.line((left, lower, right, lower), fill=style.MUTED)
+        self._draw.line((left, lower, right, lower), fill=self._muted)
         title = _plain(axis["title"]["text"])
         where = ((left + right) / 2, lower + 24)
-        self._draw.text(where, title, style.INK, self._plain, anchor="mt")
+        self._draw.text(where, title, self._ink, self._plain, anchor="mt")
 
     def bars(self, trace: Properties) -> None:
         """Draw a bar trace."""
@@ -191,7 +194,7 @@ class _Drawing:
             said = _plain(text)
             if said and self._small.getlength(said) < end - begin - 6:
                 where = (begin + 4, (top + bottom) / 2)
-                self._draw.text(where, said, style.INK, self._small, anchor="lm")
+                self._draw.text(where, said, trace["textfont"]["color"], self._small, anchor="lm")
 
     def arrows(self, trace: Properties) -> None:
         """Draw a line trace of arrows: a start, an end, a gap."""
@@ -201,11 +204,11 @@ class _Drawing:
             (x0, x1), (y0, y1) = xs[place : place + 2], ys[place : place + 2]
             start = np.array([self._x(x0), self._y(y0, axis)])
             end = np.array([self._x(x1), self._y(y1, axis)])
-            self._draw.line((*start, *end), fill=style.INK)
+            self._draw.line((*start, *end), fill=self._ink)
             along = (end - start) / max(float(np.hypot(*(end - start))), 1e-9)
             across = np.array([-along[1], along[0]]) * _ARROW * 0.7
             head = end - along * 2 * _ARROW
-            self._draw.polygon([*end, *(head + across), *(head - across)], fill=style.INK)
+            self._draw.polygon([*end, *(head + across), *(head - across)], fill=self._ink)
 
     def marks(self, trace: Properties) -> None:
         """Draw triangles that point down."""
@@ -213,15 +216,16 @@ class _Drawing:
         for x, y in zip(_numbers(trace["x"]), _numbers(trace["y"]), strict=True):
             at, top = self._x(x), self._y(y, axis) - _ARROW
             corners = [(at - half, top), (at + half, top), (at, top + 2 * half)]
-            self._draw.polygon(corners, fill=marker["color"], outline=marker["line"]["color"])
+            self._draw.polygon(corners, fill=marker["color"], outline=self._ink)
 
     def words(self, traces: list[Properties]) -> None:
         """Write title, headings and legend."""
         title = self._layout["title"]
-        self._draw.text((14, 14), _plain(title["text"]), style.INK, self._large)
+        top = title["pad"]["t"]
+        self._draw.text((14, top), _plain(title["text"]), self._ink, self._large)
         lines = title["subtitle"]["text"].split("<br>")
         for number, line in enumerate(lines):
-            self._draw.text((14, 42 + 18 * number), _plain(line), style.MUTED, self._plain)
+            self._draw.text((14, top + 28 + 18 * number), _plain(line), self._muted, self._plain)
         left, _, right, _ = self._box
         for note in self._layout.get("annotations") or ():
             x = self._x(note["x"]) if note.get("xref") == "x" else left + note["x"] * (right - left)
@@ -229,7 +233,7 @@ class _Drawing:
             y = self._box[1] - 10 if is_above else self._y(note["y"], self._axis(note["yref"]))
             where = (min(x, right), y)
             anchor = {"left": "lm", "right": "rm"}.get(note.get("xanchor"), "mm")
-            self._draw.text(where, _plain(note["text"]), style.INK, self._plain, anchor=anchor)
+            self._draw.text(where, _plain(note["text"]), self._ink, self._plain, anchor=anchor)
         x, y = 14.0, self._box[3] + 50
         for trace in traces:
             name = _plain(trace["name"])
@@ -237,8 +241,8 @@ class _Drawing:
             if x + length > WIDTH and x > 14:
                 x, y = 14.0, y + 20
             colour = _fill(trace["marker"])
-            self._draw.rectangle((x, y, x + 11, y + 11), fill=colour, outline=style.MUTED)
-            self._draw.text((x + 18, y + 6), name, style.INK, self._small, anchor="lm")
+            self._draw.rectangle((x, y, x + 11, y + 11), fill=colour, outline=self._muted)
+            self._draw.text((x + 18, y + 6), name, self._ink, self._small, anchor="lm")
             x += length
 
 

@@ -25,6 +25,7 @@ from gpuscope.figures.text import (
     title_suffix,
     wrapped,
 )
+from gpuscope.figures.themed import ThemedFigure
 from gpuscope.trace.columns import codes, is_open, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import Index
@@ -294,7 +295,7 @@ def sm_map(
         ),
         xaxis2={"domain": [0, 0.022], "visible": False, "fixedrange": True},
     )
-    return go.Figure(data=[*strip, *cells], layout=layout)
+    return ThemedFigure(data=[*strip, *cells], layout=layout)
 
 
 def _cells(

@@ -21,9 +21,20 @@ WHOLE_GPU_COLOUR = "#6E7781"
 HOST_COLOUR = "#A8B0B9"
 INK = "#1B1F24"
 MUTED = "#57606A"
-STRIPE = "#F4F6F8"
+WHITE = "#FFFFFF"
+STRIPE, HEADING = "#F4F6F8", "#E3E9EF"
+"""Behind every second track, and behind the heading of a setting."""
 GRID = "#E4E8EC"
+DARK = {
+    INK: "#E6EAEE", MUTED: "#A9B3BD", WHITE: "#111111", STRIPE: "#1B1D20", HEADING: "#262B31",
+    GRID: "#2B3036",
+}  # fmt: skip
+"""Neutral colours → the same on a dark page. Other colours mean something, and stay."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+
+
+_MODEBAR = 14
+"""Px above a title, so that Plotly's buttons do not cover it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ def darker(colour: str) -> str:
 def on(colour: str) -> str:
     """Return the colour of text that is readable on a colour."""
     red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
-    return INK if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.18 else "#FFFFFF"
+    return INK if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.18 else WHITE
 
 
 def tinted(colour: str, strength: float) -> str:
@@ -110,7 +121,7 @@ def base_layout(
     height
         Of the plotting area, px.
     """
-    top = 52 + 18 * len(subtitle)
+    top = _MODEBAR + 52 + 18 * len(subtitle)
     bottom = 66 + 20 * legend_rows
     return {
         "template": "none",
@@ -124,16 +135,16 @@ def base_layout(
             "y": 1,
             "yref": "container",
             "yanchor": "top",
-            "pad": {"t": 14, "l": 14},
+            "pad": {"t": _MODEBAR + 14, "l": 14},
             "subtitle": {"text": "<br>".join(subtitle), "font": {"size": 13, "color": MUTED}},
         },
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
+        "paper_bgcolor": WHITE,
+        "plot_bgcolor": WHITE,
         "hovermode": "closest",
         "hoverlabel": {
             "align": "left",
             "font": {"family": FONT, "size": 13, "color": INK},
-            "bgcolor": "white",
+            "bgcolor": WHITE,
             "namelength": -1,
         },
         "margin": {"l": 60, "r": 24, "t": top, "b": bottom},
@@ -146,9 +157,16 @@ def base_layout(
             "yref": "container",
             "yanchor": "bottom",
             "font": {"size": 12},
+            # In a narrow page it scrolls: it would push the plot up, into the title of its axis.
+            "maxheight": 20 * legend_rows + 14,
         },
         # "Share chart…" would send what a trace holds to a server.
-        "modebar": {"remove": ["sendChartToCloud", "select2d", "lasso2d"]},
+        "modebar": {
+            "remove": ["sendChartToCloud", "select2d", "lasso2d"],
+            "bgcolor": "rgba(0,0,0,0)",
+            "color": WHOLE_GPU_COLOUR,
+            "activecolor": OKABE_ITO[0],
+        },
         **more,
     }
 
@@ -179,10 +197,6 @@ def y_axis(title: str, **more: object) -> Properties:
     return {
         "title": titled(title), "gridcolor": GRID, "zeroline": False, "automargin": True, **more,
     }  # fmt: skip
-
-
-LOG_AXIS: Properties = {"type": "log", "dtick": "D2", "tickformat": ",~f"}
-"""What makes an axis of latencies logarithmic."""
 
 
 def x_axis(title: str, **more: object) -> Properties:

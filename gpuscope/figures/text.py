@@ -13,8 +13,8 @@ from gpuscope.trace.model import Trace
 
 clean = _text.clean
 duration = _text.duration
-LINE_CHARACTERS = 120
-"""Characters that fit on a line under a title in a figure 900 px wide."""
+LINE_CHARACTERS = 90
+"""Characters that fit on a line under a title in a figure 720 px wide."""
 _INCOMPLETE = " (incomplete)"
 
 

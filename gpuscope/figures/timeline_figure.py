@@ -247,7 +247,7 @@ def _place(
             lines = [f"<b>{escape(settings[index], 40)}</b>", *(escape(line) for line in said)]
             size = _HEADING_LINE * len(lines) + 8
             annotations.append(heading("<br>".join(lines), y + size / 2))
-            shapes.append(stripe(y, y + size, "#E3E9EF"))
+            shapes.append(stripe(y, y + size, style.HEADING))
             y += size
         place = Places.of(view.shown, view.depth, y)
         places.append(place)

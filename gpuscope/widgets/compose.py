@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpuscope.figures import style
 from gpuscope.figures.frame import (
     Frame,
@@ -25,8 +27,9 @@ _CHARACTERS = 110_000
 """What the texts of a frame may take, so that it stays below 250 kB."""
 _NOTES = 2
 _LEGEND_PX, _LEGEND_ROWS = 20, (3, 5)
-_LEFT, _LABEL = 210, 32
-"""Px for the labels of tracks, and characters that fit: Plotly's own margin costs a second pass."""
+_LEFT, _LABEL, _LETTER = 210, 32, 6.4
+"""Px for the labels of tracks at most, characters that fit, and px of one: to have Plotly find out
+costs a second pass."""
 
 
 def compose_frame(snapshot: Snapshot, before: Drawn | None, *, tiled: bool = True) -> Drawn:
@@ -154,11 +157,16 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
         ),
         barmode="overlay", dragmode="pan", uniformtext={"minsize": 10, "mode": "hide"},
     )  # fmt: skip
-    layout["margin"]["l"] = _LEFT
+    layout["margin"]["l"] = _left([track.label for track in snapshot.places.tracks])
     layout["legend"]["maxheight"] = _LEGEND_PX * rows + 14
     layout["autosize"] = True
     layout["modebar"]["remove"] += ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"]
     return layout
+
+
+def _left(labels: Sequence[str]) -> int:
+    longest = max((len(label) for label in labels), default=0)
+    return min(_LEFT, round(24 + _LETTER * min(longest, _LABEL)))
 
 
 def _tracks(snapshot: Snapshot) -> Properties:
@@ -172,6 +180,7 @@ def _tracks(snapshot: Snapshot) -> Properties:
     ]
     notes = snapshot.places.annotations
     return {
+        "margin.l": _left([track.label for track in snapshot.places.tracks]),
         "yaxis.range": [snapshot.height, 0],
         "yaxis.tickvals": centres,
         "yaxis.ticktext": [escape(track.label, _LABEL) for track in snapshot.places.tracks],

@@ -107,7 +107,8 @@ def test_a_notebook_gets_the_figure_and_the_png(in_notebook):
     for show in (figure._ipython_display_, figure.show):
         with capture_output() as captured:
             show()
-        (output,) = captured.outputs
+        themed, output = captured.outputs
+        assert "data-jp-theme-light" in themed.data["text/html"], "white on a dark page"
         assert set(output.data) == set(bundle)
     assert pickle.loads(pickle.dumps(figure))._repr_mimebundle_().keys() == bundle.keys()  # noqa: S301
 

@@ -119,7 +119,7 @@ def test_a_window_shows_its_part_and_says_what_is_left_out():
             block(1, 55, 56, "prefill", device=1)]  # fmt: skip
     figure = figures.sm_map(build(rows), bins=2, window_ns=(50, 70))
     assert maps(figure)["decode"] == {0: cells([1, None])}
-    text = words(figure)
+    text = words(figure).replace("<br>", " ")
     assert "1 blocks in 2 bins of 10 ns" in text
     assert "2 blocks without an end or an SM not drawn" in text
     assert "1 blocks on other devices not drawn" in text

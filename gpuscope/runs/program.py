@@ -317,13 +317,14 @@ def _note_beside(works: list[Work], where: Mapping[Work, _Where]) -> None:
         running.append(work)
     usual: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for work in kernels:
-        if not shared[work]:
+        if work not in shared:
             usual[_same(work)].append(work.alone_ns)
-    medians = {key: float(np.median(times)) for key, times in usual.items()}
     for work, others in shared.items():
         work.beside = True
-        alone_ns = medians.get(_same(work))
-        work.alone_ns = _without(work, others) if alone_ns is None else alone_ns
+        work.alone_ns = _without(work, others)
+        alone = usual.get(_same(work))  # several shapes may share a name and a grid
+        if alone:
+            work.alone_ns = min(alone, key=lambda took_ns: abs(took_ns - work.alone_ns))
 
 
 def _same(work: Work) -> tuple[object, ...]:

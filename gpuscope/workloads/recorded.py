@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from gpuscope._checks import require_kind
 from gpuscope.device.api import KernelCost, KernelModel
@@ -64,7 +62,7 @@ class Recorded:
     Parameters
     ----------
     second
-        The same work recorded on fewer SMs, if at all.
+        The same work recorded on fewer SMs, if at all: at least one round of what repeats.
     sm_counts
         SMs of partitions whose size the traces do not hold.
     """
@@ -80,20 +78,13 @@ class Recorded:
         self.trace = trace
         self.profile = profile
         self._sm_counts = sm_counts or {}
-        self._few: dict[tuple[str, str | None], tuple[int, float]] = {}
-        if second is not None:
-            self._read(second)
-
-    def _read(self, second: Trace) -> None:
-        found: dict[tuple[str, str | None], list[tuple[int, int]]] = defaultdict(list)
-        for row in finished_rows(second):
+        self._few: dict[tuple[str, str | None], list[tuple[int, int]]] = defaultdict(list)
+        self._taken: Counter[tuple[str, str | None]] = Counter()
+        for row in finished_rows(second) if second is not None else ():
             if row["kind"] == "kernel":
-                took_ns = row["end_ns"] - row["start_ns"]
-                found[row["name"], row["launch_config"]].append((self._sms(second, row), took_ns))
-        for key, measured in found.items():
-            few = min(count for count, _ in measured)
-            times = [took_ns for count, took_ns in measured if count == few]
-            self._few[key] = few, max(1.0, float(np.median(times)))
+                took_ns = max(1, row["end_ns"] - row["start_ns"])
+                key = row["name"], row["launch_config"]
+                self._few[key].append((self._sms(second or trace, row), took_ns))
 
     def sm_count(self, row: Row) -> int:
         """Return how many SMs a row's partition has, or the GPU."""
@@ -105,17 +96,26 @@ class Recorded:
         return int(known or self.profile.layout.sm_count)
 
     def kernel(self, row: Row, alone_ns: float) -> RecordedKernel:
-        """Return a kernel's time on any number of SMs, given that alone where it was recorded."""
-        here = self.sm_count(row)
+        """Return a kernel's time on any number of SMs, given that alone where it was recorded.
+
+        To be called in the order of the starts: the n-th kernel of a name and a launch
+        configuration is the n-th such kernel of the second recording, which may be shorter.
+        """
+        here, key = self.sm_count(row), (row["name"], row["launch_config"])
         times_ns = {here: max(1.0, alone_ns)}
-        few = self._few.get((row["name"], row["launch_config"]))
-        if few is not None and few[0] < here:
-            times_ns[few[0]] = few[1]
-        launch, product = (
+        there = self._few.get(key)
+        if there:
+            count, took_ns = there[self._taken[key] % len(there)]
+            self._taken[key] += 1
+            if count < here:
+                times_ns[count] = took_ns
+        return RecordedKernel(
+            row["name"],
             Launch.parse(row["launch_config"]),
+            times_ns,
+            self.profile,
             product_of(row["category"], row["name"]),
         )
-        return RecordedKernel(row["name"], launch, times_ns, self.profile, product)
 
 
 class RecordedWork(Handle):

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import CapabilityError, InvalidArgument, InvalidPartition, MissingEvidence
+from gpuscope.runs.program import program
 from gpuscope.trace import Trace
-from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, TraceMetadata
 from gpuscope.workloads import RecordedWork
 
 NSIGHT = Path(__file__).resolve().parents[2] / "data" / "nsight"
@@ -335,3 +337,42 @@ def _complete(category, name, start_us, took_us, args, *, pid=1):
 @pytest.mark.parametrize("name", ["again.json", "again.sqlite", "again.parquet"])
 def test_what_was_exported_and_read_again_is_as_it_was(name, tmp_path):
     assert_as_it_was(gs.load_trace(gs.export(record(), tmp_path / name)))
+
+
+def made(times_ns, sms, *, rounds=1, overlap_ns=0):
+    """Make a recording of kernels that share a name and a launch, each in a stream of its own."""
+    columns = {name: [] for name in ("id", "kind", "name", "start_ns", "end_ns", "stream",
+                                     "partition", "device", "launch_config", "source")}  # fmt: skip
+    now_ns = 0
+    config = '{"grid": [4096, 1, 1], "block": [256, 1, 1], "registers": 32}'
+    for number, took_ns in enumerate(times_ns * rounds):
+        row = (number, "kernel", "k", now_ns, now_ns + took_ns, 1 + number % 2 * (overlap_ns > 0),
+               "p", 0, config, "cupti")  # fmt: skip
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+        now_ns += took_ns - overlap_ns + 1000 * (not overlap_ns)
+    metadata = TraceMetadata(
+        time_base="relative",
+        devices={"cuda:0": DeviceFacts(index=0, sm_count=132)},
+        partitions={"p": PartitionFacts(sm_count=sms)},
+    )
+    return Trace.from_columns(columns, metadata=metadata)
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_order():
+    small = made([30_000, 90_000], 24)
+    run = gs.what_if(made([10_000, 20_000], 128, rounds=3), second=small, partitions={"p": 24})
+    starts, ends = times(run["forecast"])
+    assert (ends - starts).tolist() == pytest.approx([30_000, 90_000] * 3, abs=64)
+
+
+def test_what_ran_beside_other_work_on_its_sms_is_faster_alone():
+    apart, beside = made([100_000, 100_000], 128), made([100_000] * 2, 128, overlap_ns=90_000)
+    profile = Profile.load("h200")
+    assert [work.beside for work in program(apart, profile, {}).works] == [False, False]
+    works = program(beside, profile, {}).works
+    assert [work.beside for work in works] == [True, True]
+    assert [work.alone_ns for work in works] == [55_000, 55_000]
+    assert_as_it_was(beside)
+    one = gs.what_if(beside, add_waits=[(0, 1)])["forecast"]
+    assert span_ns(one) == pytest.approx(span_ns(beside), rel=0.05)

@@ -270,7 +270,7 @@ def shown(page, content, what, *, folder):
     page.on("dialog", lambda one: (problems.append(f"dialog {one.message}"), one.dismiss()))
     page.goto(path.as_uri())
     if any(mark in content for mark in ("js-plotly-plot", "Plotly.newPlot", "data-figure")):
-        page.wait_for_function("document.querySelector('.js-plotly-plot .main-svg') !== null")
+        page.wait_for_function("() => document.querySelector('.js-plotly-plot .main-svg') !== null")
         hovered = page.evaluate(HOVER)
         if what.endswith("timeline"):
             assert hovered

@@ -24,7 +24,7 @@ from gpuscope.trace.model import Trace
 Kind = Literal["escape", "incomplete", "queue", "gap", "confinement"]
 """Kinds of findings, the most urgent first."""
 IDLE = 0.05
-"""Idle share of the time of a background's stream, or of a device, that is told."""
+"""Idle share of the time of a background's partition, or of a device, that is told."""
 _NAMED = 3
 _EVIDENCE = {
     "resident": "by the SM of every thread block",
@@ -88,8 +88,8 @@ class FindingsResult(Result):
 def findings(trace: Trace) -> FindingsResult:
     """Say what calls for action: escapes, missing rows, queues that ran dry, gaps; then the rest.
 
-    In the trace of an experiment only streams of background workloads are to be busy all the time.
-    Of any other trace the devices are judged.
+    In the trace of an experiment only partitions with background workloads are to be busy all the
+    time. Of any other trace the devices are judged.
 
     Examples
     --------
@@ -256,34 +256,29 @@ def _idle(trace: Trace) -> Iterator[Finding]:
     if described and not background:
         return  # calls that are waited for, or arrive at given times
     try:
-        tracks = gaps(trace, by="stream" if described else "device").tracks
+        tracks = gaps(trace, by="partition" if described else "device").tracks
     except MissingEvidence:
         return
-    on = {
-        trace.stream_name(stream): [name for name in background if name in names]
-        for stream, names in _on_streams(trace, background).items()
-    }
+    on: dict[str, list[str]] = {}
+    for name in background:
+        kernels = trace.where(kind="kernel", category=name)
+        for partition in kernels.spans.column("partition").unique().to_pylist():
+            on.setdefault(partition or "whole GPU", []).append(name)
     for track in tracks:
         if 1 - track.busy_fraction < IDLE or (described and track.name not in on):
             continue
         yield _of_track(track, described, on.get(track.name, []))
 
 
-def _on_streams(trace: Trace, workloads: list[str]) -> dict[int | None, set[str]]:
-    """Return stream → those of the workloads that ran on it."""
-    found: dict[int | None, set[str]] = {}
-    for name in workloads:
-        kernels = trace.where(kind="kernel", category=name)
-        for stream in kernels.spans.column("stream").unique().to_pylist():
-            found.setdefault(stream, set()).add(name)
-    return found
-
-
 def _of_track(track: TrackGaps, described: dict[str, Description], names: list[str]) -> Finding:
-    who = _listed(names) if names else f"The GPU ({track.name})"
+    who = f"The GPU ({track.name})"
+    if names:
+        who = f"{_listed(names)} ({track.name})"
     share = f"{100 * (1 - track.busy_fraction):.0f} % of the time from its first work to its last"
     longest = track.longest[0]
     between = f"{duration(longest.length_ns)}, between {longest.before} and {longest.after}"
+    if longest.before == longest.after:
+        between = f"{duration(longest.length_ns)}, between two of {longest.after}"
     if track.unlaunched_ns is not None and track.unlaunched_ns >= track.total_ns / 2:
         text = (
             f"{who} waited for launches: idle for {share} ({track.number:,} gaps; the longest "

@@ -142,10 +142,11 @@ def _cost(kept: Mapping[str, float], before: Mapping[str, float], base: str) -> 
     if not kept:
         return ""
     shares = " and ".join(f"{name} keeps {100 * share:.0f} %" for name, share in kept.items())
+    rate = "its rate" if len(kept) == 1 else "their rates"
     if not before:
-        return f"; {shares} of its rate in “{base}”"
+        return f"; {shares} of {rate} in “{base}”"
     then = " and ".join(f"{100 * before[name]:.0f} %" for name in kept if name in before)
-    return f"; {shares} of its rate alone" + (f" ({then} before)" if kept != before else "")
+    return f"; {shares} of {rate} alone" + (f" ({then} before)" if kept != before else "")
 
 
 def _together(rows: list[Row]) -> str:

@@ -6,6 +6,7 @@ import base64
 import functools
 import gzip
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -51,9 +52,14 @@ Row: TypeAlias = Mapping[str, Any]
 """A row of a table: texts, numbers or ``None`` by column."""
 
 
+def sentence(text: object) -> str:
+    """Return plain text for HTML, its numbers on one line with their units."""
+    return re.sub(r"(?<=\d) (?=%|→|[nµm]?s\b)", "\N{NO-BREAK SPACE}", safe(text))
+
+
 def paragraph(text: str, css: str = "") -> str:
     """Return a paragraph; ``text`` is plain."""
-    return f'<p class="{css}">{safe(text)}</p>' if css else f"<p>{safe(text)}</p>"
+    return f'<p class="{css}">{sentence(text)}</p>' if css else f"<p>{sentence(text)}</p>"
 
 
 def table(rows: Sequence[Row], shares: Sequence[str] = (), *, limit: int = 120) -> str:
@@ -108,7 +114,7 @@ def findings(found: Iterable[tuple[str, Finding]]) -> str:
     for about, finding in found:
         prefix = f"<b>{safe(about)}:</b> " if about else ""
         advice = f"<br>→ {safe(finding.advice)}" if finding.advice else ""
-        lines.append(f'<li class="{finding.kind}">{prefix}{safe(finding.text)}{advice}</li>')
+        lines.append(f'<li class="{finding.kind}">{prefix}{sentence(finding.text)}{advice}</li>')
     return f'<ul class="findings">{"".join(lines)}</ul>' if lines else ""
 
 

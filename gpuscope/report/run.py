@@ -43,8 +43,10 @@ _TOGETHER = {
 }
 _SPANS = 2000
 """Spans drawn of one setting's window."""
-_WIDEST = 70
+_WIDEST = 60
 """Per cent of its cell that the longest bar takes; its number stands beside it."""
+_ABOVE = 2
+"""Findings, if they are problems, that stand above the picture; the others stand below it."""
 _SHARES = ("Share of alone",)
 
 
@@ -73,14 +75,15 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     background, foreground = _workloads(run, rows)
     missing = incomplete(run.traces)
     found = analysis.findings_by_setting(run.traces)
+    first = sum(finding.is_problem for _, finding in found[:_ABOVE])
     described: Row = run.experiment.get("workloads") or {}
     sections = [
         _stopped(run),
-        f'<p class="headline">{safe(_sentence(run))}</p>',
-        page.findings(one for one in found if one[1].is_problem),
+        f'<p class="headline">{page.sentence(_headline(run))}</p>',
+        page.findings(found[:first]),
         page.terms({name: describe_workload(facts) for name, facts in described.items()}),
         *_picture(run, rows, background, foreground),
-        page.findings(one for one in found if not one[1].is_problem),
+        page.findings(found[first:]),
         *(page.paragraph(line) for line in _variants(run, rows, foreground)),
         *_too_good(run),
         *_timelines(run),
@@ -100,7 +103,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     return page.write(path, heading, run.traces, sections, about)
 
 
-def _sentence(run: Run) -> str:
+def _headline(run: Run) -> str:
     words = analysis.outcome(run).removeprefix("Simulated: ")  # as the banner above it says
     return words if words.startswith(("p50", "p99")) else words[:1].upper() + words[1:]
 
@@ -194,7 +197,8 @@ def _legend(colours: dict[str | None, str]) -> str:
     """Say what colours mean, here and in all figures of the page."""
     names = {f"partition {name}" if name else "whole GPU": of for name, of in colours.items()}
     swatches = "".join(
-        f'<span class="swatch" style="background:{colour}"></span>{safe(name, 40)}'
+        f'<span class="key"><span class="swatch" style="background:{colour}"></span>'
+        f"{safe(name, 40)}</span> "
         for name, colour in names.items()
     )
     return f'<p class="muted">A colour is where work ran, on all of this page:{swatches}</p>'
@@ -265,13 +269,16 @@ def _together(rows: list[Row]) -> list[str]:
     settings = {row["setting"]: row for row in rows}.values()
     table = [{name: row[column] for column, name in _TOGETHER.items()} for row in settings]
     gains = [row["gain"] for row in settings]
-    note = "Gain is unknown where a workload was not timed alone."
-    if gains and all(gain is not None and gain < WON for gain in gains):
+    note = ""
+    if None in gains:
+        note = "Gain is unknown where a workload was not timed alone."
+    elif all(gain < WON for gain in gains):
         note = (
             "A gain near 1 says that running together won no throughput; what a partition can win "
             "is latency."
         )
-    return [page.table(_told(table)), page.paragraph(note, "muted")] if table else []
+    parts = [page.table(_told(table)), page.paragraph(note, "muted") if note else ""]
+    return parts if table else []
 
 
 def _queue(run: Run, background: list[str], foreground: list[str], missing: str) -> list[str]:

@@ -68,7 +68,7 @@ def test_tables_state_overlap_latency_and_the_comparison(executed):
     assert "overlap by partition" in data(executed["overlap"], "text/html")
     assert "small" in data(executed["latency"], "text/html")
     comparison = data(executed["experiment"], "text/html")
-    for words in ("no partition", "16 | rest", "latency_p50_us", "gain"):
+    for words in ("no partition", "16 | rest", "p50 (µs)", "of alone (%)", "gain"):
         assert words in comparison
 
 

@@ -135,7 +135,7 @@ def test_a_background_that_waits_for_launches_is_a_queue_that_ran_dry():
     assert (track.total_ns, track.unlaunched_ns) == (100, 90)
     queue, verdict = analysis.findings(trace).findings
     assert (queue.kind, verdict.kind) == ("queue", "confinement")
-    assert queue.text.startswith("load waited for launches: idle for 33 % of the time")
+    assert queue.text.startswith("load (whole GPU) waited for launches: idle for 33 % of the time")
     assert queue.advice.startswith("Raise max_queued (load has 2)")
 
 
@@ -143,7 +143,7 @@ def test_a_background_that_stood_still_with_work_launched_is_a_gap():
     trace = of_experiment([load(0, 100, 0), load(200, 300, 10)])
     (gap, _) = analysis.findings(trace).findings
     assert gap.kind == "gap"
-    assert "100 ns, between big and big" in gap.text
+    assert "100 ns, between two of big" in gap.text
     assert "with the next work launched already" in gap.text
 
 
@@ -164,6 +164,11 @@ def test_calls_timed_without_load_are_told():
     found = analysis.findings(of_experiment([*rows, *calls])).findings
     assert [finding.kind for finding in found] == ["queue", "confinement"]
     assert "2 of 3 calls of small were timed while nothing of load was queued" in found[0].text
+
+
+def test_a_background_that_waits_for_sms_that_others_hold_is_no_gap():
+    rows = [load(0, 100, 0), load(200, 300, 10), span(100, 200, category="small")]
+    assert kinds(of_experiment(rows)) == ["confinement"]
 
 
 def test_a_short_idle_time_is_no_news():

@@ -16,7 +16,7 @@ from gpuscope.device.partition import Partition, Partitions, sm_ranges
 from gpuscope.device.select import open_device
 from gpuscope.device.sizes import REST, Sizes, named_sizes
 from gpuscope.errors import GpuscopeError, InvalidPartition
-from gpuscope.figures.style import OKABE_ITO
+from gpuscope.figures.style import OKABE_ITO, colours_of
 from gpuscope.figures.text import clean
 from gpuscope.widgets.base import Control, script
 from gpuscope.widgets.proposal import NAME_LIMIT, check, size_of, strip_of
@@ -187,8 +187,9 @@ class PartitionCarver(Control):
         named = {name: size.plain for name, size in checked.items()}
         with self.lock:
             rows = [self._row(name, size) for name, size in named.items()]
-            for row, color in zip(rows, itertools.cycle(OKABE_ITO), strict=False):
-                row["color"] = (colors or {}).get(row["name"], color)
+            own = colours_of(named)
+            for row in rows:
+                row["color"] = (colors or {}).get(row["name"], own[row["name"]])
             self._applied = {row["id"]: row["name"] for row in rows}
             self._renamed = {}
             self.sizes = named
@@ -206,9 +207,11 @@ class PartitionCarver(Control):
             rows = [dict(row) for row in self.rows]
             quantum = int(self.strip["quantum"])
             added = self._row(name or self._fresh_name(), quantum)
-            used = {row["color"] for row in rows}
-            unused = (color for color in OKABE_ITO if color not in used)
-            added["color"] = next(unused, OKABE_ITO[0])
+            names, used = [row["name"] for row in (*rows, added)], [row["color"] for row in rows]
+            wanted = colours_of(names)[added["name"]]
+            added["color"] = next(
+                (color for color in (wanted, *OKABE_ITO) if color not in used), wanted
+            )
             active = [added["id"]]
             free = sum(g["sm_count"] for g in self.strip["groups"] if g["owner"] == 0)
             resting = any(row["asked"] == REST and (row["granted"] or 0) > quantum for row in rows)

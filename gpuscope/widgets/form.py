@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment
-from gpuscope.figures.style import OKABE_ITO
+from gpuscope.figures.style import colours_of
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.table import Values
@@ -167,8 +167,8 @@ class Form:
             "settings": {label or "no partition": {}},
             "colors": {
                 name: color
-                for index, (name, color) in enumerate(self.carver.colors.items())
-                if color != OKABE_ITO[index % len(OKABE_ITO)]
+                for name, color in self.carver.colors.items()
+                if color != colours_of(self.carver.colors)[name]
             },
         }
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import nbformat
 import pytest
 from jupyter_lab import BUSY, IDLE, ask, running_lab
 from patience import PATIENCE_S
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "test-results"
@@ -46,6 +48,18 @@ with gpu.carve({"small": 16, "load": "rest"}) as parts:
 SHOW = """
 timeline = gs.Timeline(recording.trace)
 timeline
+"""
+MANY = """
+import gpuscope as gs
+from gpuscope.trace import Trace
+count = 3000
+trace = Trace.from_columns({
+    "id": list(range(count)), "kind": ["kernel"] * count,
+    "name": [f"<i>kernel {n}</i>" for n in range(count)],
+    "start_ns": [n * 1000 for n in range(count)], "end_ns": [n * 1000 + 700 for n in range(count)],
+    "source": ["cupti"] * count, "stream": [n % 3 for n in range(count)],
+    "partition": ["decode"] * count,
+})
 """
 LIVE = """
 from pathlib import Path
@@ -307,6 +321,101 @@ def test_dragging_searching_measuring_hiding_and_resizing(open_notebook, console
             return room < 900 && Math.abs(svg - room) < 40;
         }}"""
     )
+
+
+INK = """() => {
+    const canvas = document.querySelector('.gpuscope-tiles');
+    const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    let painted = 0;
+    for (let at = 3; at < pixels.length; at += 4) painted += pixels[at] > 0;
+    return painted / (pixels.length / 4);
+}"""
+"""Which part of the canvas is painted."""
+
+
+def show_many(page):
+    run_all(page)
+    page.locator(f"{PLOT} .gpuscope-tiles").wait_for()
+    page.locator(ROOM).scroll_into_view_if_needed()
+    painted(page)
+    return page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
+
+
+def test_many_spans_are_painted_and_moved_by_the_page_alone(open_notebook, console, shot):
+    page = open_notebook(MANY, SHOW.replace("recording.trace", "trace"))
+    area = show_many(page)
+    page.evaluate("""() => { window.canvas_frames = []; window.addEventListener(
+        'gpuscope-canvas', event => window.canvas_frames.push(event.detail), true); }""")
+    assert page.locator(f"{PLOT} .barlayer .point path").count() <= 1, "these are Plotly's"
+    assert page.evaluate(INK) > 0.1
+    kernel = int(ask(page, "import os; print(os.getpid())"))
+    time.sleep(1)  # tiles that are fetched ahead
+
+    # The kernel stands still: the page moves on its own.
+    whole = ticks(page)
+    os.kill(kernel, signal.SIGSTOP)
+    try:
+        page.locator(PLOT).focus()
+        for _ in range(4):
+            page.keyboard.press("w")
+        page.wait_for_function("() => window.canvas_frames.length >= 4")
+        last = page.evaluate("() => window.canvas_frames.at(-1)")
+        assert last["high"] - last["low"] == pytest.approx(3_000_000 / 16, rel=0.01)
+        assert page.evaluate(INK) > 0.1
+        assert ticks(page) != whole
+        drag(page, (area["x"] + 300, area["y"] + 30), 200)
+        page.wait_for_function(f"() => window.canvas_frames.at(-1).low < {last['low']} - 30000")
+        page.mouse.move(area["x"] + 5, area["y"] + 5)
+    finally:
+        os.kill(kernel, signal.SIGCONT)
+    moved = page.evaluate("() => window.canvas_frames.at(-1)")
+
+    def is_known() -> None:
+        low, high = window_of(page)
+        assert low == pytest.approx(moved["low"], abs=100)
+        assert high - low == pytest.approx(3_000_000 / 16, rel=0.01)
+
+    eventually(is_known)
+    page.wait_for_function("() => window.canvas_frames.at(-1).missing === 0")
+
+
+def test_what_the_page_paints_can_be_pointed_at_hidden_and_saved(open_notebook, console, shot):
+    page = open_notebook(MANY, SHOW.replace("recording.trace", "trace"))
+    area = show_many(page)
+    page.locator(PLOT).focus()
+    for _ in range(4):
+        page.keyboard.press("w")
+    painted(page)
+
+    # What is under the pointer; a click tells all of it, beside the plot.
+    x, y = json.loads(ask(page, """
+drawn, (low, high) = timeline.drawn, timeline.window_ns
+row = int(((low + high) / 2) // 1000)
+print([(row * 1000 + 400 - low) / (high - low), drawn.place(row)[0] / drawn.snapshot.height])
+"""))  # fmt: skip
+    at = area["x"] + x * area["width"], area["y"] + y * area["height"]
+    page.mouse.move(*at)
+    tip = page.locator(f"{PLOT} .gpuscope-tip")
+    tip.wait_for()
+    said = tip.inner_text()
+    assert re.search(r"^<i>kernel \d+</i>\n700 ns\nstream \d\nfrom [\d,.]+ µs\nkernel", said), said
+    page.mouse.click(*at)
+    details = page.get_by_role("region", name="Details of the selected span")
+    details.get_by_text("start_ns").wait_for()
+    assert said.split("\n")[0] in details.inner_text()
+    beside, plot = details.bounding_box(), page.locator(PLOT).bounding_box()
+    assert beside["x"] >= plot["x"] + plot["width"] - 2
+    assert beside["y"] < plot["y"] + 20
+    shot("many")
+
+    # The legend hides a class here, too, and a picture that is saved has the bars.
+    with page.expect_download() as saved:
+        page.locator(f"{PLOT} .modebar-btn[data-title*=PNG]").click()
+    picture = Image.open(saved.value.path()).convert("RGB")
+    colours = {colour for _, colour in picture.getcolors(1 << 24)}
+    assert any(abs(red - green) > 60 or abs(green - blue) > 60 for red, green, blue in colours)
+    page.locator(f"{PLOT} .legendtoggle").first.click()
+    page.wait_for_function(f"() => ({INK})() < 0.01")
 
 
 def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):

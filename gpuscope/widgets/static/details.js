@@ -46,7 +46,11 @@ function render({ model, el }) {
   el.classList.add("gpuscope-details");
   el.setAttribute("role", "region");
   el.setAttribute("aria-label", "Details of the selected span");
-  const show = () => fill(model, el);
+  const show = () => {
+    const was = el.hidden;
+    fill(model, el);
+    if (was && !el.hidden) el.scrollIntoView({ block: "nearest" });
+  };
   model.on("change:facts", show);
   show();
   return () => model.off("change:facts", show);

@@ -262,7 +262,7 @@ function paintTiles(model, root, tell) {
       const [top, tall] = barAt(tile, n, view.scale);
       const x = right - left < least ? Math.min(left, view.width - least) : left;
       const wide = Math.max(right - left, least);
-      context.fillStyle = wide < 8 ? one.fill : fills[kind];
+      context.fillStyle = one.escaped && wide < 8 ? one.fill : fills[kind];
       context.fillRect(x, top, wide, tall);
       if (one.escaped) marks.push(x + wide / 2, top);
       if (wide >= 4) edges.push(x, top, wide, tall, start >= from, end <= to);

@@ -252,6 +252,7 @@ function attend(model, el, search) {
       found.setAttribute("aria-label", HELP);
       // Or Plotly, following the width of its place, forgets the height that it was given.
       found.style.height = `${model.get("height")}px`;
+      sizes.observe(found); // the details beside it take some of its width
       tiles.attach(found);
       tell({ do: "opened" });
     }

@@ -72,3 +72,14 @@ def test_the_picture_has_a_dark_one_beside_it(figure):
 def test_what_text_stands_on_decides_its_colour():
     for colour in (*style.OKABE_ITO, style.ESCAPED, style.HOST_COLOUR, style.WHOLE_GPU_COLOUR):
         assert contrast(style.on(colour), colour) > 3.5
+
+
+def test_a_partition_has_its_colour_wherever_it_is_carved():
+    alone = {name: style.colours_of([name])[name] for name in ("small", "load", "decode", "rest")}
+    assert style.colours_of(["small", "load", "rest"]) == style.colours_of(
+        ["rest", "load", "small"]
+    )
+    assert style.colours_of(["load", "small"])["load"] == alone["load"] != alone["small"]
+    many = style.colours_of([f"p{number}" for number in range(9)])
+    assert {*many.values()} == {*style.OKABE_ITO}
+    assert style.ESCAPED not in many.values()

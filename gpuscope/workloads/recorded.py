@@ -11,7 +11,7 @@ from gpuscope._checks import require_kind
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
-from gpuscope.device.sim.kernel_model import Launch, RecordedKernel, product_of
+from gpuscope.device.sim.kernel_model import Launch, RecordedKernel, known_of
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
@@ -114,7 +114,7 @@ class Recorded:
             Launch.parse(row["launch_config"]),
             times_ns,
             self.profile,
-            product_of(row["category"], row["name"]),
+            known_of(row["category"], row["name"]),
         )
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout, sm_count_to_tell
@@ -26,9 +27,11 @@ _SHARED_BYTES, _SHARED_PER_BLOCK = 233_472, 1024
 """Of an SM of compute capability 9.0, and what the driver takes for each block."""
 _TILE = re.compile(r"_(\d+)x(\d+)_\d+x\d+")
 _PRODUCT = re.compile(r"(\d+)x(\d+)x(\d+)")
+_COPY = re.compile(r"copy (\d+) B")
 _ATTENTION = ("sdpa", "flash", "fmha", "attention")
 _SKINNY = 64
 """A tile with a side up to this reads matrices that nothing else reads: memory bounds it."""
+Known: TypeAlias = tuple[int, int, int, str] | int
 _ENGINE_WAVES = 64
 """More waves than these are simulated as so many: one more or less does not matter then."""
 
@@ -143,8 +146,8 @@ class RecordedKernel:
         SM count → duration: of one recording or two.
     profile
         The GPU.
-    product
-        m, n, k and dtype, where it is a GEMM whose shape is known.
+    known
+        What it computes, where that is known: a product's m, n, k and dtype, or a copy's bytes.
     scale
         How many times the work: blocks, or tiles of persistent blocks.
     """
@@ -153,7 +156,7 @@ class RecordedKernel:
     launch: Launch | None
     times_ns: Mapping[int, float]
     profile: Profile = field(repr=False)
-    product: tuple[int, int, int, str] | None = None
+    known: Known | None = None
     scaling: Scaling = SCALING
     scale: float = 1.0
 
@@ -164,9 +167,9 @@ class RecordedKernel:
 
     @cached_property
     def kind(self) -> str:
-        """What bounds it: a key of :attr:`Scaling.waves`, ``"tile"``, or ``"product"``."""
-        if self.product is not None:
-            return "product"
+        """What bounds it: a key of :attr:`Scaling.waves`, ``"tile"``, or what is known."""
+        if self.known is not None:
+            return "copy" if isinstance(self.known, int) else "product"
         launch, name = self.launch, self.name
         if launch is None:
             return "many"
@@ -192,8 +195,8 @@ class RecordedKernel:
         if self.scale == 1.0 and sm_count in self.times_ns:
             return self.times_ns[sm_count]
         base_ns = self.times_ns[self.sm_count]
-        if self.kind == "product":
-            return self._as_product(sm_count)
+        if self.known is not None:
+            return self._as_known(sm_count)
         floor_ns = self._floor_ns
         body_ns = base_ns - floor_ns
         relative = self._waves(sm_count, self.scale) / self._waves(self.sm_count, 1.0)
@@ -306,20 +309,24 @@ class RecordedKernel:
             return few_ns * relative / there
         return float(body_ns * relative ** (math.log(few_ns / body_ns) / math.log(there)))
 
-    def _as_product(self, sm_count: int) -> float:
-        """Return its time as the model of GEMMs scales it, bent to a second recording."""
-        here = self.times_ns[self.sm_count] / self._gemm(self.sm_count, 1.0).alone_ns(self.sm_count)
+    def _as_known(self, sm_count: int) -> float:
+        """Return its time as the model of its kind scales it, bent to a second recording."""
+        here = self.times_ns[self.sm_count] / self._modelled(self.sm_count, 1.0).alone_ns(
+            self.sm_count
+        )
         few = min(self.times_ns)
         if few < self.sm_count:
-            there = self.times_ns[few] / self._gemm(few, 1.0).alone_ns(few)
+            there = self.times_ns[few] / self._modelled(few, 1.0).alone_ns(few)
             reached = math.log(self.sm_count / sm_count) / math.log(self.sm_count / few)
             here *= (there / here) ** min(1.0, max(0.0, reached))
-        return here * self._gemm(sm_count, self.scale).alone_ns(sm_count)
+        return here * self._modelled(sm_count, self.scale).alone_ns(sm_count)
 
-    def _gemm(self, sm_count: int, scale: float) -> KernelCost:
-        """Return the cost of a product with so many times the rows, as it is modelled."""
-        assert self.product is not None  # noqa: S101 - or it would be of another kind
-        m, n, k, dtype = self.product
+    def _modelled(self, sm_count: int, scale: float) -> KernelCost:
+        """Return the cost of what is known to be computed, of a product with so many times m."""
+        if isinstance(self.known, int):
+            return self.profile.copy_cost(max(1, round(self.known * scale)), sm_count)
+        assert self.known is not None  # noqa: S101 - or it would be of another kind
+        m, n, k, dtype = self.known
         told = _told(self.profile.layout, sm_count)
         return self.profile.gemm_cost(max(1, round(m * scale)), n, k, dtype, sm_count, told)
 
@@ -327,24 +334,32 @@ class RecordedKernel:
     def cost(self, sm_count: int, *, gap_ns: int | None = None) -> KernelCost:
         """Return what the simulated GPU runs: blocks that occupy an SM each, and their bytes."""
         duration_ns = max(1.0, self.duration_ns(sm_count))
-        if self.kind == "product":
-            modelled = self._gemm(sm_count, self.scale)
+        rate = self.profile.constants["device_copy_bytes_per_us"] / 1000
+        if self.known is not None:
+            modelled = self._modelled(sm_count, self.scale)
             tile_ns = modelled.block_ns * duration_ns / modelled.alone_ns(sm_count)
             return replace(
-                modelled, block_ns=max(1, round(tile_ns)), stall=_STALL["product"], gap_ns=gap_ns
+                modelled,
+                block_ns=max(1, round(tile_ns)),
+                nbytes=min(modelled.nbytes, int(rate * duration_ns)),
+                stall=self._stall,
+                gap_ns=gap_ns,
             )
         occupied = self._occupied(sm_count)
         waves = -(-occupied // sm_count)
         if waves > _ENGINE_WAVES:
             occupied, waves = _ENGINE_WAVES * sm_count, _ENGINE_WAVES
-        rate = self.profile.constants["device_copy_bytes_per_us"] / 1000
         return KernelCost(
             occupied,
             max(1, round(duration_ns / waves)),
             round(self._busy(duration_ns) * rate * duration_ns),
-            stall=_STALL.get(self.kind, _USUAL_STALL),
+            stall=self._stall,
             gap_ns=gap_ns,
         )
+
+    @property
+    def _stall(self) -> float:
+        return _STALL.get(self.kind, _USUAL_STALL)
 
     def _occupied(self, sm_count: int) -> int:
         """Return how many times one of its SMs is taken: whole SMs, and tiles of some blocks."""
@@ -389,11 +404,14 @@ def _told(layout: SmLayout, count: int) -> int:
     return sm_count_to_tell(count, count - layout.remainder_sm_count * with_remainder)
 
 
-def product_of(*texts: str | None) -> tuple[int, int, int, str] | None:
-    """Return m, n, k and dtype that a name of ours states, as ``gemm 64x32x16 float16``."""
-    for text in texts:
-        match = _PRODUCT.search(text or "") if (text or "").startswith("gemm") else None
-        dtype = next((name for name in DTYPES if name in (text or "")), None)
+def known_of(*texts: str | None) -> Known | None:
+    """Return what a name of ours states: ``gemm 64x32x16 float16``, ``copy 1024 B``."""
+    for text in filter(None, texts):
+        match = _PRODUCT.search(text) if text.startswith("gemm") else None
+        dtype = next((name for name in DTYPES if name in text), None)
         if match is not None and dtype is not None:
             return int(match[1]), int(match[2]), int(match[3]), dtype
+        match = _COPY.fullmatch(text)
+        if match is not None:
+            return int(match[1])
     return None

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuscope.device.sim.kernel_model import Launch, RecordedKernel, product_of
+from gpuscope.device.sim.kernel_model import Launch, RecordedKernel, known_of
 from gpuscope.device.sim.profile import Profile
 
 MODELS = json.loads(
@@ -19,13 +19,13 @@ PROFILE = Profile.load("h200")
 COUNTS = (132, 116, 96, 64, 48, 32, 24, 16, 8)
 
 
-def kernel(name="k", times_ns=None, *, scale=1.0, product=None, **launch):
+def kernel(name="k", times_ns=None, *, scale=1.0, known=None, **launch):
     return RecordedKernel(
         name,
         Launch(**{"blocks": 4096, "threads": 256, **launch}),
         times_ns or {132: 100_000.0},
         PROFILE,
-        product,
+        known,
         scale=scale,
     )
 
@@ -93,7 +93,7 @@ def test_twice_the_work_of_many_blocks_takes_twice_as_long():
 
 
 def test_a_product_scales_as_the_model_of_gemms_says():
-    one = kernel(product=(4096, 4096, 4096, "float16"))
+    one = kernel(known=(4096, 4096, 4096, "float16"))
     modelled = [
         PROFILE.gemm_cost(4096, 4096, 4096, "float16", count, told).alone_ns(count)
         for count, told in ((64, 64), (132, 0))
@@ -101,13 +101,21 @@ def test_a_product_scales_as_the_model_of_gemms_says():
     assert one.duration_ns(64) == pytest.approx(100_000 * modelled[0] / modelled[1])
     taller = PROFILE.gemm_cost(8192, 4096, 4096, "float16", 132, 0).alone_ns(132)
     assert one.scaled(2).duration_ns(132) == pytest.approx(100_000 * taller / modelled[1])
-    assert product_of("gemm 64x32x16 float16") == (64, 32, 16, "float16")
-    assert product_of("nvjet_sm90_hsh_256x128_64x4", None) is None
+    assert known_of("gemm 64x32x16 float16") == (64, 32, 16, "float16")
+    assert known_of("copy 1024 B", "copy_kernel") == 1024
+    assert known_of("copy 12 KB", "copy_kernel") is None
+    assert known_of("nvjet_sm90_hsh_256x128_64x4", None) is None
+
+
+def test_a_copy_scales_as_the_model_of_copies_says():
+    one = kernel(known=1 << 26)
+    modelled = [PROFILE.copy_cost(1 << 26, count).alone_ns(count) for count in (24, 132)]
+    assert one.duration_ns(24) == pytest.approx(100_000 * modelled[0] / modelled[1])
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_what_the_engine_runs_takes_that_long_alone(count):
-    for one in (kernel(), kernel(blocks=3, threads=32), kernel(product=(512, 512, 512, "float16"))):
+    for one in (kernel(), kernel(blocks=3, threads=32), kernel(known=(512, 512, 512, "float16"))):
         cost = one.cost(count, gap_ns=7)
         waves = -(-max(cost.blocks, cost.tiles) // count)
         assert cost.alone_ns(count) == pytest.approx(one.duration_ns(count), abs=waves)

@@ -74,6 +74,6 @@ class Control(anywidget.AnyWidget):
             return
         fields = {str(name): value for name, value in content.items()}
         act = self.action(str(fields.pop("action", "")))
-        if act is not None:
+        if act is not None and not self.disabled:
             with self.lock:
                 act(**fields)

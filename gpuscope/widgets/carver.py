@@ -19,7 +19,7 @@ from gpuscope.errors import GpuscopeError, InvalidPartition
 from gpuscope.figures.style import OKABE_ITO, colours_of
 from gpuscope.figures.text import clean
 from gpuscope.widgets.base import Control, script
-from gpuscope.widgets.proposal import NAME_LIMIT, check, size_of, strip_of
+from gpuscope.widgets.proposal import NAME_LIMIT, check, size_of, strip_of, warning_of
 
 SIZES: Mapping[str, int | str] = {"small": 16, "load": "rest"}
 """What a carver starts from."""
@@ -77,7 +77,7 @@ class PartitionCarver(Control):
     rows = traitlets.List(
         traitlets.Dict(),
         help="The proposal, a dict a partition: id, name, color, asked, granted, sm_ids, and "
-        "name_error and count_error, which are empty if all is well.",
+        "name_error, count_error and count_warning, which are empty if all is well.",
     )
     strip = traitlets.Dict(
         help="The SMs: total, quantum, remainder, and groups, each with sm_count, owner (a row's "
@@ -305,6 +305,8 @@ class PartitionCarver(Control):
     # -- what the page sends ------------------------------------------------------------
     def _asked(self, change: Mapping[str, Any]) -> None:
         with self.lock:
+            if self.disabled:
+                return
             asking = change["new"]
             counts = {int(key): size for key, size in asking.get("counts", {}).items()}
             self._ask(counts, settle=bool(asking.get("settle")))
@@ -348,7 +350,7 @@ class PartitionCarver(Control):
     def _row(self, name: str, asked: int | str) -> dict[str, Any]:
         return {
             "id": next(self._ids), "name": name, "color": "", "asked": asked, "granted": None,
-            "sm_ids": "", "name_error": "", "count_error": "",
+            "sm_ids": "", "name_error": "", "count_error": "", "count_warning": "",
         }  # fmt: skip
 
     def _fresh_name(self) -> str:
@@ -384,6 +386,7 @@ class PartitionCarver(Control):
                 if settle and row["asked"] != REST:
                     row["asked"] = row["granted"]
             row["sm_ids"] = self._sm_ids(row)
+            row["count_warning"] = warning_of(row, plan.layout) if plan is not None else ""
         with self.hold_sync():
             self.error, self.refused = error, ""
             if plan is not None or not rows or not self.strip:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,27 +14,32 @@ import ipywidgets as ipw
 from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope.device.device import Device
-from gpuscope.errors import CapabilityError, GpuscopeError
+from gpuscope.errors import GpuscopeError
 from gpuscope.record.recorder import Recording
 from gpuscope.runs import execution, nsight
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Progress
 from gpuscope.trace.run import Run
-from gpuscope.widgets import html, results
+from gpuscope.widgets import html, layout, results
 from gpuscope.widgets.as_code import CARVINGS, gpuscope_code
 from gpuscope.widgets.devices import DevicePicker
-from gpuscope.widgets.form import TEMPLATE, Form
+from gpuscope.widgets.form import Form, experiment_of
 from gpuscope.widgets.live import LatestWins
-from gpuscope.widgets.runbar import Estimate, RunBar, in_words
+from gpuscope.widgets.pins import Pins
+from gpuscope.widgets.presets import PRESETS
+from gpuscope.widgets.runbar import Estimate, RunBar, in_words, said_of
 from gpuscope.widgets.saved import DisplayHandle, display, page_of, saved_page
+from gpuscope.widgets.saving import EXPORTS, save, slug
 from gpuscope.widgets.timeline import Timeline
 
 PERIOD_S = 0.2
 """How far a run is, is told at most this often."""
-PLOT_PX = 340
+PLOT_PX = 176
+"""So that carver, timeline and verdicts have room on a screen of 1280 × 720."""
 FOLLOWED_NS = 40_000_000
 """What of a run is in view while it goes on: little enough to tell kernels apart."""
 _GPUSCOPE = "gpuscope"
+_NO_RUN = html.note("No run yet: press Run, or Ctrl+Enter anywhere here. Esc stops a run.")
 
 
 class Dashboard:
@@ -61,7 +65,7 @@ class Dashboard:
         The ipywidgets box, for use in other layouts.
     timeline
         The :class:`~gpuscope.Timeline`, which is updated and never replaced.
-    devices, form, bar
+    devices, form, bar, pins
         The controls.
     run
         The last :class:`~gpuscope.runs.Run`, even if it was stopped; ``None`` before the first.
@@ -101,28 +105,33 @@ class Dashboard:
         self._picture = ""
         self._kept: DisplayHandle | None = None  # its place in the notebook
         self._kept_page = ""
-        self._last: results.Summary | None = None
         self.run: Run | None = None
-        self.timeline = Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS)
-        self.verdicts, self.results = ipw.HTML(), ipw.HTML()
+        self.timeline = layout.compact(Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS))
+        self.verdicts, self.results = ipw.HTML(_NO_RUN), ipw.HTML()
+        self.pins = Pins(self._show_numbers, lock=self._lock)
         self.devices = DevicePicker(device, lock=self._lock)
         self.bar = RunBar(
             {
-                "run": self.start, "stop": self.stop, "code": self._show_code,
-                "save": self._save_file, "open": self._open_file, "nsight": self.open_in_nsight,
+                "run": self._run_as_shown, "stop": self.stop, "preset": self._start_from,
+                "export": self._export, "code": self._show_code, "save": self._save_file,
+                "open": self._open_file, "nsight": self.open_in_nsight,
             },
             [_GPUSCOPE, *CARVINGS],
+            [*PRESETS],
             lock=self._lock,
         )  # fmt: skip
-        self.form = Form(_experiment(experiment), self.devices.opened, self._changed, self._lock)
-        self.devices.observe(lambda _change: self.form.carver.refresh(), names="device")
-        controls = [self.devices, *self.form.controls, self.bar]
-        self.widget = ipw.VBox([*controls, self.verdicts, self.timeline, self.results])
-        self.widget.add_class("gpuscope-dashboard")
+        self.form = Form(experiment_of(experiment), self.devices.opened, self._changed, self._lock)
+        self.devices.observe(self._moved, names="device")
+        top = layout.box("gpuscope-top", self.devices, self.bar)
+        left = layout.box("gpuscope-controls", *self.form.controls)
+        right = layout.box("gpuscope-watch", self.timeline, self.verdicts)
+        below = (self.pins, self.results)
+        self.widget = layout.box(
+            "gpuscope-dashboard", top, layout.box("gpuscope-columns", left, right), *below
+        )
         if self.widget.comm is not None:  # the page may close it
             self.widget.comm.on_close(lambda _message: self.close())
-        self.bar.heading = "4 Run and watch"
-        self.bar.say("Ready.")
+        self.bar.say(f"Ready. {self.devices.words}")
         self._changed()
 
     def _ipython_display_(self) -> None:
@@ -141,7 +150,7 @@ class Dashboard:
         Raises
         ------
         InvalidPartition, InvalidExperiment
-            The controls do not describe a valid experiment.
+            The controls do not describe a valid experiment, or a carving was not applied.
         """
         return self.form.experiment()
 
@@ -159,7 +168,7 @@ class Dashboard:
         InvalidExperiment, GpuscopeError
             It is invalid or cannot be read. Nothing is changed.
         """
-        opened = _experiment(experiment)
+        opened = experiment_of(experiment)
         with self._lock:
             self.form.load(opened)
             self.bar.say(f"Opened {opened.name}.")
@@ -188,9 +197,14 @@ class Dashboard:
     def start(self) -> None:
         """Start a run, as the Run button does; returns at once.
 
-        Errors are shown in the dashboard. Does nothing while a run is on.
+        Errors are shown in the dashboard, also that a carving was not applied. Does nothing while
+        a run is on.
         """
-        self._begin(self._work, "Preparing: carving, warming up …")
+        with self._lock, self._refusals():
+            experiment = self.form.experiment()
+            if self.run is None:
+                self.verdicts.value = html.note("The verdicts come when the run has ended.")
+            self._begin(partial(self._work, experiment), "Preparing: carving, warming up …")
 
     def stop(self) -> None:
         """End the run early, as the Stop button does; what was recorded is kept and shown."""
@@ -215,8 +229,11 @@ class Dashboard:
         Why that is not possible, and what it wrote into the working folder, is shown in the
         dashboard. Stop ends it, and leaves nothing.
         """
-        work = partial(self._profile, self.devices.device)
-        self._begin(work, "Running under Nsight Systems …", _require_gpu)
+        with self._lock, self._refusals():
+            experiment = self.form.experiment()
+            self.devices.require_gpu()
+            act = partial(self._profile, self.devices.device, experiment)
+            self._begin(partial(self._say, act), "Running under Nsight Systems …")
 
     def close(self) -> None:
         """Stop the run, wait for its end, and remove the widgets."""
@@ -224,26 +241,17 @@ class Dashboard:
             self._closed = True
         self.stop()
         self.wait()
-        for child in (*self.widget.children, self.widget):
-            child.close()
+        layout.close(self.widget)
 
     # -- the run's own thread ---------------------------------------------------------
-    def _begin(
-        self,
-        work: Callable[[Experiment, threading.Event], None],
-        words: str,
-        require: Callable[[Device], None] | None = None,
-    ) -> None:
-        """Do something with the experiment in a thread, unless one is on or it is refused."""
-        with self._lock, self._refusals():
+    def _begin(self, work: Callable[[threading.Event], None], words: str) -> None:
+        """Do something in a thread, unless something is going on."""
+        with self._lock:
             if self._thread is not None or self._closed:
                 return
-            experiment = self.form.experiment()
-            if require is not None:
-                require(self.devices.opened())
             self._stop = threading.Event()
             self._thread = threading.Thread(
-                target=work, args=(experiment, self._stop), name="gpuscope-dashboard", daemon=True
+                target=work, args=(self._stop,), name="gpuscope-dashboard", daemon=True
             )
             self.bar.stopping = False
             self.bar.progress, self.bar.left = 0.0, ""
@@ -267,7 +275,7 @@ class Dashboard:
                 device = self.devices.opened()
                 done = execution.run(experiment, device, viewer=live.offer, stop=stop)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            said = _in_words(error)
+            said = said_of(error)
         self._finish(done, said)
 
     def _tell_live(self, progress: Progress) -> None:
@@ -329,37 +337,65 @@ class Dashboard:
         with self._lock:
             self._picture = picture
             self.verdicts.value = results.verdicts(summary, self.form.carver.colors)
-            self.results.value = results.numbers(summary, self._last)
-            self._last = summary
-            self._say_end(run, summary)
-            self._keep()
+            self._number = self.pins.add(summary)
+            self._show_numbers()
+            self.bar.progress = self.bar.progress if run.stopped else 1.0
+            self.bar.say(results.ended(summary))
 
-    def _say_end(self, run: Run, summary: results.Summary) -> None:
-        calls = sum(row["latency_n"] or 0 for row in summary.rows
-                    if row["workload"] not in summary.background)  # fmt: skip
-        if run.stopped:
-            self.bar.say(f"Stopped early: {calls:,} timed calls were recorded and are kept.")
-        else:
-            self.bar.progress = 1.0
-            missing = f" {summary.incomplete}." if summary.incomplete else ""
-            self.bar.say(f"Done: {calls:,} timed calls.{missing}")
+    def _show_numbers(self) -> None:
+        """Show the numbers of the last run, and the runs that are compared."""
+        shown = self.pins.compared
+        *_, last = shown.values()
+        self.results.value = results.numbers(last) + (
+            results.compared(shown) if len(shown) > 1 else ""
+        )
+        self._keep()
 
-    def _profile(self, key: str, experiment: Experiment, stop: threading.Event) -> None:
+    def _export(self, suffix: str) -> None:
+        """Write the last run to a file in the working folder."""
+        if self.run is not None and suffix in {one["suffix"] for one in EXPORTS}:
+            act = partial(self._write, self.run, suffix)
+            self._begin(partial(self._say, act), f"Writing a {suffix} file …")
+
+    def _write(self, run: Run, suffix: str, stop: threading.Event) -> str:
+        return f"Wrote {save(run, self._number, suffix, stop)}"
+
+    def _profile(self, key: str, experiment: Experiment, stop: threading.Event) -> str:
+        profiled = nsight.profile(experiment, device=key, cancel=stop)
+        if profiled.trace is not None:
+            self.timeline.show(profiled.trace)
+        return (
+            f"Nsight Systems wrote {profiled.report}: open it with nsys-ui. The timeline shows it."
+        )
+
+    def _say(self, act: Callable[[threading.Event], str], stop: threading.Event) -> None:
+        """Do something, and say what became of it."""
         try:
-            profiled = nsight.profile(experiment, device=key, cancel=stop)
-            if profiled.trace is not None:
-                self.timeline.show(profiled.trace)
-            show, words = self.bar.say, (
-                f"Nsight Systems wrote {profiled.report}: open it with nsys-ui. The timeline "
-                "shows it."
-            )  # fmt: skip
+            show, words = self.bar.say, act(stop)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
-            show, words = self.bar.warn, _in_words(error)
+            show, words = self.bar.warn, said_of(error)
         with self._lock:
             show(words)
             self._end()
 
     # -- what the controls tell -------------------------------------------------------
+    def _run_as_shown(self, carving: str = "") -> None:
+        """Run; first apply a carving, if it is still what the page showed at the click."""
+        with self._refusals():
+            if self._thread is None and carving and carving == self.form.carving:
+                self.form.carver.apply()
+            self.start()
+
+    def _start_from(self, name: str) -> None:
+        if name in PRESETS:
+            self.open(PRESETS[name])
+            self.bar.say(f"Started from “{name}”.")
+
+    def _moved(self, _change: object) -> None:
+        """Plan on another device."""
+        self.form.carver.refresh()
+        self.bar.say(self.devices.words)
+
     def _changed(self) -> None:
         with self._lock:
             if hasattr(self, "form"):  # it tells while it is made, too
@@ -371,6 +407,7 @@ class Dashboard:
         with self.bar.hold_sync():
             self.bar.running = running
             self.bar.ready = self.form.is_valid
+            self.bar.carving, self.bar.has_run = self.form.carving, self.run is not None
             self.bar.alarm = self.form.problem or self.bar.alarm
         for control in (self.devices, *self.form.controls):
             control.disabled = running
@@ -382,8 +419,7 @@ class Dashboard:
     def _save_file(self) -> None:
         with self._refusals():
             experiment = self.experiment
-            slug = re.sub(r"[^A-Za-z0-9]+", "-", experiment.name).strip("-") or "experiment"
-            self.bar.offer_file(f"{slug[:60]}.toml", experiment.to_toml())
+            self.bar.offer_file(f"{slug(experiment.name)}.toml", experiment.to_toml())
 
     def _open_file(self, name: str, text: str) -> None:
         with self._refusals(f"{name}: "):
@@ -395,8 +431,9 @@ class Dashboard:
             experiment = Experiment.from_dict(self.form.described()).to_toml()
         except GpuscopeError as error:
             experiment = f"# {error}"
-        shown = self.verdicts.value + self._picture + self.results.value
-        shown = shown or html.note("Nothing was run.")
+        shown = html.note("Nothing was run.")
+        if self.run is not None:
+            shown = self.verdicts.value + self._picture + self.results.value
         return saved_page(
             self.bar.uid, experiment, self.devices.words, shown, simulated=self.devices.simulated
         )
@@ -409,25 +446,3 @@ class Dashboard:
         if page != self._kept_page:
             self._kept_page = page
             self._kept.update(page_of(page))
-
-
-def _in_words(error: Exception) -> str:
-    """Say what went wrong; of errors that are not ours the type, too."""
-    return str(error) if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"
-
-
-def _require_gpu(device: Device) -> None:
-    """Refuse what Nsight Systems cannot see."""
-    if device.info.kind != "cuda":
-        raise CapabilityError(
-            f"Nsight Systems records what a GPU does, and {device.info.key} is none: choose a "
-            "CUDA device"
-        )
-
-
-def _experiment(given: Experiment | Mapping[str, object] | str | Path | None) -> Experiment:
-    if isinstance(given, Experiment):
-        return given
-    if isinstance(given, str | Path):
-        return Experiment.from_file(given)
-    return Experiment.from_dict(TEMPLATE if given is None else given)

@@ -8,7 +8,7 @@ import traitlets
 
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device, why_not
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import CapabilityError, GpuscopeError
 from gpuscope.widgets.base import Control, script
 
 _SIM = "sim:h200"
@@ -66,10 +66,26 @@ class DevicePicker(Control):
         """
         return open_device(self.device, pace="real", quiet=True)
 
+    def require_gpu(self) -> None:
+        """Refuse what Nsight Systems cannot see.
+
+        Raises
+        ------
+        CapabilityError
+            The chosen device is no GPU.
+        """
+        info = self.opened().info
+        if info.kind != "cuda":
+            raise CapabilityError(
+                f"Nsight Systems records what a GPU does, and {info.key} is none: choose a CUDA "
+                "device"
+            )
+
     @traitlets.validate("device")
     def _known(self, proposal: dict[str, str]) -> str:
         """Keep to the devices that are offered, whatever a page says."""
-        return proposal["value"] if proposal["value"] in self.options else self.device
+        wanted = proposal["value"]
+        return wanted if wanted in self.options and not self.disabled else self.device
 
     def _describe(self, _change: object = None) -> None:
         with self.lock, self.hold_sync():

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
 from gpuscope.figures.style import colours_of
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.widgets.carver import PartitionCarver
+from gpuscope.widgets.presets import TEMPLATE
 from gpuscope.widgets.table import Values
 from gpuscope.widgets.tables import StreamTable, WorkloadTable
 
-TEMPLATE: Values = {
-    "name": "dashboard",
-    "seed": 1,
-    "partitions": {"small": 16, "load": "rest"},
-    "streams": {"small": {"partition": "small"}, "load": {"partition": "load"}},
-    "workloads": {
-        "small": {
-            "kind": "gemm", "m": 512, "n": 512, "k": 512, "stream": "small",
-            "repeats": 2000, "arrival": "poisson", "rate_hz": 1000,
-        },
-        "load": {
-            "kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "load",
-            "background": True, "max_queued": 6,
-        },
-    },
-}  # fmt: skip
-"""What the controls start from: ``examples/quickstart.toml`` in one setting."""
+
+def experiment_of(given: Experiment | Mapping[str, object] | str | Path | None) -> Experiment:
+    """Return an experiment in any form that ``gpuscope.run`` takes; the template for nothing.
+
+    Raises
+    ------
+    InvalidExperiment, GpuscopeError
+        It is invalid or cannot be read.
+    """
+    if isinstance(given, Experiment):
+        return given
+    if isinstance(given, str | Path):
+        return Experiment.from_file(given)
+    return Experiment.from_dict(TEMPLATE if given is None else given)
 
 
 class _Planner(PartitionCarver):
@@ -87,9 +86,9 @@ class Form:
         self.workloads = WorkloadTable({}, (), lock=lock)
         self.streams.follow(self._streams_changed)
         self.workloads.follow(lambda _renamed: self._check())
-        self.carver.heading = "1 Carve the SMs"
-        self.streams.heading = "2 Streams: where work is queued"
-        self.workloads.heading = "3 Workloads: what is launched"
+        self.carver.heading = "Partitions"
+        self.streams.heading = "Streams"
+        self.workloads.heading = "Workloads"
         self.carver.observe(self._carved, names="sizes")
         self.carver.observe(lambda _change: self._tell(), names=["rows", "error", "pending"])
         self.load(experiment)
@@ -134,17 +133,28 @@ class Form:
             return sizes
         return {name: "rest" if size == "rest" else granted[name] for name, size in sizes.items()}
 
+    @property
+    def carving(self) -> str:
+        """The carving that is proposed and not applied, in words; empty if there is none."""
+        if not self.carver.pending or not self.carver.is_valid:
+            return ""
+        granted = ", ".join(f"{name} {count}" for name, count in self.carver.proposal.items())
+        return granted or "no partition"
+
     def experiment(self) -> Experiment:
-        """Return what the controls describe; a carving that was not applied is, first.
+        """Return what the controls describe.
 
         Raises
         ------
         InvalidPartition, InvalidExperiment
-            They describe nothing that can be run; says why.
+            They describe nothing that can be run, or a carving is not applied; says why.
         """
         with self._lock:
-            if self.carver.pending or not self.carver.is_valid:
-                self.carver.apply()
+            _ = self.carver.proposal  # raises where it cannot be granted
+            if self.carving:
+                raise InvalidPartition(
+                    f"the carving is not applied: it would grant {self.carving}. Apply or revert it"
+                )
             said = [self.problem, self.streams.said, self.workloads.said]
             if any(said):
                 raise InvalidExperiment("\n".join(filter(None, said)))

@@ -41,22 +41,40 @@ def note(words: str) -> str:
     return f'<div style="line-height:1.4;{_MUTED}">{text(words)}</div>'
 
 
-def card(title: str, lines: Sequence[str], *, good: bool | None = None) -> str:
-    """Return a box with a title; ``lines`` are HTML. Good and bad have a colour, too."""
+def card(
+    title: str,
+    lines: Sequence[str],
+    *,
+    good: bool | None = None,
+    more: Sequence[str] = (),
+    wide: bool = False,
+) -> str:
+    """Return a box with a title; ``lines`` are HTML. Good and bad have a colour, too.
+
+    Parameters
+    ----------
+    more
+        Lines that open at a click.
+    wide
+        Whether it has a row to itself.
+    """
     edge = {None: "var(--jp-border-color1,#bdbdbd)", True: "#2e7d32", False: "#c62828"}[good]
+    hidden = "".join(f"<div>{line}</div>" for line in more)
+    details = f'<details><summary style="{_MUTED}">Details</summary>{hidden}</details>'
     return (
-        f'<div style="flex:1 1 200px;min-width:200px;padding:6px 12px;border:1px solid '
+        f'<div style="flex:1 1 {"100%" if wide else "160px"};min-width:0;'
+        "box-sizing:border-box;padding:4px 10px;border:1px solid "
         f'var(--jp-border-color1,#bdbdbd);border-left:5px solid {edge};border-radius:3px">'
         f'<div style="font-weight:600">{text(title)}</div>'
-        f"{''.join(f'<div>{line}</div>' for line in lines)}</div>"
+        f"{''.join(f'<div>{line}</div>' for line in lines)}{details if more else ''}</div>"
     )
 
 
 def side_by_side(cards: Sequence[str]) -> str:
     """Return cards in a row, as many as have room."""
     return (
-        '<div class="gpuscope-verdicts" style="display:flex;flex-wrap:wrap;gap:10px;'
-        'line-height:1.4;padding:4px">'
+        '<div class="gpuscope-verdicts" style="display:flex;flex-wrap:wrap;gap:6px;'
+        'line-height:1.35">'
         f"{''.join(cards)}</div>"
     )
 

@@ -51,6 +51,15 @@ def size_of(row: Mapping[str, Any]) -> int | str:
     return REST if row["asked"] == REST else row["granted"]
 
 
+def warning_of(row: Mapping[str, Any], layout: SmLayout) -> str:
+    """Say that something else is granted than what was asked for; empty if it is not."""
+    asked, granted = row["asked"], row["granted"]
+    if row["count_error"] or granted is None or asked in (REST, granted):
+        return ""
+    quantum = layout.quantum_sm_count
+    return f"{asked} asked, {granted} granted: the nearest that is there in quanta of {quantum}"
+
+
 def check(rows: list[dict[str, Any]]) -> dict[int, str]:
     """Say beside each field what is wrong with it; return row id → a name that is its own."""
     labels: dict[int, str] = {}

@@ -1,12 +1,13 @@
-"""Results of a run: verdicts, the numbers behind them, changes since the run before."""
+"""Results of a run: verdicts, the numbers behind them, and runs side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscope import analysis
 from gpuscope._text import format_value
+from gpuscope.analysis import findings_analysis
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import duration
@@ -41,6 +42,8 @@ class Summary:
 
     Attributes
     ----------
+    setting
+        The name of what is judged: the sizes of the partitions.
     experiment
         The experiment that was run.
     rows
@@ -53,6 +56,7 @@ class Summary:
         Whether thread blocks were seen, so that there is a map of the SMs.
     """
 
+    setting: str
     experiment: html.Row
     rows: tuple[html.Row, ...]
     confinement: ConfinementResult | None
@@ -80,6 +84,7 @@ def summarise(run: Run) -> Summary:
         except GpuscopeError as error:
             why = f"Confinement cannot be judged: {error}"
     return Summary(
+        setting=setting,
         experiment=run.experiment,
         rows=tuple(row for row in run.comparison.to_pylist() if row["setting"] == setting),
         confinement=confinement,
@@ -90,6 +95,16 @@ def summarise(run: Run) -> Summary:
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
     )
+
+
+def ended(now: Summary) -> str:
+    """Say that a run is over, and what was recorded."""
+    timed = (row for row in now.rows if row["workload"] not in now.background)
+    calls = sum(row["latency_n"] or 0 for row in timed)
+    if now.stopped:
+        return f"Stopped early: {calls:,} timed calls were recorded and are kept."
+    missing = f" {now.incomplete}." if now.incomplete else ""
+    return f"Done: {calls:,} timed calls.{missing}"
 
 
 def close_up(trace: Trace, summary: Summary) -> tuple[int, int] | None:
@@ -113,20 +128,27 @@ def verdicts(now: Summary, colors: Mapping[str, str]) -> str:
     return html.side_by_side([verdict(now, colors) for verdict in VERDICTS])
 
 
-def card(now: Summary, title: str, lines: list[str], *, good: bool | None = None) -> str:
-    """Return a card that says first what its lines lack."""
+def card(
+    now: Summary,
+    title: str,
+    lines: list[str],
+    *,
+    good: bool | None = None,
+    more: Sequence[str] = (),
+    wide: bool = False,
+) -> str:
+    """Return a card that says first what its lines lack; ``more`` opens at a click."""
     if now.incomplete:
         lines = [f"<b>{html.text(now.incomplete)}.</b>", *lines]
-    return html.card(title, lines, good=good)
+    return html.card(title, lines, good=good, more=more, wide=wide)
 
 
-def numbers(now: Summary, before: Summary | None) -> str:
-    """Return the numbers of a run, and what changed since ``before``, as HTML."""
+def numbers(now: Summary) -> str:
+    """Return the numbers of a run as HTML."""
     if not now.rows:
         return ""
     parts = [
         html.workloads(now.rows, now.background),
-        _differences(now, before) if before is not None else "",
         "" if now.blocks else html.note(_NO_BLOCKS),
         html.note(now.provenance),
     ]
@@ -136,23 +158,26 @@ def numbers(now: Summary, before: Summary | None) -> str:
 def _confined(now: Summary, colors: Mapping[str, str]) -> str:
     result = now.confinement
     if result is None:
-        return card(now, "Confinement", [html.text(now.unconfined)])
-    lines = [
+        return card(now, "Confinement", [html.text(now.unconfined)], wide=True)
+    found = findings_analysis.verdict_on(result)
+    more = [
         _of_partition(partition, colors.get(partition.partition, ""), whole=not now.incomplete)
         for partition in result.partitions
     ]
-    lines += [f"<small>{html.text(note)}</small>" for note in result.notes]
-    escaped = any(partition.escapes for partition in result.partitions)
+    more += [f"<small>{html.text(note)}</small>" for note in result.notes]
     if now.simulated:
-        why = "" if escaped else "The simulated GPU confines by construction: t"
-        lines.append(
+        why = "" if found.is_problem else "The simulated GPU confines by construction: t"
+        more.append(
             f"<small>{why or 'T'}his shows what to look for, and is no evidence about a "
             "GPU.</small>"
         )
-    if now.incomplete and not escaped:
-        return card(now, "Confinement: no escape was recorded", lines)
-    verdict = "ESCAPED" if escaped else "confined"
-    return card(now, f"Confinement: {verdict}", lines, good=not escaped)
+    words = found.text.removeprefix("ESCAPED: ").removeprefix("Confined: ")
+    lines = [html.text(f"{words[0].upper()}{words[1:]}", 500)]
+    lines += [html.text(found.advice, 500)] if found.advice else []
+    if now.incomplete and not found.is_problem:
+        return card(now, "Confinement: no escape was recorded", lines, more=more, wide=True)
+    title = f"Confinement: {'ESCAPED' if found.is_problem else 'confined'}"
+    return card(now, title, lines, good=not found.is_problem, more=more, wide=True)
 
 
 def _of_partition(partition: PartitionConfinement, color: str, *, whole: bool) -> str:
@@ -184,23 +209,22 @@ def _of_partition(partition: PartitionConfinement, color: str, *, whole: bool) -
 def _together(now: Summary, _colors: Mapping[str, str]) -> str:
     facts = now.rows[0]
     overlap, tight, gain = facts["overlap"], facts["overlap_tight"], facts["gain"]
-    lines = []
     if overlap is None:
-        lines.append("Only one workload ran.")
-    else:
-        least = f" (at least <b>{format_value(tight)}</b>)" if tight is not None else ""
-        lines.append(
-            f"Overlap <b>{format_value(overlap)}</b>{least}: the part of the shorter busy time "
-            "in which both ran."
-        )
+        return card(now, "Together", ["Only one workload ran."])
+    lines, more = [f"Overlap <b>{format_value(overlap)}</b>"], [
+        "Overlap: the part of the shorter busy time in which both ran"
+        + (f"; at least {format_value(tight)}." if tight is not None else ".")
+    ]  # fmt: skip
     if gain is None:
         lines.append("Gain: unknown, since no workload was timed alone.")
     else:
         won = "running together won throughput" if gain >= WON else (
             "running together won no throughput; a partition can still win latency"
         )  # fmt: skip
-        lines.append(f"Gain <b>{format_value(gain)}</b>: time alone over time together; {won}.")
-    return card(now, "Together", lines)
+        lines[0] += f" · Gain <b>{format_value(gain)}</b>"
+        lines.append(f"{won[0].upper()}{won[1:]}.")
+        more.append("Gain: time alone over time together.")
+    return card(now, "Together", lines, more=more)
 
 
 def _latency(now: Summary, _colors: Mapping[str, str]) -> str:
@@ -218,10 +242,9 @@ def _latency(now: Summary, _colors: Mapping[str, str]) -> str:
         lines.append(f"{name}: {', '.join(marks)} (n = {row['latency_n']:,})")
     if not lines:
         lines.append("No timed call was recorded.")
-    lines.append("<small>From execute() until its completion was seen.</small>")
     if few:
-        lines.append("<small>No p99: it needs 1,000 calls, so raise Repeats.</small>")
-    return card(now, "Latency", lines)
+        lines.append("No p99: it needs 1,000 calls, so raise Repeats.")
+    return card(now, "Latency", lines, more=["From execute() until its completion was seen."])
 
 
 def _throughput(now: Summary, _colors: Mapping[str, str]) -> str:
@@ -245,21 +268,33 @@ VERDICTS: list[Verdict] = [_confined, _together, _latency, _throughput]
 """What the dashboard shows of a run, in this order."""
 
 
-# -- since the last run -------------------------------------------------------------------
-def _differences(now: Summary, before: Summary) -> str:
-    """Return what was changed since the last run, and what that did."""
-    changed = list(_changes(before.experiment, now.experiment))
-    words = "; ".join(changed[:8]) + (f"; and {len(changed) - 8} more" if len(changed) > 8 else "")
-    lines = [f"Changed: {html.text(words)}." if changed else "The same experiment again."]
-    if before.provenance != now.provenance:
-        lines.append(f"Before: {html.text(before.provenance)}.")
-    if before.stopped or now.stopped:
-        lines.append("One of the two was stopped early.")
-    columns = [("of", "left"), ("what", "left"), ("before", "right"), ("now", "right")]
-    columns.append(("change", "right"))
+# -- side by side -------------------------------------------------------------------------
+def compared(runs: Mapping[str, Summary]) -> str:
+    """Return two or more runs side by side as HTML, each against the first.
+
+    Parameters
+    ----------
+    runs
+        What to call each → its summary.
+    """
+    (first, base), *others = runs.items()
+    lines = []
+    for label, run in others:
+        changed = list(_changes(base.experiment, run.experiment))
+        more = f"; and {len(changed) - 8} more" if len(changed) > 8 else ""
+        words = f"changed: {'; '.join(changed[:8])}{more}" if changed else "the same experiment"
+        if base.provenance != run.provenance:
+            words += f"; {run.provenance}, not {base.provenance}"
+        lines.append(html.text(f"{label} against {first}: {words}.", 2000))
+    stopped = [label for label, run in runs.items() if run.stopped]
+    if stopped:
+        lines.append(html.text(f"Not run to the end: {', '.join(stopped)}."))
+    columns = [("of", "left"), ("what", "left")]
+    columns += [(html.text(label, 60), "right") for label in runs]
     return (
-        '<div class="gpuscope-differences"><b>Since the run before</b><br>'
-        f"{'<br>'.join(lines)}{html.table(columns, _moved(now, before))}</div>"
+        '<div class="gpuscope-differences" style="line-height:1.5;overflow-x:auto">'
+        f"<b>Side by side</b><br>{'<br>'.join(lines)}"
+        f"{html.table(columns, _rows(list(runs.values())))}</div>"
     )
 
 
@@ -270,6 +305,10 @@ def _changes(before: object, now: object, path: str = "") -> Iterator[str]:
             if path or key != "settings":  # their names are made of the partitions
                 inside = f"{path}.{key}" if path else str(key)
                 yield from _changes(before.get(key), now.get(key), inside)
+    elif before is None and isinstance(now, Mapping):
+        yield f"{path}: added"
+    elif now is None and isinstance(before, Mapping):
+        yield f"{path}: removed"
     elif before != now:
         yield f"{path}: {_told(before, now)} → {_told(now, before)}"
 
@@ -285,33 +324,34 @@ def _told(value: object, other: object) -> str:
     return "–" if value is None or isinstance(value, Mapping) else str(value)
 
 
-def _moved(now: Summary, before: Summary) -> Iterator[tuple[str, str, str, str, str]]:
-    """Say of each number what it was, what it is, and how much that is."""
-    pairs: list[tuple[str, str, float | None, float | None, int]] = []
-    former = {row["workload"]: row for row in before.rows}
-    queued = {*now.background, *before.background}
-    for row in now.rows:
-        of = row["workload"]
+def _measured(run: Summary) -> dict[tuple[str, str], tuple[float, int]]:
+    """Return of what and what → its value, and whether more is better."""
+    found: dict[tuple[str, str], tuple[float | None, int]] = {}
+    for row in run.rows:
         for column, (what, unit, better) in _MEASURES.items():
-            if of in former and not (of in queued and column.startswith("latency")):
-                pairs.append((of, f"{what} ({unit})", former[of][column], row[column], better))
-    if before.rows:
-        first, last = before.rows[0], now.rows[0]
-        pairs += [("all", name, first[name], last[name], 0) for name in ("overlap", "gain")]
-    if now.confinement is not None and before.confinement is not None:
-        kept = {part.partition: part.fraction for part in before.confinement.partitions}
-        pairs += [
-            (part.partition, "confinement", kept.get(part.partition), part.fraction, 1)
-            for part in now.confinement.partitions
-        ]
-    for of, what, was_value, is_value, better in pairs:
-        if was_value is None or is_value is None:
-            continue
-        share = (is_value - was_value) / was_value if was_value else None
-        yield (
-            html.text(of, 40), html.text(what), format_value(float(was_value)),
-            format_value(float(is_value)), _judged(share, better),
-        )  # fmt: skip
+            if not (row["workload"] in run.background and column.startswith("latency")):
+                found[row["workload"], f"{what} ({unit})"] = (row[column], better)
+    for name in ("overlap", "gain") if run.rows else ():
+        found["all", name] = (run.rows[0][name], 0)
+    for part in run.confinement.partitions if run.confinement is not None else ():
+        found[part.partition, "confinement"] = (part.fraction, 1)
+    return {key: (value, better) for key, (value, better) in found.items() if value is not None}
+
+
+def _rows(runs: list[Summary]) -> Iterator[list[str]]:
+    """Return of each number its value in every run, and how far that is from the first's."""
+    measured = [_measured(run) for run in runs]
+    for key in dict.fromkeys(key for one in measured for key in one):
+        base = measured[0].get(key)
+        cells = []
+        for index, one in enumerate(measured):
+            value, better = one.get(key, (None, 0))
+            cell = "–" if value is None else f"<b>{format_value(float(value))}</b>"
+            if index and value is not None and base is not None:
+                share = (value - base[0]) / base[0] if base[0] else None
+                cell += f" <small>{_judged(share, better)}</small>"
+            cells.append(cell)
+        yield [html.text(key[0], 40), html.text(key[1]), *cells]
 
 
 def _judged(share: float | None, better: int) -> str:

@@ -1,4 +1,4 @@
-"""RunBar: run, stop, watch how far it is, and take the experiment elsewhere."""
+"""RunBar: run, stop, watch how far it is, and take experiment and results elsewhere."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 import traitlets
 
+from gpuscope.errors import GpuscopeError
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Progress
 from gpuscope.widgets.base import Control, script
+from gpuscope.widgets.saving import EXPORTS
 
 
 class RunBar(Control):
@@ -20,10 +22,14 @@ class RunBar(Control):
     Parameters
     ----------
     acts
-        What a button does, by its name: ``run``, ``stop``, ``code`` (of a ``kind``), ``save``,
-        ``open`` (a ``text`` called ``name``) and ``nsight``.
+        What a button does, by its name: ``run`` (carving first what the page shows as
+        ``carving``), ``stop``, ``preset`` (of a ``name``), ``export`` (to a file with a
+        ``suffix``), ``code`` (of a ``kind``), ``save``, ``open`` (a ``text`` called ``name``) and
+        ``nsight``.
     codes
         What code can be had in.
+    presets
+        Names of what can be started from.
     lock
         Lock for the widget's state; several widgets may share one.
     """
@@ -33,12 +39,18 @@ class RunBar(Control):
     running = traitlets.Bool(help="Whether a run is on.")
     stopping = traitlets.Bool(help="Whether it was told to stop.")
     ready = traitlets.Bool(help="Whether there is something that can be run.")
+    carving = traitlets.Unicode(help="The carving that is shown and not applied; or empty.")
+    has_run = traitlets.Bool(help="Whether there is a run to save.")
     live = traitlets.Bool(default_value=True, help="Whether the picture is drawn during a run.")
     progress = traitlets.Float(help="Share of the run's time that has passed, 0 to 1.")
     left = traitlets.Unicode(help="How much time is left, in words.")
     status = traitlets.Unicode(help="What is going on, in words.")
     alarm = traitlets.Unicode(help="What went wrong, in words; empty if nothing did.")
     codes = traitlets.List(traitlets.Unicode(), help="What code can be had in.")
+    presets = traitlets.List(traitlets.Unicode(), help="What can be started from.")
+    exports = traitlets.List(
+        traitlets.Dict(), help="What a run can be saved as: words, suffix and hint of each."
+    )
     code = traitlets.Dict(help="The code that is shown: kind and text; empty for none.")
     file = traitlets.Dict(help="The file that was saved last: name, text, serial.")
     uid = traitlets.Unicode(help="Names what is saved of this dashboard in its notebook.")
@@ -47,10 +59,14 @@ class RunBar(Control):
         self,
         acts: dict[str, Callable[..., None]],
         codes: list[str],
+        presets: list[str],
         *,
         lock: threading.RLock | None = None,
     ) -> None:
-        super().__init__(lock=lock, codes=codes, uid=secrets.token_hex(6))
+        super().__init__(
+            lock=lock, codes=codes, presets=presets, exports=EXPORTS,
+            uid=secrets.token_hex(6),
+        )  # fmt: skip
         self._acts = acts
         self._serials = itertools.count(1)
 
@@ -113,3 +129,8 @@ def in_words(left_s: float | None) -> str:
     if left_s < 90:
         return f"about {max(1, round(left_s))} s left"
     return f"about {round(left_s / 60)} min left"
+
+
+def said_of(error: Exception) -> str:
+    """Say what went wrong; of errors that are not ours the type, too."""
+    return str(error) if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"

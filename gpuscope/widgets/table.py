@@ -87,6 +87,8 @@ class Table(Control):
     """The part of an experiment that it describes."""
     chosen = ""
     """The part of an experiment whose names are chosen from."""
+    home = ""
+    """The field in which one of these names is chosen."""
 
     noun = traitlets.Unicode(help="What a row is.")
     fields = traitlets.List(
@@ -95,7 +97,7 @@ class Table(Control):
     rows = traitlets.List(
         traitlets.Dict(),
         help="A dict a row: id, values by field, problems by field ('' for the row as a whole), "
-        "and options by field where they differ from row to row.",
+        "options by field where they differ from row to row, and line: the row in one line.",
     )
     error = traitlets.Unicode(help="What is wrong with the table as a whole; or empty.")
 
@@ -170,12 +172,17 @@ class Table(Control):
                 self._do_edit(number, field, value)
 
     def add(self) -> None:
-        """Add a row."""
+        """Add a row, at home where none is yet, else where a first one would be."""
         with self.lock:
             number = len(set(self.names)) + 1
             while (name := f"{self.noun} {number}") in self.names:
                 number += 1
-            self.rows = [*self.rows, self._row({"name": name, **self._values_of({})})]
+            used = {row["values"][self.home] for row in self.rows}
+            home = next(
+                (one for one in self._choices if one not in used), next(iter(self._choices), None)
+            )
+            own = {} if home is None else {self.home: home}
+            self.rows = [*self.rows, self._row({"name": name, **self._values_of(own)})]
             self._changed({})
 
     def remove(self, name: str) -> None:
@@ -218,7 +225,9 @@ class Table(Control):
                 seen.add(name)
                 if not isinstance(name, str) or not name.strip():
                     mine["name"] = "it needs a name"
-                rows.append({**row, "problems": mine, "options": self._options(row["values"])})
+                values = row["values"]
+                told = {"options": self._options(values), "line": self._line(values)}
+                rows.append({**row, "problems": mine, **told})
             with self.hold_sync():
                 self.error = problems.get((self.part,), "") if rows else "at least one is needed"
                 self.rows = rows
@@ -264,6 +273,10 @@ class Table(Control):
         """Return an experiment in which nothing can be wrong but this table."""
         raise NotImplementedError
 
+    def _line(self, values: Values) -> str:
+        """Say in one line what a row is, whatever its values are."""
+        raise NotImplementedError
+
     def _options(self, values: Values) -> Values:
         """Return the options of fields that have their own in each row."""
         del values
@@ -274,7 +287,7 @@ class Table(Control):
 
     # -- what the page sends ------------------------------------------------------------
     def _row(self, values: Values) -> Values:
-        return {"id": next(self._ids), "values": values, "problems": {}, "options": {}}
+        return {"id": next(self._ids), "values": values, "problems": {}, "options": {}, "line": ""}
 
     def _do_edit(self, id: int, field: str, value: object) -> None:  # noqa: A002 - the page's word
         names = self.names

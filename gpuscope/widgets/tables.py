@@ -18,6 +18,7 @@ from gpuscope.workloads.spec import KindField, WorkloadSpec
 WHOLE_GPU = ""
 """The choice of no partition."""
 _PACED = ("fixed", "poisson")
+_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 
 
 class StreamTable(Table):
@@ -48,7 +49,7 @@ class StreamTable(Table):
     StreamSpec(partition='b', priority=-1, blocking=False)
     """
 
-    part, chosen = "streams", "partitions"
+    part, chosen, home = "streams", "partitions", "partition"
 
     def __init__(
         self,
@@ -90,6 +91,12 @@ class StreamTable(Table):
         self._require_known(spec, StreamSpec.model_fields)
         return {**spec, "partition": spec["partition"] or WHOLE_GPU}
 
+    def _line(self, values: Values) -> str:
+        home, priority = values["partition"], values["priority"]
+        line = f"in {_short(home)}" if home else "on the whole GPU"
+        line += f", priority {_short(priority)}" if priority != 0 else ""
+        return line + (", blocking" if values["blocking"] and not home else "")
+
     def _fields_of(self, values: Values) -> Values:
         home = values["partition"]
         spec = {"partition": home or None, "priority": values["priority"]}
@@ -129,7 +136,7 @@ class WorkloadTable(Table):
         Name → fields as in an experiment, or a spec of one, to start from; one small GEMM if
         not given.
     streams
-        Names of the streams to choose from; the first is that of a new workload.
+        Names of the streams to choose from; a new workload is on the first without one.
     lock
         Lock for the widget's state; several widgets may share one.
 
@@ -147,7 +154,7 @@ class WorkloadTable(Table):
     4096
     """
 
-    part, chosen = "workloads", "streams"
+    part, chosen, home = "workloads", "streams", "stream"
 
     def __init__(
         self,
@@ -205,6 +212,17 @@ class WorkloadTable(Table):
         if spec["arrival"] not in _PACED:
             del spec["rate_hz"]
         return spec
+
+    def _line(self, values: Values) -> str:
+        line = f"{_what(values)} on {_short(values['stream'])}, "
+        if values["background"] is True:
+            line += "in the background"
+        else:
+            line += f"{_grouped(values['repeats'])} × {_arrivals(values)}"
+        line += f", waits on {', '.join(map(_short, values['waits_on']))}" * bool(
+            values["waits_on"]
+        )
+        return line + (", guard off: it escapes" if values["guard"] is False else "")
 
     def _field_at(self, path: tuple[str, ...]) -> str:
         if path[2:] == ("kind",) and any(
@@ -286,6 +304,53 @@ def _defaults() -> Values:
     every = [described for spec in reversed(kinds().values()) for described in spec.kind_fields()]
     own = {described.name: described.start for described in every if described.name != "args"}
     return {**shared, "rate_hz": 1000, **own}
+
+
+def _what(values: Values) -> str:
+    """Say what a workload computes: "gemm 512³ f16"."""
+    kind = values["kind"]
+    if kind == PYTHON:
+        return _short(values["function"] or "a Python function")
+    spec = kinds().get(kind) if isinstance(kind, str) else None
+    own = {one.name: values[one.name] for one in spec.kind_fields() if not one.rare} if spec else {}
+    words = [_short(kind).replace("_", " ")]
+    sides = [_short(own.pop(side)) for side in "mnk" if side in own]
+    if sides:
+        words.append(f"{sides[0]}³" if len({*sides}) == 1 and len(sides) == 3 else "×".join(sides))
+    for name, value in own.items():
+        if name == "nbytes" and isinstance(value, int):
+            words.append(_bytes(value))
+        elif name == "duration_us":
+            words.append(f"{_short(value)} µs")
+        elif name == "dtype":
+            words.append(_DTYPES.get(str(value), _short(value)))
+        else:
+            words.append(f"{name} {_short(value)}")
+    return " ".join(words)
+
+
+def _arrivals(values: Values) -> str:
+    arrival, rate = values["arrival"], values["rate_hz"]
+    if arrival not in _PACED:
+        return "back to back"
+    if not isinstance(rate, int | float):
+        return f"{arrival} {_short(rate)}"
+    return f"{arrival} {rate / 1000:g} kHz" if rate >= 1000 else f"{arrival} {rate:g} Hz"
+
+
+def _grouped(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else _short(value)
+
+
+def _short(value: object) -> str:
+    return clean(str(value), 40)
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B"
 
 
 def _arguments(text: str) -> object:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
+import pyarrow.parquet as pq
 import pytest
 from jupyter_lab import BUSY, IDLE, running_lab
 from patience import PATIENCE_S
 
+import gpuscope as gs
 from gpuscope.runs.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,8 +85,20 @@ def button(page, name: str):
 
 
 def row(page, table: str, name: str):
-    """The fields of one row of a table, by its legend."""
-    return page.get_by_role("group", name=f"{table} {name}", exact=True)
+    """The fields of one row of a table, by its legend; the row is unfolded where it is not."""
+    fields = page.get_by_role("group", name=f"{table} {name}", exact=True, include_hidden=True)
+    fields.wait_for(state="attached")
+    if not fields.is_visible():
+        fields.locator("xpath=..").locator("summary").click()
+    fields.wait_for()
+    return fields
+
+
+def more(page):
+    """Unfold what is seldom needed."""
+    button(page, "Save as TOML").or_(page.locator(".gs-more > summary")).first.wait_for()
+    if not button(page, "Save as TOML").is_visible():
+        page.locator(".gs-more > summary").click()
 
 
 def open_notebook(page, lab) -> None:
@@ -124,7 +142,7 @@ def carve_by_dragging(page, shot) -> None:
     shot("dragging")
     page.mouse.up()
     until_said(page, "small 44 SMs, load 88 SMs")
-    page.get_by_text("44 asked, 44 granted").wait_for()
+    page.get_by_text("44 granted", exact=True).wait_for()
     assert page.get_by_text("Not applied yet.").is_visible()
     button(page, "Apply").click()
     page.get_by_text("Applied.", exact=True).wait_for()
@@ -153,10 +171,11 @@ def refuse_in_place(page, shot) -> None:
     assert button(page, "Run").is_disabled()
     count.fill("17")
     page.keyboard.press("Enter")
-    page.get_by_text("17 asked, 16 granted").wait_for()
+    page.get_by_text("17 asked, 16 granted").wait_for()  # a warning beside the field
     count.fill("16")
     page.keyboard.press("Enter")
-    page.get_by_text("16 asked, 16 granted").wait_for()
+    page.get_by_text("17 asked, 16 granted").wait_for(state="hidden")
+    page.get_by_text("16 granted", exact=True).wait_for()
 
 
 def assign(page) -> None:
@@ -212,14 +231,14 @@ def judge(page) -> None:
     button(page, "Run").click()
     page.get_by_text("Done: 2,000 timed calls.").wait_for()
     said = page.locator(".gpuscope-verdicts").first.inner_text()
-    for words in ("Confinement: confined", "ran inside its 16 SMs", "Evidence: simulated",
+    for words in ("Confinement: confined", "given to small and load ran inside", "simulated",
                   "Overlap", "Gain", "p99", "TFLOP/s"):  # fmt: skip
         assert words in said, words
     cells = page.locator(".gpuscope-results tbody tr").first.locator("td").all_inner_texts()
     assert cells[:4] == ["small", "small", "2000", "2000"]
     assert all(float(cell) > 0 for cell in cells[4:7]), f"p50, p90, p99 are {cells[4:7]}"
     painted = page.locator(f"{PLOT} .main-svg").first.bounding_box()
-    around = page.locator(DASHBOARD).bounding_box()
+    around = page.locator(".gpuscope-watch").bounding_box()
     assert painted["width"] > 0.95 * around["width"], "the figure does not fill its place"
 
 
@@ -289,6 +308,7 @@ def take_away(page, tmp_path) -> None:
     """TOML goes out and comes in; code is copied."""
     from playwright.sync_api import expect
 
+    more(page)
     with page.expect_download() as waited:
         button(page, "Save as TOML").click()
     saved = tmp_path / waited.value.suggested_filename
@@ -330,7 +350,7 @@ def check_accessibility(page) -> None:
 
 def photograph(page, theme: str) -> None:
     """Take a picture of the dashboard, and put it into the docs where that is asked for."""
-    page.set_viewport_size({"width": 1280, "height": 2500})
+    page.set_viewport_size({"width": 1440, "height": 1100})
     command(page, "apputils:change-theme", theme=f"JupyterLab {theme.capitalize()}")
     page.wait_for_function(
         f"() => document.body.dataset.jpThemeLight === '{str(theme == 'light').lower()}'"
@@ -380,7 +400,7 @@ def test_carve_assign_run_watch_judge_take_away_and_reopen(
 ):
     page = browser_page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.set_viewport_size({"width": 1280, "height": 1900})
+    page.set_viewport_size({"width": 1440, "height": 1300})
     write_notebook(lab.folder, CELLS)
     open_notebook(page, lab)
     command(page, "application:toggle-left-area")
@@ -404,6 +424,132 @@ def test_carve_assign_run_watch_judge_take_away_and_reopen(
     assert not errors(console), "\n".join(errors(console))
 
 
+def settle(page, lab) -> None:
+    """A dashboard in a notebook of one cell, without the side bar; the focus is on its top."""
+    write_notebook(lab.folder, CELLS[:1])
+    open_notebook(page, lab)
+    command(page, "application:toggle-left-area")
+    run_first_cell(page)
+
+
+def focus(page) -> str:
+    """What has the focus: its words, or the label of the field."""
+    return page.evaluate(
+        "() => { const it = document.activeElement;"
+        " return it.getAttribute('aria-label') || it.labels?.[0]?.innerText || it.innerText; }"
+    )
+
+
+def test_all_that_is_watched_is_in_view_and_keys_run_it(lab, browser_page, console, shot):
+    page = browser_page
+    settle(page, lab)
+    # From the top, the first field, to Run by the keyboard.
+    page.get_by_role("combobox", name="Device").focus()
+    tabs = 0
+    while focus(page) != "Run":
+        page.keyboard.press("Tab")
+        tabs += 1
+        assert tabs <= 15, f"Run is not among the first {tabs}"
+    repeat(page, 1_000_000)
+    repeats = row(page, "workload", "small").get_by_label("Repeats")
+    repeats.focus()
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("Running:").wait_for()
+    assert focus(page) == "Repeats", "a run took the focus away"
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped early:").wait_for()
+    assert focus(page) == "Repeats"
+    repeats.fill("1200")
+    page.keyboard.press("Control+Enter")  # what is being typed counts
+    page.get_by_text("Done: 1,200 timed calls.").wait_for()
+    button(page, "Run").focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("Running:").wait_for()
+    assert focus(page) == "Run"
+    page.get_by_text("Done: 1,200 timed calls.").wait_for()
+    assert focus(page) == "Run"
+    page.get_by_text("Workloads", exact=True).click()  # beside all controls: the keys still work
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("Running:").wait_for()
+    page.get_by_text("Done: 1,200 timed calls.").wait_for()
+    assert page.locator(".jp-InputPrompt").first.inner_text() == "[1]:", "the cell was run again"
+    summary = page.get_by_role("group", name="workload small", exact=True)
+    summary.locator("xpath=..").locator("summary").focus()
+    for _ in range(2):  # folding
+        page.keyboard.press("Enter")
+        assert focus(page).startswith("small")
+    page.keyboard.press("Enter")
+    for width, height in ((1440, 900), (1280, 720)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(500)
+        page.locator(DASHBOARD).evaluate("it => it.scrollIntoView({ block: 'start' })")
+        for what in (".gpuscope-carver", f"{DASHBOARD} .gs-primary >> nth=0", PLOT,
+                     ".gpuscope-table >> nth=1", ".gpuscope-verdicts >> nth=0"):  # fmt: skip
+            box = page.locator(what).first.bounding_box()
+            view = page.locator(".jp-WindowedPanel-outer").first.bounding_box()
+            assert box["y"] >= view["y"] - 1, f"{what} begins above what is seen"
+            below = box["y"] + box["height"] - view["y"] - view["height"]
+            assert below <= 0, (
+                f"{what} ends {below:.0f} px below what is seen at {width} × {height}"
+            )
+        shot(f"fits-{width}")
+    assert not errors(console), "\n".join(errors(console))
+
+
+def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
+    lab, browser_page, console, shot
+):
+    page = browser_page
+    settle(page, lab)
+    repeat(page, 1000)
+    # "200" is not granted: said beside the field, and not run before a person saw it.
+    count = page.get_by_label("SMs", exact=True).first
+    count.fill("200")
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("200 asked, 124 granted").wait_for()
+    page.get_by_text("not applied: it would grant small 124, load 8").wait_for()
+    shot("warning")
+    count.fill("32")
+    page.keyboard.press("Enter")
+    page.get_by_text("32 granted", exact=True).wait_for()
+    button(page, "Apply and run").click()
+    page.get_by_text("Done: 1,000 timed calls.").wait_for()
+    assert page.get_by_text("Applied.", exact=True).is_visible()
+    button(page, "Run 1: small 32 | load rest").click()
+    for number, preset in (
+        (2, "small beside load, priority instead"),
+        (3, "escape: a guard left out"),
+    ):
+        page.get_by_role("combobox", name="Start from").select_option(label=preset)
+        page.get_by_text(f"Started from “{preset}”.").wait_for()
+        repeat(page, 1000)
+        button(page, "Run").click()
+        page.get_by_role("button", name=re.compile(f"Run {number}: ")).wait_for()
+        page.get_by_role("button", name=re.compile(f"Run {number}: ")).click()
+    page.locator(".gpuscope-differences th").nth(4).wait_for()
+    heads = page.locator(".gpuscope-differences th").all_inner_texts()
+    assert heads[2:] == ["Run 1: small 32 | load rest", "Run 2: no partition",
+                         "Run 3: small 16 | load rest"]  # fmt: skip
+    shot("compared")
+    for name, suffix in (("Trace", "parquet"), ("Report", "html"), ("Perfetto", "json.gz"),
+                         ("nsys stats", "sqlite")):  # fmt: skip
+        button(page, name).click()
+        page.get_by_text(f"dashboard-run-3.{suffix}").wait_for()
+        assert focus(page) == name
+    saved = lab.folder / "dashboard-run-3"
+    trace = gs.load_trace(saved.with_suffix(".parquet"))
+    assert pq.read_table(saved.with_suffix(".parquet")).num_rows == len(trace)
+    events = json.loads(gzip.decompress(saved.with_suffix(".json.gz").read_bytes()))
+    kernels = trace.kind_counts()["kernel"]
+    assert sum(one.get("cat") == "kernel" for one in events["traceEvents"]) == kernels
+    with contextlib.closing(sqlite3.connect(saved.with_suffix(".sqlite"))) as database:
+        (count,) = database.execute("select count(*) from CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+    assert count == kernels
+    assert not errors(console), "\n".join(errors(console))
+    page.goto(saved.with_suffix(".html").as_uri())
+    page.get_by_text("ESCAPED").first.wait_for()
+
+
 def test_it_works_in_jupyter_notebook(browser_page, console, shot, tmp_path):
     pytest.importorskip("notebook", reason="needs Jupyter Notebook 7")
     page = browser_page
@@ -422,6 +568,7 @@ def test_it_works_in_jupyter_notebook(browser_page, console, shot, tmp_path):
         until_said(page, "small 24 SMs")
         button(page, "Run").click()
         page.get_by_text("Done: 200 timed calls.").wait_for()
+        page.get_by_text("Details").first.click()
         page.get_by_text("ran inside its 24 SMs").first.wait_for()
         assert not errors(console), "\n".join(errors(console))
 

@@ -9,7 +9,11 @@ function render({ model, el }) {
   const facts = h("p", { class: "gs-facts" });
   const list = h("ul", { class: "gs-rows" });
   const act = (action) => () => send({ action });
-  const add = h("button", { type: "button", onclick: act("add") }, "Add partition");
+  let adding = false;
+  const add = h("button", {
+    type: "button",
+    onclick: () => { adding = !model.get("disabled"); send({ action: "add" }); },
+  }, "Add partition");
   const apply = h("button", { type: "button", class: "gs-primary", onclick: act("apply") }, "Apply");
   const revert = h("button", { type: "button", onclick: act("revert") }, "Revert");
   const state = h("span", { class: "gs-state", role: "status" });
@@ -159,10 +163,10 @@ function render({ model, el }) {
     }
     put(cells, "aria-label", `${total} SMs: ` + all
       .map((one) => `${title(one.owner)} ${one.sm_count}`).join(", "));
-    const apart = remainder ? `, and keeps a remainder of ${remainder} apart (double line)` : "";
+    const apart = remainder ? `, and a remainder of ${remainder} (double line)` : "";
     put(facts, "textContent", quantum
-      ? `${total} SMs. The driver splits them into quanta of ${quantum}${apart}. ` +
-        "Drag a boundary, or focus it and press the arrow keys."
+      ? `${total} SMs in quanta of ${quantum}${apart}. Drag a boundary, or focus it and press ` +
+        "the arrow keys."
       : "");
     const found = boundaries();
     // What is being dragged keeps its handle, whatever the answers do to its sides.
@@ -213,18 +217,22 @@ function render({ model, el }) {
         onchange: (event) => ask({ [id]: event.target.checked ? "rest" : rowOf(id).granted }, true),
       }),
       granted: h("output", { class: "gs-granted" }),
+      warning: h("span", { class: "gs-warning", role: "status", id: freshId(), hidden: true }),
       remove: h("button", {
-        type: "button", class: "gs-quiet", onclick: () => send({ action: "remove", id }),
-      }, "Remove"),
+        type: "button", class: "gs-quiet gs-remove", title: "Remove this partition",
+        onclick: () => send({ action: "remove", id }),
+      }, "×"),
     };
     node.append(
       labelled("Colour", parts.color),
       labelled("Partition", parts.name, parts.nameError),
       labelled("SMs", parts.count, parts.countError),
-      h("label", { class: "gs-check" }, parts.rest, "takes the rest"),
-      parts.remove, parts.granted,
+      h("label", { class: "gs-check" }, parts.rest, "the rest"),
+      parts.granted, parts.remove, parts.warning,
     );
     node.parts = parts;
+    if (adding) requestAnimationFrame(() => enter(node));
+    adding = false;
     return node;
   }
 
@@ -240,12 +248,14 @@ function render({ model, el }) {
       put(parts.rest, "checked", rest);
       fault(parts.name, parts.nameError, one.name_error);
       fault(parts.count, parts.countError, one.count_error);
-      const asked = rest ? "the rest" : one.asked;
-      const granted = one.granted === null ? "" : `${asked} asked, ${one.granted} granted`;
+      const granted = one.granted === null || one.count_error ? "" : `${one.granted} granted`;
       put(parts.granted, "textContent", one.sm_ids ? `${granted}; SM ids ${one.sm_ids}` : granted);
+      put(parts.warning, "textContent", one.count_warning && `⚠ ${one.count_warning}`);
+      put(parts.warning, "hidden", !one.count_warning);
+      if (one.count_warning) put(parts.count, "aria-describedby", parts.warning.id);
       put(parts.remove, "aria-label", `Remove partition ${one.name}`);
-      for (const input of [parts.color, parts.name, parts.rest, parts.remove]) put(input, "disabled", off);
-      put(parts.count, "disabled", off || rest);
+      for (const input of [parts.color, parts.name, parts.rest, parts.remove]) disable(input, off);
+      disable(parts.count, off || rest);
     }
   }
 
@@ -257,9 +267,10 @@ function render({ model, el }) {
     const said = model.get("error") || model.get("refused");
     put(error, "textContent", said);
     put(error, "hidden", !said);
-    put(add, "disabled", off);
-    put(apply, "disabled", off || Boolean(wrong) || !model.get("pending"));
-    put(revert, "disabled", off || !model.get("pending"));
+    disable(add, off);
+    disable(apply, off || Boolean(wrong) || !model.get("pending"));
+    disable(revert, off || !model.get("pending"));
+    put(apply.parentNode, "class", `gs-buttons${model.get("pending") ? " gs-pending" : ""}`);
     const applied = model.get("pending") ? "Not applied yet." : "Applied.";
     put(state, "textContent", wrong ? "" : applied);
   }

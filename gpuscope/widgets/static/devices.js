@@ -4,11 +4,10 @@ function render({ model, el }) {
     onchange: (event) => { model.set("device", event.target.value); model.save_changes(); },
   });
   const badge = h("strong", { class: "gs-badge" });
-  const words = h("span", {});
   const error = h("p", { class: "gs-error", role: "alert", hidden: true });
   home.append(
     h("div", { class: "gs-buttons" },
-      h("label", { class: "gs-inline" }, h("span", {}, "Device"), select), badge, words),
+      h("label", { class: "gs-inline" }, h("span", {}, "Device"), select), badge),
     error,
   );
   function paint() {
@@ -17,12 +16,12 @@ function render({ model, el }) {
       select.replaceChildren(...options.map((key) => h("option", { value: key }, key)));
     }
     put(select, "value", model.get("device"));
-    put(select, "disabled", model.get("disabled"));
+    disable(select, model.get("disabled"));
     const simulated = model.get("simulated");
     put(badge, "textContent", simulated ? "SIMULATED, not measured" : "Measured");
     put(badge, "class", `gs-badge ${simulated ? "gs-simulated" : "gs-measured"}`);
     put(badge, "hidden", Boolean(model.get("error")));
-    put(words, "textContent", model.get("words"));
+    put(badge, "title", model.get("words"));
     put(error, "textContent", model.get("error"));
     put(error, "hidden", !model.get("error"));
   }

@@ -14,6 +14,7 @@ function put(node, name, value) {
 }
 
 const FOCUSABLE = new Set(["button", "input", "select", "textarea", "summary"]);
+const FIRST = `:is(${[...FOCUSABLE].join(", ")}):not(:disabled, [type=color])`;
 
 // Make an element; "onclick" and the like are listeners. A notebook takes keys, such as the
 // arrows, for itself, unless the very element that has the focus says otherwise.
@@ -28,12 +29,27 @@ function h(tag, attributes = {}, ...children) {
   return node;
 }
 
-// Keep one child for each key, in order. What stays is not touched, so it keeps the focus.
+const focused = (node) => node.getRootNode().activeElement;
+
+// Nothing can be done with an element now. What has the focus keeps it: a browser would take it
+// from a disabled one.
+function disable(node, off) {
+  const held = off && node === focused(node);
+  put(node, "disabled", off && !held);
+  put(node, "aria-disabled", held ? "true" : null);
+  if ("readOnly" in node) node.readOnly = held;
+}
+
+// Keep one child for each key, in order. What stays is not touched, so it keeps the focus; that
+// of a child which goes is its neighbour's, or of whatever stands behind them all.
 function keyed(parent, kept, keys, make) {
   for (const [key, node] of [...kept]) {
     if (!keys.includes(key)) {
+      const held = node.contains(focused(node));
+      const next = node.nextElementSibling ?? node.previousElementSibling ?? parent.nextElementSibling;
       node.remove();
       kept.delete(key);
+      if (held) next?.querySelector(FIRST)?.focus();
     }
   }
   keys.forEach((key, index) => {
@@ -66,6 +82,11 @@ let numbers = 0;
 function freshId() {
   numbers += 1;
   return `gpuscope-${Date.now().toString(36)}-${numbers}`;
+}
+
+// The field that a person goes on with after something was added.
+function enter(node) {
+  node.querySelector("input[type=text]")?.focus();
 }
 
 // A field under its label, with room for an error: whatever stands there, the name stays the label.

@@ -4,8 +4,10 @@ function render({ model, el }) {
   const act = (action, more = {}) => () => send({ action, ...more });
   const button = (words, action, more = {}, look = {}) =>
     h("button", { type: "button", onclick: act(action, more), ...look }, words);
-  const run = button("Run", "run", {}, { class: "gs-primary" });
-  const stop = button("Stop", "stop", {}, { class: "gs-stop" });
+  // What is carved by it is what the page shows: the kernel refuses anything else.
+  const doRun = () => send({ action: "run", carving: model.get("carving") });
+  const run = h("button", { type: "button", class: "gs-primary", onclick: doRun, title: "Ctrl+Enter" });
+  const stop = button("Stop", "stop", {}, { class: "gs-stop", title: "Esc" });
   const live = h("input", {
     type: "checkbox",
     onchange: (event) => { model.set("live", event.target.checked); model.save_changes(); },
@@ -15,6 +17,12 @@ function render({ model, el }) {
   const left = h("span", { class: "gs-left" });
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
+  const presets = h("select", {
+    onchange: (event) => { send({ action: "preset", name: event.target.value }); presets.value = ""; },
+  }, h("option", { value: "" }, "a preset …"), ...model.get("presets").map(
+    (name) => h("option", { value: name }, name)));
+  const exports = model.get("exports").map(({ words, suffix, hint }) =>
+    button(words, "export", { suffix }, { title: hint }));
   const codes = model.get("codes").map((kind) => button(kind, "code", { kind }));
   const save = button("Save as TOML", "save");
   const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen" });
@@ -31,14 +39,18 @@ function render({ model, el }) {
   const hide = h("button", { type: "button", onclick: () => { model.set("code", {}); model.save_changes(); } }, "Close");
   const code = h("div", { class: "gs-code", hidden: true }, codeText,
     h("div", { class: "gs-buttons" }, copy, hide, copied));
+  const group = (words, ...inside) => h("div", { class: "gs-inline", role: "group", "aria-label": words },
+    h("span", { "aria-hidden": "true" }, words), ...inside);
   home.append(
-    h("div", { class: "gs-buttons" }, run, stop,
+    h("div", { class: "gs-buttons" },
+      h("label", { class: "gs-inline" }, "Start from", presets), run, stop,
       h("label", { class: "gs-inline", title: "Draw while it runs: takes turns with what is measured" },
         live, "Live"), bar, left),
-    status, alarm,
-    h("div", { class: "gs-buttons" },
-      h("span", { id: "" }, "Copy as Python or C++:"), ...codes, save, open, nsight),
-    code,
+    h("div", { class: "gs-told" }, status,
+      group("Save", ...exports),
+      h("details", { class: "gs-more" }, h("summary", {}, "Code and TOML"),
+        h("div", { class: "gs-menu gs-buttons" }, group("Copy", ...codes), save, open, nsight))),
+    alarm, code,
   );
 
   // A browser may refuse its clipboard: then the code is there to be copied by hand.
@@ -71,23 +83,50 @@ function render({ model, el }) {
 
   function paint() {
     const running = model.get("running");
-    put(run, "disabled", running || !model.get("ready"));
-    put(stop, "disabled", !running || model.get("stopping"));
+    put(run, "textContent", model.get("carving") ? "Apply and run" : "Run");
+    disable(run, running || !model.get("ready"));
+    disable(stop, !running || model.get("stopping"));
+    disable(presets, running);
     put(live, "checked", model.get("live"));
     put(bar, "value", model.get("progress"));
     put(left, "textContent", model.get("left"));
     put(status, "textContent", model.get("status"));
+    put(status, "title", model.get("status"));
     put(alarm, "textContent", model.get("alarm"));
     put(alarm, "hidden", !model.get("alarm"));
-    for (const one of [...codes, save, nsight]) put(one, "disabled", running || !model.get("ready"));
+    for (const one of exports) disable(one, running || !model.get("has_run"));
+    for (const one of [...codes, save, nsight]) disable(one, running || !model.get("ready"));
     put(file, "disabled", running);
   }
+
+  // Before the notebook, which has its own use for these keys; anywhere in the dashboard.
+  function press(event) {
+    const board = el.closest(".gpuscope-dashboard") ?? el;
+    if (!board.contains(event.target)) return;
+    const runs = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+    if (!runs && !(event.key === "Escape" && model.get("running"))) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    if (!runs) return send({ action: "stop" });
+    if (event.target.dataset.typing === "yes") event.target.dispatchEvent(new Event("change"));
+    doRun();
+  }
+  window.addEventListener("keydown", press, true);
+
+  // A click beside the controls leaves the focus in the dashboard, so that its keys work.
+  const attached = new ResizeObserver(() => {
+    const board = el.closest(".gpuscope-dashboard");
+    if (board) board.tabIndex = -1;
+    if (board) attached.disconnect();
+  });
+  attached.observe(el);
 
   // The living widget hides what is saved for when its kernel is gone.
   const style = h("style", {}, `.gpuscope-saved-${model.get("uid")} { display: none; }`);
   document.head.append(style);
 
-  const heard = ["running", "stopping", "ready", "live", "progress", "left", "status", "alarm"];
+  const heard = ["running", "stopping", "ready", "carving", "has_run", "live", "progress", "left",
+    "status", "alarm"];
   for (const name of heard) model.on(`change:${name}`, paint);
   model.on("change:code", paintCode);
   model.on("change:file", download);
@@ -97,6 +136,8 @@ function render({ model, el }) {
     for (const name of heard) model.off(`change:${name}`, paint);
     model.off("change:code", paintCode);
     model.off("change:file", download);
+    window.removeEventListener("keydown", press, true);
+    attached.disconnect();
     style.remove();
   };
 }

@@ -3,11 +3,13 @@ function render({ model, el }) {
   const home = root(model, el, "gpuscope-table", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
   const send = voice(model, home);
   const list = h("ul", { class: "gs-rows" });
-  const add = h(
-    "button", { type: "button", onclick: () => send({ action: "add" }) }, `Add ${noun}`,
-  );
+  let adding = false;
+  const add = h("button", {
+    type: "button",
+    onclick: () => { adding = !model.get("disabled"); send({ action: "add" }); },
+  }, `Add ${noun}`);
   const error = h("p", { class: "gs-error", role: "alert", hidden: true });
-  home.append(list, error, h("div", { class: "gs-buttons" }, add));
+  home.append(list, h("div", { class: "gs-buttons" }, add), error);
   const kept = new Map();
   const rowOf = (id) => model.get("rows").find((row) => row.id === id);
   const edit = (id, field, value) => send({ action: "edit", id, field, value });
@@ -66,7 +68,7 @@ function render({ model, el }) {
     for (const [key, words] of all) {
       const label = place.boxes.get(key);
       put(label.box, "checked", value.includes(key));
-      put(label.box, "disabled", off);
+      disable(label.box, off);
       put(label.lastChild, "textContent", words);
     }
     if (!all.length) put(place, "textContent", "nothing else");
@@ -91,10 +93,18 @@ function render({ model, el }) {
       type: "button", class: "gs-quiet", onclick: () => send({ action: "remove", id }),
     }, "Remove");
     const cells = new Map(model.get("fields").map((field) => [field.name, cell(id, field)]));
-    const whole = h("span", { class: "gs-fault gs-whole", role: "alert", hidden: true });
+    const wrong = h("span", { class: "gs-fault", role: "alert", hidden: true });
+    const name = h("strong");
+    const line = h("span", { class: "gs-line" });
     const group = h("fieldset", { class: "gs-group-of gs-fields" }, legend, ...cells.values(), remove);
-    const node = h("li", { class: "gs-row" }, group, whole);
-    node.parts = { cells, legend, remove, whole };
+    const fold = h("details", {}, h("summary", {}, name, line, wrong), group);
+    const node = h("li", { class: "gs-row" }, fold);
+    node.parts = { cells, legend, remove, wrong, name, line };
+    if (adding) {
+      fold.open = true;
+      adding = false;
+      requestAnimationFrame(() => enter(node));
+    }
     return node;
   }
 
@@ -103,12 +113,16 @@ function render({ model, el }) {
     const rows = model.get("rows");
     keyed(list, kept, rows.map((one) => one.id), row);
     for (const one of rows) {
-      const { cells, legend, remove, whole } = kept.get(one.id).parts;
+      const { cells, legend, remove, wrong, name, line } = kept.get(one.id).parts;
+      const said = Object.values(one.problems).filter(Boolean);
+      put(name, "textContent", one.values.name);
+      put(line, "textContent", one.line);
+      put(line.parentNode, "title", `${one.values.name}: ${one.line}`);
+      put(wrong, "textContent", said.length ? `⚠ ${said.join("; ")}` : "");
+      put(wrong, "hidden", !said.length);
       put(legend, "textContent", `${noun} ${one.values.name}`);
       put(remove, "aria-label", `Remove ${noun} ${one.values.name}`);
-      put(remove, "disabled", off);
-      put(whole, "textContent", one.problems[""] ?? "");
-      put(whole, "hidden", !one.problems[""]);
+      disable(remove, off);
       for (const field of model.get("fields")) {
         const { input, fault: place } = cells.get(field.name).parts;
         const value = one.values[field.name];
@@ -120,13 +134,13 @@ function render({ model, el }) {
         else if (field.type === "flag") put(input, "checked", Boolean(value));
         else if (field.type === "several") fillSeveral(input, one.id, field.name, options, value, off);
         else show(input, String(value));
-        if (field.type !== "several") put(input, "disabled", off);
+        if (field.type !== "several") disable(input, off);
         fault(input, place, one.problems[field.name] ?? "");
       }
     }
     put(error, "textContent", model.get("error"));
     put(error, "hidden", !model.get("error"));
-    put(add, "disabled", off);
+    disable(add, off);
   }
 
   const heard = ["rows", "fields", "error", "disabled"];

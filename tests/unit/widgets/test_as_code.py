@@ -14,7 +14,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.runs.experiment import Experiment
 from gpuscope.widgets.as_code import cpp_code, cuda_core_code, gpuscope_code
-from gpuscope.widgets.form import TEMPLATE
+from gpuscope.widgets.presets import TEMPLATE
 
 DECLARED = Path(__file__).parents[2] / "data" / "cuda_driver.h"
 FOREIGN = "a\"\\\n\u2028*/ <b>'"

@@ -144,6 +144,17 @@ def test_what_is_no_count_is_said_beside_it(page, typed, said):
     assert granted(page)["small"] == 24
 
 
+def test_what_is_asked_and_not_granted_is_warned_of_beside_it(page):
+    ask(page, {"small": 200})
+    assert "200 asked, 124 granted" in page.state["rows"][0]["count_warning"]
+    ask(page, {"small": "abc"})
+    row = page.state["rows"][0]
+    assert row["count_warning"] == ""
+    assert "found 'abc'" in row["count_error"]
+    ask(page, {"small": 24})
+    assert page.state["rows"][0]["count_warning"] == ""
+
+
 def test_a_huge_count_takes_what_there_is(page):
     ask(page, {"small": 10**15})
     assert granted(page) == {"small": 124, "load": 8}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import re
 import threading
 import weakref
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpuscope.errors import (
     DeviceUnavailable,
     GpuscopeError,
     InvalidExperiment,
+    InvalidPartition,
     MissingDependency,
 )
 from gpuscope.figures.style import OKABE_ITO
@@ -32,6 +34,7 @@ from gpuscope.widgets import dashboard as module
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.live import FIRST_S, LatestWins
+from gpuscope.widgets.presets import PRESETS
 from gpuscope.widgets.results import CLOSE_UP_NS
 from gpuscope.widgets.runbar import Estimate, RunBar, in_words
 
@@ -198,11 +201,24 @@ def test_what_cannot_be_opened_changes_nothing(dashboard, tmp_path):
     assert dashboard.experiment == before
 
 
-def test_a_carving_that_was_not_applied_is_by_run(dashboard):
-    dashboard.form.carver.propose({"small": 61})
-    assert dashboard.form.carver.sizes == {"small": 16, "load": "rest"}
-    assert dashboard.experiment.partitions == {"small": 60, "load": "rest"}
-    assert not dashboard.form.carver.pending
+def test_a_carving_that_is_not_applied_is_neither_run_nor_applied_unseen(dashboard, pages):  # noqa: F811
+    page, carver = pages(dashboard.bar), dashboard.form.carver
+    short(dashboard)
+    carver.propose({"small": 61})
+    for start in (dashboard.start, lambda: page.act("run", carving=""),
+                  lambda: page.act("run", carving="small 68, load 64")):  # fmt: skip
+        start()
+        assert not dashboard.is_running
+        assert "not applied: it would grant small 60, load 72" in page.state["alarm"]
+        assert carver.sizes == {"small": 16, "load": "rest"}
+        with pytest.raises(InvalidPartition, match="small 60, load 72"):
+            _ = dashboard.experiment
+    assert page.state["carving"] == "small 60, load 72"
+    page.act("run", carving="small 60, load 72")  # the page showed what it does
+    finish(dashboard)
+    assert dashboard.run.experiment["partitions"] == {"small": 60, "load": "rest"}
+    assert page.state["carving"] == ""
+    assert not carver.pending
 
 
 def test_streams_follow_partitions_and_workloads_follow_streams(dashboard):
@@ -378,18 +394,17 @@ def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):
     assert (dashboard.bar.progress, dashboard.bar.left) == (1.0, "")
     assert not dashboard.run.stopped
     assert dashboard.timeline.figure is figure
-    assert dashboard.timeline in dashboard.widget.children
     assert bars(dashboard)
     assert "SIMULATED" in figure.layout.title.text
     low, high = dashboard.timeline.window_ns
     assert high - low == CLOSE_UP_NS
     for words in ("Confinement: confined", "✓", "ran inside its 16 SMs", "Evidence: simulated",
-                  "confines by construction", "Overlap <b>", "Gain <b>", "p50", "p90", "p99",
+                  "confines by construction", "All work given to small and load ran inside", "Overlap <b>", "Gain <b>", "p50", "p90", "p99",
                   "n = 1,000", "TFLOP/s", "of its rate alone"):  # fmt: skip
         assert words in dashboard.verdicts.value, words
     for words in ("TFLOP/s", "SIMULATED", "1,000", "small", "load"):
         assert words in dashboard.results.value, words
-    assert "Since the run before" not in dashboard.results.value
+    assert "Side by side" not in dashboard.results.value
 
 
 def test_without_a_guard_the_verdict_is_an_escape_with_its_name(dashboard):
@@ -407,8 +422,9 @@ def test_the_next_run_says_what_changed_and_what_that_did(dashboard):
     short(dashboard)
     run(dashboard)
     run(dashboard)
-    assert "The same experiment again." in dashboard.results.value
+    assert "the same experiment" in dashboard.results.value
     dashboard.form.carver.propose({"small": 64})
+    dashboard.form.carver.apply()
     dashboard.form.workloads.edit("small", guard=False)
     run(dashboard)
     said = dashboard.results.value
@@ -417,6 +433,107 @@ def test_the_next_run_says_what_changed_and_what_that_did(dashboard):
     assert "load" in said
     assert "worse" in said
     assert "confinement" in said
+
+
+def columns(dashboard: Dashboard) -> list[str]:
+    """The headings of the table of runs side by side."""
+    table = dashboard.results.value.partition("Side by side")[2]
+    return re.findall("<th[^>]*>([^<]*)</th>", table)
+
+
+def test_any_runs_are_pinned_and_compared(dashboard, pages):  # noqa: F811 - the fixture
+    page = pages(dashboard.pins)
+    short(dashboard)
+    for size in (16, 32, 64):
+        dashboard.form.carver.propose({"small": size})
+        dashboard.form.carver.apply()
+        run(dashboard)
+    names = [f"Run {n + 1}: small {size} | load rest" for n, size in enumerate((16, 32, 64))]
+    assert [one["words"] for one in page.state["runs"]] == names
+    assert columns(dashboard) == ["of", "what", *names[1:]]  # without pins the last two
+    page.act("pin", number=1)
+    assert columns(dashboard) == ["of", "what", names[0], names[2]]
+    page.act("pin", number=2)
+    assert columns(dashboard) == ["of", "what", *names]
+    assert "partitions.small: 16 → 32" in dashboard.results.value
+    assert "partitions.small: 16 → 64" in dashboard.results.value
+    page.act("pin", number=1)
+    assert columns(dashboard) == ["of", "what", *names[1:]]
+
+
+def test_a_workload_that_came_or_went_is_said_to_have(dashboard):
+    short(dashboard)
+    run(dashboard)
+    dashboard.form.workloads.add()
+    dashboard.form.workloads.edit("workload 3", m=64, n=64, k=64, repeats=3)
+    run(dashboard)
+    assert "workloads.workload 3: added" in dashboard.results.value
+    assert "– → –" not in dashboard.results.value
+    dashboard.form.workloads.remove("workload 3")
+    run(dashboard)
+    assert "workloads.workload 3: removed" in dashboard.results.value
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_run_as_it_stands(dashboard, pages, name):  # noqa: F811 - the fixture
+    page = pages(dashboard.bar)
+    assert name in page.state["presets"]
+    page.act("preset", name=name)
+    assert dashboard.experiment == Experiment.from_dict(
+        {**PRESETS[name], "settings": dashboard.experiment.settings}
+    )
+    for workload in dashboard.form.workloads.names:
+        dashboard.form.workloads.edit(workload, repeats=20)
+    run(dashboard)
+    escapes = "ESCAPED" in dashboard.verdicts.value
+    assert escapes == name.startswith("escape")
+
+
+def test_the_last_run_is_saved_in_the_working_folder(dashboard, pages, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    page = pages(dashboard.bar)
+    page.act("export", suffix=".parquet")
+    assert not page.state["has_run"]
+    short(dashboard)
+    run(dashboard)
+    assert page.state["has_run"]
+    page.act("export", suffix=".exe")
+    (trace,) = dashboard.run.values()
+    for suffix in (".parquet", ".html", ".json.gz", ".sqlite", ".parquet"):
+        page.act("export", suffix=suffix)
+        finish(dashboard)
+        assert page.state["alarm"] == ""
+        assert page.state["status"].startswith(f"Wrote {tmp_path}")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "dashboard-run-1.parquet", "dashboard-run-1.html", "dashboard-run-1.json.gz",
+        "dashboard-run-1.sqlite", "dashboard-run-1-2.parquet",
+    }  # fmt: skip
+    assert len(gs.load_trace(tmp_path / "dashboard-run-1.parquet")) == len(trace)
+
+    def fail(*_):
+        raise OSError("no room")
+
+    monkeypatch.setattr(module, "save", fail)
+    page.act("export", suffix=".html")
+    finish(dashboard)
+    assert "OSError: no room" in page.state["alarm"]
+
+
+def test_a_running_dashboard_takes_no_edits(dashboard, pages):  # noqa: F811 - the fixture
+    running = until_status(dashboard, "Running")
+    short(dashboard, 1_000_000)
+    dashboard.start()
+    assert running.wait(PATIENCE_S)
+    before = dashboard.form.described()
+    carver, streams = dashboard.form.carver, dashboard.form.streams
+    pages(streams).act("add")
+    pages(carver).act("add")
+    counts = {str(carver.rows[0]["id"]): 64}
+    pages(carver).set(asking={"counts": counts, "settle": True, "serial": 9})
+    dashboard.stop()
+    finish(dashboard)
+    assert dashboard.form.described() == before
+    assert carver.proposal == {"small": 16, "load": 116}
 
 
 def test_without_partitions_it_runs_too_and_says_why_there_is_no_verdict(dashboard):

@@ -270,6 +270,39 @@ def test_a_table_of_background_work_alone_is_valid():
     assert table.workloads["timed"].background
 
 
+def test_a_new_row_is_at_home_where_none_is_yet():
+    streams = StreamTable({"s": {"partition": "a"}}, partitions=["a", "b"])
+    streams.add()
+    assert streams.streams["stream 2"].partition == "b"
+    streams.add()
+    assert streams.streams["stream 3"].partition == "a"
+    workloads = WorkloadTable({"w": {**EVERY_KIND["copy"]}}, streams=["s", "t"])
+    workloads.add()
+    assert workloads.workloads["workload 2"].stream == "t"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("gemm", "gemm 3×4×5 f32 on s, 7 × poisson 12.5 Hz, guard off: it escapes"),
+        ("copy", "copy 4 KiB on s, in the background"),
+        ("spin", "spin 2.5 µs blocks 3 on t, 100 × back to back"),
+        ("traced", "traced gemm 64³ on t, 100 × back to back"),
+        ("traced copy", "traced copy 64 B on t, 100 × back to back, waits on gemm"),
+        ("mine", "pkg.mod:Holder.f on t, 100 × back to back"),
+    ],
+)
+def test_a_row_folds_into_one_line(workloads, name, line):
+    assert row(workloads, name)["line"] == line
+
+
+def test_a_line_of_a_stream(streams):
+    edit(streams, "s", priority=-2)
+    assert row(streams, "s")["line"] == "in a, priority -2"
+    edit(streams, "t", blocking=True)
+    assert row(streams, "t")["line"] == "on the whole GPU, blocking"
+
+
 def test_specs_and_unknown_fields():
     spec = GemmSpec(kind="gemm", m=1, n=2, k=3, stream="s")
     assert WorkloadTable({"w": spec}, streams=["s"]).workloads == {"w": spec}

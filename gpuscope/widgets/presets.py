@@ -1,0 +1,60 @@
+"""What a dashboard can start from: experiments that each show one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuscope.widgets.table import Values
+
+_CARVED: Values = {"small": 16, "load": "rest"}
+_SMALL: Values = {"kind": "gemm", "m": 512, "n": 512, "k": 512}
+_LOAD: Values = {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096}
+
+
+def _preset(
+    timed: tuple[str, Values],
+    queued: tuple[str, Values],
+    partitions: Values,
+    *,
+    priority: int = 0,
+    guard: bool = True,
+) -> Values:
+    """Describe timed calls at random moments beside work in the background."""
+    homes: list[str | None] = [*partitions] or [None, None]
+    (first, timed_fields), (second, queued_fields) = timed, queued
+    return {
+        "name": "dashboard",
+        "seed": 1,
+        "partitions": partitions,
+        "streams": {
+            first: {"partition": homes[0], "priority": priority},
+            second: {"partition": homes[1]},
+        },
+        "workloads": {
+            first: {**timed_fields, "stream": first, "repeats": 2000, "arrival": "poisson",
+                    "rate_hz": 1000, "guard": guard},
+            second: {**queued_fields, "stream": second, "background": True, "max_queued": 6},
+        },
+    }  # fmt: skip
+
+
+TEMPLATE = _preset(("small", _SMALL), ("load", _LOAD), _CARVED)
+"""What a dashboard starts from: ``examples/quickstart.toml`` in one setting."""
+PRESETS: Mapping[str, Values] = {
+    "small beside load, partitions": TEMPLATE,
+    "small beside load, priority instead": _preset(
+        ("small", _SMALL), ("load", _LOAD), {}, priority=-5
+    ),
+    "decode beside prefill": _preset(
+        ("decode", {"kind": "gemm", "m": 16, "n": 4096, "k": 4096}),
+        ("prefill", {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096}),
+        {"decode": 32, "prefill": "rest"},
+    ),
+    "copy beside compute": _preset(
+        ("compute", {"kind": "gemm", "m": 1024, "n": 1024, "k": 1024}),
+        ("copy", {"kind": "copy", "nbytes": 1 << 28}),
+        {"compute": 64, "copy": "rest"},
+    ),
+    "escape: a guard left out": _preset(("small", _SMALL), ("load", _LOAD), _CARVED, guard=False),
+}
+"""Name → what the controls start from."""

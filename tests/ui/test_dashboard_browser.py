@@ -34,11 +34,12 @@ CELLS = [
 ]
 
 RUN_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
-# The outlines of the bars that are painted, once they differ from those before and the status
-# line from what it said before: [outlines, status, whether a cell runs].
+# The bars that are painted, one by one or on the canvas, once they differ from those before and the
+# status line from what it said before: [bars, status, whether a cell runs].
 PAINTED = f"""([bars, said]) => {{
     const now = [...document.querySelectorAll('{PLOT} .barlayer .point path')]
-        .map(bar => bar.getAttribute('d')).join(' ');
+        .map(bar => bar.getAttribute('d')).join(' ')
+        + (document.querySelector('{DASHBOARD} .gpuscope-tiles')?.toDataURL() ?? '');
     const says = document.querySelector('.gpuscope-status').innerText;
     return now !== '' && now !== bars && says !== said && [now, says, ({BUSY})()];
 }}"""

@@ -25,7 +25,7 @@ from gpuscope.errors import (
     InvalidPartition,
     MissingDependency,
 )
-from gpuscope.figures.style import OKABE_ITO
+from gpuscope.figures.style import colours_of
 from gpuscope.runs import execution
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.nsight import Profile
@@ -607,7 +607,7 @@ def test_partitions_have_the_colours_of_the_carver_in_every_picture(dashboard):
     run(dashboard)
     drawn = bars(dashboard)
     assert drawn["small: kernel"] == "#123456"
-    assert drawn["load: kernel"] == carver.colors["load"] == OKABE_ITO[1]
+    assert drawn["load: kernel"] == carver.colors["load"] == colours_of(["small", "load"])["load"]
     assert "background:#123456" in dashboard.verdicts.value
     dashboard.open(dashboard.experiment)
     assert carver.colors["small"] == "#123456"

@@ -236,7 +236,7 @@ def judge(page) -> None:
                   "Overlap", "Gain", "p99", "TFLOP/s"):  # fmt: skip
         assert words in said, words
     cells = page.locator(".gpuscope-results tbody tr").first.locator("td").all_inner_texts()
-    assert cells[:4] == ["small", "small", "2000", "2000"]
+    assert cells[:4] == ["small", "small", "2,000", "2,000"]
     assert all(float(cell) > 0 for cell in cells[4:7]), f"p50, p90, p99 are {cells[4:7]}"
     painted = page.locator(f"{PLOT} .main-svg").first.bounding_box()
     around = page.locator(".gpuscope-watch").bounding_box()

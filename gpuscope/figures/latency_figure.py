@@ -159,7 +159,7 @@ def _curve(
                 "symbol": [_MARK_SYMBOLS[mark] for mark in known],
                 "size": 10,
                 "color": look["color"],
-                "line": {"width": 1.5, "color": "white"},
+                "line": {"width": 1.5, "color": style.WHITE},
             },
             text=list(known),
             textposition="bottom right",

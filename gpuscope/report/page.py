@@ -37,17 +37,8 @@ _DEFINITIONS = (_HERE / "definitions.html").read_text("utf-8")
 _PAGE = Template((_HERE / "page.html").read_text("utf-8"))
 """What surrounds the sections. Its policy lets the browser do nothing that needs a network."""
 
-_DARK = {
-    style.INK: "#E6E9ED",
-    style.MUTED: "#A2ABB5",
-    style.GRID: "#2F363D",
-    style.STRIPE: "#1B2025",
-    "#E3E9EF": "#262D34",
-    "#FFFFFF": "#14171A",
-    '"white"': '"#14171A"',
-    "rgba(27,31,36,": "rgba(230,233,237,",
-}
-"""A neutral colour of figures → what it is on a dark page."""
+_DARK = {**style.DARK, "rgba(27,31,36,": "rgba(230,234,238,"}
+"""A neutral colour, as a figure's text has it → what it is on a dark page."""
 Row: TypeAlias = Mapping[str, Any]
 """A row of a table: texts, numbers or ``None`` by column."""
 

@@ -55,7 +55,9 @@ LIGHT_ON_DARK = """() => {
         .filter(one => !one.startsWith('rgba(0, 0, 0, 0')).map(sum);
     const texts = [...document.querySelectorAll('.xtick text, .gtitle')].map(
         one => sum(getComputedStyle(one).fill));
-    return { page, papers, texts };
+    const names = [...document.querySelectorAll('.bartext')].map(
+        one => getComputedStyle(one).fill);
+    return { page, papers, texts, names };
 }"""
 
 
@@ -92,6 +94,7 @@ def test_the_first_screen_tells_it_all_and_nothing_is_cut_off(
     assert seen["papers"]
     assert all((one < 150) == is_dark for one in (seen["page"], *seen["papers"]))
     assert all((one > 400) == is_dark for one in seen["texts"])
+    assert set(seen["names"]) <= {"rgb(27, 31, 36)", "rgb(255, 255, 255)"}, "as the bars need"
 
 
 def test_a_change_of_theme_redraws_the_figures(report, browser_page):
@@ -100,5 +103,5 @@ def test_a_change_of_theme_redraws_the_figures(report, browser_page):
     browser_page.wait_for_function(DRAWN)
     browser_page.emulate_media(color_scheme="dark")
     browser_page.wait_for_function(
-        "() => getComputedStyle(document.querySelector('.xtick text')).fill === 'rgb(230, 233, 237)'"
+        "() => getComputedStyle(document.querySelector('.xtick text')).fill === 'rgb(230, 234, 238)'"
     )

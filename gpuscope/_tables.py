@@ -127,11 +127,15 @@ def text_table(columns: Sequence[str], rows: Rows, notes: Sequence[str] = ()) ->
     from rich.console import Console  # noqa: PLC0415 - see the top
     from rich.text import Text  # noqa: PLC0415 - see the top
 
-    out = Console(file=io.StringIO(), color_system=None, markup=False, highlight=False, emoji=False)
-    with out.capture() as written:
-        if rows:
-            out.print(terminal_table(columns, rows, out.width))
-            out.print()
-        for note in filter(None, notes):
-            out.print(Text(paragraph(note, out.width)))
-    return "\n".join(line.rstrip() for line in written.get().splitlines()).strip("\n")
+    written = io.StringIO()
+    # Not what shows itself in a notebook, as Rich would there.
+    out = Console(
+        file=written, force_jupyter=False, color_system=None, markup=False, highlight=False,
+        emoji=False,
+    )  # fmt: skip
+    if rows:
+        out.print(terminal_table(columns, rows, out.width))
+        out.print()
+    for note in filter(None, notes):
+        out.print(Text(paragraph(note, out.width)))
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()).strip("\n")

@@ -132,6 +132,16 @@ def test_ipythons_terminal_shows_the_table_too(run):
     assert pretty(result) == str(result)
 
 
+def test_in_a_notebook_the_text_shows_nothing_besides(run, monkeypatch):
+    from rich import console
+
+    shown = []
+    monkeypatch.setattr(console, "_is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *seen: shown.append(seen))
+    assert "setting" in str(run)
+    assert shown == []
+
+
 def test_a_sweep_prints_its_parameters_first(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     gpu = gs.open_device("sim:h200", quiet=True)

@@ -59,7 +59,8 @@ class Blocks:
             where = "" if device is None else f" on device {device}"
             raise MissingEvidence(
                 f"none of {len(every):,} thread blocks{where} is finished and has its SM: record "
-                "a workload that tells its blocks, such as TracedGemm, on a CUDA device"
+                "with profile(detail='full') on a simulated GPU, or a workload that tells its "
+                "blocks, such as TracedGemm, on a CUDA device"
             )
         self.left_out = {
             "without an end or an SM": len(every) - len(rows),

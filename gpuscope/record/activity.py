@@ -8,10 +8,23 @@ from collections.abc import Callable
 
 from gpuscope.device.calls import Activity, Call
 from gpuscope.device.device import Device
-from gpuscope.record.rows import Row, Rows, call_row, keep, move, node_row, work_columns
+from gpuscope.record.rows import (
+    Row,
+    Rows,
+    block_row,
+    call_row,
+    keep,
+    move,
+    node_row,
+    work_columns,
+)
 from gpuscope.record.source import Calibration, DeviceSource
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
+_OF_BLOCK = (
+    "name", "process", "device", "device_uuid", "partition", "intended_partition", "stream",
+    "category", "source",
+)  # fmt: skip
 _COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD",
                "host": "HtoH"}  # fmt: skip
 
@@ -30,6 +43,7 @@ class ActivitySource(DeviceSource):
         self._done: deque[tuple[Call, Activity]] = deque()
         self._taken: list[tuple[Call, Activity]] = []
         self._ended: list[int] = []  # calls all of whose work is rows
+        self._blocks: dict[int, int] = {}  # how many blocks of a call are rows
         self._partitions: dict[int, str] = {}  # names by context
 
     def before(self, call: Call) -> None:
@@ -62,7 +76,7 @@ class ActivitySource(DeviceSource):
         """Take in what has come; returns what undoes all that :meth:`drain` does next."""
         self.settle()
         move(self._done, self._taken)
-        return keep(self, "_taken", "_ended")
+        return keep(self, "_taken", "_ended", "_blocks")
 
     def settle(self) -> None:
         """Forget the calls whose rows were handed out."""
@@ -83,6 +97,7 @@ class ActivitySource(DeviceSource):
             if activity.node is None:
                 self._ended.append(activity.correlation)
                 if activity.kind == "graph":  # of which all nodes are rows already
+                    self._blocks.pop(activity.correlation, None)
                     continue
             self._add(call, activity, rows)
 
@@ -102,6 +117,24 @@ class ActivitySource(DeviceSource):
                 kind = "priority" if release.by_priority else "SMs"
                 rows.edges.append((before, row, kind))
         rows.spans.append(columns)
+        if self.detail == "full" and call.blocks is None:
+            self._add_blocks(columns, activity, rows)
+
+    def _add_blocks(self, columns: Row, activity: Activity, rows: Rows) -> None:
+        """Add a row for each time that blocks of a kernel held an SM."""
+        shared = {name: columns[name] for name in _OF_BLOCK if columns.get(name) is not None}
+        correlation = activity.correlation
+        count = self._blocks.pop(correlation, 0)
+        for sms, start_ns, end_ns in activity.held:
+            for sm in range(sms.bit_length()):
+                if sms >> sm & 1:
+                    rows.spans.append({
+                        **shared, "id": block_row(correlation, count), "parent": columns["id"],
+                        "kind": "block", "start_ns": start_ns, "end_ns": end_ns, "sm": sm,
+                    })  # fmt: skip
+                    count += 1
+        if activity.node is not None:  # others of its launch go on from here
+            self._blocks[correlation] = count
 
     def _row(self, call: Call, activity: Activity) -> Row:
         columns: Row = {

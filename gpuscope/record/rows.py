@@ -54,7 +54,7 @@ _BLOCKS = 1 << 48
 _NODES = 1 << 52
 
 
-def block_row(correlations: Ints, numbers: Ints) -> Ints:
+def block_row(correlations: _Number, numbers: _Number) -> _Number:
     """Ids of the rows of the n-th thread blocks of launches: apart from all others."""
     return _BLOCKS + (correlations << 22) + numbers
 

@@ -234,7 +234,14 @@ class DeviceSource(Source):
     ----------
     device
         The device whose calls it gets.
+
+    Attributes
+    ----------
+    detail
+        As of :class:`Options`.
     """
+
+    detail = "launches"
 
     def __init__(self, device: Device) -> None:
         self._device = device

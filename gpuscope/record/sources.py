@@ -47,7 +47,9 @@ def start_sources(
     for device in devices:
         key = device.info.key
         if key not in of_device:
-            start(EventSource(device) if key in cuda else ActivitySource(device), [key])
+            source = EventSource(device) if key in cuda else ActivitySource(device)
+            source.detail = options.detail
+            start(source, [key])
     return notes
 
 

@@ -47,7 +47,8 @@ def profile(
         ``"cupti"``, ``"events"``, or ``"auto"``: CUPTI if it is installed, else events.
     detail
         ``"launches"``: only API calls that launch, copy or set. ``"full"``: all API calls, and
-        synchronisations.
+        synchronisations; on a simulated GPU also when each SM was held by which kernel's thread
+        blocks, a row for each, as ``figures.sm_map`` and ``figures.timeline(sm=True)`` draw.
     launch_ids
         Whether API calls are recorded. Without them a launch costs less, but work cannot be
         linked to its call and its intended partition. ``"runtime"`` records only calls of the

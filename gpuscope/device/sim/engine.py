@@ -393,6 +393,20 @@ class Engine:
         self._at(wave.end_ns, self._end, wave)
         self._placing = None
 
+    def _release(self, op: KernelOp, wave: Wave, sms: int) -> None:
+        """Free SMs that a wave's blocks held, and note who held them."""
+        if self._released_ns != self.now_ns:
+            self._released.clear()
+            self._released_ns = self.now_ns
+        if sms:
+            self._released.append((sms, op))
+            if self.sink is not None:
+                op.held = op.held or []
+                op.held.append((sms, wave.since_ns, self.now_ns))
+        self.free |= sms
+        if op.running is not None:
+            op.running.pop(wave, None)
+
     def _end(self, wave: Wave) -> None:
         """End a wave, unless its end was put off or is past; its blocks may go on."""
         if wave.end_ns != self.now_ns:
@@ -408,14 +422,7 @@ class Engine:
             self._sharing.pop(wave, None)
             self._demand_changed = True
         if isinstance(op, KernelOp):
-            if self._released_ns != self.now_ns:
-                self._released.clear()
-                self._released_ns = self.now_ns
-            if released:
-                self._released.append((released, op))
-            self.free |= released
-            if op.running is not None:
-                op.running.pop(wave, None)
+            self._release(op, wave, released)
             is_over = not (op.left or op.running)
         else:
             assert isinstance(op, CopyOp)  # noqa: S101 - the other kind that has waves
@@ -498,6 +505,7 @@ class Engine:
                 op.kind, op.name, op.correlation, op.queued_ns, op.start_ns, self.now_ns,
                 op.stream.waited if held else (), op.node, op.stream.context, tuple(after),
                 op.released_by if isinstance(op, KernelOp) else (),
+                tuple(dict.fromkeys(op.held or ())) if isinstance(op, KernelOp) else (),
                 *((op.engine, op.nbytes) if isinstance(op, CopyOp) else ()),
             )
         )  # fmt: skip

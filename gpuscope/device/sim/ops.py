@@ -171,6 +171,9 @@ class KernelOp(WaveOp):
         The waves that its blocks are in, until they end; ``None`` before the first.
     released_by
         Who released the SMs that its first blocks got, where it waited for SMs.
+    held
+        Bit masks of SMs, and from when to when its blocks held these, where anybody watches; an
+        interrupt may note the same twice.
     turn
         Its place among those that became ready at the same time.
     tiles
@@ -187,6 +190,7 @@ class KernelOp(WaveOp):
     running: dict[Wave, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)
     released_by: tuple[Release, ...] = field(default=(), init=False)
+    held: list[tuple[int, int, int]] | None = field(default=None, init=False)
     turn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:

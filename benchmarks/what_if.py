@@ -40,8 +40,8 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE / "data" / "models.json"
 RESULTS = HERE / "results" / "what_if.json"
 WHOLE, FEW = 132, 24
-FLIGHT = 24
-"""Calls of a handle that overlap at most: more than a step has, so that none waits."""
+FLIGHT = 16
+"""Calls of a handle that overlap at most: more than any program has of large ones."""
 
 REPEATS = 12
 """Calls of a model beside another one."""
@@ -229,13 +229,13 @@ class Planted:
         if key not in self.made:
             if kind == "gemm":
                 m, n, k = sizes
-                made: Any = gs.Gemm(self.device, m=m, n=n, k=k, max_in_flight=FLIGHT)
+                made: Any = gs.Gemm(self.device, m=m, n=n, k=k, max_in_flight=4 * FLIGHT)
             elif kind == "copy":
                 made = Copy(self.device, nbytes=sizes[0], max_in_flight=FLIGHT)
             else:
                 made = Softmax(self.device, rows=sizes[0], columns=sizes[1], max_in_flight=FLIGHT)
             with self.device.create_stream() as stream:
-                for _ in range(2 * FLIGHT):  # each call in flight has operands of its own
+                for _ in range(4 * FLIGHT):  # each call in flight has operands of its own
                     made.execute(stream=stream)
                 stream.synchronize()
             self.made[key] = made
@@ -289,17 +289,16 @@ def end_ns(trace: Trace) -> int:
     return int(mine.array("end_ns").max() - mine.array("start_ns").min())
 
 
-_GEMM, _SMALL, _TALL = (
-    ("gemm", 2048, 2048, 2048),
-    ("gemm", 512, 512, 512),
-    ("gemm", 1024, 4096, 512),
-)
-_BIG = ("gemm", 4096, 4096, 4096)
-_COPY, _SOFTMAX = ("copy", 1 << 26), ("softmax", 4096, 4096)
+_TALL = ("gemm", 1024, 4096, 512)
+_MIDDLE = ("gemm", 2048, 2048, 2048)
+_BIG, _FLAT = ("gemm", 4096, 4096, 4096), ("gemm", 4096, 4096, 1024)
+_HUGE = ("gemm", 8192, 4096, 4096)
+_COPY, _SOFTMAX = ("copy", 1 << 29), ("softmax", 16384, 8192)
+"""Long enough for the GPU to hold the host up, whose own time differs from run to run."""
 MIXES = {
-    "gemm | copy": ([_GEMM, _GEMM], [_COPY]),
-    "gemm | softmax": ([_TALL, _GEMM], [_SOFTMAX, _SOFTMAX]),
-    "gemm | gemm": ([_BIG], [_GEMM, _TALL]),
+    "gemm | copy": ([_BIG, _BIG], [_COPY]),
+    "gemm | softmax": ([_FLAT, _BIG], [_SOFTMAX, _SOFTMAX]),
+    "gemm | gemm": ([_HUGE], [_BIG, _FLAT]),
 }
 SPLITS = ([16, 116], [32, 100], [48, 84], [96, 36])
 
@@ -307,7 +306,7 @@ SPLITS = ([16, 116], [32, 100], [48, 84], [96, 36])
 def plans() -> Iterator[tuple[str, Row, Row, Callable[[Trace], Row]]]:
     """Yield the kind of each change, its program before and after, and the change itself."""
     for first, second in MIXES.values():
-        base: Row = {"a": first, "b": second, "steps": 6, "split": [64, 68], "waits": False}
+        base: Row = {"a": first, "b": second, "steps": 5, "split": [64, 68], "waits": False}
         for split in SPLITS:
             yield "split", base, {**base, "split": split}, partial(_given, _partitions(split))
         whole = {**base, "split": None}
@@ -323,8 +322,8 @@ def plans() -> Iterator[tuple[str, Row, Row, Callable[[Trace], Row]]]:
             scaled = [("gemm", spec[1] * factor, *spec[2:]) for spec in first]
             scale = {"scale": {_category(spec): factor for spec in first}}
             yield "shape scaled", base, {**base, "a": scaled}, partial(_given, scale)
-    for specs in ([_SMALL] * 12, [_SMALL, _TALL] * 5, [_TALL] * 12):
-        base = {"a": specs, "b": [], "steps": 3, "split": None, "waits": False}
+    for specs in ([_TALL] * 12, [_MIDDLE] * 10, [_FLAT, _TALL] * 5):
+        base = {"a": specs, "b": [], "steps": 5, "split": None, "waits": False}
         yield "graph", base, {**base, "graph": True}, partial(_given, {"graphs": ["step"]})
 
 

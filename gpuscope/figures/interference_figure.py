@@ -16,7 +16,6 @@ from gpuscope.figures.themed import ThemedFigure
 _CELL = 104
 _STRONGEST = 0.5
 """Interference from which on the colour is at its strongest."""
-_ON_COLOUR = "#000000"
 _LINE = 96
 """Characters that fit side by side in all cells of a row."""
 _MOST_LINES = 6
@@ -66,10 +65,7 @@ def interference(result: InterferenceResult) -> go.Figure:
                 filled = style.STRIPE if cell.value is None else ""
                 colours[row][column] = cell.value or 0.0
             hovers[row][column] = "<br>".join(hover)
-            # A strong colour is light on a dark page, too, where white and ink change places.
-            is_strong = abs(colours[row][column]) >= _STRONGEST / 2
-            ink = _ON_COLOUR if is_strong else style.INK
-            texts.append(_text("<br>".join(lines), column, row, ink))
+            texts.append(_text("<br>".join(lines), column, row))
             if filled:
                 shapes.append(_box(column, row, filled))
     picture = go.Heatmap(
@@ -151,10 +147,10 @@ def _axis(title: str, result: InterferenceResult, **more: object) -> dict[str, o
     )  # fmt: skip
 
 
-def _text(text: str, x: int, y: int, colour: str) -> dict[str, object]:
+def _text(text: str, x: int, y: int) -> dict[str, object]:
     return {
         "text": text, "x": x, "y": y, "showarrow": False,
-        "font": {"size": 12, "color": colour}, "align": "center",
+        "font": {"size": 12, "color": style.INK}, "align": "center",
     }  # fmt: skip
 
 

@@ -215,7 +215,7 @@ def provenance(traces: Mapping[str, Trace]) -> str:
             {
                 "What": what,
                 "Found": "; ".join(
-                    line if len(names) == len(traces) else f"{_quoted(names)}: {line}"
+                    line if len(names) == len(traces) else f"{', '.join(names)}: {line}"
                     for line, names in by_line.items()
                 ),
             }
@@ -223,10 +223,6 @@ def provenance(traces: Mapping[str, Trace]) -> str:
         ],
         limit=2000,
     )
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"“{name}”" for name in names)
 
 
 def _state(device: DeviceFacts) -> str:

@@ -135,6 +135,8 @@ class Program:
         The least time from a launch to its start.
     unexplained
         Works whose launch is unknown.
+    is_measured
+        Whether a GPU ran it.
     """
 
     works: list[Work]
@@ -144,6 +146,7 @@ class Program:
     gap_ns: int = 0
     latency_ns: int = 0
     unexplained: int = 0
+    is_measured: bool = False
 
 
 def program(
@@ -178,7 +181,7 @@ def program(
             f"the trace is of {len(devices)} GPUs: give the work of one, trace.where(device=…)"
         )
     works.sort(key=lambda work: (work.start_ns, work.id))
-    found = Program(works, [], profile)
+    found = Program(works, [], profile, is_measured=not trace.is_simulated)
     _choose_lanes(works)
     by_id = {work.id: work for work in works}
     for edge in trace.edges.to_pylist():

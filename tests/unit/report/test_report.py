@@ -196,8 +196,8 @@ def test_provenance_stands_once(run, tmp_path):
     assert page.count("measured on H200") == 1
     table = page.partition("Where the times come from")[2]
     assert table.count("<tr>") == 1 + len({"seen", "times", "records", "end", "versions", "notes"})
-    assert "“shared”: 120 received, 3 dropped" in table
-    assert "“16 | rest”: 3,000 received" in table
+    assert "shared: 120 received, 3 dropped" in table
+    assert "16 | rest: 3,000 received" in table
 
 
 def test_nothing_is_loaded_from_a_network(run, tmp_path):

@@ -59,7 +59,12 @@ def uncertainty(trace: Trace) -> str:
 
 
 def provenance_lines(traces: Mapping[str, Trace]) -> list[str]:
-    """Return one line of provenance for Plotly, or one a setting where they differ."""
+    """Return one line of provenance for Plotly, or one a setting where they differ.
+
+    Traces without rows and without devices say nothing: there was nothing to measure.
+    """
+    if not any(len(trace) or trace.metadata.devices for trace in traces.values()):
+        return []
     lines = {
         setting: f"{trace.provenance}; {uncertainty(trace)}" for setting, trace in traces.items()
     }

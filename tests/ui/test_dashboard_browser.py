@@ -272,19 +272,13 @@ def explore(page) -> None:
     page.keyboard.press("Enter")
     details = page.get_by_role("region", name="Details of the selected span")
     details.get_by_text("gemm_float16_512x512x512").first.wait_for()
-    page.locator(f"{PLOT} .barlayer .point path").first.wait_for()
     page.keyboard.press("Escape")
-    # The widest bar of the load, in the close-up around what was found.
+    # The load's kernels are the lowest row, one after the other: the bars are on a canvas.
     area = page.locator(f"{PLOT} .nsewdrag").first.bounding_box()
-    boxes = [
-        box
-        for bar in page.locator(f"{PLOT} .barlayer .point path").all()
-        if (box := bar.bounding_box()) and box["width"] > 20
-    ]
-    box = max(boxes, key=lambda one: (one["y"], one["width"]))  # its kernels are the lowest
-    x = min(max(box["x"] + box["width"] / 2, area["x"] + 5), area["x"] + area["width"] - 5)
-    page.mouse.move(x, box["y"] + box["height"] / 2)
-    page.mouse.click(x, box["y"] + box["height"] / 2)
+    timeline.get_by_role("button", name="Zoom in").click()
+    x, y = area["x"] + area["width"] / 2, area["y"] + area["height"] - 14
+    page.mouse.move(x, y)
+    page.mouse.click(x, y)
     details.get_by_text("gemm_float16_4096x4096x4096").first.wait_for()
     details.get_by_role("button", name="Close the details").click()
     details.wait_for(state="hidden")
@@ -528,6 +522,17 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
         page.get_by_role("button", name=re.compile(f"Run {number}: ")).wait_for()
         page.get_by_role("button", name=re.compile(f"Run {number}: ")).click()
     page.locator(".gpuscope-differences th").nth(4).wait_for()
+    pinned = page.get_by_role("button", pressed=True).filter(has_text="Run ")
+    assert pinned.all_inner_texts() == [
+        f"✓ {name}"
+        for name in (
+            "Run 1: small 32 | load rest",
+            "Run 2: no partition",
+            "Run 3: small 16 | load rest",
+        )
+    ]
+    start = page.get_by_role("combobox", name="Start from")
+    assert start.locator("option:checked").inner_text() == "a preset …"
     heads = page.locator(".gpuscope-differences th").all_inner_texts()
     assert heads[2:] == ["Run 1: small 32 | load rest", "Run 2: no partition",
                          "Run 3: small 16 | load rest"]  # fmt: skip

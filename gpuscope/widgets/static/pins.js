@@ -13,7 +13,7 @@ function render({ model, el }) {
     }));
     for (const { number, words, pinned } of runs) {
       const node = kept.get(number);
-      put(node, "textContent", `${pinned ? "📌 " : ""}${words}`);
+      put(node, "textContent", `${pinned ? "✓ " : ""}${words}`);
       put(node, "aria-pressed", String(pinned));
       put(node, "title", pinned ? "Unpin: compare it no longer" : "Pin: compare other runs with it");
     }

@@ -18,7 +18,7 @@ function render({ model, el }) {
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
   const presets = h("select", {
-    onchange: (event) => { send({ action: "preset", name: event.target.value }); presets.value = ""; },
+    onchange: (event) => { send({ action: "preset", name: event.target.value }); presets.selectedIndex = 0; },
   }, h("option", { value: "" }, "a preset …"), ...model.get("presets").map(
     (name) => h("option", { value: name }, name)));
   const exports = model.get("exports").map(({ words, suffix, hint }) =>

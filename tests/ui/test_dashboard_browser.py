@@ -521,7 +521,7 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
         button(page, "Run").click()
         page.get_by_role("button", name=re.compile(f"Run {number}: ")).wait_for()
         page.get_by_role("button", name=re.compile(f"Run {number}: ")).click()
-    page.locator(".gpuscope-differences th").nth(4).wait_for()
+    page.locator(f"{DASHBOARD} .gpuscope-differences th").nth(4).wait_for()
     pinned = page.get_by_role("button", pressed=True).filter(has_text="Run ")
     assert pinned.all_inner_texts() == [
         f"✓ {name}"
@@ -533,7 +533,7 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
     ]
     start = page.get_by_role("combobox", name="Start from")
     assert start.locator("option:checked").inner_text() == "a preset …"
-    heads = page.locator(".gpuscope-differences th").all_inner_texts()
+    heads = page.locator(f"{DASHBOARD} .gpuscope-differences th").all_inner_texts()
     assert heads[2:] == ["Run 1: small 32 | load rest", "Run 2: no partition",
                          "Run 3: small 16 | load rest"]  # fmt: skip
     shot("compared")

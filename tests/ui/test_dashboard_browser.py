@@ -572,10 +572,18 @@ def test_it_works_in_jupyter_notebook(browser_page, console, shot, tmp_path):
         handle(page).focus()
         page.keyboard.press("ArrowRight")
         until_said(page, "small 24 SMs")
-        button(page, "Run").click()
+        button(page, "Apply and run").click()
         page.get_by_text("Done: 200 timed calls.").wait_for()
-        page.get_by_text("Details").first.click()
+        page.locator(f"{DASHBOARD} .gpuscope-verdicts summary").first.click()
         page.get_by_text("ran inside its 24 SMs").first.wait_for()
+        repeat(page, 1_000_000)
+        page.keyboard.press("Control+Enter")
+        page.get_by_text("Running:").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_text("Stopped early:").wait_for()
+        button(page, "Trace").click()
+        page.get_by_text("dashboard-run-2.parquet").wait_for()
+        assert gs.load_trace(folder / "dashboard-run-2.parquet").kind_counts()["kernel"] > 0
         assert not errors(console), "\n".join(errors(console))
 
 

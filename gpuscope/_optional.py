@@ -16,6 +16,7 @@ _EXTRAS = {
     "traitlets": ("traitlets", "notebook"),
     "jupyterlab": ("jupyterlab", "lab"),
     "nvtx": ("nvtx", "nvtx"),
+    "rich": ("rich", "cli"),
     "tomli_w": ("tomli-w", "cli"),
     "typer": ("typer", "cli"),
 }

@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from gpuscope import __version__
-from gpuscope._tables import paragraph, terminal_table
+from gpuscope._tables import paragraph, text_table
 from gpuscope._text import clean, clean_lines
 from gpuscope.analysis.findings_analysis import Finding
 from gpuscope.runs.runner import Progress as RunProgress
@@ -101,8 +101,8 @@ def show_table(
     """
     names = list(columns)
     named = [dict(zip(names, row, strict=True)) for row in rows]
-    _stdout.print(terminal_table(names, named, _stdout.width, title=title, unbroken=unbroken))
-    _stdout.print()
+    _stdout.print(Text(clean(title), style="italic"))
+    _stdout.print(Text(text_table(names, named, unbroken=unbroken)), end="\n\n")
 
 
 def say_result(result: object) -> None:

@@ -13,7 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <structmember.h>
-#include <time.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <sys/syscall.h>
@@ -1409,42 +1408,12 @@ typedef struct Writer {
     uint64_t starts[DOMAINS];
 } Writer;
 
-static GetTimestamp get_timestamp; /* NULL: what CUPTI reads is CLOCK_REALTIME */
+static GetTimestamp get_timestamp;
 static Writer *writers;
 static pthread_mutex_t writers_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_key_t writer_key; /* ends a writer with its thread */
 static __thread Writer *own_writer;
 static size_t page_bytes, most_page_bytes, launches_dropped;
-
-static uint64_t
-realtime_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* The time by CUPTI's clock; to ask CUPTI takes several times as long as to ask the system. */
-static uint64_t
-launch_ns(void)
-{
-    uint64_t now;
-    if (get_timestamp == NULL)
-        return realtime_ns();
-    get_timestamp(&now);
-    return now;
-}
-
-static int
-is_realtime(GetTimestamp clock)
-{
-    for (int reading = 0; reading < 100; reading++) {
-        uint64_t now = 0, before = realtime_ns();
-        if (clock(&now) != 0 || now < before || now > realtime_ns())
-            return 0;
-    }
-    return 1;
-}
 
 static Page *
 new_page(void)
@@ -1514,7 +1483,7 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
         if (which == DRIVER && writer->correlations[RUNTIME] == data->correlation)
             return; /* how the runtime does it */
         writer->correlations[which] = data->correlation;
-        writer->starts[which] = launch_ns();
+        get_timestamp(&writer->starts[which]);
         return;
     }
     if (writer->correlations[which] != data->correlation)
@@ -1532,7 +1501,7 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     launch->kind = launch_kinds[which];
     launch->callback = callback;
     launch->start = writer->starts[which];
-    launch->end = launch_ns();
+    get_timestamp(&launch->end);
     launch->process = writer->process;
     launch->thread = writer->thread;
     launch->correlation = data->correlation;
@@ -1646,8 +1615,7 @@ serve_launches(PyObject *Py_UNUSED(module), PyObject *address)
     if (!has_key && pthread_key_create(&writer_key, end_writer) != 0)
         return PyErr_NoMemory();
     has_key = 1;
-    GetTimestamp clock = (GetTimestamp)(uintptr_t)at;
-    get_timestamp = is_realtime(clock) ? NULL : clock;
+    get_timestamp = (GetTimestamp)(uintptr_t)at;
     return PyLong_FromVoidPtr((void *)(uintptr_t)note_launch);
 }
 

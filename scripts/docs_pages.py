@@ -123,9 +123,9 @@ WHY_MISSED = {
     "varies with the host.",
     "bound to CuPy": "CuPy's calls, to ask for its stream and to set it twice, take 0.59 µs of "
     "1.2, the unbound guard 0.38. Tried: binding in C, and keeping what CuPy's lookups return.",
-    "quickstart: p99 of the small GEMM": "1.91 times in another run of the day, beside a busy process. "
-    "The p99 on the partition is the host's: p50 is 37 to 58 µs, and single calls wait up to "
-    "160 µs.",
+    "quickstart: p99 of the small GEMM": "1.91 times in another run of the day, beside a busy "
+    "process. The p99 on the partition is the host's: p50 is 37 to 58 µs, and single calls wait "
+    "up to 160 µs.",
     "by gpuscope, kernels only": "CUPTI's records of kernels alone cost as much (0.65 µs).",
 }
 """Part of what a row says → why its goal is missed, and what was tried."""

@@ -28,6 +28,8 @@ def compact(timeline: Timeline) -> Timeline:
     """Leave out of a timeline what the dashboard says itself: title, legend, and their room."""
     layout = timeline.figure.layout
     height = layout.height - layout.margin.t - layout.margin.b + sum(_MARGINS.values())
-    timeline.figure.update_layout(margin=_MARGINS, height=height, showlegend=False)
+    timeline.figure.update_layout(
+        margin=_MARGINS, height=height, showlegend=False, xaxis_tickfont_size=10
+    )
     timeline.bar.height = int(height)
     return timeline

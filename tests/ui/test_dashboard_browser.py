@@ -345,7 +345,7 @@ def check_accessibility(page) -> None:
 
 def photograph(page, theme: str) -> None:
     """Take a picture of the dashboard, and put it into the docs where that is asked for."""
-    page.set_viewport_size({"width": 1440, "height": 1100})
+    page.set_viewport_size({"width": 1440, "height": 1500})
     command(page, "apputils:change-theme", theme=f"JupyterLab {theme.capitalize()}")
     page.wait_for_function(
         f"() => document.body.dataset.jpThemeLight === '{str(theme == 'light').lower()}'"
@@ -435,6 +435,24 @@ def focus(page) -> str:
     )
 
 
+def see_all_at_once(page, shot) -> None:
+    """Carver, Run, timeline and verdicts are in view without scrolling, once at the top."""
+    for width, height in ((1440, 900), (1280, 720)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(500)
+        page.locator(DASHBOARD).evaluate("it => it.scrollIntoView({ block: 'start' })")
+        for what in (".gpuscope-carver", f"{DASHBOARD} .gs-primary >> nth=0", PLOT,
+                     ".gpuscope-table >> nth=1", ".gpuscope-verdicts >> nth=0"):  # fmt: skip
+            box = page.locator(what).first.bounding_box()
+            view = page.locator(".jp-WindowedPanel-outer").first.bounding_box()
+            assert box["y"] >= view["y"] - 1, f"{what} begins above what is seen"
+            below = box["y"] + box["height"] - view["y"] - view["height"]
+            assert below <= 0, (
+                f"{what} ends {below:.0f} px below what is seen at {width} × {height}"
+            )
+        shot(f"fits-{width}")
+
+
 def test_all_that_is_watched_is_in_view_and_keys_run_it(lab, browser_page, console, shot):
     page = browser_page
     settle(page, lab)
@@ -474,20 +492,13 @@ def test_all_that_is_watched_is_in_view_and_keys_run_it(lab, browser_page, conso
         page.keyboard.press("Enter")
         assert focus(page).startswith("small")
     page.keyboard.press("Enter")
-    for width, height in ((1440, 900), (1280, 720)):
-        page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_timeout(500)
-        page.locator(DASHBOARD).evaluate("it => it.scrollIntoView({ block: 'start' })")
-        for what in (".gpuscope-carver", f"{DASHBOARD} .gs-primary >> nth=0", PLOT,
-                     ".gpuscope-table >> nth=1", ".gpuscope-verdicts >> nth=0"):  # fmt: skip
-            box = page.locator(what).first.bounding_box()
-            view = page.locator(".jp-WindowedPanel-outer").first.bounding_box()
-            assert box["y"] >= view["y"] - 1, f"{what} begins above what is seen"
-            below = box["y"] + box["height"] - view["y"] - view["height"]
-            assert below <= 0, (
-                f"{what} ends {below:.0f} px below what is seen at {width} × {height}"
-            )
-        shot(f"fits-{width}")
+    button(page, "Add stream").click()  # a new row is open, and where a person goes on
+    page.get_by_role("group", name="stream stream 3", exact=True).wait_for()
+    page.wait_for_function("() => document.activeElement.value === 'stream 3'")
+    button(page, "Remove stream stream 3").press("Enter")
+    page.get_by_role("group", name="stream stream 3", exact=True).wait_for(state="detached")
+    assert focus(page).startswith("load"), "the focus is lost with the row that had it"
+    see_all_at_once(page, shot)
     assert not errors(console), "\n".join(errors(console))
 
 

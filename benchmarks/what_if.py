@@ -290,7 +290,7 @@ def end_ns(trace: Trace) -> int:
 
 
 _TALL = ("gemm", 1024, 4096, 512)
-_MIDDLE = ("gemm", 2048, 2048, 2048)
+_SMALL = ("gemm", 512, 512, 512)
 _BIG, _FLAT = ("gemm", 4096, 4096, 4096), ("gemm", 4096, 4096, 1024)
 _HUGE = ("gemm", 8192, 4096, 4096)
 _COPY, _SOFTMAX = ("copy", 1 << 29), ("softmax", 16384, 8192)
@@ -322,8 +322,8 @@ def plans() -> Iterator[tuple[str, Row, Row, Callable[[Trace], Row]]]:
             scaled = [("gemm", spec[1] * factor, *spec[2:]) for spec in first]
             scale = {"scale": {_category(spec): factor for spec in first}}
             yield "shape scaled", base, {**base, "a": scaled}, partial(_given, scale)
-    for specs in ([_TALL] * 12, [_MIDDLE] * 10, [_FLAT, _TALL] * 5):
-        base = {"a": specs, "b": [], "steps": 5, "split": None, "waits": False}
+    for specs in ([_SMALL] * 12, [_SMALL, _TALL] * 5, [_TALL] * 12):
+        base = {"a": specs, "b": [], "steps": 3, "split": None, "waits": False}
         yield "graph", base, {**base, "graph": True}, partial(_given, {"graphs": ["step"]})
 
 

@@ -26,6 +26,8 @@ from gpuscope.workloads.recorded import WORK, Recorded, Row, finished_rows
 _ORDERING = ("event wait", "graph", "legacy default stream")
 _WAITS = -1
 _Where: TypeAlias = frozenset[int] | str | None
+_ALIKE = 1.5
+"""Kernels of one name and launch whose times alone differ by less are taken for the same work."""
 _SEEN_NS = 50_000
 """An event's wait that the trace does not explain was for work that ended that long before."""
 
@@ -208,6 +210,21 @@ def program(
     return found
 
 
+def waits(works: Iterable[Work]) -> dict[Work, list[Work]]:
+    """Return what each piece of work waits for; a call's first in its lane, for all of the call.
+
+    A product may clear its output first: a wait that the trace notes at the kernel holds that.
+    """
+    first: dict[tuple[int | None, tuple[int, int]], Work] = {}
+    held: dict[Work, list[Work]] = defaultdict(list)
+    for work in works:
+        begins = work if work.call is None else first.setdefault((work.call, work.lane), work)
+        for other in work.after:
+            holder = work if begins.start_ns < other.end_ns <= work.start_ns else begins
+            held[holder].append(other)
+    return held
+
+
 def _choose_lanes(works: Iterable[Work]) -> None:
     """Give each piece of work a lane of its stream in which it follows the work before it."""
     ends: dict[int, list[int]] = defaultdict(list)
@@ -327,11 +344,13 @@ def _note_beside(works: list[Work], where: Mapping[Work, _Where]) -> None:
         work.alone_ns = _without(work, others)
         alone = usual.get(_same(work))  # several shapes may share a name and a grid
         if alone:
-            work.alone_ns = min(alone, key=lambda took_ns: abs(took_ns - work.alone_ns))
+            nearest_ns = min(alone, key=lambda took_ns: abs(took_ns - work.alone_ns))
+            if 1 / _ALIKE < nearest_ns / work.alone_ns < _ALIKE:
+                work.alone_ns = nearest_ns
 
 
 def _same(work: Work) -> tuple[object, ...]:
-    return work.row["name"], work.row["launch_config"], work.sm_count
+    return work.row["name"], work.row["launch_config"], work.row["category"], work.sm_count
 
 
 def _where(trace: Trace, row: Row) -> _Where:
@@ -356,21 +375,18 @@ def _taken(work: Work) -> float:
 
 
 def _without(work: Work, others: Iterable[Work]) -> float:
-    """Return how long it would have taken if it had not shared its SMs with others."""
+    """Return how long it would have taken alone: who began earlier had the SMs it could fill."""
+    earlier = [other for other in others if (other.start_ns, other.id) < (work.start_ns, work.id)]
     cuts = sorted(
         {work.start_ns, work.end_ns}
-        | {
-            time_ns
-            for other in others
-            for time_ns in (other.start_ns, other.end_ns)
-            if work.start_ns < time_ns < work.end_ns
-        }
+        | {other.end_ns for other in earlier if other.end_ns < work.end_ns}
     )
+    fills = _taken(work)
     alone_ns = 0.0
     for low, high in pairwise(cuts):
-        there = [other for other in others if other.start_ns < high and other.end_ns > low]
-        alone_ns += (high - low) / max(1.0, _taken(work) + sum(map(_taken, there)))
-    return max(1.0, alone_ns)
+        left = 1.0 - sum(_taken(other) for other in earlier if other.end_ns > low)
+        alone_ns += (high - low) * min(1.0, max(0.0, left) / fills)
+    return max(1.0, 0.05 * (work.end_ns - work.start_ns), alone_ns)
 
 
 def _note_gaps(found: Program, where: Mapping[Work, _Where]) -> None:
@@ -378,8 +394,9 @@ def _note_gaps(found: Program, where: Mapping[Work, _Where]) -> None:
     last: dict[tuple[int, int], Work] = {}
     free: dict[Work, int | None] = {}
     delays, gaps = [], []
+    held = waits(found.works)
     for work in found.works:
-        ends = [other.end_ns for other in work.after]
+        ends = [other.end_ns for other in held.get(work, ())]
         if work.lane in last:
             ends.append(last[work.lane].end_ns)
         last[work.lane] = work

@@ -14,7 +14,7 @@ from gpuscope.device.sim.engine import Engine
 from gpuscope.device.sim.kernel_model import RecordedKernel
 from gpuscope.device.sim.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
 from gpuscope.errors import InvalidArgument
-from gpuscope.runs.program import Call, Program, Work
+from gpuscope.runs.program import Call, Program, Work, waits
 
 _GRAPH_GAP_NS, _GRAPH_SAVES_NS, _GRAPH_NODE_NS = 290, 400, 2_000
 """Measured on an H200: the gap between nodes, how much shorter than a launch a kernel is as a
@@ -142,6 +142,7 @@ class _Player:
         self.then: dict[Work, Work] = {}
         self.queued: set[Work] = set()
         self.held: dict[Work, int] = {}
+        self.waits = waits(found.works)
         queues: dict[SimStream, list[Work]] = defaultdict(list)
         for work, op in self.ops.items():
             queues[op.stream].append(work)
@@ -271,12 +272,12 @@ class _Player:
         while at is not None:
             op = self.ops[at]
             now_ns = self.held.pop(at, now_ns)
-            for other in at.after:
+            for other in self.waits.get(at, ()):
                 self.engine.submit(Wait(op.stream, now_ns, 0, self.ops[other]))
             if at.call is not None:
                 op.queued_ns = now_ns + at.latency_ns + (0 if at.by_stream else self._late_ns(at))
             else:
-                op.queued_ns = now_ns if at in self.before or at.after else at.start_ns
+                op.queued_ns = now_ns if at in self.before or at in self.waits else at.start_ns
             self.engine.submit(op)
             self.queued.add(at)
             then = self.then.get(at)

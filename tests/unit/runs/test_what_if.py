@@ -17,6 +17,7 @@ from gpuscope.trace import Trace
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, TraceMetadata
 from gpuscope.workloads import RecordedWork
 
+MEASURED = Path(__file__).resolve().parents[2] / "data" / "what_if"
 NSIGHT = Path(__file__).resolve().parents[2] / "data" / "nsight"
 GREEN = {"green context 2": 32, "green context 3": 100}
 LARGE, SMALL = "gemm 4096x4096x4096 float16", "gemm 1024x1024x1024 float16"
@@ -366,13 +367,41 @@ def test_kernels_of_one_name_are_told_apart_by_their_order():
     assert (ends - starts).tolist() == pytest.approx([30_000, 90_000] * 3, abs=64)
 
 
-def test_what_ran_beside_other_work_on_its_sms_is_faster_alone():
+def test_what_began_first_had_the_sms_and_what_ran_beside_it_the_rest():
     apart, beside = made([100_000, 100_000], 128), made([100_000] * 2, 128, overlap_ns=90_000)
     profile = Profile.load("h200")
     assert [work.beside for work in program(apart, profile, {}).works] == [False, False]
     works = program(beside, profile, {}).works
     assert [work.beside for work in works] == [True, True]
-    assert [work.alone_ns for work in works] == [55_000, 55_000]
+    assert [work.alone_ns for work in works] == [100_000, 10_000]
     assert_as_it_was(beside)
     one = gs.what_if(beside, add_waits=[(0, 1)])["forecast"]
     assert span_ns(one) == pytest.approx(span_ns(beside), rel=0.05)
+
+
+# -- recorded on an H200: three launches a step, the host well ahead ------------------------
+@pytest.mark.parametrize("name", ["whole", "64_68", "16_116", "64_68_waits"])
+def test_what_an_h200_did_is_as_it_was(name):
+    assert_as_it_was(gs.load_trace(MEASURED / f"{name}.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ("64_68", "16_116", {"partitions": {"a": 16, "b": 116}}),
+        ("16_116", "64_68", {"partitions": {"a": 64, "b": 68}}),
+        ("64_68_waits", "64_68", {"drop_waits": "all"}),
+        (
+            "whole",
+            "64_68",
+            {
+                "partitions": {"a": 64, "b": 68},
+                "streams": {"a": {"partition": "a"}, "b": {"partition": "b"}},
+            },
+        ),
+    ],
+)
+def test_what_an_h200_did_after_a_change_is_forecast(before, after, changes):
+    run = gs.what_if(gs.load_trace(MEASURED / f"{before}.parquet"), **changes)
+    measured = gs.load_trace(MEASURED / f"{after}.parquet")
+    assert span_ns(run["forecast"]) == pytest.approx(span_ns(measured), rel=0.1)

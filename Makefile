@@ -97,6 +97,7 @@ lab:
 bench:
 	@$(SETUP) test
 	$(PY) benchmarks/cpu.py
+	$(PY) benchmarks/what_if.py
 	$(PY) benchmarks/timeline.py
 	$(PY) benchmarks/scale.py
 	$(PY) benchmarks/browser.py

@@ -352,7 +352,7 @@ def live(seconds: int) -> list[dict]:
     with notebook(WATCH, BUSY.format(seconds=seconds)) as page:
         run_next(page)
         page.evaluate(RUN_CELL)
-        page.locator(f"{PLOT} .barlayer .point").first.wait_for()
+        page.locator(f"{PLOT} .nsewdrag").first.wait_for()
         page.locator(PLOT).scroll_into_view_if_needed()
         page.wait_for_function(
             "() => ![...document.querySelectorAll('.jp-InputPrompt')]"

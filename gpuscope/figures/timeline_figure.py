@@ -21,7 +21,7 @@ from gpuscope.figures.frame import (
     statement,
 )
 from gpuscope.figures.labels import Places, heading, in_order, nothing, stripe, y_axis
-from gpuscope.figures.raster import StaticFigure
+from gpuscope.figures.raster import StaticFigure, png
 from gpuscope.figures.sm_map_figure import Blocks, HeldIndex, sm_axis, sm_image
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
@@ -93,12 +93,17 @@ def timeline(
     window = default_window_ns(trace) if window_ns is None else window_ns
     view = View.of(Tracks.of(trace), window, max_spans=max_spans)
     blocks = HeldIndex(Blocks(trace, None)) if sm else None
-    return _draw([view], title or "Timeline", {"": trace}, held=blocks)
+    return StaticFigure(**_content([view], title or "Timeline", {"": trace}, held=blocks))
 
 
 def of_view(view: View, trace: Trace, title: str = "Timeline") -> go.Figure:
     """Draw a view of a trace that is indexed already, as :func:`timeline` does."""
-    return _draw([view], title, {"": trace})
+    return StaticFigure(**_content([view], title, {"": trace}))
+
+
+def still(view: View, trace: Trace) -> bytes:
+    """Return a view as a PNG, without Plotly: to check what it is given takes it longer."""
+    return png(_content([view], "Timeline", {"": trace}))
 
 
 @door(traces=MappingOf(Trace), windows_ns=(Mapping, None), max_spans=int, title=(str, None))
@@ -150,18 +155,19 @@ def timelines(
     for setting, trace in traces.items():
         window = (windows_ns or {}).get(setting) or default_window_ns(trace)
         views.append(View.of(Tracks.of(trace), window, max_spans=share))
-    return _draw(views, title or "Timelines by setting", traces, settings=list(traces))
+    title = title or "Timelines by setting"
+    return StaticFigure(**_content(views, title, traces, settings=list(traces)))
 
 
-def _draw(
+def _content(
     views: Sequence[View],
     title: str,
     traces: Mapping[str, Trace],
     *,
     settings: Sequence[str] = (),
     held: HeldIndex | None = None,
-) -> go.Figure:
-    """Draw views one under the other, each under its setting if there are settings."""
+) -> Properties:
+    """Return data and layout of views, one under the other, each under its setting if any."""
     windows_ns = [view.found.window_ns for view in views]
     length_ns = max(high - low for low, high in windows_ns)
     unit, unit_ns = axis_unit(length_ns)
@@ -230,7 +236,7 @@ def _draw(
         ),
         **axes,
     )
-    return StaticFigure(data=data, layout=layout)
+    return {"data": data, "layout": layout}
 
 
 def _place(

@@ -101,11 +101,14 @@ def _bars(snapshot: Snapshot, made: Frame) -> Bars:
 
 
 def _legend(snapshot: Snapshot) -> Bars:
-    """Return bars that show nothing but the classes in the legend; ``meta`` is their place."""
+    """Return bars out of sight that put the classes into the legend; ``meta`` is their place."""
+    low, high = (_on_axis(snapshot, edge) for edge in snapshot.extent_ns)
+    there = {"base": [low], "x": [high - low], "y": [-100], "width": [1], "hovertext": [""],
+             "text": [""]}  # fmt: skip
     return {
         bar_class: (
             {**look(snapshot.tracks, bar_class, snapshot.colours, "µs"), "meta": place},
-            {"base": [0], "x": [None], "y": [None], "width": [1], "hovertext": [""], "text": [""]},
+            there,
         )
         for place, bar_class in enumerate(tiles.classes_of(snapshot))
     }

@@ -26,8 +26,9 @@ from gpuscope.widgets.painter import (
 SWITCH_S = 0.0002
 """Python's switch interval meanwhile: every NumPy call of ours gives the lock away, and a busy
 cell keeps it for that long. With the usual 5 ms a frame takes ten times its own time."""
-PERIOD_S = 0.1
-"""Time from one reading to the next, at least."""
+PERIOD_S = 0.08
+"""Time from one reading to the next, at least: with 0.1 there would be fewer than 10 frames a
+second."""
 FIRST_S = 0.01
 """How often to look for the first item that is to be drawn."""
 KNOWN_S = 1.0
@@ -56,7 +57,7 @@ def _switch_quickly(*, on: bool) -> None:
 
 
 class Pump:
-    """Delivers new rows of a recording, at most ten times a second.
+    """Delivers new rows of a recording, at most twelve times a second.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ class Pump:
 
 
 class FarPump(Pump):
-    """Has the rows of a recording read and drawn by another process, ten times a second.
+    """Has the rows of a recording read and drawn by another process, twelve times a second.
 
     Parameters
     ----------

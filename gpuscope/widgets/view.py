@@ -11,10 +11,9 @@ import anywidget
 import ipywidgets as ipw
 import traitlets
 
-from gpuscope.figures.raster import png
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import clean, duration
-from gpuscope.figures.timeline_figure import of_view
+from gpuscope.figures.timeline_figure import still
 from gpuscope.figures.view import View
 from gpuscope.trace.model import Trace
 from gpuscope.widgets import tiles
@@ -145,7 +144,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         """Return what is in view as a PNG."""
         with self._lock:
             tracks, window, trace = self.state.tracks, self.window_ns, self._whole()
-        return png(of_view(View.of(tracks, window, max_spans=SPANS), trace))
+        return still(View.of(tracks, window, max_spans=SPANS), trace)
 
     def _exported(self) -> tuple[Bars, Properties] | None:
         """Return what is in view as Plotly draws it, where the browser paints it."""

@@ -147,7 +147,7 @@ def test_few_spans_are_bars_of_plotly(shown):
     assert sum(len(one.x) for one in few.figure.data if one.type == "bar") == SPANS
     assert many.bar.scene
     (legend,) = [one for one in many.figure.data if one.type == "bar"]
-    assert (legend.name, legend.x, legend.meta) == ("whole GPU: kernel", (None,), 0)
+    assert (legend.name, legend.meta, legend.y) == ("whole GPU: kernel", 0, (-100,))
 
 
 def test_an_export_has_the_bars_that_the_browser_paints(shown):

@@ -270,7 +270,7 @@ def large(rounds: int, before: Path | None) -> list[dict]:
         old = measured(count, times, before) if before else None
         spans = f"10{'⁶' if power == 6 else '⁷'} spans"
         beside = {
-            name: {f"{name}_before_ms": spread(old[name])} if old else {}
+            name: {"before": statistics.median(old[name])} if old else {}
             for name in ("first", "pan", "zoom", "whole")
         }
         if power == 6:
@@ -278,7 +278,8 @@ def large(rounds: int, before: Path | None) -> list[dict]:
             rows.append(row(
                 f"first paint of a timeline of {spans}, cell run → painted", "≤ 2 s", middle / 1e3,
                 "s", met=middle <= 2000, ms=spread(now["first"]),
-                imported_before_ms=spread(now["warm"]), **beside["first"],
+                imported_before_ms=spread(now["warm"]),
+                **{name: value / 1e3 for name, value in beside["first"].items()},
             ))  # fmt: skip
         for name, what in (
             ("pan", "pan, last move of the mouse"),
@@ -405,7 +406,12 @@ def main() -> None:
     if arguments.only != "live":
         rows += [*large(arguments.rounds, arguments.before), own_javascript()]
     if arguments.only != "large":
-        rows += live(arguments.seconds)
+        with package_of(ROOT):
+            rows += live(arguments.seconds)
+        if arguments.before:
+            with package_of(arguments.before):
+                for one, other in zip(rows[-3:], live(arguments.seconds), strict=True):
+                    one["before"] = other["value"]
     for one in rows:
         print(f"{'ok  ' if one['met'] else 'MISS'} {one['what']}: {one['value']:.4g} "
               f"{one['unit']} ({one['goal']})")  # fmt: skip

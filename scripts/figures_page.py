@@ -132,7 +132,9 @@ def _browser(facts: Facts) -> list[Row]:
         value = f"{row['value']:.3g} {row['unit']}"
         if "spread" in row and row["unit"] == "ms":
             value += f" ({row['spread']['min']:.0f} to {row['spread']['max']:,.0f})"
-        found.append((row["what"], row["goal"], value, row["met"]))
+        if "before" in row:
+            value += f"; before {row['before']:.3g} {row['unit']}"
+        found.append((row["what"], row["goal"], value, None if row["goal"] == "–" else row["met"]))
     return found
 
 

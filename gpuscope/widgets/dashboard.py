@@ -330,9 +330,8 @@ class Dashboard:
         summary = results.summarise(run)
         window = results.close_up(trace, summary)
         self.timeline.show(trace)  # it waits for the frame: nobody else waits for us meanwhile
-        if window is not None:
-            self.timeline.sms = "block" in trace.kind_counts()
-            self.timeline.window_ns = window
+        self.timeline.sms = summary.blocks
+        self.timeline.fit()
         picture = html.picture(figures.timeline(trace, window_ns=window)) if window else ""
         with self._lock:
             self._picture = picture

@@ -23,8 +23,8 @@ _SAME = 0.02
 """Changes by less than this share are no news."""
 _NONE = 0.0005
 _NO_BLOCKS = (
-    "No SM map: no thread block said on which SM it ran. On a GPU those of the kinds traced gemm "
-    "and traced copy do."
+    "No SM map: this run recorded no thread blocks. On a GPU those of the kinds traced gemm and "
+    'traced copy are; on the simulated one, those of all in gpuscope.profile(detail="full").'
 )
 _NAMED = 3
 _MEASURES = {

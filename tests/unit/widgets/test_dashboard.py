@@ -35,7 +35,6 @@ from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.live import FIRST_S, LatestWins
 from gpuscope.widgets.presets import PRESETS
-from gpuscope.widgets.results import CLOSE_UP_NS
 from gpuscope.widgets.runbar import Estimate, RunBar, in_words
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -396,8 +395,8 @@ def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):
     assert dashboard.timeline.figure is figure
     assert bars(dashboard)
     assert "SIMULATED" in figure.layout.title.text
-    low, high = dashboard.timeline.window_ns
-    assert high - low == CLOSE_UP_NS
+    assert dashboard.timeline.window_ns == dashboard.timeline.state.extent_ns
+    assert len(dashboard.timeline._whole()) == len(dashboard.run["small 16 | load rest"])
     for words in ("Confinement: confined", "✓", "ran inside its 16 SMs", "Evidence: simulated",
                   "confines by construction", "All work given to small and load ran inside", "Overlap <b>", "Gain <b>", "p50", "p90", "p99",
                   "n = 1,000", "TFLOP/s", "of its rate alone"):  # fmt: skip

@@ -412,7 +412,7 @@ class Timeline(TimelineView):
                 self.drawn = self._painted = None
             self.state.show(recording.trace)
             self.state.marks = marks
-            self.window_ns = self.state.first_view(recording.trace)
+            self.window_ns = self.state.extent_ns
             self._look()
             if self.selected is not None:
                 self._choose(self.state.row(self.selected), move=False)

@@ -4,13 +4,18 @@
     python benchmarks/latencies.py --simulate     the simulation alone, beside what was measured
 
 The first four settings are the quickstart's. The others differ in size, dtype, rate, partition and
-load. Simulated is ``sim:PROFILE``.
+load. Before them a process of its own measures what ``calibrate`` measures of the host, of power
+and of the copy kernel: scripts/fit_profile.py takes it from here. After them the quickstart runs
+again: two measurements of one setting differ, too. Simulated is ``sim:PROFILE``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,8 @@ from typing import Any
 import facts  # beside this file
 
 import gpuscope as gs
+from gpuscope.calibration import host
+from gpuscope.device.sim.gemm_model import ITEM_BYTES
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart.toml"
 RESULTS = Path(__file__).parent / "results" / "latencies.json"
@@ -89,9 +96,30 @@ EXPERIMENTS: dict[str, Path | Facts] = {
 }  # fmt: skip
 
 
-def runs(device: Any) -> dict[str, Any]:
-    """Run every experiment; name → run."""
-    return {name: gs.run(experiment, device) for name, experiment in EXPERIMENTS.items()}
+def runs(device: Any, *names: str) -> dict[str, Any]:
+    """Run every experiment, or those of these names; name → run."""
+    return {name: gs.run(EXPERIMENTS[name], device) for name in names or EXPERIMENTS}
+
+
+def calibrated(device: Any) -> Facts:
+    """Return what ``calibrate`` measures of all but GEMMs and transfers."""
+    source = "auto" if device.is_simulated else "cupti"
+    constants = host.call_costs(device) | host.partition_costs(device)
+    constants |= host.overheads(device, source)[0]
+    costs, jitter = host.experiment_costs(device, constants)
+    constants |= costs
+    power = host.power(device, source, ITEM_BYTES)
+    constants |= host.copy_rate(device, source)
+    copies = host.copy_kernels(device, source)
+    return {"constants": constants, "jitter": jitter, "power": power, "copy": copies}
+
+
+def calibrated_apart(name: str) -> Facts:
+    """Return the same from a process of its own, in which nothing recorded before."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "host.json"
+        subprocess.run([sys.executable, __file__, "--calibrate", name, "--out", out], check=True)
+        return json.loads(out.read_text("utf-8"))
 
 
 def figures(made: dict[str, Any]) -> list[Facts]:
@@ -109,7 +137,9 @@ def compared(measured: list[Facts], simulated: list[Facts]) -> list[Facts]:
     other = {(row["experiment"], row["setting"], row["workload"]): row for row in simulated}
     rows = []
     for row in measured:
-        twin = other[row["experiment"], row["setting"], row["workload"]]
+        twin = other.get((row["experiment"], row["setting"], row["workload"]))
+        if twin is None:
+            continue
         rows += [
             {
                 "experiment": row["experiment"], "setting": row["setting"], "what": name,
@@ -136,22 +166,34 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--profile", default="h200", help="the part after sim:")
     parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--calibrate", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.calibrate:
+        part = calibrated(gs.open_device(arguments.calibrate, quiet=True))
+        arguments.out.write_text(json.dumps(part), "utf-8")
+        return
     if arguments.simulate:
         kept = json.loads(arguments.out.read_text("utf-8"))
-        measured, device = kept["measured"], kept["device"]
-        when = kept["measured_on"]
+        seen = {name: kept[name] for name in ("device", "measured_on", "calibrated", "measured",
+                                              "again")}  # fmt: skip
     else:
-        gpu = gs.open_device("cuda:0")
-        measured, device = figures(runs(gpu)), gpu.info.name
-        when = time.strftime("%Y-%m-%d", time.gmtime())
+        part = calibrated_apart(arguments.device)
+        gpu = gs.open_device(arguments.device)
+        seen = {
+            "device": gpu.info.name, "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
+            "calibrated": part, "measured": figures(runs(gpu)),
+            "again": figures(runs(gpu, "quickstart")),
+        }  # fmt: skip
+        print("measured twice:")
+        show(compared(seen["measured"], seen["again"]))
     simulated = figures(runs(gs.open_device(f"sim:{arguments.profile}", quiet=True)))
-    rows = compared(measured, simulated)
+    rows = compared(seen["measured"], simulated)
     show(rows)
+    print(f"within 20 %: {sum(abs(one['error']) <= 0.2 for one in rows)} of {len(rows)}")
     facts.write(
-        arguments.out, "python benchmarks/latencies.py", device, rows,
-        device=device, measured_on=when, profile=arguments.profile,
-        measured=measured, simulated=simulated,
+        arguments.out, "python benchmarks/latencies.py", seen["device"], rows,
+        **seen, profile=arguments.profile, simulated=simulated,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from facts import BESIDE  # noqa: E402
+from latencies import compared  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 NOTE = """Kernel times come from {source}. (Without a partition, events alone would mostly time the
@@ -51,10 +52,14 @@ prints the median and 90th percentile of the errors of predicted GEMM times, bot
 the fit and for a fifth of the shapes, which a second fit leaves out. The file is written at the
 end, completely or not at all.
 
-- **Host costs**: each call is timed 100 at a time through gpuscope, Python included; the median of
-  seven such measurements counts. Creating a partition includes the probe of its SMs. Recorded
-  kernels give the medians of three times: from the end of a launch call to the kernel's start, from
-  a kernel's end to the host's return from a wait, and between two queued GEMMs.
+- **Host costs**: calls that launch nothing are timed 100 at a time through gpuscope, Python
+  included; the median of seven such measurements counts. Creating a partition includes the probe
+  of its SMs. Recorded kernels give the medians of three times: from the end of a launch call to the
+  kernel's start, from a kernel's end to the host's return from a wait, and between two queued
+  GEMMs. What a launch costs, before the kernel is queued and after it, comes from 1,000 launches of
+  a small experiment, recorded as every experiment is; so does how these times vary.
+- **Power**: a 4096³ product of each dtype runs for 0.4 s. By how much slower it goes at the end
+  than in the first 20 ms says what it draws.
 - **Copies**: 64 MiB to the device and back, with one rate for both directions; 512 MiB on the
   device; the element-wise copy kernel over 64 and 512 MiB on every measured SM count.
 - **GEMMs**: up to 320 shapes in four dtypes, on up to eight SM counts, each call alone. A few
@@ -537,7 +542,7 @@ def forecast_picture(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+def differences(cpu: dict[str, Any], latencies: dict[str, Any]) -> list[str]:
     """Differences between simulation and hardware that the results show."""
     beside = [one for one in row_with(cpu, "pairs")["pairs"] if one["sms"]]
 
@@ -552,35 +557,65 @@ def differences(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
         measured, seen = (most(key, *names) for key in ("measured_slowest", "slowest"))
         return f"{measured:.2f}× as long (simulated {seen:.2f}×)"
 
-    latency = {("not told" in one["what"], "recorded" in one["what"]): one
-               for one in gpu["rows"] if one["group"] == "latency"}  # fmt: skip
-    bare, recorded = latency[False, False], latency[False, True]
+    apart = {
+        name[-6:-3]: max(abs(one["error"]) for one in twice(latencies) if one["what"] == name)
+        for name in ("latency_p50_us", "latency_p90_us", "latency_p99_us")
+    }
     points = [
         (
-            "- **Concurrent kernels share memory bandwidth only**, and a GEMM reads its operands",
-            "once. On hardware they also share caches and power, and a GEMM reads its operands",
-            "repeatedly. The slowest kernel beside another workload took, compared with its median",
-            f"alone: gemm4096 beside gemm4096 {both('gemm4096')}, sgemm2048 beside gemm4096",
-            f"{both('sgemm2048', 'gemm4096')}, gemm8192 beside gemv",
-            f"{both('gemm8192', 'gemv')}, small512 beside gemm8192",
-            f"{both('small512', 'gemm8192')}. So simulated makespans tend to be too short.",
+            "- **What concurrent kernels do to each other is one rule for all**: the slowest",
+            "kernel beside another workload took, compared with its median alone, gemm4096 beside",
+            "gemm4096",
+            f"{both('gemm4096')}, sgemm2048 beside gemm4096 {both('sgemm2048', 'gemm4096')},",
+            f"gemm8192 beside gemv {both('gemm8192', 'gemv')}, small512 beside gemm8192",
+            f"{both('small512', 'gemm8192')}.",
         ),
         (
-            "- **Only CUDA's calls take host time**; recording and an experiment's own loop take",
-            "none. A 512³ float16 product alone on 16 SMs, from its launch until the host sees its",
-            f"completion, takes {bare['simulated_us']['p50']:.0f} µs simulated. On an H200 it",
-            f"takes {bare['latency_us']['p50']:.0f} µs, and {recorded['latency_us']['p50']:.0f} µs",
-            "while gpuscope records each call in Python. Experiments always record, so their",
-            "simulated median latencies are too short by about that difference.",
-        ),
-        (
-            "- **There is no jitter** of the host, of clocks or of blocks, and so no tail. On an",
-            f"H200 the same product's p99 is {bare['latency_us']['p99']:.0f} µs, and",
-            f"{recorded['latency_us']['p99']:.0f} µs recorded: recording causes most of the tail.",
-            f"Simulated, p99 equals the median, {bare['simulated_us']['p99']:.0f} µs.",
+            "- **The host that was measured is not yours, and not the same an hour later.**",
+            "Measured",
+            "twice within minutes, the quickstart's quantiles differ by up to",
+            f"{percent(apart['p50'])} (p50), {percent(apart['p90'])} (p90) and",
+            f"{percent(apart['p99'])} (p99). Calibrate on your own machine.",
         ),
     ]
     return [line for point in points for line in prose(*point, indent="  ")]
+
+
+def twice(latencies: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return how the quickstart's quantiles changed from one measurement to the next."""
+    return compared(latencies["measured"], latencies["again"])
+
+
+def latencies_table(latencies: dict[str, Any]) -> list[str]:
+    """Quantiles of every setting, simulated and measured."""
+    rows, names = latencies["rows"], ("latency_p50_us", "latency_p90_us", "latency_p99_us")
+    near = sum(abs(one["error"]) <= 0.2 for one in rows)
+    again = {(one["setting"], one["what"]): one["simulated"] for one in twice(latencies)}
+    lines = [
+        *prose(
+            f"Measured on an {latencies['device']} on {latencies['measured_on']}. Of the",
+            f"{len(rows)} quantiles {near} are within 20 %; the median error is",
+            f"{percent(statistics.median(abs(one['error']) for one in rows))}, the worst",
+            f"{percent(max(abs(one['error']) for one in rows))}. Of the quickstart, the figure in",
+            "brackets is that of a second measurement, minutes later. Times in µs.",
+        ),
+        "",
+        "| experiment | setting | p50 measured | simulated | p90 | simulated | p99 | simulated |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    settings = dict.fromkeys((one["experiment"], one["setting"]) for one in rows)
+    for experiment, setting in settings:
+        cells = [experiment, setting.replace("|", "\\|")]
+        for name in names:
+            (one,) = (
+                row for row in rows
+                if (row["experiment"], row["setting"], row["what"]) == (experiment, setting, name)
+            )  # fmt: skip
+            second = again.get((setting, name)) if experiment == "quickstart" else None
+            cells.append(number(one["measured"]) + (f" ({number(second)})" if second else ""))
+            cells.append(number(one["simulated"]))
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def profile_page() -> str:
@@ -642,76 +677,6 @@ def allowed(found: dict[str, Any]) -> str:
     return " ".join([kind, ", ".join(words)]).strip()
 
 
-def quickstart_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
-    """The quickstart simulated and measured, side by side."""
-    simulated = {(one["setting"], one["workload"]): one
-                 for row in cpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
-    lines = [
-        "| setting | workload | what | simulated | measured |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for row in gpu["rows"]:
-        for one in row.get("comparison", ()):
-            other = simulated[one["setting"], one["workload"]]
-            for name in ("latency_p50_us", "latency_p99_us", "tflop_per_s", "overlap", "gain"):
-                if one[name] is None or other[name] is None:
-                    continue
-                if name in ("overlap", "gain") and one["workload"] != "load":
-                    continue
-                cells = (one["setting"].replace("|", "\\|"), one["workload"], name,
-                         number(other[name]), number(one[name]))  # fmt: skip
-                lines.append("| " + " | ".join(cells) + " |")
-    for paragraph in quickstart_gaps(simulated, gpu):
-        lines += ["", *prose(*paragraph)]
-    return lines
-
-
-def quickstart_gaps(simulated: dict[Any, Any], gpu: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Paragraphs on the differences in latency: their size, what explains them, what may."""
-    measured = {(one["setting"], one["workload"]): one
-                for row in gpu["rows"] for one in row.get("comparison", ())}  # fmt: skip
-    shared, apart = ("no partition", "small"), ("16 | rest", "small")
-
-    def off(key: tuple[str, str], mark: str) -> str:
-        gap = simulated[key][mark] - measured[key][mark]
-        return f"{abs(gap):.0f} µs too {'long' if gap > 0 else 'short'}"
-
-    def gain(rows: dict[Any, Any]) -> str:
-        return f"{rows[shared]['latency_p99_us'] / rows[apart]['latency_p99_us']:.3g}"
-
-    alone = {"recorded" in one["what"]: one["latency_us"]
-             for one in gpu["rows"] if one["group"] == "latency"
-             and "not told" not in one["what"]}  # fmt: skip
-    bare, recorded = alone[False], alone[True]
-    gap = measured[apart]["latency_p99_us"] - simulated[apart]["latency_p99_us"]
-    recording = recorded["p99"] - bare["p99"]
-    jitter = bare["p99"] - bare["p50"]
-    return (
-        [
-            "Without a partition, the small GEMM's simulated p50 is",
-            f"{off(shared, 'latency_p50_us')} and its p99 {off(shared, 'latency_p99_us')}. In",
-            f"`16 | rest` they are {off(apart, 'latency_p50_us')} and",
-            f"{off(apart, 'latency_p99_us')}. So the simulated partition makes p99",
-            f"{gain(simulated)} times shorter, and the real one {gain(measured)} times.",
-        ],
-        [
-            f"Two differences listed above contribute to the {gap:.0f} µs that p99 lacks in the",
-            f"partition. For the product alone, recording added {recording:.0f} µs to p99, and",
-            f"without recording p99 was {jitter:.0f} µs above the median. (This was not measured",
-            "on the quickstart's host, and parts of a p99 need not add up.)",
-            *(
-                [
-                    f"The remaining {left:.0f} µs are not explained. Possible causes, not measured",
-                    "separately: the other host, and the experiment's loop, whose one thread also",
-                    "feeds the load.",
-                ]
-                if (left := gap - recording - jitter) > 0
-                else [f"Together they are {-left:.0f} µs more than is missing."]
-            ),
-        ],
-    )
-
-
 def between(text: str, name: str, inside: list[str]) -> str:
     """Put lines between the two marks of a name."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -724,9 +689,18 @@ def between(text: str, name: str, inside: list[str]) -> str:
 
 def pages() -> dict[Path, str]:
     found = {}
-    gpu, cpu, timeline, scale, browser, *files = (
+    gpu, cpu, latencies, timeline, scale, browser, *files = (
         json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-        for name in ("h200", "cpu", "timeline", "scale", "browser", "importing", "exporting")
+        for name in (
+            "h200",
+            "cpu",
+            "latencies",
+            "timeline",
+            "scale",
+            "browser",
+            "importing",
+            "exporting",
+        )
     )
     found[ROOT / "docs" / "h200.md"] = h200_page(gpu)
     found[ROOT / "docs" / "gpu_profile.md"] = profile_page()
@@ -737,8 +711,8 @@ def pages() -> dict[Path, str]:
         "error table": error_table(cpu),
         "fresh table": fresh_table(cpu),
         "pairs table": pairs_table(cpu),
-        "quickstart table": quickstart_table(cpu, gpu),
-        "differences": differences(cpu, gpu),
+        "latencies table": latencies_table(latencies),
+        "differences": differences(cpu, latencies),
     }
     for name, inside in parts.items():
         text = between(text, name, inside)

@@ -4,6 +4,8 @@
 
 MEASUREMENTS is a folder with gemm_solo.json, gemm_random_cal.json, sm_count_target.json and
 copy.json, or the compact copy of one that --keep wrote (default: benchmarks/data/h200.json).
+What is not fitted, the costs of host calls and their jitter, what GEMMs draw, and the times of the
+copy kernel, is taken from benchmarks/results/latencies.json as it was measured.
 --out writes the profile; without it nothing is written. The table that is printed comes from
 5 folds over shapes: every dtype and SM count of a shape is in one fold, and a fold is
 predicted by constants, tiles and habits learned from the other four alone.
@@ -30,6 +32,7 @@ from gpuscope.device.sim.schema import DeviceLayout
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data" / "h200.json"
 TRANSFERS = ROOT / "benchmarks" / "results" / "transfers.json"
+LATENCIES = ROOT / "benchmarks" / "results" / "latencies.json"
 DEVICE = DeviceLayout(
     name="NVIDIA H200",
     quantum_sm_count=8,
@@ -42,19 +45,6 @@ MEASURED = {
     "driver": "580.159 (CUDA 13.0)",
     "software": "CuPy 14.2.0 (cuda13x), cuda-core 1.2.0",
     "source": "kernel durations by CUPTI, one NVIDIA H200",
-}
-HOST_COSTS = {
-    "launch_call_ns": 3000,
-    "gemm_call_ns": 9000,
-    "event_record_call_ns": 1000,
-    "stream_wait_call_ns": 200,
-    "query_call_ns": 1000,
-    "synchronize_return_ns": 4000,
-    "launch_latency_ns": 4000,
-    "kernel_gap_ns": 2300,
-    "create_stream_call_ns": 15000,
-    "create_partition_call_ns": 1000000,
-    "device_copy_bytes_per_us": 4300000,
 }
 LAYOUT = DEVICE.layout
 
@@ -102,9 +92,11 @@ def keep(data: dict[str, Any], target: Path) -> None:
 
 def fit(data: dict[str, Any]) -> dict[str, Any]:
     """The whole profile."""
+    calibrated = json.loads(LATENCIES.read_text("utf-8"))["calibrated"]
+    copies = calibrated.pop("copy")
     return profile_of(
-        fit_gemm(data["gemm"]), data["gemm"], data["copy"],
-        name="h200", device=DEVICE, measured=MEASURED, constants=HOST_COSTS,
+        fit_gemm(data["gemm"]), data["gemm"], copies,
+        name="h200", device=DEVICE, measured=MEASURED, **calibrated,
         transfers=json.loads(TRANSFERS.read_text("utf-8"))["rows"],
     )  # fmt: skip
 

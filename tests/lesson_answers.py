@@ -308,7 +308,7 @@ def serve(small, large, parts):
             "partition": ("much shorter",),
             "gain": ("about 1",),
             "memory": ("at least 20 % longer",),
-            "product": ("less than 20 % longer",),
+            "product": ("at least 20 % longer",),
             "why_not_priority": (
                 "the load's blocks sit on all SMs already and are not interrupted",
             ),
@@ -319,7 +319,7 @@ def serve(small, large, parts):
             "partition": ("longer",),
             "gain": ("about 2",),
             "memory": ("not at all",),
-            "product": ("at least 20 % longer",),
+            "product": ("less than 20 % longer",),
             "why_not_priority": ("priorities need a partition to work",),
         },
         solved={
@@ -461,7 +461,7 @@ def capture_in_order(s):
     "09_reading_a_timeline.ipynb": Key(
         right={
             "gaps": ("at least three times as long as without",),
-            "launch_latency": (3, 30),
+            "launch_latency": (6, 60),
             "tiny_kernels": ("the host",),
             "overlap": (0.67,),
             "waves": ("at least 8 % longer",),

@@ -229,7 +229,7 @@ def missing_wait(*, waits: bool) -> Program:
     Buffer 0 holds 0 until a slow kernel without inputs writes it; buffer 1 gets what the
     other stream makes of it.
     """
-    steps = [Step("kernel", 0, block_ns=60_000, writes=0), Step("record", 0)]
+    steps = [Step("kernel", 0, block_ns=1_000_000, writes=0), Step("record", 0)]
     steps += [Step("wait", 1)] if waits else []
     steps += [Step("kernel", 1, block_ns=1_000, reads=(0,), writes=1)]
     return Program((), (Place(), Place()), tuple(steps))

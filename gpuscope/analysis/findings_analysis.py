@@ -128,7 +128,7 @@ def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]
     >>> import gpuscope as gs
     >>> cases = {name: gs.learn.case(name).trace for name in ("A", "B")}
     >>> [(about, finding.kind) for about, finding in gs.analysis.findings_by_setting(cases)]
-    [('“A”', 'escape')]
+    [('“A”', 'escape'), ('“B”', 'queue')]
     """
     settings: dict[Finding, list[str]] = {}
     for setting, trace in traces.items():

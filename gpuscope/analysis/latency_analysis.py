@@ -321,8 +321,8 @@ def launch_latency(trace: Trace) -> LaunchLatencyResult:
     >>> gpu = gs.open_device("sim:h200", quiet=True)
     >>> kernel = gs.learn.spin_kernel(gpu)
     >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
-    ...     stream.launch(kernel, 50_000, grid=1, block=32)
-    ...     stream.launch(kernel, 50_000, grid=1, block=32)
+    ...     stream.launch(kernel, 900_000, grid=1, block=32)
+    ...     stream.launch(kernel, 900_000, grid=1, block=32)
     >>> seen = gs.analysis.launch_latency(recording.trace).streams[0]
     >>> seen.name, seen.n, seen.max_ns > 50_000  # the second one queued behind the first
     ('s', 2, True)

@@ -52,6 +52,9 @@ class Measurements:
         Rows of GEMMs, not told the SM count and told; the second are in no fit.
     copy
         Rows of the copy kernel.
+    jitter, power
+        How host times vary, and what a large GEMM draws, by dtype: see
+        :mod:`gpuscope.calibration.host`.
     metadata
         Of a recording: devices and versions.
     skipped
@@ -66,6 +69,8 @@ class Measurements:
     told: Sequence[Row]
     copy: Sequence[Mapping[str, float]]
     transfers: Mapping[str, Sequence[tuple[int, float]]]
+    jitter: Sequence[tuple[float, float]]
+    power: Mapping[str, float]
     metadata: TraceMetadata
     skipped: int
     notes: tuple[str, ...]
@@ -245,6 +250,8 @@ def measure(
     progress(0.02, "launches")
     overheads, metadata = host.overheads(device, source)
     constants |= overheads
+    costs, jitter = host.experiment_costs(device, constants)
+    constants |= costs
     if not device.capabilities.partitions:
         stand_in = Profile.load("h200").constants["create_partition_call_ns"]
         constants["create_partition_call_ns"] = stand_in
@@ -259,6 +266,7 @@ def measure(
     copies = host.copy_kernels(device, source)
     lacking = {"bfloat16"} if info.compute_capability < _BFLOAT16_SINCE else set()
     dtypes = [name for name in ITEM_BYTES if name not in lacking]
+    drawn = host.power(device, source, dtypes)
     most = min(MOST**2, info.memory_bytes // (4 * 2 * sum(ITEM_BYTES.values())))
     chosen = shapes(most_elements=most)[:shape_count]
     measured = gemms.measure(
@@ -268,6 +276,7 @@ def measure(
     rows = list(measured.rows)
     if lacking:
         rows += [{**row, "dtype": "bfloat16"} for row in rows if row["dtype"] == "float16"]
+        drawn["bfloat16"] = drawn["float16"]
         notes.append("this GPU has no bfloat16: the times of float16 stand in")
     return Measurements(
         device=DeviceLayout(
@@ -275,7 +284,8 @@ def measure(
             memory_bytes=info.memory_bytes, **asdict(device.backend.layout),
         ),
         constants=constants, gemm=rows, told=measured.told, copy=copies, transfers=transfers,
-        metadata=metadata, skipped=measured.skipped, notes=tuple(notes),
+        jitter=jitter, power=drawn, metadata=metadata, skipped=measured.skipped,
+        notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -302,6 +312,7 @@ def fit(
     made = profile_of(
         kinds, rows, measured.copy, name=target.stem, device=measured.device,
         measured=_provenance(measured), constants=measured.constants, transfers=measured.transfers,
+        jitter=measured.jitter, power=measured.power,
     )  # fmt: skip
     progress(0.94, "the fit without a fifth of the shapes")
     errors = fitting.errors_of(kinds, rows, layout=layout)
@@ -328,6 +339,8 @@ def profile_of(
     measured: Mapping[str, str],
     constants: Mapping[str, int],
     transfers: Mapping[str, Sequence[tuple[int, float]]],
+    jitter: Sequence[tuple[float, float]],
+    power: Mapping[str, float],
 ) -> dict[str, object]:
     """Return a whole profile, as its file holds it.
 
@@ -337,13 +350,15 @@ def profile_of(
         What :func:`~gpuscope.calibration.fit.fit_gemm` made of which measured rows.
     copies
         Measurements of the copy kernel, which are fitted here.
-    device, measured, constants, transfers
+    device, measured, constants, transfers, jitter
         The tables of these names; counts of shapes and rows are added to ``measured``.
+    power
+        What the large GEMMs of each dtype draw.
     """
     gemm = {
         dtype: [
-            kinds[key].model_dump(mode="json") for key in sorted(kinds, reverse=True)
-            if key[0] == dtype
+            _with_power(kinds[key], power[dtype]).model_dump(mode="json")
+            for key in sorted(kinds, reverse=True) if key[0] == dtype
         ]
         for dtype in ITEM_BYTES
     }  # fmt: skip
@@ -352,15 +367,21 @@ def profile_of(
         "rows": sum(len(row["us"]) for row in rows),
     }
     return {
-        "schema": 3,
+        "schema": 4,
         "name": name,
         "device": device.model_dump(mode="json"),
         "measured": {**measured, **counts},
         "constants": dict(constants),
+        "jitter": list(jitter),
         "transfers": dict(transfers),
         "copy": fitting.fit_copy(copies),
         "gemm": gemm,
     }
+
+
+def _with_power(kernels: GemmKernels, power: float) -> GemmKernels:
+    times = kernels.times.model_copy(update={"power": power})
+    return kernels.model_copy(update={"times": times})
 
 
 def write_profile(profile: Mapping[str, object], target: Path) -> None:

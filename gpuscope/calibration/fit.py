@@ -129,7 +129,12 @@ def _fit_times(
         if final:
             values = {name: _digits(value) for name, value in values.items()}
         return KernelTimes.model_construct(
-            None, persistent=rows.persistent, vector=item > 2 or rows.vector, **rates, **values
+            None,
+            persistent=rows.persistent,
+            vector=item > 2 or rows.vector,
+            power=0.0,
+            **rates,
+            **values,
         )
 
     def errors(x: Floats) -> Floats:

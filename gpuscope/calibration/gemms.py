@@ -45,7 +45,7 @@ class Gemms:
         Each shape and dtype, the library not told how many SMs there are.
     told
         The same on fewer SMs than all, told what a partition's streams tell; ``told`` in a row
-        is SM count → what that was.
+        is SM count → what that was, and ``ran`` the kernels.
     skipped
         Calls left out because one would have taken too long.
     """
@@ -89,7 +89,9 @@ def measure(
         _measure_some(device, cases, operands, flop_per_ns, source)
         for case in cases:
             gemms.rows += case.row(case.us)
-            gemms.told += [{**row, "told": case.told} for row in case.row(case.told_us)]
+            gemms.told += [
+                {**row, "told": case.told, "ran": case.ran} for row in case.row(case.told_us)
+            ]
             gemms.skipped += case.skipped
         longest_ns = max(longest_ns, device.now_ns() - start_ns)
         step(min(first + AT_ONCE, len(shapes)))
@@ -107,6 +109,7 @@ class _Case:
     told_us: dict[str, float] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     kernels: list[Launched] = field(default_factory=list)
+    ran: dict[str, list[Launched]] = field(default_factory=dict)
     skipped: int = 0
 
     @property
@@ -157,8 +160,11 @@ def _measure_some(
             continue
         us = float(np.median([sum(ns for ns, _ in call) for call in calls[1:]])) / 1e3
         (case.told_us if told else case.us)[str(sms)] = round(us, 3)
-        if sms == device.sm_count:
-            case.kernels = [kernel for _, kernel in calls[-1]]
+        ran_kernels = [kernel for _, kernel in calls[-1]]
+        if told:
+            case.ran[str(sms)] = ran_kernels
+        elif sms == device.sm_count:
+            case.kernels = ran_kernels
 
 
 def _run(

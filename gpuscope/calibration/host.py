@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -13,9 +13,12 @@ from gpuscope.calibration.design import sm_counts, streams_by_count
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
+from gpuscope.device.sim.assumed import IDLE_POWER
+from gpuscope.device.sim.ops import FULL
 from gpuscope.device.stream import Stream
 from gpuscope.errors import MissingEvidence
 from gpuscope.record.recorder import Recording
+from gpuscope.runs.execution import run
 from gpuscope.runs.profiling import profile
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -33,6 +36,23 @@ _COPIES = 5
 _COPY_MIB = (64, 512)
 _TRANSFERS = 11
 _TRANSFER_BYTES = (4, *(1 << power for power in range(10, 29)))
+_PACED = {
+    "name": "calibration", "alone_repeats": 0, "streams": {"a": {}, "b": {}},
+    "workloads": {
+        "paced": {
+            "kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16", "stream": "a",
+            "repeats": 1000, "max_queued": 1, "arrival": "poisson", "rate_hz": 1000,
+        },
+        "load": {
+            "kind": "spin", "duration_us": 200, "stream": "b", "background": True, "max_queued": 6,
+        },
+    },
+}  # fmt: skip
+_SHARES = (
+    0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1,
+)  # fmt: skip
+_HEATING, _HEATING_NS = 4096, 400_000_000
+_COOLING_NS, _COOL_NS, _HOT_NS = 300_000_000, 20_000_000, 100_000_000
 _EMPTY = 'extern "C" __global__ void empty_kernel() {}'
 
 
@@ -65,6 +85,78 @@ def _cost_ns(device: Device, stream: Stream, call: Callable[[], object]) -> int:
         costs.append((device.now_ns() - start_ns) / _CALLS)
         stream.synchronize()
     return max(1, round(statistics.median(costs[1:])))
+
+
+def experiment_costs(
+    device: Device, calls: Mapping[str, int]
+) -> tuple[dict[str, int], list[tuple[float, float]]]:
+    """Return what launches cost in an experiment, in ns, and how that varies.
+
+    A small GEMM is launched at random moments and waited for, while kernels of one block keep the
+    experiment's loop busy. It is over before its launch has returned; so the time until the loop
+    sees it is the host's alone.
+
+    Parameters
+    ----------
+    calls
+        What :func:`call_costs` found.
+
+    Returns
+    -------
+    dict
+        Medians.
+    list
+        Shares of all launches, from 0 to 1, and the time that so many do not exceed, over the
+        median.
+    """
+    trace = _complete(run(_PACED, device)["default"])
+    handles = {
+        name: _in_order(trace.where(kind="handle", category=name)) for name in ("paced", "load")
+    }
+    kernels = {name: _in_order(trace.where(kind="kernel", category=name)) for name in handles}
+    before = {
+        name: kernels[name].array("queued_ns") - handles[name].array("start_ns") for name in handles
+    }
+    took = handles["paced"].array("end_ns") - handles["paced"].array("start_ns")
+    costs = {
+        "gemm_call_ns": _typical(before["paced"]),
+        "launch_call_ns": _typical(before["load"]),
+    }
+    after = ("gemm_call_ns", "event_record_call_ns", "query_call_ns")
+    known = sum({**calls, **costs}[name] for name in after)
+    costs["return_call_ns"] = max(0, _typical(took) - known)
+    ratios = np.quantile(before["paced"] / costs["gemm_call_ns"], _SHARES)
+    jitter = [(share, round(float(ratio), 3)) for share, ratio in zip(_SHARES, ratios, strict=True)]
+    return costs, jitter if ratios[0] < ratios[-1] else []
+
+
+def power(device: Device, source: Source, dtypes: Iterable[str]) -> dict[str, float]:
+    """Return what a large GEMM draws of what the GPU may draw for long, beside an idle GPU.
+
+    By how much slower it goes after some time than at first: 1 together with an idle GPU's draw
+    if it does not.
+    """
+    drawn: dict[str, float] = {}
+    for dtype in dtypes:
+        gemm = Gemm(device, m=_HEATING, n=_HEATING, k=_HEATING, dtype=dtype, max_in_flight=16)
+        with gemm, device.create_stream(name="power") as stream:
+            operands = gemm.operands()
+            gemm.execute(*operands, stream=stream)
+            stream.synchronize()
+            device.backend.wait_until_ns(device.now_ns() + _COOLING_NS)
+            with profile(device, source=source) as recording:
+                until_ns = device.now_ns() + _HEATING_NS
+                while device.now_ns() < until_ns:
+                    for _ in range(16):
+                        gemm.execute(*operands, stream=stream)
+                    stream.synchronize()
+        kernels = _in_order(complete_trace(recording).where(kind="kernel"))
+        start_ns, end_ns = kernels.array("start_ns"), kernels.array("end_ns")
+        since_ns = start_ns - start_ns[0]
+        first = np.median((end_ns - start_ns)[since_ns < _COOL_NS])
+        last = np.median((end_ns - start_ns)[since_ns > since_ns[-1] - _HOT_NS])
+        drawn[dtype] = round(max(1.0, float(last / first)) - IDLE_POWER / FULL, 3)
+    return drawn
 
 
 def partition_costs(device: Device) -> dict[str, int]:
@@ -134,7 +226,10 @@ def complete_trace(recording: Recording) -> Trace:
     MissingEvidence
         Rows are missing: the times of the others would pass for those of all.
     """
-    trace = recording.trace
+    return _complete(recording.trace)
+
+
+def _complete(trace: Trace) -> Trace:
     if trace.metadata.incomplete:
         raise MissingEvidence(
             "measure again: a recording that the profile would rest on is "

@@ -31,6 +31,8 @@ class Row(TypedDict):
         SM count, as text → µs.
     told
         SM count, as text → the one that the library was told.
+    ran
+        SM count, as text → the kernels that ran there, of a library that was told.
     """
 
     dtype: str
@@ -38,6 +40,7 @@ class Row(TypedDict):
     kernels: list[Launched]
     us: dict[str, float]
     told: NotRequired[dict[str, int]]
+    ran: NotRequired[dict[str, list[Launched]]]
 
 
 Tile = tuple[int, int, int, int]

@@ -124,6 +124,11 @@ class KernelCost:
     stall
         How much longer a block takes, of its duration, while other kernels use all of the memory
         bandwidth; in proportion where they use less.
+    traffic
+        Bytes that all blocks move beside ``nbytes``, which keep the cache busy: others stall on
+        them, too.
+    power
+        What it draws of what the GPU may draw for long, beside what an idle GPU draws.
     gap_ns
         From the end of what it follows in its stream to its earliest start; that of the profile
         if not given.
@@ -134,6 +139,8 @@ class KernelCost:
     nbytes: int = 0
     tiles: int = 0
     stall: float = 0.0
+    traffic: int = 0
+    power: float = 0.0
     gap_ns: int | None = None
 
     def alone_ns(self, sm_count: int) -> int:

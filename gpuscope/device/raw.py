@@ -195,6 +195,10 @@ class Backend(Protocol):
     def wait_until_ns(self, time_ns: int) -> None:
         """Let the host wait until its clock shows ``time_ns``."""
 
+    def seed(self, seed: int) -> None:
+        """Let what the device draws at random begin anew: the jitter of a simulated host."""
+        return
+
     def process_and_thread(self) -> tuple[int, int]:
         """Return the ids of this process and thread: the system's, or logical ones."""
         return os.getpid(), threading.get_native_id()

@@ -37,6 +37,7 @@ def open_device(
     spec: str = "auto",
     *,
     pace: Literal["none", "real"] = "none",
+    jitter: bool = True,
     unified_stream: bool = False,
     quiet: bool = False,
 ) -> Device:
@@ -52,6 +53,10 @@ def open_device(
     pace
         For simulated devices: ``"real"`` keeps virtual time from running ahead of the
         wall clock.
+    jitter
+        For simulated devices: let the times of host calls vary as they were measured. They are
+        drawn anew from the same seed by each device, and by each experiment from its own. False:
+        every call takes its median time.
     unified_stream
         Map every stream to a single one, to find out whether a bug depends on streams. A process
         opens a CUDA device or ``"cpu"`` only once, so this must be set the first time.
@@ -77,6 +82,7 @@ def open_device(
     """
     if not isinstance(pace, str) or pace not in ("none", "real"):
         raise DeviceUnavailable(f"pace is {given(pace)}; 'none' or 'real' is needed")
+    require_kind("jitter", jitter, bool)
     require_kind("unified_stream", unified_stream, bool)
     require_kind("quiet", quiet, bool)
     if not isinstance(spec, str):
@@ -87,7 +93,7 @@ def open_device(
     if kind == "cuda" and (not rest or (rest.isdecimal() and len(rest) < _DIGITS)):
         device = _open_cuda(int(rest or 0), device_type)
     elif kind == "sim" and rest:
-        device = _open_sim(rest, pace, device_type)
+        device = _open_sim(rest, pace, device_type, jitter=jitter)
     elif spec == "cpu":
         device = _open_cpu(device_type)
     elif spec == "auto":
@@ -95,7 +101,7 @@ def open_device(
             device = _open_cuda(0, device_type)
         except GpuscopeError as error:
             why = why_not(error)
-            device = _open_sim("h200", pace, device_type)
+            device = _open_sim("h200", pace, device_type, jitter=jitter)
     else:
         raise DeviceUnavailable(
             f"unknown device {given(spec)}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200' or "
@@ -186,10 +192,12 @@ def _as_asked(device: Device, device_type: type[Device]) -> Device:
     return device
 
 
-def _open_sim(profile: str, pace: Literal["none", "real"], device_type: type[Device]) -> Device:
+def _open_sim(
+    profile: str, pace: Literal["none", "real"], device_type: type[Device], *, jitter: bool
+) -> Device:
     from gpuscope.device.sim.backend import SimBackend  # noqa: PLC0415 - loads profiles
 
-    device = device_type(SimBackend(profile, pace=pace))
+    device = device_type(SimBackend(profile, pace=pace, jitter=jitter))
     _open[id(device)] = _sims[id(device.backend)] = device
     _finders[device.backend.array_type] = _sim_device_of
     return device

@@ -77,7 +77,7 @@ def case(name: str) -> Case:
     """
     if name not in _CASES:
         raise NotFound(f"there is no case {name!r}; there are {sorted(_CASES)}")
-    device = open_device("sim:h200", quiet=True)
+    device = open_device("sim:h200", jitter=False, quiet=True)
     try:
         chance = random.Random(f"case {name}")  # noqa: S311 - durations
         return _CASES[name](device, _Spins(device, chance))

@@ -114,11 +114,9 @@ def _too_good(run: Run) -> list[str]:
         return []
     return [
         page.paragraph(
-            "Simulated latencies have no tail, since nothing jitters, and leave out what recording "
-            "costs the host. So a partition seems to shorten p99 by a larger factor than it does "
-            "on a GPU; part of that difference is not explained. Without a partition overlap is "
-            "simulated too small, and a median may be too long. How far off, with figures: "
-            "docs/simulator.md.",
+            "Simulated latencies have the host costs and the tail of the machine that the profile "
+            "was measured on; another host's differ, and one host's from hour to hour. How far "
+            "off, with figures: docs/simulator.md.",
             "muted",
         )
     ]

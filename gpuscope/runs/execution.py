@@ -71,6 +71,7 @@ def predict(
     experiment: Description,
     gpu_profile: str | Path = "h200",
     *,
+    jitter: bool = True,
     viewer: Viewer | None = None,
     stop: threading.Event | None = None,
 ) -> Run:
@@ -83,6 +84,9 @@ def predict(
         TOML or JSON file, or a dict.
     gpu_profile
         The name of a profile: the part after ``sim:`` in :func:`open_device`.
+    jitter
+        Let the times of host calls vary, as the experiment's ``seed`` draws them. False: every
+        call takes its median time.
     viewer, stop
         As in :func:`run`.
 
@@ -109,7 +113,7 @@ def predict(
     >>> gs.runs.predict(one).comparison.column("kernel_median_us").to_pylist()
     [10.0]
     """
-    device = open_device(f"sim:{gpu_profile}", quiet=True)
+    device = open_device(f"sim:{gpu_profile}", jitter=jitter, quiet=True)
     return run(experiment, device, viewer=viewer, stop=stop)
 
 

@@ -102,7 +102,7 @@ def measure_interference(
     >>> large = {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "partition": "b"}
     >>> result = gs.runs.measure_interference(
     ...     gpu, {"a": 16, "b": "rest"}, {"small": small, "large": large}, repeats=5, rounds=2)
-    >>> abs(result["small", "large"]) < 0.01
+    >>> 0 <= result["small", "large"] < 0.5
     True
     """
     if not 0 < inside <= 1:

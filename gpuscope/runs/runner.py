@@ -161,6 +161,7 @@ class Runner:
                     raise InvalidPartition(
                         f"setting {setting.name!r}: {error}{where * ('rounding' in str(error))}"
                     ) from error
+        self.device.backend.seed(self.experiment.seed)
         try:
             for number in range(self.experiment.rounds):
                 for setting in self.settings:

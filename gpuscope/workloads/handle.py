@@ -80,7 +80,7 @@ class Handle(Closing):
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> with gs.Gemm(gpu, m=64, n=64, k=64) as handle, gpu.create_stream() as stream:
+    >>> with gs.Gemm(gpu, m=4096, n=4096, k=4096) as handle, gpu.create_stream() as stream:
     ...     _ = handle.execute(stream=stream)
     ...     handle.completion.is_done
     ...     handle.wait()

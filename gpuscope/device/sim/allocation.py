@@ -24,8 +24,8 @@ from gpuscope.errors import GpuscopeError
 class SimMemory(SimHost):
     """Its memory: arrays, scratch and page-locked memory, and the copies between them."""
 
-    def __init__(self, profile: str = "h200", *, pace: Pace = "none") -> None:
-        super().__init__(profile, pace=pace)
+    def __init__(self, profile: str = "h200", *, pace: Pace = "none", jitter: bool = False) -> None:
+        super().__init__(profile, pace=pace, jitter=jitter)
         self._scratch: dict[tuple[int, int], list[Memory]] = {}
         self._reserved = 0
         self._memory = Pool(self._take, self._give, self.mark, self._passed, self._wait_for_mark)

@@ -53,7 +53,7 @@ class SimBackend(SimMemory):
         with self._lock:
             made = []
             for partition in planned:
-                self._pay("create_partition_call_ns")
+                self._pay(self._cost["create_partition_call_ns"])
                 mask = self.layout.sm_mask(partition.parts)
                 ids = tuple(sm for sm in range(self.layout.sm_count) if mask >> sm & 1)
                 holding = len(ids)
@@ -72,7 +72,7 @@ class SimBackend(SimMemory):
     ) -> tuple[SimStream, int]:
         """Make a stream on a partition's SMs, or on all."""
         with self._lock:
-            self._pay("create_stream_call_ns")
+            self._pay(self._cost["create_stream_call_ns"])
             handle = next(_handles)
             sms, context = partition or (self._all_sms, None)
             stream = SimStream(handle, sms, priority, context=context, blocking=blocking)
@@ -132,7 +132,7 @@ class SimBackend(SimMemory):
         """Whether the stream's work is done by now."""
         with self._lock:
             self._require_uncaptured(raw, "the stream cannot be asked")
-            self._pay("query_call_ns")
+            self._pay(self._cost["query_call_ns"])
             return not raw.depth
 
     def _require_uncaptured(self, stream: SimStream, what: str) -> None:
@@ -157,7 +157,7 @@ class SimBackend(SimMemory):
         """Queue an event's record, or note its place in a capture."""
         with self._lock:
             if stream.capture is not None:
-                self._pay("event_record_call_ns")
+                self._pay(self._cost["event_record_call_ns"])
                 stream.capture.record(event, stream)
                 return
             record = Record(stream, 0, correlation)
@@ -169,10 +169,10 @@ class SimBackend(SimMemory):
         with self._lock:
             cost_ns = self._cost["stream_wait_call_ns"]
             if event.captured is not None:
-                self._advance(self._host_ns + cost_ns)
+                self._pay(cost_ns)
                 event.captured[0].join(stream, event)
             elif event.record is None:
-                self._advance(self._host_ns + cost_ns)
+                self._pay(cost_ns)
             elif stream.capture is not None:
                 raise stream.capture.refuse("the stream cannot wait", "StreamCaptureIsolation")
             else:
@@ -189,7 +189,7 @@ class SimBackend(SimMemory):
         """Whether the latest record is done by now."""
         with self._lock:
             self._require_not_captured(event, "the event cannot be asked")
-            self._pay("query_call_ns")
+            self._pay(self._cost["query_call_ns"])
             return event.record is None or event.record.done_ns is not None
 
     def _require_not_captured(self, event: SimEvent, what: str) -> None:

@@ -12,8 +12,9 @@ first, then whichever is left.
 
 Blocks that start together advance together, as one counted *wave*. Waves share the memory
 bandwidth max-min fairly: where all of them ask for more than there is, every block gets
-what it asks for up to one common level; and what stalls on memory under load goes slower by
-what others ask for (``stall``). All of it is integer arithmetic: a wave has
+what it asks for up to one common level. What stalls on memory under load goes slower by what
+others move (``stall``), and what computes goes slower while all together would draw more power
+than the GPU may for long. A wave has
 ``work_ns * FULL`` units of work left, and does ``speed`` of them a nanosecond.
 
 An interrupt, as Ctrl-C is, may strike between any two instructions; the next call goes on
@@ -34,6 +35,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from gpuscope.device.calls import Activity, Release
+from gpuscope.device.sim.assumed import IDLE_POWER, POWER_FOLLOWS_NS
 from gpuscope.device.sim.ops import (
     FULL,
     OVER,
@@ -100,6 +102,7 @@ class Engine:
         self._sharing: dict[Wave, int] = {}  # each wave, and what it asks for
         self._shared = False  # whether anything runs slower than it could
         self._demand_changed = False
+        self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
         self._released: list[tuple[int, KernelOp]] = []  # SMs, and who released them, at an instant
         self._released_ns = -1
         # What was begun and is not done, after an interrupt: see the top of this file.
@@ -379,7 +382,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - who waits for it is told
                 self._fail(op, error)
             op.start_ns = self.now_ns
-        if op.rate or op.stall:
+        if op.shares:
             self._sharing[wave] = op.rate * wave.count
             self._demand_changed = True
         if isinstance(op, KernelOp):
@@ -418,7 +421,7 @@ class Engine:
                 wave.following = wave.follow(op, self.now_ns)
             released &= ~wave.following.sms
             self._run(wave.following)
-        if op.rate or op.stall:
+        if op.shares:
             self._sharing.pop(wave, None)
             self._demand_changed = True
         if isinstance(op, KernelOp):
@@ -439,23 +442,28 @@ class Engine:
             self._finish(op)
         wave.end_ns = -1
 
-    # -- bandwidth --------------------------------------------------------------------
+    # -- what is shared ---------------------------------------------------------------
     def _share(self) -> None:
-        """Let the waves that move bytes advance as fast as their bandwidth allows."""
-        asked = sum(self._sharing.values())
+        """Let waves advance as fast as bandwidth, the load on memory, and power allow."""
+        asked, clock = sum(self._sharing.values()), self._clock()
+        several = len(self._sharing) > 1
         if self._bandwidth is not None and (
-            self._shared or asked > self._bandwidth or any(w.op.stall for w in self._sharing)
+            self._shared or several or clock < FULL or asked > self._bandwidth
         ):
-            level = fair_level(self._bandwidth, ((w.op.rate, w.count) for w in self._sharing))
+            level = None
+            if asked > self._bandwidth:
+                level = fair_level(self._bandwidth, ((w.op.rate, w.count) for w in self._sharing))
             own: dict[WaveOp, int] = {}
-            for wave, rate in self._sharing.items():
-                own[wave.op] = own.get(wave.op, 0) + rate
-            shared = False
             for wave in self._sharing:
-                speed = speed_at(level, wave.op.rate)
-                if wave.op.stall:
-                    others = min(1.0, (asked - own[wave.op]) / self._bandwidth)
-                    speed = min(speed, int(FULL / (1 + wave.op.stall * others)))
+                own[wave.op] = own.get(wave.op, 0) + wave.op.pressure * wave.count
+            pressure, shared = sum(own.values()), False
+            for wave in self._sharing:
+                op = wave.op
+                speed = clock if op.power else FULL
+                if op.stall:
+                    others = min(1.0, (pressure - own[op]) / self._bandwidth)
+                    speed = int(speed / (1 + op.stall * others))
+                speed = min(speed, speed_at(level, op.rate))
                 shared |= speed < FULL
                 left, since_ns, before = wave.pace
                 if speed != before:
@@ -466,6 +474,15 @@ class Engine:
                     wave.pace = (left, self.now_ns, speed)
             self._shared = shared
         self._demand_changed = False
+
+    def _clock(self) -> int:
+        """Return how fast SMs may go: power drawn, which follows the demand slowly, has a cap."""
+        drawn, since_ns, demand = self._drawn
+        gone_ns = self.now_ns - since_ns
+        drawn += (demand - drawn) * gone_ns // (POWER_FOLLOWS_NS + gone_ns)
+        demand = IDLE_POWER + sum(wave.op.power * wave.count for wave in self._sharing)
+        self._drawn = (drawn, self.now_ns, demand)
+        return FULL if drawn <= FULL else FULL * FULL // drawn
 
     # -- ends -------------------------------------------------------------------------
     def _fail(self, op: Op, error: Exception) -> None:

@@ -16,7 +16,8 @@ from gpuscope.device.raw import Backend
 from gpuscope.device.sim.assumed import PENDING_LAUNCHES
 from gpuscope.device.sim.capture import Capture, refusal
 from gpuscope.device.sim.engine import Engine
-from gpuscope.device.sim.ops import Effect, KernelOp, Op, SimStream
+from gpuscope.device.sim.jitter import Jitter
+from gpuscope.device.sim.ops import FULL, Effect, KernelOp, Op, SimStream
 from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import InvalidOperand, StreamError
 
@@ -39,10 +40,13 @@ class SimHost(Backend):
     pace
         ``"none"``: a wait ends at once. ``"real"``: the virtual clock never runs ahead of
         the wall clock, so that live views and Stop mean something.
+    jitter
+        Whether the times of host calls vary as they were measured.
     """
 
-    def __init__(self, profile: str = "h200", *, pace: Pace = "none") -> None:
+    def __init__(self, profile: str = "h200", *, pace: Pace = "none", jitter: bool = False) -> None:
         self.profile = Profile.load(profile)
+        self._jitter = Jitter(self.profile.file.jitter if jitter else ())
         self.layout = self.profile.layout
         self._all_sms = (1 << self.layout.sm_count) - 1
         self._cost = constants = self.profile.constants
@@ -110,15 +114,21 @@ class SimHost(Backend):
             elif ahead < -_PACE_SLACK_NS:  # it idled: what comes now is paced again
                 self._started_wall_ns -= ahead
 
-    def _pay(self, cost: str) -> None:
-        self._advance(self._host_ns + self._cost[cost])
+    def seed(self, seed: int) -> None:
+        """Let the jitter begin anew."""
+        with self._lock:
+            self._jitter.seed(seed)
+
+    def _pay(self, cost_ns: int) -> None:
+        """Let the host make a call that takes so long at the median."""
+        self._advance(self._host_ns + self._jitter(cost_ns))
 
     def _queue(self, op: Op, cost_ns: int) -> None:
         """Pay for a call and queue its work; a full queue holds the host until it has room."""
         stream, engine = op.stream, self.engine
         if stream is engine.legacy:
             self._require_no_blocking_capture()
-        self._advance(self._host_ns + cost_ns)
+        self._pay(cost_ns)
         if stream.capture is not None:
             stream.capture.add(op)
             return
@@ -145,9 +155,12 @@ class SimHost(Backend):
             )
         op = KernelOp(
             stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes,
-            cost.tiles, stall=cost.stall, gap_ns=cost.gap_ns,
+            cost.tiles, stall=cost.stall, traffic=cost.traffic, gap_ns=cost.gap_ns,
+            power=int(cost.power * FULL) // max(1, min(cost.blocks, sm_count)),
         )  # fmt: skip
+        self._jitter.draw()
         self._queue(op, call_ns)
+        self._pay(self._cost["return_call_ns"])
 
     def _require_no_blocking_capture(self) -> None:
         for stream in self.engine.blocking:
@@ -165,7 +178,7 @@ class SimHost(Backend):
 
     def _returned(self, done_ns: int) -> None:
         """Let the host return from a wait for something that was done at ``done_ns``."""
-        visible = done_ns + self._cost["synchronize_return_ns"]
+        visible = done_ns + self._jitter(self._cost["synchronize_return_ns"])
         self._advance(max(self._host_ns + self._cost["query_call_ns"], visible))
 
     def _wait_for(self, op: Op | None) -> None:

@@ -138,10 +138,16 @@ class WaveOp(Op):
         What all of its blocks move in device memory.
     stall
         How much longer a block takes, of its time, while others use all of the memory bandwidth.
+    traffic
+        Bytes that they move beside these, on which others stall.
+    power
+        What a block draws of what the GPU may draw for long: so much of FULL.
     gap_ns
         From the end of what it follows to its start; the engine's for kernels if not given.
     rate
         What a block asks of the memory bandwidth, in units of 1/FULL bytes a ns.
+    pressure
+        The same with the traffic beside it.
     left
         How many blocks have not begun.
     """
@@ -151,14 +157,27 @@ class WaveOp(Op):
     work_ns: int
     nbytes: int = 0
     stall: float = field(default=0.0, kw_only=True)
+    traffic: int = field(default=0, kw_only=True)
+    power: int = field(default=0, kw_only=True)
     gap_ns: int | None = field(default=None, kw_only=True)
     rate: int = field(init=False)
+    pressure: int = field(init=False)
     left: int = field(init=False)
     commit: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.rate = self.nbytes * FULL // max(1, self.blocks * self.work_ns)
         self.left = self.blocks
+        self._ask(self.blocks)
+
+    def _ask(self, pieces: int) -> None:
+        work_ns = max(1, pieces * self.work_ns)
+        self.rate = self.nbytes * FULL // work_ns
+        self.pressure = (self.nbytes + self.traffic) * FULL // work_ns
+
+    @property
+    def shares(self) -> bool:
+        """Whether what else runs matters to it, or it to that."""
+        return bool(self.pressure or self.stall or self.power)
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -195,8 +214,8 @@ class KernelOp(WaveOp):
 
     def __post_init__(self) -> None:
         tiles = max(self.tiles, self.blocks)
-        self.rate = self.nbytes * FULL // max(1, tiles * self.work_ns)
         self.left, self.spare = self.blocks, tiles - self.blocks
+        self._ask(tiles)
 
 
 @dataclass(eq=False, repr=False, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
+from gpuscope.device.sim.assumed import GEMM_MISSES, GEMM_STALLS
 from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, alignment, choose, durations, grid
 from gpuscope.device.sim.schema import GemmKernels, ProfileFile
 from gpuscope.errors import DeviceUnavailable
@@ -147,9 +148,17 @@ class Profile:
         # Each operand moves once; yet no more than there is bandwidth for: what was measured
         # alone must take as long alone, and small operands stay in the cache.
         moved = item * (m * k + k * n + m * n)
-        rate = self.constants["device_copy_bytes_per_us"]
-        most = rate * tiles * block_ns // (1000 * at_once)
-        return KernelCost(blocks, block_ns, min(moved, most), tiles)
+        bandwidth = self.constants["device_copy_bytes_per_us"]
+        most = bandwidth * tiles * block_ns // (1000 * at_once)
+        few, more = GEMM_STALLS
+        rate = 2 * m * n * k / max(1.0, float(us)) / 1e6
+        loaded = tiles * int(chosen.rows[0] + chosen.columns[0]) * -(-k // int(chosen.splits[0]))
+        return KernelCost(
+            blocks, block_ns, min(moved, most), tiles,
+            stall=few + more / -(-tiles // at_once),
+            traffic=max(0, int(GEMM_MISSES * loaded * item) - moved),
+            power=kind.times.power * min(1.0, rate / kind.times.tflop_per_s),
+        )  # fmt: skip
 
     # -- copies and other kernels -----------------------------------------------------
     def transfer_ns(self, way: str, nbytes: int) -> int:

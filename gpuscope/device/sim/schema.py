@@ -24,6 +24,7 @@ Times = Annotated[
     list[Annotated[tuple[PositiveInt, PositiveFloat], Field(min_length=2, max_length=2)]],
     Field(min_length=1),
 ]
+Quantiles = list[Annotated[tuple[Share, PositiveFloat], Field(min_length=2, max_length=2)]]
 Tile = Annotated[tuple[Side, Side, Side, Side], Field(min_length=4, max_length=4)]
 
 
@@ -79,9 +80,11 @@ class HostCosts(_Part):
     """Costs of calls and overheads around kernels."""
 
     launch_call_ns: PositiveInt
-    """host cost of launching an empty kernel"""
+    """host cost of launching a kernel, up to the launch"""
     gemm_call_ns: PositiveInt
-    """host cost of one GEMM through the library"""
+    """host cost of one GEMM through the library, up to the launch"""
+    return_call_ns: Annotated[int, Field(ge=0, le=10**15)]
+    """host cost of either call after the launch, without the event's record"""
     event_record_call_ns: PositiveInt
     """host cost of one event record"""
     stream_wait_call_ns: PositiveInt
@@ -184,6 +187,9 @@ class KernelTimes(_Part):
     SMs than it has blocks"""
     reduce_us: PositiveFloat
     """time of the second kernel of split-K, without memory traffic"""
+    power: NonNegativeFloat
+    """what a GEMM at the best rate draws, beside what an idle GPU draws, of what the GPU may draw
+    for long"""
 
 
 class Choice(_Part):
@@ -220,7 +226,7 @@ class GemmKernels(_Part):
 class ProfileFile(_Part):
     """A whole GPU profile."""
 
-    schema_version: Literal[3] = Field(alias="schema")
+    schema_version: Literal[4] = Field(alias="schema")
     """version of this schema"""
     name: Annotated[str, Field(min_length=1)]
     """the part after `sim:`"""
@@ -230,6 +236,9 @@ class ProfileFile(_Part):
     """origin of the figures"""
     constants: HostCosts
     """host costs and overheads"""
+    jitter: Quantiles
+    """how host times vary: shares of all launches, from 0 to 1, and the time that so many do not
+    exceed, over the median; empty: every call takes its median"""
     transfers: Transfers
     """copies and memsets"""
     copy_kernel: CopyTimes = Field(alias="copy")
@@ -244,6 +253,15 @@ class ProfileFile(_Part):
         if count > _MOST_SMS:
             raise ValueError(f"{count:,} SMs, where {_MOST_SMS:,} are more than any GPU has")
         return device
+
+    @field_validator("jitter")
+    @classmethod
+    def _shares_rise(cls, jitter: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        shares = [share for share, _ in jitter]
+        whole = shares[:1] == [0] and shares[-1:] == [1]
+        if jitter and not (whole and shares == sorted(set(shares))):
+            raise ValueError(f"shares should rise from 0 to 1, but are {shares}")
+        return jitter
 
     @field_validator("gemm")
     @classmethod
@@ -278,7 +296,7 @@ class ProfileFile(_Part):
         except ValidationError as error:
             lines = [f"  {_explain(details)}" for details in error.errors(include_url=False)]
             raise InvalidProfile(
-                f"{where} is not a GPU profile of schema 3 (docs/gpu_profile.md):\n"
+                f"{where} is not a GPU profile of schema 4 (docs/gpu_profile.md):\n"
                 + "\n".join(lines)
             ) from None
 

@@ -71,9 +71,9 @@ def check(trace, row):
 
 
 def test_an_event_then_the_sms_in_words(gpu):
-    first = Spin(gpu, duration_ns=60_000, name="first")
-    gemm = Spin(gpu, duration_ns=200_000, blocks=131, name="gemm")
-    last = Spin(gpu, duration_ns=500_000, name="last")
+    first = Spin(gpu, duration_ns=600_000, name="first")
+    gemm = Spin(gpu, duration_ns=2_000_000, blocks=131, name="gemm")
+    last = Spin(gpu, duration_ns=5_000_000, name="last")
     late = Spin(gpu, duration_ns=1000, blocks=2, name="late")
     with (
         gpu.create_stream(name="s0") as s0,
@@ -118,7 +118,7 @@ def test_a_full_partition_holds_its_own_streams_and_no_others(gpu):
     with gpu.carve({"a": 16, "b": "rest"}) as parts:
         one, two = (parts["a"].create_stream(name=name) for name in ("one", "two"))
         other = parts["b"].create_stream(name="other")
-        filling = [Spin(gpu, duration_ns=50_000, blocks=16, name=name) for name in "xyz"]
+        filling = [Spin(gpu, duration_ns=500_000, blocks=16, name=name) for name in "xyz"]
         with gs.profile(gpu) as recording:
             for spin, stream in zip(filling, (one, two, other), strict=True):
                 spin.execute(stream=stream)
@@ -164,7 +164,7 @@ def test_a_host_function_holds_its_stream(gpu):
 
 
 def test_an_event_recorded_on_a_stream_that_only_waited_orders_what_follows(gpu):
-    spin = Spin(gpu, duration_ns=80_000, max_in_flight=2)
+    spin = Spin(gpu, duration_ns=800_000, max_in_flight=2)
     with (
         gpu.create_stream(name="a") as a,
         gpu.create_stream(name="b") as b,

@@ -184,7 +184,7 @@ class Machine:
         what = draw.choice(["kernel"] * 5 + ["copy"] * 2 + ["host"])
         if what == "kernel":
             blocks = draw.choice([1, 4, 16, 60, 132, 300])
-            ns, nbytes = draw.choice([700, 5_000, 40_000]), draw.choice([0, 0, 10_000_000])
+            ns, nbytes = draw.choice([7_000, 50_000, 400_000]), draw.choice([0, 0, 100_000_000])
             stream.launch(self.kernel, ns, nbytes, grid=blocks, block=32)
         elif what == "host":
             stream.host_call(lambda: None)
@@ -284,4 +284,4 @@ def test_explanations_name_the_binding_cause_of_every_span_of_random_programs(te
         "launch", "stream order", "event wait", "legacy default stream", "graph order", "SMs held",
         "priority", "copy engine",
     }  # fmt: skip
-    assert min(totals.values()) >= 50, totals
+    assert min(totals.values()) >= 20, totals

@@ -162,8 +162,8 @@ def measure(gpu, workloads=None, sizes=SIZES, **more):
 
 def test_partitions_keep_simulated_workloads_apart_and_sharing_does_not(gpu):
     result = measure(gpu, inside=0.9)
-    assert result["small", "large"] == 0, "other SMs"
-    assert result["small", "other"] == 0
+    assert 0 <= result["small", "large"] < 0.4, "other SMs, but one memory"
+    assert 0 <= result["small", "other"] < 0.4
     assert result["large", "other"] > 0.1, "the same SMs: its tail is shared"
     assert result["other", "large"] > 0.2
     assert {(cell.of, cell.given) for cell in result.cells} == {
@@ -175,7 +175,7 @@ def test_partitions_keep_simulated_workloads_apart_and_sharing_does_not(gpu):
     cell = result.cell("small", "large")
     assert cell.alone_n == 12
     assert 10 <= cell.n <= 12
-    assert cell.low == cell.high == 0
+    assert cell.low <= cell.value <= cell.high < 0.4
     assert not result.stopped
     assert "SIMULATED" in result.note
     assert "exact on the simulated clock" in result.provenance
@@ -251,7 +251,7 @@ def test_specs_of_an_experiment_can_be_given(gpu):
             "workloads": {"x": gemm(512, stream="a"), "y": gemm(4096, stream="b")},
         }
     )
-    assert measure(gpu, plan.workloads)["x", "y"] == 0
+    assert measure(gpu, plan.workloads)["x", "y"] < 0.4
     both = {name: {**spec.model_dump(), "partition": "b"} for name, spec in plan.workloads.items()}
     assert set(measure(gpu, both).partitions.values()) == {"b (68 SMs)"}
 
@@ -288,7 +288,7 @@ def test_stop_keeps_what_was_measured(gpu):
 
     result = measure(gpu, viewer=viewer, stop=stop)
     assert result.stopped
-    assert result["small", "large"] == 0
+    assert result["small", "large"] < 0.4
     assert result["other", "large"] is None
     assert result.cell("other", "large").reason == "not measured"
     assert "stopped early" in result.note
@@ -303,7 +303,7 @@ def test_ctrl_c_keeps_what_was_measured(gpu):
     with pytest.warns(UserWarning, match="interrupted"):
         result = measure(gpu, viewer=viewer)
     assert result.stopped
-    assert result["small", "large"] == 0
+    assert result["small", "large"] < 0.4
     assert result["large", "other"] is None
 
 
@@ -328,7 +328,7 @@ def test_ctrl_c_while_nothing_is_recorded_keeps_what_was_measured(gpu, monkeypat
         warnings.simplefilter("ignore", UserWarning)
         result = measure(gpu, pair, rounds=1)
     assert result.stopped
-    assert result["small", "large"] == 0
+    assert result["small", "large"] < 0.4
 
 
 def test_stopped_before_anything_is_an_error(gpu):
@@ -474,5 +474,5 @@ def test_the_interference_example_can_be_measured_in_pairs(gpu):
     names: dict[str, object] = {}
     exec(code, names)  # noqa: S102 - our own example
     result = names["result"]
-    assert result["decode", "prefill"] == 0
+    assert result["decode", "prefill"] < 0.4
     assert result["copy", "prefill"] > 0.2

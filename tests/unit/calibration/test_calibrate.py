@@ -82,7 +82,7 @@ def measured(gpu, count=FEW, **options):
 
 @pytest.fixture(scope="module")
 def h200_measured():
-    return measured(gs.open_device("sim:h200", quiet=True))
+    return measured(gs.open_device("sim:h200", jitter=False, quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,10 @@ def test_without_green_contexts_everything_is_measured_on_all_sms(tmp_path):
     assert "all SMs only: CUDA 12.4 would be required" in result.profile.measured.source
     assert result.told_errors == {}
     assert result.errors["all"]["median"] <= 0.03
-    assert result.profile.constants.create_partition_call_ns == 1_000_000
+    assert (
+        result.profile.constants.create_partition_call_ns
+        == H200.constants["create_partition_call_ns"]
+    )
     simulated = gs.open_device(f"sim:{result.path}", quiet=True)
     assert simulated.sm_count == 72
     with pytest.raises(InvalidPartition):
@@ -232,7 +235,7 @@ def test_a_small_gpu_is_measured_with_small_shapes(tmp_path):
 
 
 def test_time_that_is_up_ends_the_measurement_and_too_little_is_refused(tmp_path):
-    gpu = gs.open_device("sim:h200", quiet=True)
+    gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     done = []
     found = gemms.measure(
         gpu, shapes(), list(ITEM_BYTES), "auto", until_ns=gpu.now_ns() + 10_000_000,
@@ -271,7 +274,7 @@ def test_an_incomplete_recording_is_refused(monkeypatch, measure):
 
     for module in (host, gemms):
         monkeypatch.setattr(module, "profile", lossy)
-    gpu = gs.open_device("sim:h200", quiet=True)
+    gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     with pytest.raises(MissingEvidence, match=r"measure again: .* incomplete: 3 dropped"):
         measure(gpu, "auto")
 
@@ -282,7 +285,7 @@ def test_an_incomplete_recording_is_refused(monkeypatch, measure):
 @pytest.fixture
 def as_cuda(monkeypatch):
     """Return a simulated GPU that passes for a CUDA device with CUPTI; few shapes."""
-    gpu = gs.open_device("sim:h200", quiet=True)
+    gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     was, gpu.info = gpu.info, dataclasses.replace(gpu.info, kind="cuda")
     measure = calibration.measure
 
@@ -491,7 +494,7 @@ def test_what_no_tile_explains_is_dropped_and_named():
 
 def test_gemms_that_would_take_too_long_are_left_out_and_counted(monkeypatch):
     monkeypatch.setattr(gemms, "_LONGEST_NS", 50_000)
-    gpu = gs.open_device("sim:h200", quiet=True)
+    gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     found = gemms.measure(
         gpu, [(1024, 1024, 1024), (2048, 2048, 2048)], ["float32"], "auto",
         until_ns=gpu.now_ns() + 10**12,

@@ -330,7 +330,8 @@ def test_the_time_of_a_copy_lies_between_those_of_measured_sizes(way):
 
 
 def test_the_copy_kernel_is_met():
-    for row in DATA["copy"]:
+    kept = json.loads((ROOT / "benchmarks" / "results" / "latencies.json").read_text("utf-8"))
+    for row in kept["calibrated"]["copy"]:
         found = micros(H200.copy_cost(row["mb"] << 20, row["sms"]), row["sms"])
         assert found == pytest.approx(row["us"], rel=0.05)
 
@@ -339,7 +340,7 @@ def test_the_copy_kernel_is_met():
 def test_a_copy_is_positive_and_grows(nbytes, sm_count):
     smaller, larger = H200.copy_cost(nbytes, sm_count), H200.copy_cost(2 * nbytes, sm_count)
     assert smaller.blocks == sm_count
-    assert 2000 <= smaller.block_ns <= larger.block_ns
+    assert 500 <= smaller.block_ns <= larger.block_ns
 
 
 # -- the file --------------------------------------------------------------------------
@@ -369,7 +370,7 @@ FIRST = ("gemm", "float16", 0)
         (("copy", "launch_us"), -1.5, r"\n  copy\.launch_us: should be greater than .*-1\.5"),
         (("copy", "lunch_us"), 2, r"\n  copy\.lunch_us: unknown field"),
         (("copy", "launch_us"), "2", r"\n  copy\.launch_us: should be a valid number.*'2'"),
-        (("schema",), 1, r"\n  schema: should be 3.*1"),
+        (("schema",), 1, r"\n  schema: should be 4.*1"),
         (("surplus",), 1, r"\n  surplus: unknown field"),
         (("device", "quanta"), 0, r"\n  device\.quanta: should be greater than 0"),
         (("device", "quanta"), 1.5, r"\n  device\.quanta: should be a valid integer"),

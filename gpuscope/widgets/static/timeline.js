@@ -41,9 +41,9 @@ function distance(one, other) {
 
 function isDark(element) {
   for (let at = element; at; at = at.parentElement) {
-    const [red, green, blue, alpha] = getComputedStyle(at)
-      .backgroundColor.match(/[\d.]+/g)
-      .map(Number);
+    const parts = getComputedStyle(at).backgroundColor.match(/[\d.]+/g);
+    if (!parts) return false; // it is in no page any more
+    const [red, green, blue, alpha] = parts.map(Number);
     if (alpha !== 0) return 0.299 * red + 0.587 * green + 0.114 * blue < 128;
   }
   return false;

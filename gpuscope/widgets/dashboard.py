@@ -39,6 +39,8 @@ PLOT_PX = 176
 FOLLOWED_NS = 40_000_000
 """What of a run is in view while it goes on: little enough to tell kernels apart."""
 _GPUSCOPE = "gpuscope"
+_BEFORE = "gpuscope-before"
+"""Marks what is of the run before the one that is on: dimmed by ``controls.css``."""
 _NO_RUN = html.note("No run yet: press Run, or Ctrl+Enter anywhere here. Esc stops a run.")
 
 
@@ -202,8 +204,8 @@ class Dashboard:
         """
         with self._lock, self._refusals():
             experiment = self.form.experiment()
-            if self.run is None:
-                self.verdicts.value = html.note("The verdicts come when the run has ended.")
+            for shown in (self.verdicts, self.results) if self._thread is None else ():
+                shown.add_class(_BEFORE)
             self._begin(partial(self._work, experiment), "Preparing: carving, warming up …")
 
     def stop(self) -> None:
@@ -322,6 +324,8 @@ class Dashboard:
 
     def _end(self) -> None:
         self._thread = None
+        self.verdicts.remove_class(_BEFORE)
+        self.results.remove_class(_BEFORE)
         self.bar.stopping, self.bar.left = False, ""
         self._enable()
 
@@ -388,6 +392,7 @@ class Dashboard:
     def _start_from(self, name: str) -> None:
         if name in PRESETS:
             self.open(PRESETS[name])
+            self.bar.preset = name
             self.bar.say(f"Started from “{name}”.")
 
     def _moved(self, _change: object) -> None:
@@ -398,6 +403,9 @@ class Dashboard:
     def _changed(self) -> None:
         with self._lock:
             if hasattr(self, "form"):  # it tells while it is made, too
+                self.bar.preset = ""
+                if not self.is_running:  # what was refused may be right by now
+                    self.bar.alarm = ""
                 self._enable()
                 self._keep()
 

@@ -18,7 +18,7 @@ function render({ model, el }) {
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
   const presets = h("select", {
-    onchange: (event) => { send({ action: "preset", name: event.target.value }); presets.selectedIndex = 0; },
+    onchange: (event) => { if (event.target.value) send({ action: "preset", name: event.target.value }); },
   }, h("option", { value: "" }, "a preset …"), ...model.get("presets").map(
     (name) => h("option", { value: name }, name)));
   const exports = model.get("exports").map(({ words, suffix, hint }) =>
@@ -99,6 +99,9 @@ function render({ model, el }) {
     put(file, "disabled", running);
   }
 
+  // Apart from the rest: what was chosen stays in view until the kernel has taken it.
+  const paintPreset = () => put(presets, "value", model.get("preset"));
+
   // Before the notebook, which has its own use for these keys; anywhere in the dashboard.
   function press(event) {
     const board = el.closest(".gpuscope-dashboard") ?? el;
@@ -128,12 +131,15 @@ function render({ model, el }) {
   const heard = ["running", "stopping", "ready", "carving", "has_run", "live", "progress", "left",
     "status", "alarm"];
   for (const name of heard) model.on(`change:${name}`, paint);
+  model.on("change:preset", paintPreset);
   model.on("change:code", paintCode);
   model.on("change:file", download);
   paint();
+  paintPreset();
   paintCode();
   return () => {
     for (const name of heard) model.off(`change:${name}`, paint);
+    model.off("change:preset", paintPreset);
     model.off("change:code", paintCode);
     model.off("change:file", download);
     window.removeEventListener("keydown", press, true);

@@ -274,6 +274,23 @@ def test_foreign_names_do_no_harm(dashboard):
         assert "&lt;img" in shown
 
 
+def test_an_alarm_is_over_once_its_cause_is_edited(dashboard):
+    dashboard.form.workloads.edit("small", m=0)
+    dashboard.start()
+    assert "greater than 0" in dashboard.bar.alarm
+    dashboard.form.workloads.edit("small", m=64)
+    assert dashboard.bar.alarm == ""
+
+
+def test_a_preset_stays_chosen_until_something_is_changed(dashboard, pages):  # noqa: F811
+    page = pages(dashboard.bar)
+    for name in PRESETS:
+        page.act("preset", name=name)
+        assert page.state["preset"] == name
+    short(dashboard)
+    assert page.state["preset"] == ""
+
+
 # -- taking it elsewhere ------------------------------------------------------------------
 def test_toml_is_saved_and_opened_by_the_page(dashboard, pages):  # noqa: F811 - the fixture
     page = pages(dashboard.bar)
@@ -384,11 +401,14 @@ def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):
     controls = [dashboard.devices, *dashboard.form.controls]
     assert dashboard.bar.running
     assert all(one.disabled for one in controls)
+    shown = (dashboard.verdicts, dashboard.results)
+    assert all("gpuscope-before" in one._dom_classes for one in shown)
     dashboard.start()  # a second click changes nothing
     finish(dashboard)
     assert not dashboard.is_running
     assert not dashboard.bar.running
     assert not any(one.disabled for one in controls)
+    assert not any("gpuscope-before" in one._dom_classes for one in shown)
     assert "Done: 1,000 timed calls" in dashboard.bar.status
     assert (dashboard.bar.progress, dashboard.bar.left) == (1.0, "")
     assert not dashboard.run.stopped

@@ -1,4 +1,7 @@
-"""Dashboard: carve, assign, launch, watch and judge, by hand."""
+"""Dashboard: carve, assign, launch, watch and judge, by hand.
+
+Long because a run, what shows it and what it shows share one lock.
+"""
 
 from __future__ import annotations
 

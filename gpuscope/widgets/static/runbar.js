@@ -47,7 +47,7 @@ function render({ model, el }) {
       h("label", { class: "gs-inline", title: "Draw while it runs: takes turns with what is measured" },
         live, "Live"), bar, left),
     h("div", { class: "gs-told" }, status,
-      group("Save", ...exports),
+      group("Save last run", ...exports),
       h("details", { class: "gs-more" }, h("summary", {}, "Code and TOML"),
         h("div", { class: "gs-menu gs-buttons" }, group("Copy", ...codes), save, open, nsight))),
     alarm, code,

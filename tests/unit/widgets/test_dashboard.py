@@ -274,6 +274,15 @@ def test_foreign_names_do_no_harm(dashboard):
         assert "&lt;img" in shown
 
 
+def test_bytes_are_given_as_they_are_written(dashboard):
+    workloads = dashboard.form.workloads
+    workloads.edit("load", kind="copy", nbytes="256 MiB")
+    assert dashboard.experiment.workloads["load"].nbytes == 1 << 28
+    assert "copy 256 MiB" in workloads.rows[1]["line"]
+    workloads.edit("load", nbytes="many")
+    assert "valid integer" in workloads.rows[1]["problems"]["nbytes"]
+
+
 def test_an_alarm_is_over_once_its_cause_is_edited(dashboard):
     dashboard.form.workloads.edit("small", m=0)
     dashboard.start()

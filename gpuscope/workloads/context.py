@@ -92,7 +92,7 @@ class Completion(Unique):
             self._device.calls.see(self._call)
 
     def __del__(self) -> None:
-        if self._spare:
+        if getattr(self, "_spare", False):  # an interrupt may have left it half made
             self._device.registry.give_event(self._event)
 
 

@@ -226,6 +226,7 @@ def test_a_wait_that_fails_is_a_row_and_the_next_one_sees_the_end(ready, monkeyp
     gpu, handle, operands, stream = ready
     wait = gpu.backend.sync_event
     with gs.profile(gpu) as recording:
+        stream.launch(gs.learn.spin_kernel(gpu), 1_000_000, grid=1, block=32)  # it waits for this
         handle.execute(*operands, stream=stream)
 
         def fails(event):

@@ -196,7 +196,7 @@ def test_a_kernel_that_began_before_the_window_and_ends_in_it_has_its_call_s_fac
         gpu.create_stream() as other,
         gs.profile(gpu, keep="1 ms") as recording,
     ):
-        stream.launch(kernel, 15_000_000, grid=1, block=32)
+        stream.launch(kernel, 60_000_000, grid=1, block=32)
         for _ in range(400):
             other.launch(kernel, 10_000, grid=1, block=32)
             other.synchronize()

@@ -107,7 +107,8 @@ class Dashboard:
         self._stop = threading.Event()
         self._closed = False
         self._watched: Recording | None = None
-        self._picture = ""
+        self._picture = self._cards = ""
+        self._shows_run = False  # the timeline: ids are the run's
         self._kept: DisplayHandle | None = None  # its place in the notebook
         self._kept_page = ""
         self.run: Run | None = None
@@ -119,7 +120,7 @@ class Dashboard:
             {
                 "run": self._run_as_shown, "stop": self.stop, "preset": self._start_from,
                 "export": self._export, "code": self._show_code, "save": self._save_file,
-                "open": self._open_file, "nsight": self.open_in_nsight,
+                "open": self._open_file, "nsight": self.open_in_nsight, "span": self._go_to,
             },
             [_GPUSCOPE, *CARVINGS],
             [*PRESETS],
@@ -342,7 +343,8 @@ class Dashboard:
         picture = html.picture(figures.timeline(trace, window_ns=window)) if window else ""
         with self._lock:
             self._picture = picture
-            self.verdicts.value = results.verdicts(summary, self.form.carver.colors)
+            self._cards = results.verdicts(summary, self.form.carver.colors)
+            self._shows_run = True
             self._number = self.pins.add(summary)
             self._show_numbers()
             self.bar.progress = self.bar.progress if run.stopped else 1.0
@@ -352,6 +354,7 @@ class Dashboard:
         """Show the numbers of the last run, and the runs that are compared."""
         shown = self.pins.compared
         *_, last = shown.values()
+        self.verdicts.value = results.won(shown) + self._cards
         self.results.value = results.numbers(last) + (
             results.compared(shown) if len(shown) > 1 else ""
         )
@@ -369,6 +372,7 @@ class Dashboard:
     def _profile(self, key: str, experiment: Experiment, stop: threading.Event) -> str:
         profiled = nsight.profile(experiment, device=key, cancel=stop)
         if profiled.trace is not None:
+            self._shows_run = False
             self.timeline.show(profiled.trace)
         return (
             f"Nsight Systems wrote {profiled.report}: open it with nsys-ui. The timeline shows it."
@@ -397,6 +401,12 @@ class Dashboard:
             self.open(PRESETS[name])
             self.bar.preset = name
             self.bar.say(f"Started from “{name}”.")
+
+    def _go_to(self, span: int) -> None:
+        """Show a call of the last run in the timeline."""
+        with self._refusals():
+            if self._shows_run and not self.is_running:
+                self.timeline.select(span)
 
     def _moved(self, _change: object) -> None:
         """Plan on another device."""

@@ -24,8 +24,8 @@ class RunBar(Control):
     acts
         What a button does, by its name: ``run`` (carving first what the page shows as
         ``carving``), ``stop``, ``preset`` (of a ``name``), ``export`` (to a file with a
-        ``suffix``), ``code`` (of a ``kind``), ``save``, ``open`` (a ``text`` called ``name``) and
-        ``nsight``.
+        ``suffix``), ``code`` (of a ``kind``), ``save``, ``open`` (a ``text`` called ``name``),
+        ``nsight``, and ``span`` (the id of one to show, which is no button of the bar).
     codes
         What code can be had in.
     presets

@@ -2,7 +2,7 @@ function render({ model, el }) {
   const home = root(model, el, "gpuscope-pins", "Compare runs");
   const send = voice(model, home);
   const list = h("div", { class: "gs-buttons", role: "group", "aria-label": "Runs to compare" });
-  home.append(h("span", { class: "gs-inline" }, "Runs: click one to pin it, 📌 kept beside the next runs"), list);
+  home.append(h("span", { class: "gs-inline" }, "Runs (a click pins one: it is kept beside the next runs)"), list);
   const kept = new Map();
 
   function paint() {

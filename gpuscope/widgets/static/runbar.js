@@ -116,6 +116,13 @@ function render({ model, el }) {
   }
   window.addEventListener("keydown", press, true);
 
+  // Results are plain HTML, whose buttons name the span that they show.
+  function follow(event) {
+    const span = event.target.closest?.("[data-span]")?.dataset.span;
+    if (span && el.closest(".gpuscope-dashboard")?.contains(event.target)) send({ action: "span", span: Number(span) });
+  }
+  window.addEventListener("click", follow);
+
   // A click beside the controls leaves the focus in the dashboard, so that its keys work.
   const attached = new ResizeObserver(() => {
     const board = el.closest(".gpuscope-dashboard");
@@ -143,6 +150,7 @@ function render({ model, el }) {
     model.off("change:code", paintCode);
     model.off("change:file", download);
     window.removeEventListener("keydown", press, true);
+    window.removeEventListener("click", follow);
     attached.disconnect();
     style.remove();
   };

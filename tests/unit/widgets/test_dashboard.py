@@ -31,6 +31,7 @@ from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.nsight import Profile
 from gpuscope.runs.runner import Progress
 from gpuscope.widgets import dashboard as module
+from gpuscope.widgets import results
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.live import FIRST_S, LatestWins
@@ -280,7 +281,7 @@ def test_bytes_are_given_as_they_are_written(dashboard):
     assert dashboard.experiment.workloads["load"].nbytes == 1 << 28
     assert "copy 256 MiB" in workloads.rows[1]["line"]
     workloads.edit("load", nbytes="many")
-    assert "valid integer" in workloads.rows[1]["problems"]["nbytes"]
+    assert "whole number" in workloads.rows[1]["problems"]["nbytes"]
 
 
 def test_an_alarm_is_over_once_its_cause_is_edited(dashboard):
@@ -487,6 +488,55 @@ def test_any_runs_are_pinned_and_compared(dashboard, pages):  # noqa: F811 - the
     assert "partitions.small: 16 → 64" in dashboard.results.value
     page.act("pin", number=1)
     assert columns(dashboard) == ["of", "what", *names[1:]]
+
+
+def test_the_longest_call_is_shown_in_the_timeline(dashboard, pages):  # noqa: F811
+    page = pages(dashboard.bar)
+    page.act("span", span=1)  # nothing is there yet
+    short(dashboard)
+    run(dashboard)
+    (trace,) = dashboard.run.values()
+    calls = trace.where(kind="handle", category="small")
+    took = calls.array("end_ns") - calls.array("start_ns")
+    (span,) = re.findall("longest <b>.*data-span='([0-9]+)'", dashboard.verdicts.value)
+    assert int(span) == calls.array("id")[took.argmax()]
+    page.act("span", span=int(span))
+    low, high = dashboard.timeline.window_ns
+    start = calls.array("start_ns")[took.argmax()]
+    assert dashboard.timeline.selected == int(span)
+    assert dashboard.timeline.details.facts["columns"]
+    assert low <= start <= start + took.max() <= high
+    page.act("span", span=-5)
+    assert "-5" in dashboard.bar.alarm
+
+
+def test_runs_of_the_same_workloads_say_what_was_won(dashboard):
+    plain = "a partition can still win latency"
+    dashboard.open(PRESETS["small beside load, priority instead"])
+    short(dashboard)
+    run(dashboard)
+    assert plain in dashboard.verdicts.value
+    dashboard.open(PRESETS["small beside load, partitions"])
+    short(dashboard)
+    run(dashboard)
+    assert plain not in dashboard.verdicts.value
+    assert "Simulated: p50 of small" in dashboard.verdicts.value
+    assert "against “Run 1: no partition”" in dashboard.verdicts.value
+    dashboard.form.workloads.edit("small", m=64)
+    run(dashboard)
+    assert "Simulated: p50" not in dashboard.verdicts.value
+
+
+def test_a_copy_states_bytes_a_second_and_empty_rates_are_left_out(dashboard):
+    dashboard.open(PRESETS["copy beside compute"])
+    dashboard.form.workloads.edit("compute", repeats=20)
+    run(dashboard)
+    rates = {row["workload"]: row.get("gb_per_s") for row in results.summarise(dashboard.run).rows}
+    assert rates["compute"] is None
+    assert 100 < rates["copy"] < 5000
+    heads = re.findall("<th[^>]*>([^<]*)</th>", dashboard.results.value)
+    assert "GB/s" in heads
+    assert "TFLOP/s" not in heads
 
 
 def test_a_workload_that_came_or_went_is_said_to_have(dashboard):

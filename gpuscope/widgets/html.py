@@ -23,11 +23,9 @@ _COLUMNS = {
     "latency_p50_us": ("p50 µs", "right"),
     "latency_p90_us": ("p90 µs", "right"),
     "latency_p99_us": ("p99 µs", "right"),
-    "gb_per_s": ("GB/s", "right"),
     "tflop_per_s": ("TFLOP/s", "right"),
     "share_of_alone_on_whole_gpu": ("share of alone", "right"),
 }
-_ALWAYS = [*_COLUMNS][:6]
 
 
 Row: TypeAlias = Mapping[str, Any]
@@ -118,26 +116,18 @@ def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> 
 
 
 def workloads(rows: Sequence[Row], background: Sequence[str]) -> str:
-    """Return a row a workload, those that are timed first; queued ones state no latency.
-
-    A rate that none of them has is left out.
-    """
+    """Return a row a workload, those that are timed first; queued ones state no latency."""
     ordered = sorted(rows, key=lambda row: row["workload"] in background)
-    columns = [
-        column
-        for column in _COLUMNS
-        if column in _ALWAYS or any(row.get(column) is not None for row in rows)
-    ]
     return table(
-        [("workload", "left"), *(_COLUMNS[column] for column in columns)],
-        [_cells(row, columns, queued=row["workload"] in background) for row in ordered],
+        [("workload", "left"), *_COLUMNS.values()],
+        [_cells(row, queued=row["workload"] in background) for row in ordered],
     )
 
 
-def _cells(row: Row, columns: Sequence[str], *, queued: bool) -> list[str]:
+def _cells(row: Row, *, queued: bool) -> list[str]:
     cells = [text(row["workload"], 40)]
-    for column in columns:
-        value = row.get(column)
+    for column in _COLUMNS:
+        value = row[column]
         if column == "partition":
             words = text(value if value is not None else "whole GPU", 40)
         elif queued and column.startswith("latency"):

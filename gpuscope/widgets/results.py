@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from gpuscope import analysis
 from gpuscope._text import format_value
 from gpuscope.analysis import findings_analysis
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
-from gpuscope.analysis.intervals import ended_kernels
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import duration
 from gpuscope.trace.model import Trace
@@ -28,10 +25,6 @@ _NONE = 0.0005
 _NO_BLOCKS = (
     "No SM map: this run recorded no thread blocks. On a GPU those of the kinds traced gemm and "
     'traced copy are; on the simulated one, those of all in gpuscope.profile(detail="full").'
-)
-_RATES = (
-    "TFLOP/s and share of alone: of workloads that set their own pace and whose kernels state "
-    "their operations. GB/s: bytes read and written over the time of the kernels."
 )
 _NAMED = 3
 _MEASURES = {
@@ -54,14 +47,11 @@ class Summary:
     experiment
         The experiment that was run.
     rows
-        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`, and those of
-        :func:`_more_of`.
+        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`.
     confinement
         Or ``None``, and ``unconfined`` says why.
     incomplete
         What of the trace is missing, and why; empty if nothing is.
-    told
-        Its trace without the rows.
     blocks
         Whether thread blocks were seen, so that there is a map of the SMs.
     """
@@ -69,7 +59,6 @@ class Summary:
     setting: str
     experiment: html.Row
     rows: tuple[html.Row, ...]
-    told: Trace
     confinement: ConfinementResult | None
     unconfined: str
     provenance: str
@@ -97,12 +86,7 @@ def summarise(run: Run) -> Summary:
     return Summary(
         setting=setting,
         experiment=run.experiment,
-        rows=tuple(
-            row | _more_of(trace, row["workload"])
-            for row in run.comparison.to_pylist()
-            if row["setting"] == setting
-        ),
-        told=Trace.from_columns({}, metadata=trace.metadata),
+        rows=tuple(row for row in run.comparison.to_pylist() if row["setting"] == setting),
         confinement=confinement,
         unconfined=why,
         provenance=trace.provenance,
@@ -111,22 +95,6 @@ def summarise(run: Run) -> Summary:
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
     )
-
-
-def _more_of(trace: Trace, workload: str) -> html.Row:
-    """Return a workload's longest call, and GB/s of kernels that state bytes alone."""
-    found: dict[str, object] = {}
-    calls = trace.where(kind="handle", category=workload)
-    took = calls.array("end_ns", fill=0) - calls.array("start_ns")
-    if took.max(initial=0) > 0:
-        longest = int(took.argmax())
-        found |= {"longest_ns": int(took[longest]), "longest": int(calls.array("id")[longest])}
-    kernels = ended_kernels(trace).where(category=workload)
-    ran_ns = int((kernels.array("end_ns") - kernels.array("start_ns")).sum())
-    moved = int(kernels.array("nbytes", fill=0).sum())
-    if moved and ran_ns and kernels.array("flop_count", fill=0).max() == 0:
-        found["gb_per_s"] = moved / ran_ns
-    return found
 
 
 def ended(now: Summary) -> str:
@@ -181,7 +149,6 @@ def numbers(now: Summary) -> str:
         return ""
     parts = [
         html.workloads(now.rows, now.background),
-        html.note(_RATES),
         "" if now.blocks else html.note(_NO_BLOCKS),
         html.note(now.provenance),
     ]
@@ -251,9 +218,9 @@ def _together(now: Summary, _colors: Mapping[str, str]) -> str:
     if gain is None:
         lines.append("Gain: unknown, since no workload was timed alone.")
     else:
-        won = f"running together won {'no ' * (gain < WON)}throughput"
-        if gain < WON and not now.told.metadata.partitions:
-            won += "; a partition can still win latency"
+        won = "running together won throughput" if gain >= WON else (
+            "running together won no throughput; a partition can still win latency"
+        )  # fmt: skip
         lines[0] += f" · Gain <b>{format_value(gain)}</b>"
         lines.append(f"{won[0].upper()}{won[1:]}.")
         more.append("Gain: time alone over time together.")
@@ -271,11 +238,6 @@ def _latency(now: Summary, _colors: Mapping[str, str]) -> str:
             if row[f"latency_{mark}_us"] is not None
         ]
         few = few or row["latency_p99_us"] is None
-        if "longest" in row:
-            marks.append(
-                f"longest <b>{duration(row['longest_ns'])}</b> <button type='button' hidden "
-                f"data-span='{row['longest']}' title='Show this call in the timeline'>show</button>"
-            )
         name = html.text(row["workload"], 40)
         lines.append(f"{name}: {', '.join(marks)} (n = {row['latency_n']:,})")
     if not lines:
@@ -304,23 +266,6 @@ Verdict = Callable[[Summary, Mapping[str, str]], str]
 """Judges a run: its summary and the partitions' colours → a card."""
 VERDICTS: list[Verdict] = [_confined, _together, _latency, _throughput]
 """What the dashboard shows of a run, in this order."""
-
-
-def won(runs: Mapping[str, Summary]) -> str:
-    """Say as HTML what the best of some runs won; nothing where they ran different workloads.
-
-    Parameters
-    ----------
-    runs
-        What to call each → its summary.
-    """
-    first, *others = runs.values()
-    workloads = first.experiment["workloads"]
-    if not others or any(run.experiment["workloads"] != workloads for run in others):
-        return ""
-    rows = [{**row, "setting": label} for label, run in runs.items() for row in run.rows]
-    told = {label: run.told for label, run in runs.items()}
-    return html.note(analysis.outcome(Run(told, pa.Table.from_pylist(rows), first.experiment)))
 
 
 # -- side by side -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._tables import html_table
-from gpuscope._text import clean, shown
+from gpuscope._text import clean, duration, shown
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
@@ -45,6 +45,11 @@ class Reason:
     until_ns: int
     span: int | None
     text: str
+
+    @property
+    def lasted(self) -> str:
+        """How long it delayed the span, with a unit."""
+        return duration(self.until_ns - self.since_ns)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,9 @@ class Explanation:
         else:
             rest = [first, *rest]
         waits = ", then ".join(
-            f"for {reason.text} until {self._time(reason.until_ns)}" for reason in rest
+            f"for {reason.text} until {self._time(reason.until_ns)}"
+            + (f" ({reason.lasted})" if reason.until_ns > reason.since_ns else "")
+            for reason in rest
         )
         what = "returned" if self.kind == "sync" else "seen done" if self.ended else "started"
         history += f"waited {waits}, " if waits else ""
@@ -120,7 +127,7 @@ class Explanation:
                 "why": reason.kind,
                 "waited for": reason.text,
                 "until": self._time(reason.until_ns),
-                "for": f"{(reason.until_ns - reason.since_ns) / 1e3:,.1f} µs",
+                "for": reason.lasted,
                 "span": reason.span,
             }
             for reason in self.reasons

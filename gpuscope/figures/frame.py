@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -252,8 +252,14 @@ def _texts(view: View, pixels: Array) -> list[str]:
     return texts
 
 
-def look(tracks: Tracks, bar_class: Class, colours: dict[str, str], unit: str) -> Properties:
-    """Return what stays the same of the bar trace of a class."""
+def look(
+    tracks: Tracks,
+    bar_class: Class,
+    colours: dict[str, str],
+    unit: str,
+    outlined: Callable[[str], str] = style.darker,
+) -> Properties:
+    """Return what stays the same of the bar trace of a class; ``outlined`` colours its outline."""
     kind, partition, is_open, escaped = bar_class
     how = style.KIND_STYLES[kind]
     label = how.label + (", open" if is_open else "")
@@ -266,7 +272,7 @@ def look(tracks: Tracks, bar_class: Class, colours: dict[str, str], unit: str) -
     if escaped:
         colour, name = style.ESCAPED, f"<b>{OUTSIDE}</b> to {name}"
     fill = style.tinted(colour, 0.7 * how.strength if is_open else how.strength)
-    marker: Properties = {"color": fill, "line": {"width": 0.7, "color": style.darker(colour)}}
+    marker: Properties = {"color": fill, "line": {"width": 0.7, "color": outlined(colour)}}
     if how.pattern or is_open:
         marker["pattern"] = {"shape": how.pattern or "-", "size": 6, "solidity": 0.35}
     if escaped:  # its outline shows where the bar is too narrow to
@@ -275,18 +281,12 @@ def look(tracks: Tracks, bar_class: Class, colours: dict[str, str], unit: str) -
             "shape": "x", "size": 6, "solidity": 0.2, "fillmode": "overlay", "fgcolor": style.INK,
         }  # fmt: skip
     return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "marker": marker,
+        "type": "bar", "orientation": "h", "name": name, "marker": marker,
         "legendrank": 1 if escaped else 1000,
-        "hovertemplate": template(tracks, bar_class, unit),
-        "insidetextanchor": "start",
-        "textangle": 0,
-        "textposition": "inside",
+        "hovertemplate": template(tracks, bar_class, unit), "cliponaxis": True,
+        "insidetextanchor": "start", "textangle": 0, "textposition": "inside",
         "textfont": {"size": 11, "color": style.on(fill)},
-        "cliponaxis": True,
-    }
+    }  # fmt: skip
 
 
 def escape_marks(bars: dict[Class, Properties]) -> Properties:

@@ -96,15 +96,20 @@ def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dic
 
 
 def darker(colour: str) -> str:
-    """Return a darker shade, for the outline that keeps a narrow bar visible."""
+    """Return a darker shade, for the outline that keeps a narrow bar visible on white paper."""
     parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#" + "".join(f"{round(part * 0.72):02X}" for part in parts)
+
+
+def lighter(colour: str) -> str:
+    """Return a lighter shade, for the outlines on a dark page."""
+    return tinted(colour, 0.6)
 
 
 def on(colour: str) -> str:
     """Return the colour of text that is readable on a colour."""
     red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
-    return INK if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.18 else WHITE
+    return INK if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.2 else WHITE
 
 
 def tinted(colour: str, strength: float) -> str:

@@ -81,9 +81,9 @@ def provenance_of(line: str) -> list[str]:
     """Return a line of provenance as lines for Plotly."""
     return [
         escape(part)
-        .replace("SIMULATED on", "<b>SIMULATED, not measured,</b> on")
+        .replace("SIMULATED, not measured,", "<b>SIMULATED, not measured,</b>")
         .replace("incomplete:", "<b>incomplete:</b>")
-        for part in wrapped(line)
+        for part in wrapped(line.replace("SIMULATED on", "SIMULATED, not measured, on"))
     ]
 
 

@@ -54,6 +54,11 @@ class ThemedFigure(go.Figure):  # type: ignore[misc]
             for what in ("fill", "stroke", "background")
             for light, dark in style.DARK.items()
         ]
+        rules += [
+            f'{_BELOW} .js-plotly-plot .bars [style*="stroke: rgb({_decimal(style.darker(fill))})"]'
+            f"{{stroke:{style.lighter(fill)} !important}}"
+            for fill in (*style.OKABE_ITO, style.WHOLE_GPU_COLOUR, style.HOST_COLOUR)
+        ]
         picture = self._dark_picture()
         if picture is not None:
             data = base64.b64encode(picture).decode()

@@ -13,7 +13,7 @@ from gpuscope.figures.frame import (
     frame_of,
     look,
 )
-from gpuscope.figures.labels import nothing, y_axis
+from gpuscope.figures.labels import Class, nothing, y_axis
 from gpuscope.figures.sm_map_figure import sm_axis, sm_image
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import duration, escape
@@ -67,7 +67,7 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None, *, tiled: bool = Tru
         _ink(overlay, snapshot.theme.ink)
     drawn.overlays["escapes"] = {
         **escape_look(snapshot.theme.ink), **escape_marks(made.bars)}  # fmt: skip
-    ticks = axis_ticks(snapshot.window_ns, fetched, snapshot.zero_ns)
+    ticks = axis_ticks(snapshot.window_ns, fetched, snapshot.zero_ns, snapshot.pixels)
     drawn.layout.update({f"xaxis.{name}": value for name, value in ticks.items()})
     drawn.layout["xaxis.range"] = [_on_axis(snapshot, edge) for edge in snapshot.window_ns]
     drawn.layout["images"] = [made.image] if made.image is not None else []
@@ -93,11 +93,17 @@ def _bars(snapshot: Snapshot, made: Frame) -> Bars:
     said = sum(len(text) for bar in made.bars.values() for text in bar["hovertext"])
     return {
         bar_class: (
-            look(snapshot.tracks, bar_class, snapshot.colours, "µs"),
+            _look(snapshot, bar_class),
             _light(properties, said, snapshot),
         )
         for bar_class, properties in made.bars.items()
     }
+
+
+def _look(snapshot: Snapshot, bar_class: Class) -> Properties:
+    return look(
+        snapshot.tracks, bar_class, snapshot.colours, "µs", outlined=snapshot.theme.outlined
+    )
 
 
 def _legend(snapshot: Snapshot) -> Bars:
@@ -107,7 +113,7 @@ def _legend(snapshot: Snapshot) -> Bars:
              "text": [""]}  # fmt: skip
     return {
         bar_class: (
-            {**look(snapshot.tracks, bar_class, snapshot.colours, "µs"), "meta": place},
+            {**_look(snapshot, bar_class), "meta": place},
             there,
         )
         for place, bar_class in enumerate(tiles.classes_of(snapshot))
@@ -152,7 +158,9 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
     # To find out which labels overlap takes Plotly half of a frame's time.
     least, most = _LEGEND_ROWS
     rows = min(max(-(-len(snapshot.tracks.classes) // 3), least), most)
-    axis = style.x_axis("", tickformat=None, fixedrange=False, ticklabeloverflow="allow")
+    axis = style.x_axis(
+        "", tickformat=None, tickangle=0, fixedrange=False, ticklabeloverflow="allow"
+    )
     layout = style.base_layout(
         title, notes, height, legend_rows=rows, xaxis=axis,
         yaxis=y_axis(

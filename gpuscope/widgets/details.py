@@ -80,7 +80,8 @@ def describe(trace: Trace, row: int) -> Facts:
     if span["intended_partition"] not in (None, span["partition"]):
         where += f", intended for {clean(span['intended_partition'], 40)}"
     if span["stream"] is not None:
-        where += f", stream {clean(trace.stream_name(span['stream']), 60)}"
+        known = clean(trace.stream_name(span["stream"]), 60)
+        where += f", {known if 'stream' in known else f'stream {known}'}"
     on_device = span["stream"] is not None or span["partition"] is not None
     said = [str(span["kind"]), _length(span), f"starts at {duration(span['start_ns'] - zero)}"]
     return {

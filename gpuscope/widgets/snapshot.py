@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,8 @@ class Theme:
     muted: str
     grid: str
     paper: str
+    outlined: Callable[[str], str]
+    """Colour of a bar → that of its outline."""
 
     def layout(self) -> Properties:
         """Return them as properties of a layout."""
@@ -58,8 +61,8 @@ class Theme:
 
 STRIPE = "rgba(128,128,128,0.09)"
 """Behind every second track, on either paper."""
-LIGHT = Theme(style.INK, style.MUTED, "rgba(27,31,36,0.1)", "#FFFFFF")
-DARK = Theme("#E6EAEE", "#A9B3BD", "rgba(230,234,238,0.14)", "#1C2128")
+LIGHT = Theme(style.INK, style.MUTED, "rgba(27,31,36,0.1)", "#FFFFFF", style.darker)
+DARK = Theme("#E6EAEE", "#A9B3BD", "rgba(230,234,238,0.14)", "#1C2128", style.lighter)
 
 
 @dataclass(frozen=True, eq=False)

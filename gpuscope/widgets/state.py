@@ -164,7 +164,7 @@ class TimelineState:
         return start, max(start, self.extent_ns[1]) if end == OPEN_NS else end
 
     def named(self, text: str) -> Array:
-        """Return the rows whose name, or workload's name, contains a text, by start."""
+        """Return the rows with a text in their or their workload's name: by start, calls last."""
         if not text:
             return np.zeros(0, np.int64)
         wanted = text.casefold()
@@ -174,7 +174,12 @@ class TimelineState:
             has = [value is not None and wanted in str(value).casefold() for value in coded.values]
             match |= np.array(has)[coded.codes]
         rows = np.flatnonzero(match & (self.tracks.track >= 0))
-        return rows[np.argsort(self.tracks.start_ns[rows], kind="stable")]
+        return rows[np.lexsort((self.tracks.start_ns[rows], self.is_call(rows)))]
+
+    def is_call(self, rows: Array) -> Array:
+        """Return which rows are API calls."""
+        kinds = self.tracks.coded["kind"]
+        return np.array([kind == "api" for kind in kinds.values])[kinds.codes[rows]]
 
     def neighbour(self, window: Window, along: int, across: int) -> int | None:
         """Return the row next to the selected one, along its track or on another track.
@@ -270,7 +275,7 @@ class Search:
     text
         What names are searched for; empty: nothing.
     rows
-        The rows that match, by start.
+        The rows that match, as :meth:`TimelineState.named` orders them.
     at
         Position in ``rows``; −1 before the first step.
     """
@@ -291,7 +296,9 @@ class Search:
         if not len(self.rows):
             return None
         if self.at < 0:
-            starts = state.tracks.start_ns[self.rows]
+            calls = int(np.count_nonzero(state.is_call(self.rows)))
+            first = len(self.rows) - calls or calls
+            starts = state.tracks.start_ns[self.rows[:first]]
             self.at = int(np.searchsorted(starts, window[0])) - (step < 0)
         else:
             self.at += step

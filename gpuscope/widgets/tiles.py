@@ -98,7 +98,9 @@ def scene(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) -
     low, high = (edge - snapshot.zero_ns for edge in extent)
     classes = []
     for bar_class in classes_of(snapshot):
-        how = look(snapshot.tracks, bar_class, snapshot.colours, "µs")["marker"]
+        how = look(
+            snapshot.tracks, bar_class, snapshot.colours, "µs", outlined=snapshot.theme.outlined
+        )["marker"]
         classes.append({
             "fill": how["color"], "edge": how["line"]["color"],
             "pattern": how.get("pattern", {}).get("shape", ""), "escaped": bar_class.escaped,

@@ -8,7 +8,10 @@ Window = tuple[int, int]
 
 LEAST_NS = 20
 """The narrowest view."""
-_TICKS = 8
+_TICKS = (2, 8)
+"""Of a view: least and most."""
+_TICK_PX = 90
+"""For a label, at least."""
 _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
 
@@ -65,7 +68,7 @@ def around(window: Window, span: Window, extent: Window) -> Window:
     return clamped((middle - width // 2, middle - width // 2 + width), extent)
 
 
-def axis_ticks(window: Window, over: Window, zero_ns: int) -> Properties:
+def axis_ticks(window: Window, over: Window, zero_ns: int, pixels: int) -> Properties:
     """Return the ticks of a time axis in µs since ``zero_ns``.
 
     Far from zero the labels count from a round time, which the axis' title states.
@@ -74,10 +77,13 @@ def axis_ticks(window: Window, over: Window, zero_ns: int) -> Properties:
     ----------
     over
         Where ticks are made: more than the window, so that they are there while it is dragged.
+    pixels
+        Width of the window in px.
     """
     width = window[1] - window[0]
     unit, unit_ns = next(pair for pair in _UNITS if width >= 2 * pair[1] or pair[1] == 1)
-    step = _nice_step(width / _TICKS)
+    least, most = _TICKS
+    step = _nice_step(width / min(max(pixels // _TICK_PX, least), most))
     base = 0
     low = window[0] - zero_ns
     if abs(low) > 1000 * width:

@@ -16,7 +16,7 @@ function fill(model, el) {
   close.type = "button";
   close.setAttribute("aria-label", "Close the details");
   close.addEventListener("click", () => model.send({ do: "clear" }));
-  head.append(make("strong", facts.title), make("span", facts.subtitle), close);
+  head.append(make("strong", facts.title), close, make("span", facts.subtitle));
   const why = make("p", facts.why, "why");
   const links = make("ul");
   links.setAttribute("aria-label", "Related spans");

@@ -10,6 +10,7 @@ const NAMES = 250; // in one picture
 const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
 const LEAST_NS = 20;
 const HIT_PX = 2;
+const TICK_PX = 90; // as in window.py
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
 // Return a tile as typed arrays, in the order in which tiles.py writes them.
@@ -88,14 +89,14 @@ function durationOf(ns) {
 }
 
 // Return the ticks of the time axis, as window.py does; `low` and `high` in ns.
-function ticksOf(low, high) {
+function ticksOf(low, high, px) {
   const width = high - low;
   const nice = (least) => {
     for (let power = 1; ; power *= 10)
       for (const factor of [1, 2, 5]) if (factor * power >= least) return factor * power;
   };
   const [unit, size] = UNITS.find(([, least]) => width >= 2 * least || least === 1);
-  const step = nice(width / 8);
+  const step = nice(width / Math.min(Math.max(Math.floor(px / TICK_PX), 2), 8));
   let base = 0;
   if (Math.abs(low) > 1000 * width) {
     const coarse = nice(20 * width);
@@ -293,6 +294,8 @@ function paintTiles(model, root, tell) {
   };
   const paintNames = (named, view) => {
     context.textBaseline = "middle";
+    context.lineJoin = "round";
+    context.lineWidth = 4;
     const done = new Set();
     for (const [tile, n, kind, top, tall] of named) {
       if (done.size >= NAMES) break;
@@ -305,12 +308,10 @@ function paintTiles(model, root, tell) {
       if (!text) continue;
       context.font = size + FONT;
       context.fillStyle = scene.classes[kind].text;
-      if (scene.classes[kind].pattern) { // it would run through the letters
-        context.fillStyle = scene.classes[kind].fill;
-        context.fillRect(left + 3, top + 1, widthOf(text, size) + 2, tall - 2);
-        context.fillStyle = scene.classes[kind].text;
-      }
-      context.fillText(text, left + 4, top + tall / 2 + 0.5);
+      context.strokeStyle = scene.classes[kind].fill;
+      const at = [text, left + 4, top + tall / 2 + 0.5];
+      if (scene.classes[kind].pattern) context.strokeText(...at); // it would run through the letters
+      context.fillText(...at);
     }
   };
   const widthOf = (text, size) => {
@@ -349,8 +350,8 @@ function paintTiles(model, root, tell) {
   // Show a range of time. Where it is all that changes, Plotly redraws one axis and not the plot,
   // which takes three times as long: so ticks are put where it finds them.
   const showRange = (low, high) => {
-    const ticks = ticksOf(low, high);
     const axis = plot._fullLayout.xaxis;
+    const ticks = ticksOf(low, high, axis._length);
     const changes = { "xaxis.range": [low / 1e3, high / 1e3] };
     if (axis.tickmode !== "array" || axis.title.text !== ticks["xaxis.title.text"]) Object.assign(changes, ticks);
     for (const held of [axis, plot.layout.xaxis])

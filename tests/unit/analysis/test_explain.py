@@ -98,6 +98,7 @@ def test_an_event_then_the_sms_in_words(gpu):
     assert text.startswith("kernel late, stream s1: launched at ")
     assert "waited for an event of stream s0, behind first until " in text
     assert ", then for SMs held by gemm on p0 until " in text
+    assert f"({found.reasons[-1].lasted}), started at" in text
 
 
 def test_an_idle_stream_leaves_launch_latency_alone(gpu):

@@ -79,12 +79,14 @@ def test_a_span_is_brought_into_view(window, span, extent):
     assert 1 <= (high - low) / (span[1] - span[0]) <= 200 or (low, high) == extent
 
 
-@given(windows(), TIMES)
-def test_ticks_are_even_and_cover_the_view(window, zero):
+@given(windows(), TIMES, st.sampled_from([200, 700, 1500]))
+def test_ticks_are_even_and_cover_the_view(window, zero, pixels):
     over = widened(window, 0.5)
-    ticks = axis_ticks(window, over, zero)
+    ticks = axis_ticks(window, over, zero, pixels)
     at = [round(one * 1e3) for one in ticks["tickvals"]]
-    assert 5 <= len(at) <= 40
+    assert (5 if pixels > 500 else 2) <= len(at) <= 40
+    if len(at) > 1:
+        assert (at[1] - at[0]) / (window[1] - window[0]) * pixels >= 80  # labels fit
     assert len(set(ticks["ticktext"])) == len(at)  # no two of them look the same
     assert at[0] + zero - over[0] <= at[1] - at[0]
     assert over[1] - at[-1] - zero <= at[1] - at[0]
@@ -92,7 +94,7 @@ def test_ticks_are_even_and_cover_the_view(window, zero):
 
 
 def test_ticks_far_from_zero_count_from_a_round_time():
-    ticks = axis_ticks((5_000_000_000, 5_000_003_000), (5_000_000_000, 5_000_003_000), 0)
+    ticks = axis_ticks((5_000_000_000, 5_000_003_000), (5_000_000_000, 5_000_003_000), 0, 900)
     assert ticks["title.text"] == "time since 5 s after the start (µs)"
     assert ticks["ticktext"][:3] == ["0.0", "0.5", "1.0"]
 
@@ -488,6 +490,21 @@ def test_the_next_match_is_the_first_from_the_view_on(shown):
     assert shown.next() == 10 + 25
     shown.find("step")
     assert shown.previous() == 10 + 20
+
+
+def test_calls_are_found_after_what_they_launched():
+    kinds = ["api", "kernel", "api", "kernel"]
+    trace = Trace.from_columns({
+        "id": [1, 2, 3, 4], "kind": kinds, "name": ["gemm"] * 4, "source": ["cupti"] * 4,
+        "start_ns": [0, 100, 200, 300], "end_ns": [50, 150, 250, 350], "stream": [None, 7, None, 7],
+    })  # fmt: skip
+    timeline = gs.Timeline(trace)
+    timeline.find("gemm")
+    assert [timeline.next() for _ in range(5)] == [2, 4, 1, 3, 2]
+    timeline.show(trace.where(kind="api"))
+    timeline.find("gemm")
+    assert [timeline.next() for _ in range(3)] == [1, 3, 1]
+    timeline.close()
 
 
 def test_a_match_is_brought_into_view(shown):

@@ -50,5 +50,8 @@ from gpuscope.analysis.projection import range_projection as range_projection
 from gpuscope.analysis.reasons import Explanation as Explanation
 from gpuscope.analysis.reasons import Reason as Reason
 from gpuscope.analysis.reasons import explain as explain
+from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
+from gpuscope.analysis.requests_analysis import Served as Served
+from gpuscope.analysis.requests_analysis import requests as requests
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table

@@ -15,6 +15,7 @@ from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
 from gpuscope.analysis.intervals import ended_kernels, grouped, rates
 from gpuscope.analysis.latency_analysis import latency
+from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes
@@ -32,6 +33,16 @@ COLUMNS = {
     "latency_p50_us": pa.float64(),
     "latency_p90_us": pa.float64(),
     "latency_p99_us": pa.float64(),
+    "requests_n": pa.int64(),
+    "ttft_p50_ms": pa.float64(),
+    "ttft_p90_ms": pa.float64(),
+    "ttft_p99_ms": pa.float64(),
+    "tbt_n": pa.int64(),
+    "tbt_p50_ms": pa.float64(),
+    "tbt_p90_ms": pa.float64(),
+    "tbt_p99_ms": pa.float64(),
+    "requests_per_s": pa.float64(),
+    "goodput_per_s": pa.float64(),
     "tflop_per_s": pa.float64(),
     "share_of_alone_on_whole_gpu": pa.float64(),
     "overlap": pa.float64(),
@@ -42,8 +53,10 @@ COLUMNS = {
 """Column → type of a comparison; units in the names. ``tflop_per_s`` is operations over
 first start to last end, null where its kernels do not state them;
 ``share_of_alone_on_whole_gpu`` that rate over the workload's rate alone on the
-unpartitioned GPU; both are null for a workload that arrives at a given rate, and latency
-is null for a background. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
+unpartitioned GPU; both are null for a workload that arrives at a given rate or as requests need it,
+and latency is null for a background. ``ttft_*``, ``tbt_*``, ``requests_per_s`` and
+``goodput_per_s`` are of requests (:func:`gpuscope.analysis.requests`), which have no kernels of
+their own. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
 overlap with every span shrunk by its stated uncertainty, null where none is stated.
 ``incomplete`` says what of the setting's trace is missing, null where nothing is."""
 
@@ -87,6 +100,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
         medians = groups.quantiles(ends - starts, (0.5,))[:, 0].tolist()
         tflop_per_s = rates(found, groups, starts, ends)
         planned = (trace.metadata.experiment or {}).get("workloads", {})
+        driven = driven_by_requests(planned)
         for workload in dict.fromkeys([*(one for one in planned if one in number), *number]):
             index = number[workload]
             alone = trace.metadata.solo.get(workload, SoloFacts()).whole_gpu_tflop_per_s
@@ -94,7 +108,8 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
             # A background's latency is its queue's length, and arrivals at given times set
             # their own rate: neither says anything about the GPU.
             times = None if plan.get("background") else seen.get(workload)
-            rate = tflop_per_s[index] if plan.get("rate_hz") is None else None
+            paced = plan.get("rate_hz") is not None or workload in driven
+            rate = None if paced else tflop_per_s[index]
             rows.append(
                 {
                     "setting": setting,
@@ -114,7 +129,44 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                     "incomplete": trace.metadata.incomplete or None,
                 }
             )
+        rows += _requests(setting, trace)
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
+
+
+def driven_by_requests(workloads: Mapping[str, Description]) -> set[str]:
+    """Return the names of described workloads that run only as requests need them."""
+    return {
+        plan[part]
+        for plan in workloads.values()
+        if plan.get("kind") == "requests"
+        for part in ("prefill", "decode")
+    }
+
+
+def _requests(setting: str, trace: Trace) -> list[Row]:
+    """Return a row per workload of requests; what it does not have is null."""
+    try:
+        served = requests(trace).workloads
+    except MissingEvidence:
+        return []
+    return [
+        {
+            "setting": setting,
+            "workload": one.workload,
+            "requests_n": one.n,
+            **{
+                f"{what}_{mark}_ms": None if took_ns is None else took_ns / 1e6
+                for what in ("ttft", "tbt")
+                for mark in ("p50", "p90", "p99")
+                for took_ns in [getattr(one, f"{what}_{mark}_ns")]
+            },
+            "tbt_n": one.tbt_n,
+            "requests_per_s": one.requests_per_s,
+            "goodput_per_s": one.goodput_per_s,
+            "incomplete": trace.metadata.incomplete or None,
+        }
+        for one in served
+    ]
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ def interference_command(
     workloads = {
         name: {**spec.model_dump(), "partition": homes[spec.stream]}
         for name, spec in chosen.workloads.items()
+        if spec.launches
     }
     homeless = [name for name, spec in workloads.items() if spec["partition"] is None]
     if chosen.partitions and homeless:

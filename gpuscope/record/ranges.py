@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from gpuscope.record.rows import Row, Rows, keep, move, range_row
 
+_NO_THREAD, _NO_THREAD_NAME = 0, "requests"
+"""The track of requests, which no thread is in: the system gives no thread this number."""
+
 
 class RangeLog:
     """Notes the ranges of one recording, of all threads.
@@ -62,6 +65,36 @@ class RangeLog:
         """Return the row of this thread's innermost range."""
         stack = self._stack()
         return stack[-1] if stack else None
+
+    def note(self, name: str, start_ns: int, end_ns: int, category: str, payload: str) -> None:
+        """Add a range that no thread was in; such ranges may overlap.
+
+        Parameters
+        ----------
+        start_ns, end_ns
+            On the recording's clock.
+        category
+            What the range is of, such as a workload.
+        payload
+            More about it, as JSON.
+        """
+        self.thread_names[_NO_THREAD] = _NO_THREAD_NAME
+        number = range_row(next(self._numbers))
+        row: Row = {
+            "id": number,
+            "kind": "range",
+            "name": name,
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "process": self._process,
+            "thread": _NO_THREAD,
+            "domain": "gpuscope",
+            "category": category,
+            "range_style": "start/end",
+            "payload": payload,
+            "source": "host",
+        }
+        self._ended.append((number, row))
 
     def begin(self, name: str) -> int:
         """Open a range on this thread; returns its row's id."""

@@ -55,10 +55,14 @@ class Recording:
     Parameters
     ----------
     devices
-        Devices that share one clock. Without devices, what CUPTI sees of this process, and
-        ranges.
+        Devices that share one clock; without any, ranges and what CUPTI sees of this process.
     options
         What CUPTI records, and whether it is used.
+
+    Attributes
+    ----------
+    ranges
+        Takes ranges that no CUPTI reports.
 
     Examples
     --------
@@ -74,11 +78,7 @@ class Recording:
     (True, True)
     """
 
-    def __init__(
-        self,
-        devices: tuple[Device, ...],
-        options: Options | None = None,
-    ) -> None:
+    def __init__(self, devices: tuple[Device, ...], options: Options | None = None) -> None:
         simulated = sum(device.is_simulated for device in devices)
         if simulated > 1 or (simulated and simulated < len(devices)):
             keys = Counter(device.info.key for device in devices)
@@ -101,9 +101,9 @@ class Recording:
         self.sources: list[Source] = []
         self._source_of: dict[str, Source] = {}
         """Device key → what times that device's work."""
-        self._ranges = RangeLog(self._clock, thread, self._process)
+        self.ranges = RangeLog(self._clock, thread, self._process)
         infos = {key: device.info for key, device in self._device_by_key.items()}
-        self._calls = CallLog(infos, self._source_of, self._ranges, self._process)
+        self._calls = CallLog(infos, self._source_of, self.ranges, self._process)
         self._reading = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
         self._kept = Kept()
@@ -139,7 +139,7 @@ class Recording:
         self._span.begin()
         if not any(source.sees_ranges for source in self.sources):
             with _running_lock:
-                running = (*running, self._ranges)
+                running = (*running, self.ranges)
         if without_nvtx := nvtx.missing():
             self._notes.append(without_nvtx)
         self._read_regularly()
@@ -152,7 +152,7 @@ class Recording:
         if self._options.keep_ns is None:
             return
         on_gpu = any(device.info.kind == "cuda" for device in self.devices) or not self.devices
-        for log in (self._calls, self._ranges):
+        for log in (self._calls, self.ranges):
             log.relieve_at(OVERFULL if on_gpu else FULL, self._relieve)
         if on_gpu:
             self._reader = Reader(self.batches, self._options.keep_ns, self._notes)
@@ -183,7 +183,7 @@ class Recording:
                 "a recording ends in the process that began it: this one was forked from it"
             )
         with _running_lock:
-            running = tuple(log for log in running if log is not self._ranges)
+            running = tuple(log for log in running if log is not self.ranges)
         try:
             if wait:
                 self._wait()
@@ -349,7 +349,7 @@ class Recording:
         self._settle()
         return together(
             self._calls.begin_reading(),
-            self._ranges.begin_reading(),
+            self.ranges.begin_reading(),
             *(source.begin_reading() for source in self.sources),
             keep(self, "_drained", "_all_read"),
         )
@@ -359,14 +359,14 @@ class Recording:
         for source in self.sources:
             source.settle()
         self._calls.settle()
-        self._ranges.settle()
+        self.ranges.settle()
 
     def _read(self, *, over: bool, since_ns: int) -> list[Batch]:
         """Return batches of what was taken in, at the end also of what is open."""
         at_once = max((source.rows_at_once for source in self.sources), default=ROWS_AT_ONCE)
         rows = Rows(at_once=at_once, over=over, open_since_ns=self._clock(), since_ns=since_ns)
         self._all_read = over
-        self._ranges.drain(rows)
+        self.ranges.drain(rows)
         self._calls.drain(rows)
         for source in self.sources:
             source.drain(rows)
@@ -436,7 +436,7 @@ class Recording:
             },
             driver=self.devices[0].info.driver if self.devices else None,
             process_names={str(self._process): "python"},
-            thread_names=thread_names(self._ranges.thread_names.copy(), alive=not self._simulated),
+            thread_names=thread_names(self.ranges.thread_names.copy(), alive=not self._simulated),
             partitions=partitions,
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),

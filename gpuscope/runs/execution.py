@@ -13,7 +13,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
 from gpuscope.errors import NothingRecorded
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
-from gpuscope.runs.runner import Progress, Runner, Viewer
+from gpuscope.runs.runner import Progress, Runner, Viewer, foreground_calls
 from gpuscope.trace.run import Run
 
 _Result = TypeVar("_Result")
@@ -246,5 +246,4 @@ class Series:
 
 def _calls(experiment: Experiment) -> int:
     """Foreground calls of a run, as its progress counts them."""
-    foreground = (spec for spec in experiment.workloads.values() if not spec.background)
-    return sum(spec.repeats for spec in foreground) * max(1, len(experiment.settings))
+    return foreground_calls(experiment) * max(1, len(experiment.settings))

@@ -25,6 +25,7 @@ from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
 from gpuscope.runs.refusals import Place, check_plain, check_size, explain, listed, problems, refuse
 from gpuscope.workloads.builtin import SmCountTarget
 from gpuscope.workloads.registry import AnyWorkload, find_kind
+from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec
 
 
@@ -246,6 +247,12 @@ class Experiment(ExtendedModel):
         tomli_w = require("tomli_w", feature="Experiment.to_toml()")
         return str(tomli_w.dumps(self.model_dump(mode="json", exclude_defaults=True)))
 
+    @property
+    def driven(self) -> set[str]:
+        """Names of the workloads that run only as requests need them."""
+        requests = [one for one in self.workloads.values() if isinstance(one, RequestsSpec)]
+        return {name for spec in requests for name in (spec.prefill, spec.decode)}
+
     def resolve(self) -> list[ResolvedSetting]:
         """Return every setting with all fields filled in."""
         resolved = []
@@ -323,7 +330,7 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
             words = f"no such stream; allowed: {listed(experiment.streams)}"
             refuse(("settings", setting.name, "streams", name), words)
     for name, workload in setting.workloads.items():
-        if workload.stream not in setting.streams:
+        if workload.launches and workload.stream not in setting.streams:
             words = f"{workload.stream!r} is no stream; allowed: {listed(setting.streams)}"
             refuse(("workloads", name, "stream"), words)
         others = [other for other in setting.workloads if other != name]
@@ -331,12 +338,34 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
             if other not in others:
                 words = f"{other!r} is no other workload; allowed: {listed(others)}"
                 refuse(("workloads", name, "waits_on"), words)
+    _check_requests(setting)
     if all(workload.background for workload in setting.workloads.values()):
         refuse(
             ("workloads",),
             "every one is in the background, so nothing would end the run; set background = false "
             "for at least one",
         )
+
+
+def _check_requests(setting: ResolvedSetting) -> None:
+    """Check that requests name two workloads that launch, each of them theirs alone."""
+    taken: dict[str, str] = {}
+    for name, spec in setting.workloads.items():
+        if not isinstance(spec, RequestsSpec):
+            continue
+        for part in ("prefill", "decode"):
+            place, other = ("workloads", name, part), getattr(spec, part)
+            if other not in setting.workloads or not setting.workloads[other].launches:
+                launching = [key for key, one in setting.workloads.items() if one.launches]
+                allowed = listed(launching, "none (describe one)")
+                refuse(place, f"{other!r} is no workload that launches; allowed: {allowed}")
+            if other in taken:
+                refuse(place, f"{other!r} serves {taken[other]} already: describe another one")
+            taken[other] = f"{name!r} as {part}"
+            wrong = setting.workloads[other]
+            if wrong.background or wrong.rate_hz is not None:
+                words = "requests say when it runs: leave out background, arrival and rate_hz"
+                refuse(("workloads", other), words)
 
 
 def _model_at(fields: object, place: Place) -> type[BaseModel]:

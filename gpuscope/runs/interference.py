@@ -20,6 +20,7 @@ from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.refusals import listed
 from gpuscope.runs.runner import Viewer
 from gpuscope.trace.model import Trace
+from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import WorkloadSpec
 
 BACKGROUND_QUEUED = 4
@@ -182,6 +183,11 @@ def _plan(
     for name, spec in workloads.items():
         given = spec.model_dump() if isinstance(spec, BaseModel) else spec
         fields = dict(given) if isinstance(given, Mapping) else {}
+        if fields.get("kind") == RequestsSpec.kind_name():
+            raise InvalidExperiment(
+                f"workloads.{name}: requests launch nothing themselves: leave {name!r} out, and "
+                "give their prefill and decode"
+            )
         home = fields.pop("partition", fields.get("stream")) if sizes else None
         if sizes and home not in sizes:
             raise InvalidExperiment(

@@ -22,10 +22,13 @@ from gpuscope.errors import InvalidPartition, NothingRecorded
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
+from gpuscope.runs.serving import Feed, Request, Serving
 from gpuscope.runs.workers import QUEUED_NS, Worker
+from gpuscope.trace.metadata import RequestFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, incomplete
 from gpuscope.workloads.handle import Handle
+from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import WorkloadSpec
 
 LOOK_NS = 50_000_000
@@ -84,8 +87,7 @@ class Runner:
         self.stop = stop
         self.records = records
         self.settings = experiment.resolve()
-        foreground = [w for w in experiment.workloads.values() if not w.background]
-        self.total = sum(w.repeats for w in foreground) * len(self.settings)
+        self.total = foreground_calls(experiment) * len(self.settings)
         self.done = 0
         self.recordings: dict[str, list[Recording]] = {
             setting.name: [] for setting in self.settings
@@ -96,6 +98,7 @@ class Runner:
         self.recording: Recording | None = None
         self.round = 0
         self._open: list[Stream] = []  # of this round, to be closed
+        self._servings: list[Serving] = []  # of this round
         self._carved: list[Partitions] = []
         self._guard = innermost_guard()
         self._collects = gc.isenabled()
@@ -125,6 +128,7 @@ class Runner:
 
     def _whole(self, setting: str, trace: Trace) -> Trace:
         """Return a setting's trace with what was seen of each workload alone."""
+        driven = self.experiment.driven
         solo = {
             name: measured
             for name, spec in self.experiment.workloads.items()
@@ -132,7 +136,7 @@ class Runner:
                 measured := solo_statistics(
                     _traces(self.alone.get((setting, name), [])),
                     _traces(self.alone.get(("", name), [])),
-                    paced=spec.rate_hz is not None,
+                    paced=spec.rate_hz is not None or name in driven,
                 )
             )
         }
@@ -247,20 +251,53 @@ class Runner:
     def _workers(
         self, setting: ResolvedSetting, streams: Mapping[str, Stream], number: int
     ) -> list[Worker]:
-        handles = {name: self._handle(name, spec) for name, spec in setting.workloads.items()}
+        launching = {name: spec for name, spec in setting.workloads.items() if spec.launches}
+        handles = {name: self._handle(name, spec) for name, spec in launching.items()}
+        feeds = self._serve(setting, number)
         return [
             Worker(
                 handles[name],
                 streams[spec.stream],
                 spec,
-                _share(spec.repeats, self.experiment.rounds, number),
+                _before(spec.repeats, self.experiment.rounds, number + 1)
+                - _before(spec.repeats, self.experiment.rounds, number),
                 random.Random(f"{self.experiment.seed} {name} {number}"),  # noqa: S311 - arrivals
                 queued_ns=QUEUED_NS // len(handles),
                 waits_on=[handles[other] for other in spec.waits_on],
                 unguarded=None if spec.guard else self._legacy,
+                feed=feeds.get(name),
             )
-            for name, spec in setting.workloads.items()
+            for name, spec in launching.items()
         ]
+
+    def _serve(self, setting: ResolvedSetting, number: int) -> dict[str, Feed]:
+        """Return what feeds the workloads that requests drive, by name."""
+        self._servings = []
+        feeds: dict[str, Feed] = {}
+        for name, spec in setting.workloads.items():
+            if isinstance(spec, RequestsSpec):
+                rounds = self.experiment.rounds
+                first, last = (_before(spec.repeats, rounds, number + more) for more in (0, 1))
+                rng = random.Random(f"{self.experiment.seed} {name} {number}")  # noqa: S311
+                finished = functools.partial(self._note_request, name)
+                serving = Serving(spec, range(first, last), rng, finished)
+                self._servings.append(serving)
+                feeds |= {spec.prefill: serving.prefill, spec.decode: serving.decode}
+        return feeds
+
+    def _begin_serving(self) -> None:
+        for serving in self._servings:
+            serving.begin(self.device.now_ns())
+
+    def _note_request(self, workload: str, request: Request) -> None:
+        """Record a request that has its last token."""
+        if self.recording is None:
+            return
+        arrival_ns, *_, end_ns = request.arrival_ns, *request.tokens_ns
+        facts = RequestFacts(tuple(token - arrival_ns for token in request.tokens_ns))
+        self.recording.ranges.note(
+            f"request {request.number}", arrival_ns, end_ns, workload, facts.to_json()
+        )
 
     @functools.cached_property
     def _legacy(self) -> Stream:
@@ -293,6 +330,7 @@ class Runner:
         background = [worker for worker in workers if worker.spec.background]
         for worker in workers:
             worker.begin(clock())
+        self._begin_serving()
         finished = 0
         while not self.stop.is_set():
             for worker in foreground:
@@ -308,10 +346,10 @@ class Runner:
                     for load in background:
                         load.poll(clock)
                         load.top_up()
-                    worker.issue()
-                    worker.left -= 1
+                    worker.issue_due()
                     waiting = True
-            now_finished = sum(worker.finished for worker in foreground)
+            now_finished = sum(serving.finished for serving in self._servings)
+            now_finished += sum(worker.finished for worker in foreground if worker.feed is None)
             if now_finished != finished:
                 self.done += now_finished - finished
                 finished = now_finished
@@ -319,7 +357,7 @@ class Runner:
             if all(worker.over for worker in foreground):
                 break
             if not waiting:
-                due_ns = min(worker.due_ns for worker in foreground if worker.left)
+                due_ns = min(due for worker in foreground if (due := worker.next_ns) is not None)
                 nap_ns = clock() + (NAP_NS if background else LOOK_NS)
                 self.device.backend.wait_until_ns(min(due_ns, nap_ns))
         for worker in workers:
@@ -341,6 +379,8 @@ class Runner:
         self._open.append(self.device.create_stream(name="alone"))
         with self._open[-1] as stream:
             for name, spec in self.experiment.workloads.items():
+                if not spec.launches:
+                    continue
                 rng = random.Random(number)  # noqa: S311 - arrivals, not secrets
                 worker = Worker(self._handle(name, spec), stream, spec, 0, rng)
                 worker.warm_up(self.device.now_ns, self.stop)
@@ -385,9 +425,19 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _share(total: int, rounds: int, number: int) -> int:
-    """Split ``total`` over rounds as evenly as whole numbers allow."""
-    return total * (number + 1) // rounds - total * number // rounds
+def foreground_calls(experiment: Experiment) -> int:
+    """Return the foreground calls of a setting, as its progress counts them."""
+    driven = experiment.driven
+    return sum(
+        spec.repeats
+        for name, spec in experiment.workloads.items()
+        if not spec.background and name not in driven
+    )
+
+
+def _before(total: int, rounds: int, number: int) -> int:
+    """Return how many of ``total`` come before round ``number``, split as evenly as can be."""
+    return total * number // rounds
 
 
 def _traces(recordings: Iterable[Recording]) -> list[Trace]:

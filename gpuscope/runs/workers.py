@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from gpuscope.device.caller import CallerStreamGuard
 from gpuscope.device.stream import Stream
+from gpuscope.runs.serving import Feed
 from gpuscope.workloads.handle import Completion, Handle
 from gpuscope.workloads.spec import WorkloadSpec
 
@@ -32,6 +33,8 @@ class Worker:
         Its stream waits for the latest call of each of these.
     unguarded
         Where it launches in place of its stream, if it does without a guard.
+    feed
+        Says when calls are due, in place of ``left`` and the spec's arrivals.
     limit
         Calls in flight at most: 1 until it is known how long a call takes.
     """
@@ -44,6 +47,7 @@ class Worker:
     queued_ns: int = QUEUED_NS
     waits_on: Sequence[Handle] = ()
     unguarded: Stream | None = None
+    feed: Feed | None = None
     limit: int = field(default=1, init=False)
     finished: int = field(default=0, init=False)
     due_ns: int = field(default=0, init=False)
@@ -59,7 +63,15 @@ class Worker:
     @property
     def over(self) -> bool:
         """Whether every call was launched and has completed."""
-        return not self.left and not self._queue
+        over = self.feed.over if self.feed is not None else not self.left
+        return over and not self._queue
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next call is due; ``None`` where none is, or not before others have ended."""
+        if self.feed is not None:
+            return self.feed.due_ns
+        return self.due_ns if self.left else None
 
     def begin(self, now_ns: int) -> None:
         """Start the clock of arrivals and of the pace."""
@@ -92,16 +104,21 @@ class Worker:
         with CallerStreamGuard(self.stream):
             self.handle.execute()
 
+    def issue_due(self) -> None:
+        """Launch the call that is due."""
+        if self.feed is not None:
+            self.feed.take()
+        else:
+            self.left -= 1
+        self.issue()
+
     def issue(self) -> None:
         """Launch one call, and say when the next is due."""
         self._launch()
         completion = self.handle.completion
         assert completion is not None  # noqa: S101 - execute() made one
         self._queue.append(completion)
-        rate = self.spec.rate_hz
-        if rate is not None:
-            poisson = self.spec.arrival == "poisson"
-            self.due_ns += round(1e9 * (self.rng.expovariate(rate) if poisson else 1 / rate))
+        self.due_ns += self.spec.interval_ns(self.rng, 0)
 
     def top_up(self) -> None:
         """Queue up to the limit."""
@@ -114,7 +131,8 @@ class Worker:
 
     def due(self, now_ns: int) -> bool:
         """Whether the next call is to be launched now."""
-        return bool(self.left) and len(self._queue) < self.limit and now_ns >= self.due_ns
+        due_ns = self.next_ns if len(self._queue) < self.limit else None
+        return due_ns is not None and now_ns >= due_ns
 
     def poll(self, clock: Callable[[], int]) -> None:
         """See what is done; learn from its pace how much may be queued."""
@@ -122,6 +140,8 @@ class Worker:
         while self._queue and self._queue[0].is_done:
             self._queue.popleft()
             self.finished += 1
+            if self.feed is not None:
+                self.feed.ended(clock())
         if self.finished > before:
             now_ns = clock()
             self._learn((now_ns - self._last_done_ns) // (self.finished - before))

@@ -176,6 +176,22 @@ class KeptFacts(Facts, frozen=True):
     edges_left_out: _Whole = 0
 
 
+class RequestFacts(Facts, frozen=True):
+    """When a request got its tokens: the payload of its range, which begins with its arrival.
+
+    Attributes
+    ----------
+    tokens_ns
+        From the arrival to when each token was seen.
+    """
+
+    tokens_ns: tuple[_Time, ...]
+
+    def to_json(self) -> str:
+        """Write as the payload of a row."""
+        return msgspec.json.encode(self).decode()
+
+
 _UNKNOWN_DEVICE, _UNKNOWN_PARTITION = DeviceFacts(), PartitionFacts()
 
 

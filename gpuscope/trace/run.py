@@ -18,6 +18,12 @@ _SHOWN = {
     "partition": "on",
     "latency_p50_us": "p50 (µs)",
     "latency_p99_us": "p99 (µs)",
+    "ttft_p50_ms": "TTFT p50 (ms)",
+    "ttft_p90_ms": "TTFT p90 (ms)",
+    "tbt_p50_ms": "TBT p50 (ms)",
+    "tbt_p99_ms": "TBT p99 (ms)",
+    "requests_per_s": "requests/s",
+    "goodput_per_s": "goodput/s",
     "tflop_per_s": "TFLOP/s",
     "share_of_alone_on_whole_gpu": "of alone (%)",
     "overlap": "overlap",
@@ -64,18 +70,24 @@ def readable(
     without = _TOGETHER if besides else ()
     told = [
         name for name in (*besides, *(name for name in _SHOWN if name not in without))
-        if any(row.get(name) is not None for row in rows) or name == "partition"
+        if any(row.get(name) is not None for row in rows)
+        or (name == "partition" and not all(map(is_of_requests, rows)))
     ]  # fmt: skip
     table = []
     for row in rows:
         values = {name: row.get(name) for name in told}
-        if row.get("workload") is not None and values["partition"] is None:
-            values["partition"] = "whole GPU"
+        if row.get("workload") is not None and values.get("partition", "") is None:
+            values["partition"] = None if is_of_requests(row) else "whole GPU"
         share = values.get("share_of_alone_on_whole_gpu")
         if isinstance(share, float):
             values["share_of_alone_on_whole_gpu"] = 100 * share
         table.append({_heading(name): value for name, value in values.items()})
     return table
+
+
+def is_of_requests(row: Mapping[str, object]) -> bool:
+    """Whether a row of a comparison is of requests, which run on the partitions of two others."""
+    return row.get("requests_n") is not None
 
 
 def _heading(column: str) -> str:
@@ -134,14 +146,22 @@ class Run(Mapping[str, Trace]):
         notes = [stopped, incomplete(self.traces), OF_ALONE, *origins]
         return list(filter(None, notes))
 
+    def _tables(self) -> list[list[dict[str, object]]]:
+        """Return the rows of workloads, and those of requests, which have other columns."""
+        rows = self.comparison.to_pylist()
+        requests = [row for row in rows if is_of_requests(row)]
+        own = [row for row in rows if not is_of_requests(row)]
+        return [readable(part) for part in (own, requests) if part or part is own]
+
     def __str__(self) -> str:
-        rows = readable(self.comparison.to_pylist())
-        return text_table(list(rows[0]) if rows else (), rows, self._notes())
+        *first, last = self._tables()
+        tables = [text_table(list(rows[0]), rows) for rows in first]
+        tables.append(text_table(list(last[0]) if last else (), last, self._notes()))
+        return "\n\n".join(tables)
 
     def _repr_pretty_(self, printer: Printer, _cycle: object) -> None:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        rows = readable(self.comparison.to_pylist())
-        notes = "".join(f"<p>{shown(note)}</p>" for note in self._notes())
-        return (html_table(list(rows[0]), rows) if rows else "") + notes
+        tables = "".join(html_table(list(rows[0]), rows) for rows in self._tables() if rows)
+        return tables + "".join(f"<p>{shown(note)}</p>" for note in self._notes())

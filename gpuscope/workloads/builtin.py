@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt, StrictBool, StrictInt, StrictStr, field
 from gpuscope import workloads
 from gpuscope.device.dtypes import Dtype, element_type
 from gpuscope.errors import GpuscopeError, InvalidExperiment
+from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
@@ -285,6 +286,7 @@ BUILT_IN: Mapping[str, type[WorkloadSpec]] = {
         TracedGemmSpec,
         TracedCopySpec,
         TraceSpec,
+        RequestsSpec,
         PythonSpec,
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import random
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,7 +157,9 @@ class WorkloadSpec(ExtendedModel):
     ('nap', 'A kernel that holds one SM for a millisecond.')
     """
 
-    _later = ("guard", "waits_on")
+    _later: ClassVar[tuple[str, ...]] = ("guard", "waits_on")
+    launches: ClassVar[bool] = True
+    """Whether it has a handle and a stream of its own."""
 
     stream: str
     repeats: PositiveInt = 100
@@ -178,6 +181,14 @@ class WorkloadSpec(ExtendedModel):
         if self.background and self.rate_hz is not None:
             raise ValueError("a background workload runs back to back: leave rate_hz out")
         return self
+
+    def interval_ns(self, rng: random.Random, number: int) -> int:
+        """Return the time from the arrival of the call before to that of call ``number``."""
+        del number
+        if self.rate_hz is None:
+            return 0
+        poisson = self.arrival == "poisson"
+        return round(1e9 * (rng.expovariate(self.rate_hz) if poisson else 1 / self.rate_hz))
 
     @abstractmethod
     def make(self, device: Device, *, name: str, seed: int) -> Handle:

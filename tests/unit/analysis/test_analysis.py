@@ -429,7 +429,9 @@ def test_compare():
     table = analysis.settings_table({"shared": setting(100, solo=solo), "carved": setting(50)})
     assert table.column_names == [
         "setting", "workload", "partition", "kernels", "kernel_median_us", "latency_n",
-        "latency_p50_us", "latency_p90_us", "latency_p99_us", "tflop_per_s",
+        "latency_p50_us", "latency_p90_us", "latency_p99_us", "requests_n", "ttft_p50_ms",
+        "ttft_p90_ms", "ttft_p99_ms", "tbt_n", "tbt_p50_ms", "tbt_p90_ms", "tbt_p99_ms",
+        "requests_per_s", "goodput_per_s", "tflop_per_s",
         "share_of_alone_on_whole_gpu", "overlap", "overlap_tight", "gain", "incomplete",
     ]  # fmt: skip
     rows = {(row["setting"], row["workload"]): row for row in table.to_pylist()}

@@ -60,6 +60,15 @@ def cut(trace: Trace) -> Trace:
     return trace.with_metadata(complete=False, counts=counts, notes=("the buffer was full",))
 
 
+def with_a_request(trace: Trace) -> Trace:
+    """The same rows, and a request."""
+    row = {"id": [1 << 60], "kind": ["range"], "name": ["request 0"], "category": ["chat"],
+           "start_ns": [10], "end_ns": [30], "payload": ['{"tokens_ns":[10,20]}'],
+           "source": ["host"]}  # fmt: skip
+    both = Trace.concat([trace, Trace.from_columns(row, metadata=trace.metadata)])
+    return both.with_metadata(complete=trace.metadata.complete, notes=trace.metadata.notes)
+
+
 def plain(text: str) -> str:
     """What people read of HTML, or of Plotly's."""
     text = text.replace("\\u003c", "<").replace("\\u003e", ">")
@@ -128,6 +137,7 @@ ANALYSES = {
     "prediction": lambda run, trace: analysis.prediction(run, run),
     "queue_depth": lambda run, trace: analysis.queue_depth(trace, of="load", at="small"),
     "range_projection": lambda run, trace: analysis.range_projection(trace),
+    "requests": lambda run, trace: analysis.requests(with_a_request(trace)),
     "summary": lambda run, trace: analysis.summary(trace),
 }
 """Public function → what it says; one that is new belongs here."""

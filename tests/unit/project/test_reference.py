@@ -30,6 +30,7 @@ WITHOUT_EXAMPLE = {
     "analysis.LaunchLatency": "part of what launch_latency() returns",
     "analysis.NamedProjection": "part of what range_projection() returns",
     "analysis.PairOverlap": "part of what overlap() returns",
+    "analysis.Served": "part of what requests() returns",
     "analysis.PartitionConfinement": "part of what confinement() returns",
     "analysis.PredictedTime": "part of what prediction() returns",
     "analysis.SummaryRow": "part of what summary() returns",

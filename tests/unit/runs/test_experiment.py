@@ -381,7 +381,7 @@ BAD = [
     ),
     (("workloads/small/kind", 3), f"workloads.small.kind: '3' is no kind of workload; {KINDS}"),
     (("workloads/small/kind", ABSENT), f"workloads.small.kind: missing; {KINDS}"),
-    (("workloads/small/kind", "conv"), "'trace', 'python:package.module:function'"),
+    (("workloads/small/kind", "conv"), "'trace', 'requests', 'python:package.module:function'"),
     *(
         (
             ("workloads/spin", {"kind": kind, "stream": "load"}),

@@ -1,0 +1,189 @@
+"""Requests: time to the first token, time between tokens, and how many meet their SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from gpuscope._checks import MappingOf, door
+from gpuscope._types import Array
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, named, row_of
+from gpuscope.errors import InvalidArgument, MissingEvidence
+from gpuscope.trace.columns import is_open
+from gpuscope.trace.metadata import RequestFacts
+from gpuscope.trace.model import Trace
+
+SLO = ("ttft_ms", "tbt_ms")
+"""What an SLO may state."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """The requests of one workload, ns; p99 is ``None`` below 1,000 samples.
+
+    Attributes
+    ----------
+    n
+        Requests that have their last token.
+    ttft_p50_ns
+        Of the time to first token: from the arrival to when the first token was seen.
+    tbt_n, tbt_p50_ns
+        Of the time between tokens: of successive tokens of one request. ``None`` where every
+        request has one token.
+    requests_per_s
+        n over the time from the first arrival to the last token, summed over the rounds.
+    goodput_per_s
+        The same of the requests that meet the SLO; ``None`` without one.
+    met
+        Share of the requests that meet it.
+    rounds
+        Of each round, what counts: requests a second that meet the SLO, or without one, all.
+    """
+
+    workload: Annotated[str, "workload"]
+    n: Annotated[int, "requests"]
+    ttft_p50_ns: Annotated[float | None, "TTFT p50 (ms)"]
+    ttft_p90_ns: Annotated[float | None, "TTFT p90 (ms)"]
+    ttft_p99_ns: Annotated[float | None, "TTFT p99 (ms)"]
+    tbt_n: Annotated[int, "TBT n"]
+    tbt_p50_ns: Annotated[float | None, "TBT p50 (ms)"]
+    tbt_p90_ns: Annotated[float | None, "TBT p90 (ms)"]
+    tbt_p99_ns: Annotated[float | None, "TBT p99 (ms)"]
+    requests_per_s: Annotated[float, "requests/s"]
+    goodput_per_s: Annotated[float | None, "goodput/s"]
+    met: Annotated[float | None, "met the SLO"]
+    rounds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RequestsResult(Result):
+    """Requests by workload."""
+
+    workloads: tuple[Served, ...]
+
+    def __getitem__(self, name: str) -> Served:
+        return named(self.workloads, name, "workload of requests", "workload")
+
+    def _rows(self) -> list[Row]:
+        """One row per workload."""
+        return [
+            {**row_of(one), "least of a round": min(one.rounds), "most": max(one.rounds)}
+            for one in self.workloads
+        ]
+
+    @property
+    def note(self) -> str:
+        """Definition and provenance in one line."""
+        return (
+            "TTFT: arrival to first token; TBT: between successive tokens of a request; goodput: "
+            f"requests/s that meet the SLO; p99 needs n ≥ {P99_NEEDS}. {self.provenance}"
+        )
+
+
+@door(trace=Trace, slo=(MappingOf(Real), None))
+def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsResult:
+    """Return how requests were served: latencies, their rate, and the rate that meets an SLO.
+
+    Parameters
+    ----------
+    slo
+        ``ttft_ms``, ``tbt_ms``, or both: a request meets them if its time to first token, and
+        the mean of its times between tokens, are no longer. Default: those of the experiment.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no finished request.
+    InvalidArgument
+        ``slo`` states something else.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> run = gs.runs.predict({
+    ...     "name": "serving", "alone_repeats": 0, "streams": {"a": {}, "b": {}},
+    ...     "workloads": {
+    ...         "prefill": {"kind": "spin", "duration_us": 900, "stream": "a"},
+    ...         "decode": {"kind": "spin", "duration_us": 100, "stream": "b"},
+    ...         "chat": {
+    ...             "kind": "requests", "prefill": "prefill", "decode": "decode", "repeats": 20,
+    ...             "arrival": "poisson", "rate_hz": 500, "output_tokens": 5,
+    ...             "slo": {"ttft_ms": 3},
+    ...         },
+    ...     },
+    ... })
+    >>> seen = gs.analysis.requests(run["default"])["chat"]
+    >>> seen.n, seen.tbt_n, seen.goodput_per_s <= seen.requests_per_s
+    (20, 80, True)
+    """
+    if unknown := set(slo or ()).difference(SLO):
+        raise InvalidArgument(f"slo states {min(unknown)!r}; it may state {' and '.join(SLO)}")
+    every = trace.where(kind="range")
+    found: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
+    every = every.where(~is_open(every))
+    rows = every.spans.select(("category", "start_ns", "payload")).to_pylist()
+    for row in rows:
+        try:
+            facts = msgspec.json.decode(row["payload"] or "", type=RequestFacts)
+        except msgspec.DecodeError:
+            continue  # another range
+        if facts.tokens_ns:
+            found.setdefault(row["category"] or "", []).append((row["start_ns"], facts.tokens_ns))
+    if not found:
+        raise MissingEvidence(
+            "the trace holds no finished request: run an experiment with a workload of kind "
+            "'requests'"
+        )
+    described = (trace.metadata.experiment or {}).get("workloads", {})
+    windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
+    return RequestsResult(
+        tuple(
+            _served(name, windows, mine, described.get(name, {}).get("slo") if slo is None else slo)
+            for name, mine in found.items()
+        ),
+        provenance=trace.provenance,
+        incomplete=trace.metadata.incomplete,
+    )
+
+
+def _served(
+    workload: str,
+    windows: Array,
+    mine: list[tuple[int, tuple[int, ...]]],
+    slo: Mapping[str, float] | None,
+) -> Served:
+    arrival = np.array([arrival_ns for arrival_ns, _ in mine], np.int64)
+    tokens = [np.array(tokens_ns, np.int64) for _, tokens_ns in mine]
+    ttft = np.array([times[0] for times in tokens])
+    between = [np.diff(times) for times in tokens]
+    tbt = np.concatenate(between)
+    met = np.ones(len(mine), bool)
+    if slo and "ttft_ms" in slo:
+        met &= ttft <= 1e6 * slo["ttft_ms"]
+    if slo and "tbt_ms" in slo:
+        met &= np.array([not len(one) or one.mean() <= 1e6 * slo["tbt_ms"] for one in between])
+    last = arrival + np.array([times[-1] for times in tokens])
+    number = np.searchsorted(windows, arrival, "right")
+    rounds = [number == one for one in np.unique(number)]
+    seconds = [float(last[one].max() - arrival[one].min()) / 1e9 for one in rounds]
+    return Served(
+        workload, len(mine), *_quantiles(ttft), len(tbt), *_quantiles(tbt),
+        requests_per_s=len(mine) / sum(seconds),
+        goodput_per_s=float(met.sum()) / sum(seconds) if slo else None,
+        met=float(met.mean()) if slo else None,
+        rounds=tuple(
+            float(met[one].sum()) / took for one, took in zip(rounds, seconds, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def _quantiles(times: Array) -> tuple[float | None, float | None, float | None]:
+    if not len(times):
+        return None, None, None
+    p50, p90, p99 = np.quantile(times, (0.5, 0.9, 0.99)).tolist()
+    return p50, p90, p99 if len(times) >= P99_NEEDS else None

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpuscope.widgets.timeline import Timeline as Timeline
     from gpuscope.workloads.gemm import Gemm as Gemm
     from gpuscope.workloads.gemm import mm_out as mm_out
+    from gpuscope.workloads.torch_module import TorchModule as TorchModule
 
 _HOMES = {
     "open_device": "gpuscope.device.select",
@@ -45,6 +46,7 @@ _HOMES = {
     "get_caller_stream": "gpuscope.device.caller",
     "Gemm": "gpuscope.workloads.gemm",
     "mm_out": "gpuscope.workloads.gemm",
+    "TorchModule": "gpuscope.workloads.torch_module",
     "profile": "gpuscope.runs.profiling",
     "annotate": "gpuscope.record.annotate",
     "run": "gpuscope.runs.execution",

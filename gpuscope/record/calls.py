@@ -406,6 +406,7 @@ class CallLog:
         device = self._devices[call.device_key]
         number = call.correlation
         parent = self._around.get(number) if call.parent is None else call_row(call.parent)
+        states = call.kind == "handle"  # of launches, the rows of their work do
         return {
             **of_call(call, device),
             "id": call_row(number),
@@ -418,6 +419,8 @@ class CallLog:
             # In a trace from CUPTI, correlation is CUPTI's number, and ours is outside it.
             "correlation": None if self._theirs else number,
             "external_correlation": number if self._theirs else None,
+            "nbytes": call.nbytes if states else None,
+            "flop_count": call.flop_count if states else None,
             "category": call.name if call.kind == "handle" else call.workload,
             "source": "simulated" if device.kind == "sim" else "host",
         }

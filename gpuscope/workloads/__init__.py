@@ -9,6 +9,7 @@ from gpuscope._lazy import public
 if TYPE_CHECKING:
     from gpuscope.workloads.copy import Copy as Copy
     from gpuscope.workloads.function import FunctionHandle as FunctionHandle
+    from gpuscope.workloads.function import Workload as Workload
     from gpuscope.workloads.function import workload as workload
     from gpuscope.workloads.gemm import Gemm as Gemm
     from gpuscope.workloads.gemm import mm_out as mm_out
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gpuscope.workloads.softmax import Softmax as Softmax
     from gpuscope.workloads.spec import WorkloadSpec as WorkloadSpec
     from gpuscope.workloads.spin import Spin as Spin
+    from gpuscope.workloads.torch_module import TorchModule as TorchModule
     from gpuscope.workloads.traced import TracedCopy as TracedCopy
     from gpuscope.workloads.traced import TracedGemm as TracedGemm
 
@@ -32,6 +34,8 @@ _HOMES = {
     "TracedCopy": "gpuscope.workloads.traced",
     "RecordedWork": "gpuscope.workloads.recorded",
     "FunctionHandle": "gpuscope.workloads.function",
+    "TorchModule": "gpuscope.workloads.torch_module",
+    "Workload": "gpuscope.workloads.function",
     "workload": "gpuscope.workloads.function",
     "Handle": "gpuscope.workloads.handle",
     "Completion": "gpuscope.workloads.handle",

@@ -18,7 +18,7 @@ from gpuscope.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
-    from gpuscope.workloads.function import workload
+    from gpuscope.workloads.function import Workload
     from gpuscope.workloads.handle import Handle
 
 PYTHON = "python"
@@ -26,6 +26,7 @@ PYTHON = "python"
 
 Side = Annotated[PositiveInt, Field(examples=[1024])]
 Bytes = Annotated[PositiveInt, Field(title="Bytes", examples=[1 << 24])]
+Amount = Annotated[int, Field(gt=0, lt=2**62)] | None
 SmCountTarget = Literal["auto", "off"] | PositiveInt
 
 
@@ -151,7 +152,7 @@ class TraceSpec(WorkloadSpec):
 
 
 class PythonSpec(WorkloadSpec):
-    """A function decorated with ``@gpuscope.workloads.workload``, or a subclass of ``Handle``.
+    """A function decorated with ``@gpuscope.workloads.workload``, or one that makes a handle.
 
     Attributes
     ----------
@@ -159,11 +160,18 @@ class PythonSpec(WorkloadSpec):
         ``"python:package.module:name"``; imported when the experiment is run, never when it
         is loaded or shown.
     args
-        Keyword arguments of every call of the function, or of the class.
+        Keyword arguments of every call of the decorated function; or of the other, or the class,
+        that makes the handle.
+    flops, bytes
+        Floating-point operations of a call, and bytes that it reads and writes.
     """
 
     kind: str
     args: dict[str, StrictBool | StrictInt | float | StrictStr] = Field(default_factory=dict)
+    flops: Amount = Field(None, title="FLOP a call", json_schema_extra={"rare": True})
+    bytes: Amount = Field(None, title="Bytes a call", json_schema_extra={"rare": True})
+
+    _later = (*WorkloadSpec._later, "flops", "bytes")
 
     @classmethod
     def kind_name(cls) -> str:
@@ -213,7 +221,7 @@ class PythonSpec(WorkloadSpec):
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
         """Import what it names, and make a handle of it.
 
-        A class is given ``name`` and ``seed`` too, where it has such parameters.
+        What makes the handle is given ``name`` and ``seed`` too, where it has such parameters.
 
         Raises
         ------
@@ -223,11 +231,13 @@ class PythonSpec(WorkloadSpec):
         GpuscopeError
             Importing the module fails.
         """
+        from gpuscope.workloads.context import stated_facts  # noqa: PLC0415 - loads NumPy
+
         place = f"workloads.{name}"
         found = self._imported(f"{place}.kind")
         called: Callable[..., object] = found
         offered: dict[str, object] = {"name": name, "seed": seed}
-        if isinstance(found, workloads.workload):
+        if isinstance(found, workloads.Workload):
             called, offered = found.function, {}
         signature = inspect.signature(called)
         keywords = {key: offered[key] for key in offered if key in signature.parameters} | self.args
@@ -237,14 +247,29 @@ class PythonSpec(WorkloadSpec):
             raise InvalidExperiment(
                 f"{place}.args: {self.kind!r} does not take them: {error}"
             ) from error
-        if isinstance(found, workloads.workload):
-            return found(device, name=name, arguments=self.args)
-        handle: Handle = found(device, **keywords)
+        if isinstance(found, workloads.Workload):
+            handle: object = found(device, name=name, arguments=self.args)
+        else:
+            try:
+                handle = found(device, **keywords)
+            except GpuscopeError:
+                raise
+            except Exception as error:
+                raise GpuscopeError(
+                    f"{place}: {self.function!r} fails: {type(error).__name__}: {error}"
+                ) from error
+        if not isinstance(handle, workloads.Handle):
+            raise InvalidExperiment(
+                f"{place}.kind: {self.function!r} of module {self.module!r} returns "
+                f"{type(handle).__name__}, not a handle: return one, such as gpuscope.TorchModule"
+                "(module, inputs, owner=device), or decorate it with @gpuscope.workloads.workload"
+            )
         handle.name = name
+        handle.stated |= stated_facts(self.flops, self.bytes)
         return handle
 
-    def _imported(self, place: str) -> workload[object] | Callable[..., Handle]:
-        """Import its module, and return what it names there: a workload or a class of handles."""
+    def _imported(self, place: str) -> Workload[object] | Callable[..., object]:
+        """Import its module, and return the workload, function or class that it names there."""
         try:
             found: object = importlib.import_module(self.module)
         except ModuleNotFoundError as error:
@@ -265,14 +290,13 @@ class PythonSpec(WorkloadSpec):
             raise InvalidExperiment(
                 f"{place}: module {self.module!r} has no {self.function!r}"
             ) from error
-        if isinstance(found, workloads.workload):
-            return found
-        if isinstance(found, type) and issubclass(found, workloads.Handle):
+        is_other_class = isinstance(found, type) and not issubclass(found, workloads.Handle)
+        if callable(found) and not is_other_class:
             return found
         raise InvalidExperiment(
             f"{place}: {self.function!r} of module {self.module!r} is {type(found).__name__}, not "
-            "a workload: decorate the function with @gpuscope.workloads.workload, or name a "
-            "subclass of gpuscope.workloads.Handle"
+            "a workload: decorate the function with @gpuscope.workloads.workload, or name one that "
+            "makes a handle, or name a subclass of gpuscope.workloads.Handle"
         )
 
 

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from gpuscope._checks import count
 from gpuscope._types import Array
-from gpuscope.device.calls import Call
+from gpuscope.device.calls import Call, CallFacts
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Unique
+from gpuscope.errors import InvalidOperand
 
 Passed: TypeAlias = Any
 """What a handle's ``execute()`` passes on to its own ``_prepare()`` and ``_launch()``."""
@@ -26,8 +28,25 @@ Download: TypeAlias = tuple[Array, Array, NativeArray]
 AnyStream: TypeAlias = Any
 """A stream of ours, or another library's: what ``execute()`` takes."""
 
+_MOST = 2**62
 NOTHING: Final = object()
 """Is no stream and no operand, not even ``None``."""
+
+
+def stated_facts(flop_count: int | None, nbytes: int | None) -> CallFacts:
+    """Return what a call amounts to, as far as it is stated.
+
+    Raises
+    ------
+    InvalidOperand
+        One is not a whole number, or is negative or too large.
+    """
+    facts: CallFacts = {}
+    if flop_count is not None:
+        facts["flop_count"] = count("flop_count", flop_count, most=_MOST, error=InvalidOperand)
+    if nbytes is not None:
+        facts["nbytes"] = count("nbytes", nbytes, most=_MOST, error=InvalidOperand)
+    return facts
 
 
 class _OfThread(threading.local):

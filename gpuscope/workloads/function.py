@@ -7,21 +7,21 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, overload
 
-from gpuscope._checks import MappingOf, count, given, require_kind
+from gpuscope._checks import MappingOf, given, require_kind
 from gpuscope.device import caller, handles
 from gpuscope.device.arena import Arena
 from gpuscope.device.arrays import holding_arrays
 from gpuscope.device.caller import CallerStreamGuard
-from gpuscope.device.calls import Activity
+from gpuscope.device.calls import Activity, CallFacts
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.registry import borrowing
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
-from gpuscope.workloads.context import AnyStream, Context, Passed, Work
+from gpuscope.workloads.context import AnyStream, Context, Passed, Work, stated_facts
 from gpuscope.workloads.handle import Handle
 
 _R = TypeVar("_R")
@@ -29,7 +29,84 @@ _RUN_LATER = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.i
 """Whether a call of a function runs nothing yet."""
 
 
-class workload(Generic[_R]):  # noqa: N801 - used like a function
+class Workload(Generic[_R]):
+    """A function as a workload, made by :func:`workload`: calling it makes a handle.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.workloads.workload(flop_count=64)(lambda ctx: ctx.stream.name)
+    workload(<lambda>)
+    """
+
+    def __init__(self, function: Callable[..., _R], stated: CallFacts) -> None:
+        _check_function(function)
+        self.function = function
+        self.stated = stated
+        functools.update_wrapper(self, function)
+
+    def __call__(
+        self,
+        owner: Device | Partition,
+        *,
+        name: str | None = None,
+        max_in_flight: int = 1,
+        flop_count: int | None = None,
+        nbytes: int | None = None,
+        arguments: Mapping[str, object] | None = None,
+    ) -> FunctionHandle[_R]:
+        """Make a handle.
+
+        Parameters
+        ----------
+        owner
+            The device to run on; or a partition, which closes the handle with itself.
+        name
+            For people, timelines and analyses; the function's, if not given.
+        max_in_flight
+            How many calls may overlap.
+        flop_count, nbytes
+            Floating-point operations of one call, and bytes that it reads and writes, where the
+            decorator's do not fit.
+        arguments
+            Keyword arguments of every call, unless ``execute()`` names them.
+
+        Raises
+        ------
+        InvalidOperand
+            ``owner`` is neither a device nor a partition, or the function does not take
+            such arguments.
+        """
+        if flop_count is None:
+            flop_count = self.stated.get("flop_count")
+        if nbytes is None:
+            nbytes = self.stated.get("nbytes")
+        return FunctionHandle(
+            owner, self.function, name=name, max_in_flight=max_in_flight,
+            flop_count=flop_count, nbytes=nbytes, arguments=arguments,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"workload({_name_of(self.function)})"
+
+
+@overload
+def workload(function: Callable[..., _R], /) -> Workload[_R]: ...
+
+
+@overload
+def workload(
+    *, flop_count: int | None = None, nbytes: int | None = None
+) -> Callable[[Callable[..., _R]], Workload[_R]]: ...
+
+
+def workload(
+    function: Callable[..., _R] | None = None,
+    /,
+    *,
+    flop_count: int | None = None,
+    nbytes: int | None = None,
+) -> Workload[_R] | Callable[[Callable[..., _R]], Workload[_R]]:
     """Turn a function into a workload: calling the result with a device returns a handle.
 
     Parameters
@@ -39,6 +116,9 @@ class workload(Generic[_R]):  # noqa: N801 - used like a function
         :class:`~gpuscope.device.scratch.WorkloadContext`: it launches on ``ctx.stream`` and
         allocates with ``ctx.scratch(nbytes)``. It may use CuPy, PyTorch, its own kernels or other
         handles. If it waits for the GPU, so does the handle.
+    flop_count, nbytes
+        Floating-point operations of one call, and bytes that it reads and writes: then its rate
+        is known in TFLOP/s and GB/s, too. Used as ``@workload(flop_count=…)``.
 
     Raises
     ------
@@ -65,80 +145,46 @@ class workload(Generic[_R]):  # noqa: N801 - used like a function
     ...     handle.execute(a, b, stream=stream).shape
     (4, 2)
     """
+    stated = stated_facts(flop_count, nbytes)
+    if function is None:
+        return lambda decorated: Workload(decorated, stated)
+    return Workload(function, stated)
 
-    def __init__(self, function: Callable[..., _R]) -> None:
-        if not callable(function) or isinstance(function, type):
-            raise TypeError(f"workload takes a function, not {given(function)}")
-        called: object = function
-        while isinstance(called, functools.partial):
-            called = called.func
-        bodies = (called, getattr(called, "__call__", None))  # noqa: B004
-        if any(runs_later(body) for runs_later in _RUN_LATER for body in bodies):
-            raise TypeError(
-                f"workload takes a function that has launched everything when it returns; "
-                f"{_name_of(function)} is asynchronous or a generator"
-            )
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except ValueError as error:
-            raise TypeError(
-                f"workload takes a function that tells its parameters; {_name_of(function)} does "
-                "not: wrap it in def f(ctx, …)"
-            ) from error
-        if not parameters or parameters[0].kind not in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            inspect.Parameter.VAR_POSITIONAL,
-        ):
-            raise TypeError(
-                f"{_name_of(function)} takes no context: its first parameter is one, as in "
-                "def f(ctx, a, b)"
-            )
-        if any(one.name == "stream" for one in parameters):
-            raise TypeError(
-                f"{_name_of(function)} has a parameter called stream, which execute(stream=…) "
-                "takes for itself: use ctx.stream, or give it another name"
-            )
-        self.function = function
-        functools.update_wrapper(self, function)
 
-    def __call__(
-        self,
-        owner: Device | Partition,
-        *,
-        name: str | None = None,
-        max_in_flight: int = 1,
-        flop_count: int | None = None,
-        arguments: Mapping[str, object] | None = None,
-    ) -> FunctionHandle[_R]:
-        """Make a handle.
-
-        Parameters
-        ----------
-        owner
-            The device to run on; or a partition, which closes the handle with itself.
-        name
-            For people, timelines and analyses; the function's, if not given.
-        max_in_flight
-            How many calls may overlap.
-        flop_count
-            Floating-point operations of one call, for its row in traces.
-        arguments
-            Keyword arguments of every call, unless ``execute()`` names them.
-
-        Raises
-        ------
-        InvalidOperand
-            ``owner`` is neither a device nor a partition, or the function does not take
-            such arguments.
-        """
-        return FunctionHandle(
-            owner, self.function, name=name, max_in_flight=max_in_flight,
-            flop_count=flop_count, arguments=arguments,
-        )  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"workload({_name_of(self.function)})"
+def _check_function(function: Callable[..., object]) -> None:
+    """Refuse what cannot be a workload's function."""
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"workload takes a function, not {given(function)}")
+    called: object = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    bodies = (called, getattr(called, "__call__", None))  # noqa: B004
+    if any(runs_later(body) for runs_later in _RUN_LATER for body in bodies):
+        raise TypeError(
+            f"workload takes a function that has launched everything when it returns; "
+            f"{_name_of(function)} is asynchronous or a generator"
+        )
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError as error:
+        raise TypeError(
+            f"workload takes a function that tells its parameters; {_name_of(function)} does "
+            "not: wrap it in def f(ctx, …)"
+        ) from error
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    ):
+        raise TypeError(
+            f"{_name_of(function)} takes no context: its first parameter is one, as in "
+            "def f(ctx, a, b)"
+        )
+    if any(one.name == "stream" for one in parameters):
+        raise TypeError(
+            f"{_name_of(function)} has a parameter called stream, which execute(stream=…) "
+            "takes for itself: use ctx.stream, or give it another name"
+        )
 
 
 @dataclass(slots=True)
@@ -151,7 +197,7 @@ class _Invocation:
 
 
 class FunctionHandle(Handle, Generic[_R]):
-    """A user's function as a reusable handle, created by calling a :class:`workload`.
+    """A user's function as a reusable handle, created by calling what :func:`workload` returns.
 
     Notes
     -----
@@ -169,6 +215,7 @@ class FunctionHandle(Handle, Generic[_R]):
         name: str | None = None,
         max_in_flight: int = 1,
         flop_count: int | None = None,
+        nbytes: int | None = None,
         arguments: Mapping[str, object] | None = None,
     ) -> None:
         if not isinstance(owner, Device | Partition):
@@ -176,8 +223,7 @@ class FunctionHandle(Handle, Generic[_R]):
                 f"a workload is made for a device or a partition, not {type(owner).__name__}: "
                 f"{_name_of(function)}(gpu) makes the handle, handle.execute(…) calls it"
             )
-        if flop_count is not None:
-            flop_count = count("flop_count", flop_count, error=InvalidOperand)
+        stated = stated_facts(flop_count, nbytes)
         require_kind("name", name, str, None)
         require_kind("arguments", arguments, MappingOf(object), None)
         self._function = function
@@ -187,10 +233,15 @@ class FunctionHandle(Handle, Generic[_R]):
             inspect.signature(function).bind_partial(None, **self._arguments)
         except TypeError as error:
             raise InvalidOperand(f"arguments of {self._function_name}: {error}") from error
-        self.flop_count = flop_count
         device = owner.device if isinstance(owner, Partition) else owner
         self._arena = Arena(device)
         super().__init__(owner, name=name or self._function_name, max_in_flight=max_in_flight)
+        self.stated = stated
+
+    @property
+    def flop_count(self) -> int | None:
+        """Floating-point operations of one call, where they are stated."""
+        return self.stated.get("flop_count")
 
     def execute(self, *args: object, stream: AnyStream = None, **kwargs: object) -> _R:
         """Call the function on the chosen stream; returns what it returns.
@@ -237,7 +288,7 @@ class FunctionHandle(Handle, Generic[_R]):
                 else:
                     currents[device.identity] = current
                 handles.unbind(bound)
-                stream.hold(*_inside((operands.arguments, operands.keywords)))
+                stream.hold(*inside((operands.arguments, operands.keywords)))
 
     @contextlib.contextmanager
     def _seen(self, stream: Stream) -> Iterator[None]:
@@ -250,9 +301,7 @@ class FunctionHandle(Handle, Generic[_R]):
         if not device.calls.observers or device.is_simulated or stream.capturing:
             yield
             return
-        call = device.calls.begin(
-            "launch", self._function_name, stream, stream, flop_count=self.flop_count
-        )
+        call = device.calls.begin("launch", self._function_name, stream, stream, **self.stated)
         before = device.calls.launch_around(call)
         try:
             yield
@@ -285,7 +334,7 @@ class FunctionHandle(Handle, Generic[_R]):
         self._arena.close()
 
 
-def _inside(value: object) -> Iterator[object]:
+def inside(value: object) -> Iterator[object]:
     """Yield what the containers of a call's arguments hold."""
     if isinstance(value, Mapping):
         value = value.values()
@@ -293,7 +342,7 @@ def _inside(value: object) -> Iterator[object]:
         yield value
         return
     for item in value:
-        yield from _inside(item)
+        yield from inside(item)
 
 
 def _name_of(function: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from gpuscope._checks import count, given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope.device.caller import get_caller_stream
-from gpuscope.device.calls import Call
+from gpuscope.device.calls import Call, CallFacts
 from gpuscope.device.device import Device
 from gpuscope.device.event import Event, take_event
 from gpuscope.device.graph import Graph, after_capture
@@ -105,9 +105,9 @@ class Handle(Closing):
             owner.require_open()
         self.device = owner.device if isinstance(owner, Partition) else owner
         self.name = name
+        self.stated: CallFacts = {}  # what a call amounts to
         self._lock = free_in_children(threading.Lock())
-        self._inside: object = None
-        """The thread that runs a call, by its token, while it may run somebody else's code."""
+        self._inside: object = None  # the token of the thread whose call may run others' code
         self._contexts = tuple(self._context_type() for _ in range(max_in_flight))
         for index, context in enumerate(self._contexts):
             context.next = self._contexts[(index + 1) % max_in_flight]
@@ -244,7 +244,7 @@ class Handle(Closing):
             if self._replays:
                 device.capabilities.require("graphs", feature=f"a graph of {self.name!r}")
             if device.calls.observers:
-                call = device.calls.begin("handle", self.name, chosen, chosen)
+                call = device.calls.begin("handle", self.name, chosen, chosen, **self.stated)
                 before = device.calls.enter_handle(call)
                 try:
                     self._queue(context, work, chosen, call)

@@ -15,7 +15,7 @@ import gpuscope
 
 ROOT = Path(__file__).resolve().parents[3]
 
-CODE_LINES = 35_200
+CODE_LINES = 35_400
 """May only go down, unless a feature is added: then by what the feature takes."""
 ANY_PER_1000 = 6
 """May only go down."""
@@ -23,8 +23,9 @@ PRIVATE_READS = 0
 BY_STRING = 0
 LONG_MODULES = 0
 """May only go down."""
-TOP_NAMES = 21
-"""`what_if` is what a recording is opened for, as `run` is for an experiment."""
+TOP_NAMES = 22
+"""`what_if` is what a recording is opened for, as `run` is for an experiment;
+`TorchModule` what models are measured by."""
 
 
 @pytest.fixture(scope="module")

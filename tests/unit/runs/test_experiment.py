@@ -579,6 +579,9 @@ class Holder:
 
 def plain(ctx):
     pass
+
+def fails(device):
+    1 / 0
 """
 
 
@@ -688,7 +691,9 @@ def test_a_function_may_multiply_on_scratch(module):
          r"workloads\.w\.kind: module 'mine_errors' has no 'nothing'"),
         ("mine_errors:Holder.nothing", {}, InvalidExperiment, r"has no 'Holder\.nothing'"),
         ("mine_errors:plain", {}, InvalidExperiment,
-         r"workloads\.w\.kind: 'plain' of module 'mine_errors' is function, not a workload"),
+         r"workloads\.w\.kind: 'plain' of module 'mine_errors' returns NoneType, not a handle"),
+        ("mine_errors:Holder", {}, InvalidExperiment, "'Holder'.* is type, not a workload"),
+        ("mine_errors:fails", {}, GpuscopeError, r"workloads\.w: 'fails' fails: ZeroDivisionError"),
         ("mine_errors:seen", {}, InvalidExperiment, "is list, not a workload"),
         ("mine_errors:spins", {}, InvalidExperiment,
          r"workloads\.w\.args: .*missing a required argument: 'block_ns'"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpuscope.record.annotate import annotate as annotate
     from gpuscope.runs.execution import run as run
     from gpuscope.runs.profiling import profile as profile
+    from gpuscope.runs.tuning import tune as tune
     from gpuscope.runs.what_if import what_if as what_if
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.widgets.timeline import Timeline as Timeline
@@ -50,6 +51,7 @@ _HOMES = {
     "profile": "gpuscope.runs.profiling",
     "annotate": "gpuscope.record.annotate",
     "run": "gpuscope.runs.execution",
+    "tune": "gpuscope.runs.tuning",
     "what_if": "gpuscope.runs.what_if",
     "load_trace": "gpuscope.formats.reading",
     "export": "gpuscope.formats.writing",

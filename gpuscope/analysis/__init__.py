@@ -55,3 +55,5 @@ from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table
+from gpuscope.analysis.tuning_analysis import TunedSetting as TunedSetting
+from gpuscope.analysis.tuning_analysis import Tuning as Tuning

@@ -1,10 +1,10 @@
-"""``sweep`` and ``interference``: several runs of one experiment, and what they say together."""
+"""``sweep``, ``tune`` and ``interference``: what several runs of one experiment say together."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pyarrow as pa
 import pyarrow.csv
@@ -13,32 +13,37 @@ import typer
 from gpuscope._files import make_folder, replacing
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
+from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import Json, app, run_bar, say, say_json, say_result, say_written
 from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidExperiment
+from gpuscope.exporters.tuned import DECODE, PREFILL, tuning_facts
 from gpuscope.report import interference_report, sweep_report
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
+from gpuscope.runs.grid import ALL, Value
 from gpuscope.runs.interference import measure_interference
 from gpuscope.runs.refusals import listed
-from gpuscope.runs.sweeps import Value, sweep
+from gpuscope.runs.sweeps import sweep
+from gpuscope.runs.tuning import tune
 
 _File = Annotated[Path, typer.Argument(help="The experiment: a .toml or .json file.")]
+_Vary = Annotated[
+    list[str],
+    typer.Option(
+        metavar="PATH=VALUES",
+        help="What to vary, and its values: partitions.small=8,16 is that partition in every "
+        "setting, partitions.small=all every size that the GPU grants; any other path is one "
+        "field, as workloads.load.m=1024,4096. Several form a grid.",
+    ),
+]
 _Device = Annotated[str, typer.Option(help="auto, cuda:N or sim:h200.")]
 
 
 @app.command("sweep")
 def sweep_command(
     file: _File,
-    vary: Annotated[
-        list[str],
-        typer.Option(
-            metavar="PATH=VALUES",
-            help="What to vary, and its values: partitions.small=8,16 is that partition in every "
-            "setting; any other path is one field, as workloads.load.m=1024,4096. Several form a "
-            "grid.",
-        ),
-    ],
+    vary: _Vary,
     device: _Device = "auto",
     out: Annotated[
         Path, typer.Option(help="Folder for the points, the table and the report.")
@@ -64,13 +69,80 @@ def sweep_command(
     _tell(result, written, stopped=result.stopped, as_json=as_json)
 
 
-def varied(text: str) -> tuple[str, list[Value]]:
-    """Read ``path=value,value``; or ``path=[…]``, a list as in JSON."""
+@app.command("tune")
+def tune_command(
+    file: _File,
+    vary: _Vary,
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="WORKLOAD.COLUMN",
+            help="What is sought, as decode.calls_per_s: of a rate the greatest, of a time the "
+            "least.",
+        ),
+    ],
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'WORKLOAD.COLUMN<=NUMBER'",
+            help="What has to hold, as 'small.latency_p99_us<=100'; several have to hold together.",
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Measurements of one setting, at most.")] = 7,
+    confidence: Annotated[
+        float, typer.Option(help="With which all that is told apart is right.")
+    ] = 0.95,
+    device: _Device = "auto",
+    out: Annotated[
+        Path, typer.Option(help="Folder for the measurements, the report and the code.")
+    ] = Path("out/tune"),
+    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+) -> None:
+    """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
+
+    It names no winner that noise does not tell from others. It writes a report, all numbers as
+    JSON and, for the best split, SGLang's manual_divisions and code that makes its partitions.
+    Each finished measurement is kept in the folder at once. After Ctrl-C the same command goes on
+    where it was stopped.
+
+    Example: gpuscope tune examples/choose_a_partition.toml --vary partitions.small=all
+    --objective load.tflop_per_s --slo 'small.latency_p50_us<=60'
+    """
+    experiment = Experiment.from_file(file)
+    limits = dict(_limit(text) for text in slo or ())
+    parameters = dict(map(varied, vary))
+    target = open_device(device, quiet=as_json)
+    with run_bar(experiment.name) as view:
+        result = tune(
+            experiment, parameters, objective, limits, target, repeats=repeats,
+            confidence=confidence, path=out, viewer=view,
+        )  # fmt: skip
+    names = ["tune.html", "tune.json"]
+    if result.best is not None and result.best.sizes:
+        names += ["carve.py", "carve.cpp"]
+        names += ["divisions.yaml"] * ({PREFILL, DECODE} <= result.best.sizes.keys())
+    written = [result.export(out / name) for name in names]
+    _tell(result, written, stopped=result.stopped, as_json=as_json)
+
+
+def _limit(text: str) -> tuple[str, str]:
+    """Read ``workload.column<=number``."""
+    for sign in ("<=", ">="):
+        name, found, number = text.partition(sign)
+        if found:
+            return name.strip(), f"{sign}{number}"
+    raise InvalidExperiment(f"--slo {text!r}: give a column and a limit, as 'w.latency_p50_us<=60'")
+
+
+def varied(text: str) -> tuple[str, list[Value] | Literal["all"]]:
+    """Read ``path=value,value``, ``path=all``; or ``path=[…]``, a list as in JSON."""
     path, equals, values = text.partition("=")
     if not path or not equals or not values:
         raise InvalidExperiment(
             f"--vary {text!r}: give a path and its values, as partitions.small=8,16"
         )
+    if values == ALL:
+        return path, "all"
     if values.startswith("["):
         try:
             return path, json.loads(values)
@@ -152,11 +224,16 @@ def _setting(experiment: Experiment, name: str | None) -> ResolvedSetting:
 
 
 def _tell(
-    result: SweepResult | InterferenceResult, written: list[Path], *, stopped: bool, as_json: bool
+    result: SweepResult | InterferenceResult | Tuning,
+    written: list[Path],
+    *,
+    stopped: bool,
+    as_json: bool,
 ) -> None:
     if as_json:
         files = [str(path) for path in written]
-        say_json({"stopped": stopped, "rows": result.rows(), "files": files})
+        more = tuning_facts(result) if isinstance(result, Tuning) else {}
+        say_json({**more, "stopped": stopped, "rows": result.rows(), "files": files})
     else:
         say_result(result)
         if stopped:

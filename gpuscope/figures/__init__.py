@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuscope.figures.sm_map_figure import sm_map as sm_map
     from gpuscope.figures.timeline_figure import timeline as timeline
     from gpuscope.figures.timeline_figure import timelines as timelines
+    from gpuscope.figures.tuning_figure import tuning as tuning
 
 _HOMES = {
     "confinement": "gpuscope.figures.confinement_figure",
@@ -30,6 +31,7 @@ _HOMES = {
     "sm_map": "gpuscope.figures.sm_map_figure",
     "timeline": "gpuscope.figures.timeline_figure",
     "timelines": "gpuscope.figures.timeline_figure",
+    "tuning": "gpuscope.figures.tuning_figure",
 }
 __all__ = [*_HOMES]  # noqa: PLE0604 - every key is a string
 __getattr__, __dir__ = public(__name__, _HOMES)

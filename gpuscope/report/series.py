@@ -1,13 +1,15 @@
-"""The reports of what several runs say together: a sweep, and interference."""
+"""The reports of what several runs say together: a sweep, interference, and a tuning."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from gpuscope import figures
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.outcome_analysis import background_of, describe_workload
 from gpuscope.analysis.settings import SweepResult
+from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 
@@ -65,6 +67,44 @@ def interference_report(result: InterferenceResult, path: str | Path) -> Path:
         page.paragraph(result.note, "muted"),
     ]
     return page.write(path, "Interference", {}, sections)
+
+
+def tune_report(result: Tuning, path: str | Path) -> Path:
+    """Write a tuning as one HTML file: what won, what was paid, how sure, and what was run.
+
+    Raises
+    ------
+    GpuscopeError
+        The file cannot be written (no such folder, no room).
+    """
+    experiment, device = result.experiment, result.device
+    described = experiment.get("workloads") or {}
+    sections = [
+        _simulated(result.provenance),
+        page.banner("Stopped early.", "It is not decided.") if result.stopped else "",
+        page.paragraph(result.outcome),
+        page.paragraph(result.bill) if result.bill else "",
+        page.figure(figures.tuning(result), "tuning"),
+        "<h2>All settings</h2>",
+        page.result(result),
+        "<h2>What was run</h2>",
+        page.terms({name: describe_workload(facts) for name, facts in described.items()}),
+        page.terms(
+            {
+                "GPU": f"{device['name']}, {device['sm_count']} SMs ({device['uuid']})",
+                "driver": str(device["driver"]),
+                "versions": ", ".join(f"{name} {text}" for name, text in result.versions.items()),
+                "measurements": result.method,
+                "forecasts": result.forecasts,
+                "command": result.command,
+                "experiment": json.dumps(experiment),
+            }
+        ),
+        page.paragraph(result.provenance, "muted"),
+    ]
+    title = f"{experiment.get('name')}, tuned"
+    about = ", ".join(map(str, (result.objective, *result.slo)))
+    return page.write(path, title, {}, sections, about)
 
 
 def _simulated(provenance: str) -> str:

@@ -1,4 +1,4 @@
-"""Running experiments: single runs, sweeps, interference, predictions, and under Nsight."""
+"""Running experiments: single runs, sweeps, tuning, interference, predictions, and under Nsight."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpuscope._lazy import public
 
 if TYPE_CHECKING:
+    from gpuscope.exporters.tuned import manual_divisions as manual_divisions
     from gpuscope.runs import nsight as nsight
     from gpuscope.runs.execution import predict as predict
     from gpuscope.runs.execution import run as run
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from gpuscope.runs.profiling import profile as profile
     from gpuscope.runs.sweeps import load_sweep as load_sweep
     from gpuscope.runs.sweeps import sweep as sweep
+    from gpuscope.runs.tuning import TuneResult as TuneResult
+    from gpuscope.runs.tuning import tune as tune
     from gpuscope.runs.what_if import what_if as what_if
     from gpuscope.trace.run import Run as Run
 
@@ -26,6 +29,9 @@ _HOMES = {
     "sweep": "gpuscope.runs.sweeps",
     "load_sweep": "gpuscope.runs.sweeps",
     "measure_interference": "gpuscope.runs.interference",
+    "tune": "gpuscope.runs.tuning",
+    "TuneResult": "gpuscope.runs.tuning",
+    "manual_divisions": "gpuscope.exporters.tuned",
     "what_if": "gpuscope.runs.what_if",
     "Run": "gpuscope.trace.run",
     "nsight": "gpuscope.runs.nsight",

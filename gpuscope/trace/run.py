@@ -81,7 +81,7 @@ def readable(
         share = values.get("share_of_alone_on_whole_gpu")
         if isinstance(share, float):
             values["share_of_alone_on_whole_gpu"] = 100 * share
-        table.append({_heading(name): value for name, value in values.items()})
+        table.append({heading(name): value for name, value in values.items()})
     return table
 
 
@@ -90,7 +90,7 @@ def is_of_requests(row: Mapping[str, object]) -> bool:
     return row.get("requests_n") is not None
 
 
-def _heading(column: str) -> str:
+def heading(column: str) -> str:
     """Return what a column is called: of a parameter's path what tells it from others."""
     return _SHOWN.get(column) or column.removeprefix("partitions.").removeprefix("workloads.")
 

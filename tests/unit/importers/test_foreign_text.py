@@ -153,6 +153,15 @@ COMMANDS = {
           for vary in (EVIL, f"{EVIL}=1", f"seed={EVIL}", f"seed=[{EVIL}")),
         *((name, "--vary", "seed=1", *SIM, "--out", "swept") for name in NO_EXPERIMENTS),
     ],
+    "tune": [
+        *(("run.json", "--vary", "alone_repeats=1,2", "--objective", goal, "--repeats", "3", *SIM,
+           "--out", "tuned", *how)
+          for goal in (f"{EVIL}.kernel_median_us", EVIL) for how in ((), ("--json",))),
+        *(("run.json", "--vary", "seed=1", "--objective", "x.y", "--slo", slo, *SIM, "--out", "t")
+          for slo in (EVIL, f"{EVIL}<={EVIL}")),
+        *((name, "--vary", "seed=1", "--objective", "x.y", *SIM, "--out", "tuned")
+          for name in NO_EXPERIMENTS),
+    ],
     "interference": [
         *(("run.json", *SIM, "--repeats", "2", "--rounds", "1", "--out", "met", *how)
           for how in ((), ("--json",), ("--setting", EVIL))),

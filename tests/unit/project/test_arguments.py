@@ -170,6 +170,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "v": {"kind": "spin", "duration_us": 10, "partition": "q"},
         }, repeats=2, rounds=1,
     )  # fmt: skip
+    tuned = gs.tune(EXPERIMENT, {"workloads.w.repeats": [1]}, "w.kernel_median_us", None, gpu)
     swept = gs.runs.sweep(EXPERIMENT, {"workloads.w.repeats": [1, 2]}, gpu)
     columns = {
         "id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [0], "source": ["cupti"],
@@ -239,6 +240,14 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "experiment": EXPERIMENT, "parameters": {"workloads.w.repeats": [1]}, "path": None,
             **driven,
         }),
+        "tune": (gs.tune, {
+            "experiment": EXPERIMENT, "vary": {"workloads.w.repeats": [1]},
+            "objective": "w.kernel_median_us", "slo": None, "confidence": 0.9, "repeats": 3,
+            "gpu_profile": "h200", "path": None, **driven,
+        }),
+        "manual_divisions": (gs.runs.manual_divisions, {"results": {1: tuned}, "labels": None}),
+        "figures.tuning": (figures.tuning, {"result": tuned}),
+        "TuneResult.export": (tuned.export, {"path": "t.json", "setting": None}),
         "load_sweep": (load_sweep, {"path": "swept"}),
         "measure_interference": (gs.runs.measure_interference, {
             "partitions": {"p": 8, "q": 8}, "workloads": pair, "repeats": 2, "rounds": 1,

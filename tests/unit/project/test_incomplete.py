@@ -149,6 +149,9 @@ SERIES = {
          "y": {"kind": "spin", "duration_us": 10, "partition": "b"}},
         repeats=2, rounds=1,
     ),
+    "Tuning": lambda gpu: gs.tune(
+        PLAN, {"partitions.a": [8, 16]}, "small.latency_p50_us", None, gpu, repeats=3
+    ),
 }  # fmt: skip
 """Result of several recordings → how to get one."""
 
@@ -189,6 +192,8 @@ def test_results_of_several_recordings_say_it(name, run, broken, check, monkeypa
     check(found.incomplete or "nothing", found.note, found._repr_html_(), *map(str, found.rows()))
     if name == "SweepResult":
         check(words(figures.tradeoff(found, latency="small", throughput="load")))
+    elif name == "Tuning":
+        check(words(found.figure()))
     else:
         check(words(figures.interference(found)))
 
@@ -198,6 +203,7 @@ FIGURES = {
     "prediction": lambda run, trace: figures.prediction(run, run),
     "confinement": lambda run, trace: figures.confinement(trace),
     "interference": None,  # of SERIES
+    "tuning": None,
     "latency": lambda run, trace: figures.latency(run, "small"),
     "sm_map": lambda run, trace: figures.sm_map(with_blocks(trace)),
     "timeline": lambda run, trace: figures.timeline(with_blocks(trace), sm=True),

@@ -35,6 +35,7 @@ WITHOUT_EXAMPLE = {
     "analysis.PredictedTime": "part of what prediction() returns",
     "analysis.SummaryRow": "part of what summary() returns",
     "analysis.TrackGaps": "part of what gaps() returns",
+    "analysis.TunedSetting": "part of what tune() returns",
     "calibration.calibrator.Calibration": "what calibrate() returns, which needs a GPU",
     "device.Kernel": "what Device.compile() returns: KernelModel's example launches one",
     "device.KernelCost": "in KernelModel's example",

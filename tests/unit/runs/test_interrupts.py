@@ -465,4 +465,4 @@ def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, ("runs/sweeps.py", "runs/execution.py"), after)
+        try_everywhere(program, ("runs/sweeps.py", "runs/grid.py", "runs/execution.py"), after)

@@ -384,7 +384,7 @@ def test_a_disk_that_is_full_leaves_no_half_point(gpu, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpuscope.runs.sweeps.pq.write_table", fail)
+    monkeypatch.setattr("gpuscope.runs.grid.pq.write_table", fail)
     with pytest.raises(gs.errors.GpuscopeError, match="No space left"):
         gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
     assert list(tmp_path.iterdir()) == []

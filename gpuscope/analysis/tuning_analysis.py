@@ -1,0 +1,233 @@
+"""A tuning: every setting with its verdict, what the best one costs, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope._text import clean, format_value, percent
+from gpuscope.analysis.race import Goal, Values, Verdict, interval
+from gpuscope.analysis.result import Result, Row
+from gpuscope.trace.metadata import Description
+
+_TOLD = 4
+"""Settings that a sentence names."""
+
+
+@dataclass(frozen=True)
+class TunedSetting:
+    """One setting of a tuning.
+
+    Attributes
+    ----------
+    point, setting
+        Path → value, and the experiment's setting.
+    sizes
+        Partition → SMs that it gets.
+    values
+        ``workload.column`` → what each measurement gave.
+    forecast
+        ``workload.column`` → what was forecast.
+    error
+        Why it cannot run.
+    """
+
+    label: str
+    point: Mapping[str, Any]
+    setting: str
+    sizes: Mapping[str, int]
+    values: Mapping[str, tuple[float, ...]]
+    forecast: Values
+    verdict: Verdict
+    on_front: bool = False
+    error: str = ""
+
+    def mean(self, goal: Goal) -> float | None:
+        """Return the mean of what was measured."""
+        values = self.values.get(goal.name, ())
+        return float(np.mean(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Tuning(Result):
+    """Which setting of an experiment is best, and how sure that is.
+
+    Attributes
+    ----------
+    settings
+        All of the grid, each with its measurements, its forecast and a verdict.
+    objective, slo
+        What was sought, and what had to hold.
+    costs
+        The columns that an improvement is paid with: those of the SLO, or else the rates of the
+        other workloads.
+    confidence
+        Of the verdicts together, and of each interval.
+    reference
+        Label of the setting that the others are compared with: as the experiment describes it.
+    repeats
+        Measurements of one setting, at most.
+    forecasts
+        How forecasts were made, or why there are none.
+    device
+        What was measured: ``name``, ``uuid``, ``sm_count``, ``driver``.
+    stopped
+        Whether it was stopped before it was decided.
+    """
+
+    settings: tuple[TunedSetting, ...]
+    objective: Goal
+    slo: tuple[Goal, ...]
+    costs: tuple[Goal, ...]
+    confidence: float
+    repeats: int
+    experiment: Description
+    parameters: Mapping[str, Sequence[Any]]
+    device: Mapping[str, Any]
+    versions: Mapping[str, str]
+    forecasts: str
+    stopped: bool
+    reference: str | None = None
+
+    @property
+    def best(self) -> TunedSetting | None:
+        """The winner; ``None`` if noise does not tell it from others, or nothing meets the SLO."""
+        return next((one for one in self.settings if one.verdict == "best"), None)
+
+    @property
+    def equals(self) -> tuple[TunedSetting, ...]:
+        """The settings of which any will do: noise does not tell them apart."""
+        return tuple(one for one in self.settings if one.verdict in ("best", "equal"))
+
+    @property
+    def front(self) -> tuple[TunedSetting, ...]:
+        """The measured settings that no other beats in the objective and all costs (Pareto)."""
+        return tuple(one for one in self.settings if one.on_front)
+
+    @property
+    def measurements(self) -> int:
+        """How many there were."""
+        return sum(len(one.values.get(self.objective.name, ())) for one in self.settings)
+
+    def __getitem__(self, label: str) -> TunedSetting:
+        for one in self.settings:
+            if one.label == label:
+                return one
+        raise KeyError(f"no setting {label!r}; there are {[one.label for one in self.settings]}")
+
+    def interval(self, setting: TunedSetting) -> tuple[float, float] | None:
+        """Return the t-interval of a setting's objective; ``None`` below two measurements."""
+        values = setting.values.get(self.objective.name, ())
+        return interval(values, (1 - self.confidence) / 2) if len(values) > 1 else None
+
+    def _rows(self) -> list[Row]:
+        """One row per setting of the grid."""
+        return [
+            {
+                "setting": one.label,
+                **{f"SMs of {name}": count for name, count in one.sizes.items()},
+                "n": len(one.values.get(self.objective.name, ())),
+                self.objective.name: one.mean(self.objective),
+                "from": (self.interval(one) or (None, None))[0],
+                "to": (self.interval(one) or (None, None))[1],
+                **{goal.name: one.mean(goal) for goal in self.costs},
+                "forecast": one.forecast.get(self.objective.name),
+                "front": "•" if one.on_front else "",
+                "verdict": one.verdict,
+                "error": one.error or None,
+            }
+            for one in self.settings
+        ]
+
+    def readable(self) -> tuple[list[Row], str]:
+        """Return few columns, none of them empty, with the interval as ±."""
+        rows, left_out = self._most(self._rows())
+        own = self.objective.name
+        for row in rows:
+            row[own] = format_value(row[own])
+            if row["from"] is not None:
+                row[own] += f" ± {(row['to'] - row['from']) / 2:.2g}"
+        names = ("setting", "n", own, *(goal.name for goal in self.costs), "forecast", "front")
+        shown = [
+            name for name in (*names, "verdict", "error")
+            if any(row[name] not in (None, "") for row in rows)
+        ]  # fmt: skip
+        return [{name: row[name] for name in shown} for row in rows], left_out
+
+    @property
+    def outcome(self) -> str:
+        """Say in sentences which setting is best, or why none is named."""
+        sure = f"at {percent(self.confidence)} confidence"
+        best, equals = self.best, self.equals
+        sought = ", ".join(map(str, (self.objective, *self.slo)))
+        if best is not None:
+            others = sum(one.verdict in ("worse", "misses SLO") for one in self.settings)
+            text = f"best: {self._told(best)}; {sure} better than the {others} others measured"
+        elif len(equals) > 1:
+            names = "; ".join(map(self._told, equals))
+            text = f"noise does not tell these apart, any of them will do: {names}"
+        elif not any(one.values for one in self.settings):
+            text = "nothing was measured"
+        elif all(one.verdict == "misses SLO" for one in self.settings if one.values):
+            text = f"no measured setting meets the SLO ({sure})"
+        else:
+            open_still = ("equal", "undecided")
+            told = [self._told(one) for one in self.settings if one.verdict in open_still]
+            more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+            text = f"not decided between {'; '.join(told[:_TOLD])}{more}"
+        return clean(f"{sought}: {text}")
+
+    def _told(self, setting: TunedSetting) -> str:
+        found = self.interval(setting)
+        inside = f" ({format_value(found[0])} to {format_value(found[1])})" if found else ""
+        return f"{setting.label} with {format_value(setting.mean(self.objective))}{inside}"
+
+    def won(self, setting: TunedSetting) -> dict[str, float]:
+        """Return ``workload.column`` → its change from the reference, as a share of that."""
+        if self.reference is None or setting.label == self.reference:
+            return {}
+        was = self[self.reference]
+        changes = {}
+        for goal in dict.fromkeys((self.objective, *self.costs)):
+            now, before = setting.mean(goal), was.mean(goal)
+            if now is not None and before:
+                changes[goal.name] = now / before - 1
+        return changes
+
+    @property
+    def bill(self) -> str:
+        """Say in one sentence what was won and what was paid; empty where that is not known."""
+        changes = {} if self.best is None else self.won(self.best)
+        parts = [f"{name} {100 * change:+.1f} %" for name, change in changes.items()]
+        return clean(f"from {self.reference!r}: {', '.join(parts)}") if parts else ""
+
+    @property
+    def method(self) -> str:
+        """Say how it was measured and judged."""
+        measured = sum(bool(one.values) for one in self.settings)
+        return (
+            f"{self.measurements} measurements of {measured} of {len(self.settings)} settings in "
+            f"turns, at most {self.repeats} of each; compared turn by turn by paired t-intervals "
+            f"(successive elimination, Bonferroni over all comparisons, {percent(self.confidence)} "
+            f"together); limits and ±: {percent(self.confidence)} t-interval of each mean"
+        )
+
+    @property
+    def command(self) -> str:
+        """The call that gives this again; ``experiment`` is the description."""
+        values = {path: list(values) for path, values in self.parameters.items()}
+        slo = {goal.name: str(goal).removeprefix(f"{goal.name} ") for goal in self.slo}
+        return (
+            f"gs.tune(experiment, {values!r}, {self.objective.name!r}, {slo!r}, "
+            f"repeats={self.repeats}, confidence={self.confidence})"
+        )
+
+    @property
+    def note(self) -> str:
+        """Outcome, bill, method, forecasts and provenance in one paragraph."""
+        stopped = "stopped early: " if self.stopped else ""
+        parts = [f"{stopped}{self.outcome}", self.bill, self.method, self.forecasts]
+        return clean(". ".join(filter(None, [*parts, self.provenance])))

@@ -1,0 +1,154 @@
+"""Tuning: the objective of every setting against what it costs, with intervals and the front."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from gpuscope._checks import door
+from gpuscope.analysis.race import Goal, Verdict
+from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures import style
+from gpuscope.figures.text import escape, provenance_of, suffix_of, wrapped
+from gpuscope.figures.themed import ThemedFigure
+
+_LOOKS: dict[Verdict, tuple[str, str, int]] = {
+    "best": ("star", style.OKABE_ITO[0], 17),
+    "equal": ("circle", style.OKABE_ITO[0], 12),
+    "undecided": ("diamond", style.OKABE_ITO[1], 10),
+    "worse": ("circle", style.OKABE_ITO[3], 9),
+    "misses SLO": ("x", style.OKABE_ITO[3], 9),
+}
+"""Verdict → symbol, colour, size."""
+
+
+@door(result=Tuning)
+def tuning(result: Tuning) -> go.Figure:
+    """Draw the objective of each setting against what it costs.
+
+    The cost is the first column of the SLO, or else the rate of another workload; without either,
+    the settings stand side by side. Settings that were measured have the interval of their mean
+    and their verdict; those that were only forecast are hollow. The Pareto front, what no other
+    setting beats in the objective and all costs, is joined by a line.
+
+    Parameters
+    ----------
+    result
+        Of :func:`gpuscope.tune`.
+
+    Raises
+    ------
+    MissingEvidence
+        Nothing was measured or forecast.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "partitions": {"a": 8}, "streams": {"s": {"partition": "a"}},
+    ...     "workloads": {"w": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s",
+    ...                         "repeats": 3}},
+    ... }
+    >>> result = gs.tune(one, {"partitions.a": [8, 64, 120]}, "w.tflop_per_s", device=gpu)
+    >>> [trace.name for trace in gs.figures.tuning(result).data]
+    ['forecast, not measured', 'Pareto front', 'best', 'worse']
+    """
+    cost = next(iter(result.costs), None)
+    measured = [one for one in result.settings if one.mean(result.objective) is not None]
+    hollow = [one for one in result.settings if one.forecast]
+    if not measured and not hollow:
+        raise MissingEvidence("nothing was measured or forecast: tune again")
+    data = [_forecasts(hollow, result.objective, cost)] if hollow else []
+    front = list(result.front)
+    if cost is not None:
+        front.sort(key=lambda one: one.mean(cost) or 0.0)
+    data.append(
+        go.Scatter(
+            x=[_x(one, cost) for one in front],
+            y=[one.mean(result.objective) for one in front],
+            mode="lines",
+            line={"color": style.INK, "width": 1.2},
+            name="Pareto front",
+            hoverinfo="skip",
+        )
+    )
+    for verdict in _LOOKS:
+        mine = [one for one in measured if one.verdict == verdict]
+        if mine:
+            data.append(_series(result, mine, verdict, cost))
+    better = "more" if result.objective.is_rate else "less"
+    notes = [result.outcome, result.bill, result.method, result.forecasts]
+    layout = style.base_layout(
+        f"{escape(result.objective.name, 60)}, {better} is better"
+        f"{suffix_of(result, result.provenance)}",
+        [
+            *(escape(part) for note in notes if note for part in wrapped(note)),
+            *provenance_of(result.provenance),
+        ],
+        400,
+        legend_rows=2,
+        xaxis=style.x_axis(
+            escape(cost.name, 60) if cost is not None else "setting", automargin=True
+        ),
+        yaxis=style.y_axis(escape(result.objective.name, 60)),
+    )
+    figure = ThemedFigure(data=data, layout=layout)
+    for goal in result.slo:
+        if cost is not None and goal.name == cost.name:
+            figure.add_vline(
+                x=goal.limit, line={"color": style.ESCAPED, "dash": "dash", "width": 1},
+                annotation_text=escape(str(goal), 60),
+            )  # fmt: skip
+    return figure
+
+
+def _x(setting: TunedSetting, cost: Goal | None) -> float | str | None:
+    return escape(setting.label, 40) if cost is None else setting.mean(cost)
+
+
+def _forecasts(settings: list[TunedSetting], objective: Goal, cost: Goal | None) -> go.Scatter:
+    return go.Scatter(
+        x=[
+            escape(one.label, 40) if cost is None else one.forecast.get(cost.name)
+            for one in settings
+        ],
+        y=[one.forecast[objective.name] for one in settings],
+        mode="markers",
+        marker={
+            "symbol": "circle-open", "size": 8, "color": style.WHOLE_GPU_COLOUR,
+        },
+        name="forecast, not measured",
+        hovertext=[
+            f"<b>{escape(one.label, 60)}</b>, forecast<br>{one.forecast[objective.name]:,.4g}"
+            for one in settings
+        ],
+        hoverinfo="text",
+    )  # fmt: skip
+
+
+def _series(
+    result: Tuning, settings: list[TunedSetting], verdict: Verdict, cost: Goal | None
+) -> go.Scatter:
+    symbol, colour, size = _LOOKS[verdict]
+    means = [one.mean(result.objective) or 0.0 for one in settings]
+    edges = [result.interval(one) for one in settings]
+    halves = [(found[1] - found[0]) / 2 if found else 0.0 for found in edges]
+    return go.Scatter(
+        x=[_x(one, cost) for one in settings],
+        y=means,
+        error_y={"type": "data", "array": halves, "color": colour, "thickness": 1.2},
+        mode="markers+text",
+        marker={"symbol": symbol, "size": size, "color": colour},
+        text=[escape(one.label, 40) for one in settings] if cost is not None else None,
+        textposition="top center",
+        textfont={"size": 12, "color": style.INK},
+        cliponaxis=False,
+        name=verdict,
+        hovertext=[
+            f"<b>{escape(one.label, 60)}</b>, {verdict}<br>{mean:,.4g} ± {half:.3g} "
+            f"(n = {len(one.values[result.objective.name])})"
+            for one, mean, half in zip(settings, means, halves, strict=True)
+        ],
+        hoverinfo="text",
+    )

@@ -1,0 +1,449 @@
+"""Tuning: forecast a grid of settings, and measure the promising ones until noise tells them apart.
+
+The search itself is :class:`gpuscope.analysis.race.Race`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from gpuscope._checks import MappingOf, door, given, require_kind
+from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
+from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
+from gpuscope.device.device import Device
+from gpuscope.device.select import open_device
+from gpuscope.device.sim.profile import Profile
+from gpuscope.errors import InvalidArgument, InvalidPartition, MissingEvidence, NothingRecorded
+from gpuscope.exporters.tuned import write_tuning
+from gpuscope.figures.tuning_figure import tuning as tuning_figure
+from gpuscope.record.facts import versions
+from gpuscope.runs.execution import Series, as_far_as_measured, opened
+from gpuscope.runs.experiment import Description, Experiment, as_experiment
+from gpuscope.runs.grid import Points, Value, Varied, candidates_of, checked, origin_of
+from gpuscope.runs.runner import Viewer
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_FORECAST_CALLS = 200
+"""Calls of a workload that a forecast runs, unless a p99 is asked for."""
+_OF_ALONE = ("share_of_alone_on_whole_gpu", "gain")
+"""Columns for which workloads are measured alone, too."""
+_RATE = "calls_per_s"
+
+
+@dataclass(frozen=True)
+class TuneResult(Tuning):
+    """What :func:`gpuscope.tune` found: a table, a winner if there is one, and ways to use it.
+
+    ``best`` is the winner, or ``None`` where noise does not tell it from others: then ``equals``
+    are those of which any will do. ``front`` are the measured settings that no other beats in
+    the objective and in all costs. Each is a ``TunedSetting`` with a ``label``, ``sizes`` (SMs of
+    each partition), ``values`` by repeat, and a ``verdict``.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> one = {
+    ...     "name": "one", "alone_repeats": 0, "partitions": {"a": 8},
+    ...     "streams": {"s": {"partition": "a"}},
+    ...     "workloads": {"w": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s",
+    ...                         "repeats": 3}},
+    ... }
+    >>> result = gs.tune(one, {"partitions.a": [8, 64, 120]}, "w.tflop_per_s", device=gpu)
+    >>> result.best.label, dict(result.best.sizes)
+    ('a = 120', {'a': 120})
+    """
+
+    def figure(self) -> go.Figure:
+        """Draw the objective against what it costs: :func:`gpuscope.figures.tuning`."""
+        return tuning_figure(self)
+
+    def export(self, path: str | Path, setting: str | None = None) -> Path:
+        """Write the result for somebody else; the suffix says as what.
+
+        ``.yaml`` is SGLang's ``manual_divisions``, ``.json`` all that was found, ``.py`` code for
+        cuda.core and ``.cpp`` for the CUDA driver that make just these partitions, ``.html`` a
+        report.
+
+        Parameters
+        ----------
+        path
+            The file.
+        setting
+            The label of the setting whose partitions are written; the best if not given.
+
+        Raises
+        ------
+        InvalidArgument
+            Of another suffix, or no setting was named where noise does not tell which is best.
+        GpuscopeError
+            The file cannot be written.
+        """
+        require_kind("path", path, str, Path)
+        require_kind("setting", setting, str, None)
+        return write_tuning(self, path, setting)
+
+
+@door(
+    objective=str,
+    slo=(MappingOf(str), None),
+    device=(Device, str, None),
+    confidence=float,
+    repeats=int,
+    gpu_profile=(str, Path),
+    path=(str, Path, None),
+    viewer=(Callable, None),
+    stop=(threading.Event, None),
+)
+def tune(
+    experiment: Description,
+    vary: Varied,
+    objective: str,
+    slo: Mapping[str, str] | None = None,
+    device: Device | str | None = None,
+    *,
+    confidence: float = 0.95,
+    repeats: int = 7,
+    gpu_profile: str | Path = "h200",
+    path: str | Path | None = None,
+    viewer: Viewer | None = None,
+    stop: threading.Event | None = None,
+) -> TuneResult:
+    """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
+
+    First the simulated GPU forecasts every setting. Then the most promising are measured one after
+    the other, again and again, with those beside the best one, until noise tells them apart, or
+    each was measured ``repeats`` times, or a third of what measuring the whole grid that often
+    would take is spent. In each measurement the experiment's settings and rounds count as one: all
+    of a workload's ``repeats`` are run in one go.
+
+    Parameters
+    ----------
+    experiment
+        The experiment: an ``Experiment``, the path of a TOML or JSON file, or a dict. A setting
+        that nothing of ``vary`` touches takes part, too, and is the reference.
+    vary
+        As in :func:`gpuscope.runs.sweep`: ``{"partitions.decode": "all"}`` is every split that the
+        GPU can make while another partition is ``"rest"``.
+    objective
+        ``"workload.column"`` of the comparison, as ``"decode.calls_per_s"``: a rate is to be as
+        great as possible, a time as small.
+    slo
+        ``"workload.column"`` → limit: ``{"small.latency_p99_us": "<= 100"}``.
+    device
+        An open device or a name for :func:`gpuscope.open_device`; ``"auto"`` if not given.
+    confidence
+        With which all that is told apart is right, together.
+    repeats
+        Measurements of one setting, at most; at least 3.
+    gpu_profile
+        Of the simulated GPU that forecasts for a real one: the part after ``sim:``.
+    path
+        A folder in which each forecast and measurement is saved. A second call with the same
+        experiment, parameters and device goes on from there.
+    viewer
+        Called repeatedly from this thread with the progress.
+    stop
+        Set it to end early.
+
+    Returns
+    -------
+    TuneResult
+        After Ctrl-C or ``stop``, it holds what was measured until then.
+
+    Raises
+    ------
+    InvalidExperiment, InvalidArgument
+        The experiment is invalid at one of the points, or an argument is.
+    MissingEvidence
+        A measurement does not give the column that is asked for, such as a p99 of fewer than
+        1,000 calls.
+    GpuscopeError
+        The folder holds something else or cannot be used, or it was stopped before anything was
+        recorded.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> gemm = {"kind": "gemm", "m": 1024, "n": 1024, "k": 1024, "repeats": 20}
+    >>> both = {
+    ...     "name": "both", "partitions": {"a": 16, "b": "rest"},
+    ...     "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
+    ...     "workloads": {"small": {**gemm, "stream": "s"},
+    ...                   "load": {**gemm, "m": 4096, "n": 4096, "stream": "t",
+    ...                            "background": True, "max_queued": 4}},
+    ... }
+    >>> limit = {"small.kernel_median_us": "<= 15"}
+    >>> result = gs.tune(both, {"partitions.a": [8, 32, 64, 96]}, "load.tflop_per_s", limit, gpu)
+    >>> result.best.label
+    'a = 64'
+    """
+    if not 0 < confidence < 1:
+        raise InvalidArgument(f"confidence is {given(confidence)}; a share in (0, 1) is needed")
+    if repeats < FEWEST:
+        raise InvalidArgument(f"repeats is {given(repeats)}; at least {FEWEST} are needed")
+    described, target = as_experiment(experiment), opened(device)
+    names = described.workloads
+    goal = Goal.parse(objective, names)
+    limits = tuple(Goal.parse(name, names, limit) for name, limit in (slo or {}).items())
+    others = (Goal(name, _RATE) for name in names if name != goal.workload)
+    search = _Search(
+        described, checked(vary, target), target, goal, limits,
+        costs=limits or tuple(others), confidence=confidence, repeats=repeats,
+        gpu_profile=str(gpu_profile), path=path, viewer=viewer, stop=stop or threading.Event(),
+    )  # fmt: skip
+    return as_far_as_measured(search.measure, search.result)
+
+
+class _Search:
+    """One tuning: its candidates, what was forecast and what was measured."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        parameters: Mapping[str, tuple[Value, ...]],
+        device: Device,
+        objective: Goal,
+        slo: tuple[Goal, ...],
+        *,
+        costs: tuple[Goal, ...],
+        confidence: float,
+        repeats: int,
+        gpu_profile: str,
+        path: str | Path | None,
+        viewer: Viewer | None,
+        stop: threading.Event,
+    ) -> None:
+        goals = (objective, *slo, *costs)
+        if not any(goal.column in _OF_ALONE for goal in goals):
+            experiment = experiment.model_copy(update={"alone_repeats": 0})
+        self.experiment = experiment.model_copy(update={"rounds": 1})
+        self.parameters = parameters
+        self.device = device
+        self.objective, self.slo, self.costs = objective, slo, costs
+        self.confidence, self.repeats = confidence, repeats
+        self.gpu_profile = gpu_profile
+        self.viewer, self.stop = viewer, stop
+        self.candidates, self.reference = candidates_of(self.experiment, parameters, device)
+        self.able = [n for n, one in enumerate(self.candidates) if not one.error]
+        if not self.able:
+            raise InvalidPartition(self.candidates[0].error)
+        self.width = max(FEWEST, math.ceil(len(self.able) / 5))
+        self.most = max(FEWEST * repeats, len(self.able) * repeats // 3)
+        self.measured = Points("turn", self.experiment, parameters, device, path)
+        plans = itertools.repeat(self.plan(self.able[0], 0), self.most)
+        self.series = Series(plans, device, viewer, stop)
+        simulated, self.forecasts = self._simulated()
+        self.forecast: Points | None = None
+        if simulated is not None:
+            self.forecast = Points("forecast", self.experiment, parameters, simulated, path)
+            first = (self._short(number) for number in self.able)
+            self.first = Series(first, simulated, viewer, stop)
+        self.decided = False
+
+    # -- what is run ------------------------------------------------------------------
+    def plan(self, number: int, turn: int) -> Experiment:
+        """Return the experiment of one measurement."""
+        one = self.candidates[number]
+        settings = one.experiment.settings
+        update = {
+            "seed": self.experiment.seed + turn,
+            "settings": {one.setting: settings[one.setting]} if settings else {},
+        }
+        return one.experiment.model_copy(update=update)
+
+    def _short(self, number: int) -> Experiment:
+        """Return the experiment of a forecast."""
+        plan = self.plan(number, 0)
+        if any("_p99_" in goal.column for goal in (self.objective, *self.slo)):
+            return plan
+        workloads = {
+            name: spec.model_copy(update={"repeats": min(spec.repeats, _FORECAST_CALLS)})
+            for name, spec in plan.workloads.items()
+        }
+        return plan.model_copy(update={"workloads": workloads})
+
+    def _simulated(self) -> tuple[Device | None, str]:
+        """Return the simulated GPU that forecasts, and how; or why there is none."""
+        name = self.device.info.key.removeprefix("sim:")
+        if self.device.info.kind != "sim":
+            name = self.gpu_profile
+            if Profile.load(name).layout != self.device.layout:
+                return None, (
+                    f"no forecasts: the GPU profile {name} is of another GPU, so settings all over "
+                    "the grid were measured first"
+                )
+            foreign = [
+                label for label, spec in self.experiment.workloads.items() if ":" in spec.kind
+            ]
+            if foreign:
+                return None, (
+                    f"no forecasts of {', '.join(foreign)}, whose code only a GPU runs, so "
+                    "settings all over the grid were measured first"
+                )
+        simulated = open_device(f"sim:{name}", jitter=False, quiet=True)
+        key = simulated.info.key.removeprefix("sim:")
+        return simulated, f"forecasts: SIMULATED with the GPU profile {key}"
+
+    def measure(self) -> None:
+        """Forecast all, then measure in turns until it is decided."""
+        if self.forecast is not None:
+            for number in self.able:
+                if not self.forecast.is_finished(number):
+                    one = self.candidates[number]
+                    label = f"forecast of {one.label}"
+                    self.forecast.run(self.first, number, one.point, self._short(number), label)
+                if self.first.stopped:
+                    return
+        neighbours = self._neighbours()
+        for turn in itertools.count():
+            samples = self.samples(turn)
+            race = self._race(samples)
+            spent = sum(map(len, samples.values()))
+            chosen = race.turn(neighbours, self.width) if samples else self._start()
+            chosen = chosen[: self.most - spent]
+            if not chosen:
+                break
+            random.Random(f"{self.experiment.seed} {turn}").shuffle(chosen)  # noqa: S311
+            for number in chosen:
+                place = turn * len(self.candidates) + number
+                if not self.measured.is_finished(place):
+                    one, plan = self.candidates[number], self.plan(number, turn)
+                    self.measured.run(self.series, place, one.point, plan, one.label)
+                if self.series.stopped:
+                    return
+        self.decided = True
+
+    def _start(self) -> list[int]:
+        """Return whom to measure first: the best by their forecasts, or some all over the grid."""
+        forecast = self._forecast()
+        if forecast:
+            race = self._race({number: {0: values} for number, values in forecast.items()})
+            chosen = race.ranked()[: self.width]
+        else:
+            chosen = self.able[:: math.ceil(len(self.able) / (2 * self.width - 1))]
+        return list(dict.fromkeys([*chosen, *self.reference]))
+
+    def _neighbours(self) -> dict[int, list[int]]:
+        """Return who is beside whom in the grid: one step of one parameter away."""
+        there = {
+            (self.candidates[number].setting, self.candidates[number].place): number
+            for number in self.able
+        }
+        beside: dict[int, list[int]] = {}
+        for (setting, place), number in there.items():
+            steps = itertools.product(range(len(place or ())), (-1, 1))
+            moved = [
+                (setting, (*place[:axis], place[axis] + step, *place[axis + 1 :]))
+                for axis, step in steps
+                if place is not None
+            ]
+            beside[number] = [there[key] for key in moved if key in there]
+        return beside
+
+    def _race(self, samples: Samples) -> Race:
+        return Race(samples, self.objective, self.slo, self.confidence, self.repeats)
+
+    # -- what was found ---------------------------------------------------------------
+    def samples(self, before: int | None = None) -> dict[int, dict[int, Values]]:
+        """Return what was measured in the turns before one, or in all."""
+        found: dict[int, dict[int, Values]] = {}
+        for place, table in sorted(self.measured.tables.items()):
+            turn, number = divmod(place, len(self.candidates))
+            if self.measured.is_finished(place) and (before is None or turn < before):
+                found.setdefault(number, {})[turn] = self._values(number, table)
+        return found
+
+    def _forecast(self) -> dict[int, Values]:
+        tables = {} if self.forecast is None else self.forecast.tables
+        return {
+            number: self._values(number, table)
+            for number, table in tables.items()
+            if table.column("error").null_count == len(table)
+        }
+
+    def _values(self, number: int, table: pa.Table) -> Values:
+        """Return the columns that were asked for."""
+        rows = {row["workload"]: row for row in table.to_pylist()}
+        values = {}
+        needed = (self.objective, *self.slo)
+        for goal in dict.fromkeys((*needed, *self.costs)):
+            value = rows.get(goal.workload, {}).get(goal.column)
+            if value is not None:
+                values[goal.name] = float(value)
+            elif goal in needed:
+                raise MissingEvidence(
+                    f"{self.candidates[number].label} gives no {goal.name}{_why(goal)}"
+                )
+        return values
+
+    def result(self) -> TuneResult:
+        """Return the result of what there is."""
+        for place in list(self.series.runs):
+            assert isinstance(place, int)  # noqa: S101 - as measure() names them
+            one = self.candidates[place % len(self.candidates)]
+            self.measured.keep(self.series, place, one.point)
+        samples, forecast = self.samples(), self._forecast()
+        if not samples and not forecast:
+            raise NothingRecorded("it was stopped before anything was recorded: tune again")
+        race = self._race(samples)
+        verdicts = race.verdicts()
+        tables = [*self.measured.tables.values()]
+        missing = dict.fromkeys(
+            line for table in tables for line in table.column("incomplete").to_pylist() if line
+        )
+        origins = dict.fromkeys(line for table in tables for line in origin_of(table).provenance)
+        costs = tuple(
+            goal for goal in self.costs
+            if all(goal.name in values for turns in samples.values() for values in turns.values())
+        )  # fmt: skip
+        front, settings = race.front(costs), []
+        for number, one in enumerate(self.candidates):
+            turns = samples.get(number, {})
+            settings.append(
+                TunedSetting(
+                    label=one.label, point=one.point, setting=one.setting, sizes=one.sizes,
+                    values={
+                        goal.name: tuple(values[goal.name] for values in turns.values())
+                        for goal in dict.fromkeys((self.objective, *self.slo, *costs)) if turns
+                    },
+                    forecast=forecast.get(number, {}), error=one.error,
+                    verdict="refused" if one.error else verdicts.get(number, "not measured"),
+                    on_front=number in front,
+                )
+            )  # fmt: skip
+        info = self.device.info
+        return TuneResult(
+            settings=tuple(settings), objective=self.objective, slo=self.slo, costs=costs,
+            confidence=self.confidence, repeats=self.repeats,
+            experiment=self.experiment.to_dict(), parameters=self.parameters,
+            device={
+                "name": info.name, "uuid": info.uuid, "sm_count": info.sm_count,
+                "quantum": self.device.layout.quantum_sm_count,
+                "compute_capability": info.compute_capability, "driver": info.driver,
+            },
+            versions=dict(versions()), forecasts=self.forecasts, stopped=not self.decided,
+            reference=next((settings[n].label for n in self.reference if n in samples), None),
+            provenance="; ".join(origins), incomplete="; ".join(missing),
+        )  # fmt: skip
+
+
+def _why(goal: Goal) -> str:
+    """Say why a column may be missing."""
+    if "_p99_" in goal.column:
+        return ": a p99 needs 1,000 calls in each measurement; raise the workload's repeats"
+    if goal.column in _OF_ALONE:
+        return ": it needs alone_repeats of at least 1, and workloads without rate_hz"
+    return ": no call of it ended, or its kind does not state it"

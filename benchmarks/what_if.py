@@ -9,7 +9,8 @@ Three parts, each judged on what it was not fitted to:
   change, and the program is run with that change (``--planted``).
 
 Run ``python benchmarks/what_if.py`` for the first two, ``python benchmarks/what_if.py --planted``
-on a GPU for the third; both write their part of ``results/what_if.json``.
+on a GPU for the third; both write their part of ``results/what_if.json``. ``--recordings`` writes
+two of the models as the recordings that come with the package.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from gpuscope.device.sim.kernel_model import SCALING, Launch, RecordedKernel, Sc
 from gpuscope.device.sim.profile import Profile
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts, TraceMetadata
+from gpuscope.workloads.builtin import RECORDINGS
 from gpuscope.workloads.copy import Copy
 from gpuscope.workloads.softmax import Softmax
 
@@ -46,12 +48,26 @@ FLIGHT = 16
 REPEATS = 12
 """Calls of a model beside another one."""
 
+SHIPPED = (
+    ("decode_h200", "decode 4096 b16",
+     "a decode step of two PyTorch decoder layers, hidden size 4096, batch 16"),
+    ("prefill_h200", "prefill 4096", "prefill of 2,048 tokens by two PyTorch decoder layers, hidden size 4096"),
+)  # fmt: skip
+"""Name, model and what it is, of the recordings that come with gpuscope."""
+
 Row = dict[str, Any]
 
 
 # -- models alone --------------------------------------------------------------------------
-def trace_of(model: Row, sms: int) -> Trace:
-    """Return a model's step on so many SMs as a recording of it."""
+def trace_of(model: Row, sms: int, measured: Row | None = None) -> Trace:
+    """Return a model's step on so many SMs as a recording of it.
+
+    Parameters
+    ----------
+    measured
+        When and where, to be said in its metadata.
+    """
+    seen = measured or {}
     place = model["sms"].index(sms)
     columns: dict[str, list[Any]] = {
         name: []
@@ -73,11 +89,28 @@ def trace_of(model: Row, sms: int) -> Trace:
     parts = {} if partition is None else {partition: PartitionFacts(sm_count=sms)}
     metadata = TraceMetadata(
         time_base="relative",
-        devices={"cuda:0": DeviceFacts(index=0, name="NVIDIA H200", sm_count=WHOLE)},
+        devices={
+            "cuda:0": DeviceFacts(
+                index=0, name="NVIDIA H200", sm_count=WHOLE, driver=seen.get("driver")
+            )
+        },
+        driver=seen.get("driver"),
+        versions={"torch": seen["torch"]} if seen else {},
+        notes=(f"recorded on {seen['device']}, {seen['date']}: {seen['what']}",) if seen else (),
         partitions=parts,
         streams={"1": StreamFacts(name="model", partition=partition)},
     )
     return Trace.from_columns(columns, metadata=metadata)
+
+
+def write_recordings(data: Row) -> None:
+    """Write the recordings that come with gpuscope."""
+    for name, model, what in SHIPPED:
+        for sms, suffix in ((WHOLE, ""), (FEW, f"_{FEW}")):
+            seen = {**data["measured"], "what": f"{what}, alone on {sms} SMs"}
+            trace = trace_of(data["models"][model], sms, seen)
+            path = gs.export(trace, RECORDINGS / f"{name}{suffix}.parquet")
+            print(path.name, path.stat().st_size, "bytes")
 
 
 def kernels(model: Row, scaling: Scaling, *, two: bool) -> list[RecordedKernel]:
@@ -430,9 +463,13 @@ def _rounded(rows: list[Row]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--planted", action="store_true", help="planted changes, on this GPU")
+    parser.add_argument("--recordings", action="store_true", help="write those of the package")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
+    if chosen.recordings:
+        write_recordings(json.loads(DATA.read_text()))
+        return
     results = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
     today = dt.datetime.now(dt.UTC).date().isoformat()
     if chosen.planted:

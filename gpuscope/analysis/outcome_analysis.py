@@ -10,7 +10,7 @@ from gpuscope._text import clean, duration
 from gpuscope.analysis.result import Row
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run, incomplete
+from gpuscope.trace.run import Run, incomplete, is_of_requests
 
 WON = 1.2
 """A gain from here on is throughput won by running together."""
@@ -19,6 +19,8 @@ BETTER = 0.9
 _SAME = 1.1
 """Latencies by less than this factor apart are equal, as p99 of an H200's repeated runs differ by
 up to 17 %: then the setting that costs less counts."""
+_NAMED = 3
+"""Settings that a sentence names."""
 _COMMON = frozenset(
     {"kind", "stream", "repeats", "warmup", "background", "max_queued", "rate_hz", "arrival",
      "waits_on", "guard", "dtype", "sm_count_target"}
@@ -30,7 +32,8 @@ def outcome(run: Run) -> str:
     """Say in one sentence what was won and what it cost.
 
     The setting with the lowest latency of a workload that is not in the background is compared
-    with the first one that carves nothing, by p99 where every setting has one, else by p50.
+    with the first one that carves nothing, by p99 where every setting has one, else by p50. Where
+    requests are served, the one with the highest goodput is.
 
     Examples
     --------
@@ -45,16 +48,51 @@ def outcome(run: Run) -> str:
     """
     rows: list[Row] = run.comparison.to_pylist()
     background = background_of(run.experiment)
+    served = [row for row in rows if is_of_requests(row)]
     timed = [row for row in rows if row["latency_n"] and row["workload"] not in background]
     found = [
         _Comparison.of(run, [row for row in timed if row["workload"] == name], rows, background)
         for name in dict.fromkeys(row["workload"] for row in timed)
     ]
     words = max(found, key=lambda one: one.factor).words if found else _together(rows)
+    if served:
+        words = _of_requests(
+            run, [row for row in served if row["workload"] == served[0]["workload"]]
+        )
     if missing := incomplete(run.traces):
         words = f"{words.removesuffix('.')}; {missing}."
     simulated = any(trace.is_simulated for trace in run.traces.values())
     return clean(f"Simulated: {words}" if simulated else words)
+
+
+def _of_requests(run: Run, mine: list[Row]) -> str:
+    """Say which setting serves requests best, or without an SLO how each token came."""
+    plain = (row for row in mine if not run[row["setting"]].metadata.partitions)
+    base = next(plain, mine[0])
+    name, slo = base["workload"], run.experiment["workloads"][base["workload"]].get("slo")
+    if not slo:
+        return "; ".join(
+            f"{name} in “{row['setting']}”: p50 of TTFT {duration(1e6 * row['ttft_p50_ms'])}, "
+            f"{row['requests_per_s']:.3g} requests/s"
+            for row in mine[:_NAMED]
+        ) + ". State an slo to compare goodput."  # fmt: skip
+    limits = " and ".join(f"{what[:4].strip('_').upper()} ≤ {slo[what]:g} ms" for what in slo)
+    best = max(mine, key=lambda row: row["goodput_per_s"])
+    before, after = (row["goodput_per_s"] for row in (base, best))
+    goodput = f"goodput of {name} ({limits})"
+    met = "{:.0f} %".format
+    shares = [met(100 * row["goodput_per_s"] / row["requests_per_s"]) for row in (base, best)]
+    if len(mine) == 1:
+        return f"{goodput} is {after:.3g} requests/s: {shares[1]} of the requests meet it."
+    if after < _SAME * before:
+        return (
+            f"no setting raises the {goodput} by a tenth: {before:.3g} → {after:.3g} requests/s "
+            "at best."
+        )
+    return (
+        f"{goodput} {before:.3g} → {after:.3g} requests/s (“{best['setting']}” against "
+        f"“{base['setting']}”): {shares[1]} of the requests meet it, not {shares[0]}."
+    )
 
 
 def background_of(experiment: Description) -> list[str]:
@@ -176,6 +214,8 @@ def describe_workload(facts: Description) -> str:
     ...                    "stream": "s", "repeats": 1000, "rate_hz": 1000, "arrival": "poisson"})
     'gemm 512 × 512 × 512 float16 on s, 1,000 calls at random moments, 1,000 a second'
     """
+    if facts.get("kind") == "requests":
+        return _describe_requests(facts)
     own = {name: value for name, value in facts.items() if name not in _COMMON}
     sides = [own.pop(name) for name in ("m", "n", "k") if {"m", "n", "k"} <= facts.keys()]
     words = [str(facts.get("kind")).replace("_", " "), " × ".join(map(str, sides))]
@@ -189,14 +229,33 @@ def describe_workload(facts: Description) -> str:
     if facts.get("background"):
         calls = "in the background, back to back"
     elif facts.get("rate_hz"):
-        when = {"poisson": "at random moments", "fixed": "at regular intervals"}
-        calls += f" {when.get(facts['arrival'], facts['arrival'])}, {facts['rate_hz']:,g} a second"
+        calls += _arriving(facts)
     else:
         calls += " back to back"
     calls += f", up to {queued} queued" if queued > 1 else ""
     stream = f" on {facts['stream']}" if facts.get("stream") else ""
     unguarded = ", without a guard" if facts.get("guard") is False else ""
     return f"{' '.join(filter(None, words))}{stream}, {calls}{unguarded}"
+
+
+def _arriving(facts: Description) -> str:
+    when = {"poisson": "at random moments", "fixed": "at regular intervals"}
+    return f" {when.get(facts['arrival'], facts['arrival'])}, {facts['rate_hz']:,g} a second"
+
+
+def _describe_requests(facts: Description) -> str:
+    arriving = _arriving(facts) if facts.get("rate_hz") else " at recorded times"
+    tokens, slo = facts.get("output_tokens", 64), facts.get("slo") or {}
+    if isinstance(tokens, list):
+        tokens = f"{min(tokens):,} to {max(tokens):,}"
+    elif isinstance(tokens, str):
+        name, *values = tokens.split()
+        tokens = " to ".join(values) if name == "uniform" else f"on average {values[0]}"
+    return (
+        f"{facts.get('repeats', 100):,} requests{arriving}, prefilled by {facts.get('prefill')}, "
+        f"{tokens} tokens each by {facts.get('decode')}, up to {facts.get('batch', 16)} at a time"
+        + "".join(f", {name[:4].strip('_').upper()} ≤ {most:g} ms" for name, most in slo.items())
+    )
 
 
 def _bytes(number: int) -> str:

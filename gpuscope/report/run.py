@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from gpuscope import analysis, figures
 from gpuscope._text import safe
@@ -20,8 +21,10 @@ from gpuscope.figures import style
 from gpuscope.figures.text import duration
 from gpuscope.report import page
 from gpuscope.report.page import Row
-from gpuscope.trace.run import Run, incomplete
+from gpuscope.trace.run import Run, incomplete, is_of_requests
 
+Bars: TypeAlias = dict[str, tuple[Row, float]]
+"""Setting → its row, and the length of its bar."""
 _HEADINGS = {
     "setting": "Setting",
     "workload": "Workload",
@@ -34,6 +37,20 @@ _HEADINGS = {
     "latency_p99_us": "Latency p99 (µs)",
     "tflop_per_s": "TFLOP/s",
     "share_of_alone_on_whole_gpu": "Share of alone",
+}
+_SERVED = {
+    "setting": "Setting",
+    "workload": "Workload",
+    "requests_n": "Requests, n",
+    "ttft_p50_ms": "TTFT p50 (ms)",
+    "ttft_p90_ms": "TTFT p90 (ms)",
+    "ttft_p99_ms": "TTFT p99 (ms)",
+    "tbt_n": "TBT, n",
+    "tbt_p50_ms": "TBT p50 (ms)",
+    "tbt_p90_ms": "TBT p90 (ms)",
+    "tbt_p99_ms": "TBT p99 (ms)",
+    "requests_per_s": "Requests/s",
+    "goodput_per_s": "Goodput/s",
 }
 _TOGETHER = {
     "setting": "Setting",
@@ -70,7 +87,11 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     GpuscopeError
         The file cannot be written (no such folder, no room).
     """
-    rows: list[Row] = run.comparison.to_pylist()
+    every: list[Row] = run.comparison.to_pylist()
+    rows, served = (
+        [row for row in every if is_of_requests(row) == of_requests]
+        for of_requests in (False, True)
+    )
     heading = title or str(run.experiment.get("name") or "gpuscope run")
     background, foreground = _workloads(run, rows)
     missing = incomplete(run.traces)
@@ -82,12 +103,15 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         f'<p class="headline">{page.sentence(_headline(run))}</p>',
         page.findings(found[:first]),
         page.terms({name: describe_workload(facts) for name, facts in described.items()}),
-        *_picture(run, rows, background, foreground),
+        *_picture(run, rows, served, background, foreground),
         page.findings(found[first:]),
         *(page.paragraph(line) for line in _variants(run, rows, foreground)),
         *_too_good(run),
         *_timelines(run),
     ]
+    if served:
+        table = _told([{name: row[column] for column, name in _SERVED.items()} for row in served])
+        sections += ["<h2>Requests</h2>", page.judged(table, missing)]
     if foreground:
         sections += ["<h2>Latency</h2>", *page.latency_figures(run.traces, foreground)]
     sections += [
@@ -152,21 +176,25 @@ def _told(rows: Sequence[Row]) -> list[Row]:
 
 
 # -- the picture --------------------------------------------------------------------------
-def _picture(run: Run, rows: list[Row], background: list[str], foreground: list[str]) -> list[str]:
+def _picture(
+    run: Run, rows: list[Row], served: list[Row], background: list[str], foreground: list[str]
+) -> list[str]:
     """Draw what each setting is, the latency that it gives, and what the background keeps.
+
+    Of requests, their goodput and the times of their tokens instead.
 
     As a table of bars in the page's own colours: it needs no script, and is there at once.
     """
     colours: dict[str | None, str] = {None: style.WHOLE_GPU_COLOUR}
     colours.update(style.partition_colours(run.traces.values(), ()))
-    columns = []
-    for name in foreground[:1]:
+    columns = _of_requests(served)
+    for name in [] if served else foreground[:1]:
         mine = [row for row in rows if row["workload"] == name and row["latency_n"]]
         mark = "p99" if all(row["latency_p99_us"] is not None for row in mine) else "p50"
         values = {row["setting"]: (row, row[f"latency_{mark}_us"]) for row in mine}
         texts = {at: duration(us * 1e3) for at, (_, us) in values.items()}
         columns.append((f"{mark} latency of {name} (shorter is better)", values, texts))
-    for name in background[: 3 - len(columns)]:
+    for name in background[: max(0, 3 - len(columns))]:
         mine = [row for row in rows if row["workload"] == name]
         values = {row["setting"]: (row, row["share_of_alone_on_whole_gpu"]) for row in mine}
         values = {at: pair for at, pair in values.items() if pair[1] is not None}
@@ -182,13 +210,36 @@ def _picture(run: Run, rows: list[Row], background: list[str], foreground: list[
             row, value = values.get(setting, ({}, None))
             bar = "–"
             if value is not None:
-                colour = colours.get(row["partition"], style.WHOLE_GPU_COLOUR)
+                colour = "var(--muted)"  # requests run on two partitions
+                if not is_of_requests(row):
+                    colour = colours.get(row["partition"], style.WHOLE_GPU_COLOUR)
                 size = f"width:{_WIDEST * value / longest:.1f}%;background:{colour}"
                 bar = f'<i style="{size}"></i><b>{safe(texts[setting])}</b>'
             cells += f'<td><div class="bar">{bar}</div></td>'
         body += f"<tr>{cells}</tr>"
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return [f'<div class="picture"><table>{inside}</table></div>', _legend(colours)]
+
+
+def _of_requests(served: list[Row]) -> list[tuple[str, Bars, dict[str, str]]]:
+    """Return the columns of the picture for the first workload of requests."""
+    mine = [row for row in served if row["workload"] == served[0]["workload"]]
+    columns = []
+    for column, title, ns in (
+        ("goodput_per_s", "goodput of {}, requests/s (longer is better)", 0),
+        ("ttft_p50_ms", "p50 time to first token of {} (shorter is better)", 1e6),
+        ("tbt_p50_ms", "p50 time between tokens of {} (shorter is better)", 1e6),
+    ):
+        values = {row["setting"]: (row, row[column]) for row in mine if row[column] is not None}
+        texts = {
+            at: duration(value * ns)
+            if ns
+            else f"{page.number(value)} of {page.number(row['requests_per_s'])}"
+            for at, (row, value) in values.items()
+        }
+        if values:
+            columns.append((title.format(mine[0]["workload"]), values, texts))
+    return columns
 
 
 def _legend(colours: dict[str | None, str]) -> str:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import operator
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveInt, StrictBool, StrictInt, StrictStr, field_validator
@@ -21,6 +22,9 @@ if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.workloads.function import Workload
     from gpuscope.workloads.handle import Handle
 
+RECORDINGS = Path(__file__).parent / "recordings"
+"""Recordings of steps of a PyTorch decoder of hidden size 4096 on an H200: decode in a batch of 16,
+and prefill. ``benchmarks/what_if.py --recordings`` makes them."""
 PYTHON = "python"
 """The kind of what is named by module and name."""
 
@@ -128,26 +132,37 @@ class TraceSpec(WorkloadSpec):
     Attributes
     ----------
     path
-        A trace of any format that gpuscope reads.
+        A trace of any format that gpuscope reads, or the name of one in :data:`RECORDINGS`:
+        ``decode_h200``, ``prefill_h200``, and on 24 SMs ``decode_h200_24``, ``prefill_h200_24``.
     second
         The same work recorded on fewer SMs: makes times elsewhere more accurate.
     of_stream
         Only the kernels of the stream of that name.
+    graph
+        Launch them all at once, as a captured step is launched.
     """
 
     kind: Literal["trace"]
     path: str = Field(title="Trace", examples=["model.parquet"])
     second: str | None = Field(None, title="On fewer SMs", json_schema_extra={"rare": True})
     of_stream: str | None = Field(None, title="Only of stream", json_schema_extra={"rare": True})
+    graph: bool = Field(default=False, title="As one graph", json_schema_extra={"rare": True})
+
+    _later = ("guard", "waits_on", "graph")
 
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
         """Make a :class:`~gpuscope.workloads.recorded.RecordedWork`."""
         from gpuscope.formats.reading import load_trace  # noqa: PLC0415 - only this kind reads
 
         del seed
-        second = None if self.second is None else load_trace(self.second)
+        trace, second = (
+            None if path is None else load_trace(shipped if shipped.is_file() else path)
+            for path in (self.path, self.second)
+            for shipped in [RECORDINGS / f"{path}.parquet"]
+        )
+        assert trace is not None  # noqa: S101 - as its path
         return workloads.RecordedWork(
-            device, load_trace(self.path), second=second, of_stream=self.of_stream, name=name
+            device, trace, second=second, of_stream=self.of_stream, graph=self.graph, name=name
         )
 
 

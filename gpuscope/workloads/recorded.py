@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from gpuscope._checks import require_kind
 from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.sim.kernel_model import Launch, RecordedKernel, known_of
@@ -17,7 +18,7 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
-from gpuscope.workloads.context import Passed
+from gpuscope.workloads.context import AnyStream, Passed
 from gpuscope.workloads.handle import Handle
 
 Row: TypeAlias = Mapping[str, Any]
@@ -132,6 +133,8 @@ class RecordedWork(Handle):
         The same work recorded on fewer SMs.
     of_stream
         Name or number of a stream: only its kernels.
+    graph
+        Launch all of them at once, as a captured step is launched.
     name, max_in_flight
         As for other handles.
 
@@ -165,11 +168,13 @@ class RecordedWork(Handle):
         *,
         second: Trace | None = None,
         of_stream: str | None = None,
+        graph: bool = False,
         name: str = "recorded work",
         max_in_flight: int = 1,
     ) -> None:
         require_kind("trace", trace, Trace)
         require_kind("second", second, Trace, None)
+        require_kind("graph", graph, bool)
         super().__init__(owner, name=name, max_in_flight=max_in_flight)
         if self.device.info.kind != "sim":
             raise CapabilityError(
@@ -195,6 +200,15 @@ class RecordedWork(Handle):
             end_ns = max(end_ns or 0, row["end_ns"])
             model = KernelModel(partial(_cost, kernel, gap_ns))
             self._kernels.append(self.device.compile("", row["name"], model=model))
+        if graph:
+            self.use_graph()
+
+    def execute(self, *, stream: AnyStream = None) -> None:
+        """Queue one call; as a graph it takes its stream from a guard, too.
+
+        In another partition it captures anew.
+        """
+        self._execute(get_caller_stream() if stream is None else stream)
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         del operands

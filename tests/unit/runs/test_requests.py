@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope._text import format_value
+from gpuscope.analysis.outcome_analysis import describe_workload
 from gpuscope.errors import GpuscopeError, InvalidArgument, InvalidExperiment, MissingEvidence
+from gpuscope.report import html_report
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.serving import Serving
 from gpuscope.trace import Trace
+from gpuscope.workloads.builtin import RECORDINGS
 from gpuscope.workloads.requests import RequestsSpec, draw
 
 CHAT = {
@@ -316,3 +320,121 @@ def test_a_step_serves_who_was_prefilled_when_it_is_decided():
     assert done[2].tokens_ns == [2, 12, 13]  # it joined when there was room
     assert serving.decode.over
     assert serving.decode.due_ns is None
+
+
+# -- what people read ----------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def compared():
+    """Requests on a shared GPU, where prefill delays decode, and on partitions."""
+    workloads = {
+        "prefill": {"kind": "gemm", "m": 16384, "n": 4096, "k": 4096, "stream": "p"},
+        "decode": {"kind": "gemm", "m": 16, "n": 8192, "k": 8192, "stream": "d"},
+        "chat": {
+            **CHAT,
+            "repeats": 30,
+            "rate_hz": 300,
+            "output_tokens": 20,
+            "slo": {"tbt_ms": 0.1},
+        },
+    }
+    partitioned = {"p": {"partition": "p"}, "d": {"partition": "d"}}
+    settings = {
+        "shared": {},
+        "64 | 68": {"partitions": {"p": 64, "d": "rest"}, "streams": partitioned},
+    }
+    return run_of(
+        {
+            **PLAN,
+            "rounds": 1,
+            "partitions": {},
+            "streams": {"p": {}, "d": {}},
+            "workloads": workloads,
+            "settings": settings,
+        }
+    )
+
+
+def test_the_outcome_speaks_of_goodput(compared):
+    shared, carved = (
+        gs.analysis.requests(compared[name])["chat"] for name in ("shared", "64 | 68")
+    )
+    assert carved.goodput_per_s > 1.1 * shared.goodput_per_s
+    words = gs.analysis.outcome(compared)
+    assert words.startswith("Simulated: goodput of chat (TBT ≤ 0.1 ms) ")
+    assert f"{shared.goodput_per_s:.3g} → {carved.goodput_per_s:.3g} requests/s" in words
+    assert "(“64 | 68” against “shared”)" in words
+    assert f"{100 * carved.met:.0f} % of the requests meet it" in words
+
+
+def test_the_outcome_of_one_setting_and_without_an_slo(run):
+    seen = gs.analysis.requests(run["default"])["chat"]
+    assert f"is {seen.goodput_per_s:.3g} requests/s" in gs.analysis.outcome(run)
+    words = gs.analysis.outcome(run_of(plan(slo=None)))
+    assert "chat in “default”: p50 of TTFT" in words
+    assert words.endswith("State an slo to compare goodput.")
+
+
+def test_the_report_shows_requests(compared, tmp_path):
+    page = html_report(compared, tmp_path / "report.html").read_text("utf-8")
+    assert "<h2>Requests</h2>" in page
+    for words in ("TTFT p50 (ms)", "TBT p90 (ms)", "Goodput/s", "goodput of chat", "TTFT, TBT"):
+        assert words in page
+    seen = gs.analysis.requests(compared["64 | 68"])["chat"]
+    assert format_value(seen.goodput_per_s) in page
+
+
+def test_requests_are_described_in_a_line():
+    words = describe_workload(Experiment.from_dict(plan()).to_dict()["workloads"]["chat"])
+    assert words == (
+        "12 requests at random moments, 800 a second, prefilled by prefill, 1 to 9 tokens each by "
+        "decode, up to 3 at a time, TTFT ≤ 2.5 ms, TBT ≤ 0.13 ms"
+    )
+
+
+# -- recordings that come along --------------------------------------------------------------
+def recorded(name, **fields):
+    return {
+        "name": "step", "alone_repeats": 0, "streams": {"s": {}},
+        "workloads": {
+            "step": {"kind": "trace", "path": name, "stream": "s", "repeats": 2, **fields}
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["decode_h200", "prefill_h200"])
+def test_recordings_of_a_decoder_come_along(name):
+    few = f"{name}_24"
+    for path in (name, few):
+        file = RECORDINGS / f"{path}.parquet"
+        trace = gs.load_trace(file)
+        assert file.stat().st_size < 100_000
+        assert not trace.is_simulated
+        assert trace.metadata.driver == "580.159"
+        assert trace.metadata.notes[0].startswith("recorded on NVIDIA H200, 2026-11-22: ")
+    kernels = gs.load_trace(RECORDINGS / f"{name}.parquet").where(kind="kernel")
+    took_ns = int(kernels.array("end_ns").max() - kernels.array("start_ns").min())
+    for graph in (False, True):
+        (trace,) = gs.runs.predict(recorded(name, second=few, graph=graph)).traces.values()
+        again = trace.where(kind="kernel")
+        assert again.texts("name")[: len(kernels)] == kernels.texts("name")
+        assert trace.is_simulated
+        step = again.where(np.arange(len(again)) < len(kernels))
+        span_ns = int(step.array("end_ns").max() - step.array("start_ns").min())
+        if graph:  # one launch, whose kernels follow each other as they did
+            assert span_ns == pytest.approx(took_ns, rel=0.02)
+            assert len(trace.where(kind="api")) <= 4
+        else:
+            assert span_ns > took_ns
+
+
+def test_a_step_of_a_recording_is_captured_anew_on_another_partition():
+    split = {**recorded("decode_h200", second="decode_h200_24", graph=True)}
+    split["settings"] = {
+        f"{count}": {"partitions": {"a": count}, "streams": {"s": {"partition": "a"}}}
+        for count in (24, 96)
+    }
+    run = gs.runs.predict(split)
+    slow, fast = (run[name].where(kind="kernel") for name in ("24", "96"))
+    assert {*slow.texts("partition")} == {*fast.texts("partition")} == {"a"}
+    durations = [int((one.array("end_ns") - one.array("start_ns")).sum()) for one in (slow, fast)]
+    assert durations[0] > 1.5 * durations[1]

@@ -51,7 +51,8 @@ REPEATS = 12
 SHIPPED = (
     ("decode_h200", "decode 4096 b16",
      "a decode step of two PyTorch decoder layers, hidden size 4096, batch 16"),
-    ("prefill_h200", "prefill 4096", "prefill of 2,048 tokens by two PyTorch decoder layers, hidden size 4096"),
+    ("prefill_h200", "prefill 4096",
+     "prefill of 2,048 tokens by two PyTorch decoder layers, hidden size 4096"),
 )  # fmt: skip
 """Name, model and what it is, of the recordings that come with gpuscope."""
 

@@ -23,6 +23,7 @@ GROUPS = ("carving", "host cost", "observer", "throughput", "quickstart", "contr
           "recording", "events", "latency", "shapes")  # fmt: skip
 """What h200.py measures."""
 BESIDE: dict[str, tuple[str, ...]] = {
+    "tune": ("tune.py",),
     "traced": ("traced.py",),
     "transfers": ("transfers.py",),
     "findings": ("findings.py",),

@@ -13,7 +13,7 @@ from gpuscope._checks import MappingOf, door
 from gpuscope._text import clean
 from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
-from gpuscope.analysis.intervals import ended_kernels, grouped, rates
+from gpuscope.analysis.intervals import ended_kernels, grouped, makespans_ns, rates
 from gpuscope.analysis.latency_analysis import latency
 from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row
@@ -43,6 +43,7 @@ COLUMNS = {
     "tbt_p99_ms": pa.float64(),
     "requests_per_s": pa.float64(),
     "goodput_per_s": pa.float64(),
+    "calls_per_s": pa.float64(),
     "tflop_per_s": pa.float64(),
     "share_of_alone_on_whole_gpu": pa.float64(),
     "overlap": pa.float64(),
@@ -50,8 +51,9 @@ COLUMNS = {
     "gain": pa.float64(),
     "incomplete": pa.string(),
 }
-"""Column → type of a comparison; units in the names. ``tflop_per_s`` is operations over
-first start to last end, null where its kernels do not state them;
+"""Column → type of a comparison; units in the names. ``calls_per_s`` is finished calls over
+the time from the first kernel's start to the last one's end; ``tflop_per_s`` operations over that,
+null where its kernels do not state them;
 ``share_of_alone_on_whole_gpu`` that rate over the workload's rate alone on the
 unpartitioned GPU; both are null for a workload that arrives at a given rate or as requests need it,
 and latency is null for a background. ``ttft_*``, ``tbt_*``, ``requests_per_s`` and
@@ -99,6 +101,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
         number = {label: index for index, label in enumerate(groups.labels)}
         medians = groups.quantiles(ends - starts, (0.5,))[:, 0].tolist()
         tflop_per_s = rates(found, groups, starts, ends)
+        spans_ns = makespans_ns(found, groups, starts, ends).tolist()
         planned = (trace.metadata.experiment or {}).get("workloads", {})
         driven = driven_by_requests(planned)
         for workload in dict.fromkeys([*(one for one in planned if one in number), *number]):
@@ -110,6 +113,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
             times = None if plan.get("background") else seen.get(workload)
             paced = plan.get("rate_hz") is not None or workload in driven
             rate = None if paced else tflop_per_s[index]
+            calls, span_ns = seen.get(workload), spans_ns[index]
             rows.append(
                 {
                     "setting": setting,
@@ -121,6 +125,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                     "latency_p50_us": times.p50_ns / 1e3 if times else None,
                     "latency_p90_us": times.p90_ns / 1e3 if times else None,
                     "latency_p99_us": times.p99_ns / 1e3 if times and times.p99_ns else None,
+                    "calls_per_s": calls.n * 1e9 / span_ns if calls and span_ns > 0 else None,
                     "tflop_per_s": rate,
                     "share_of_alone_on_whole_gpu": rate / alone if rate and alone else None,
                     "overlap": most.fraction if most else None,

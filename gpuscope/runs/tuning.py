@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +21,6 @@ from gpuscope._checks import MappingOf, door, given, require_kind
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.device.device import Device
-from gpuscope.device.select import open_device
-from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import InvalidArgument, InvalidPartition, MissingEvidence, NothingRecorded
 from gpuscope.exporters.tuned import write_tuning
 from gpuscope.figures.tuning_figure import tuning as tuning_figure
@@ -30,6 +29,8 @@ from gpuscope.runs.execution import Series, as_far_as_measured, opened
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.runs.grid import Points, Value, Varied, candidates_of, checked, origin_of
 from gpuscope.runs.runner import Viewer
+from gpuscope.runs.stand_ins import forecaster, no_forecasts, stand_ins
+from gpuscope.workloads.builtin import TraceSpec
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -234,8 +235,9 @@ class _Search:
         self.device = device
         self.objective, self.slo, self.costs = objective, slo, costs
         self.confidence, self.repeats = confidence, repeats
-        self.gpu_profile = gpu_profile
-        self.viewer, self.stop = viewer, stop
+        self.stop = stop
+        self.folder = None if path is None else Path(path)
+        self.stand_ins: dict[str, TraceSpec] = {}
         self.candidates, self.reference = candidates_of(self.experiment, parameters, device)
         self.able = [n for n, one in enumerate(self.candidates) if not one.error]
         if not self.able:
@@ -245,7 +247,9 @@ class _Search:
         self.measured = Points("turn", self.experiment, parameters, device, path)
         plans = itertools.repeat(self.plan(self.able[0], 0), self.most)
         self.series = Series(plans, device, viewer, stop)
-        simulated, self.forecasts = self._simulated()
+        simulated, self.foreign, self.forecasts = forecaster(
+            self.experiment, device, parameters, gpu_profile
+        )
         self.forecast: Points | None = None
         if simulated is not None:
             self.forecast = Points("forecast", self.experiment, parameters, simulated, path)
@@ -268,37 +272,30 @@ class _Search:
         """Return the experiment of a forecast."""
         plan = self.plan(number, 0)
         if any("_p99_" in goal.column for goal in (self.objective, *self.slo)):
-            return plan
+            return plan.model_copy(update={"workloads": {**plan.workloads, **self.stand_ins}})
         workloads = {
             name: spec.model_copy(update={"repeats": min(spec.repeats, _FORECAST_CALLS)})
-            for name, spec in plan.workloads.items()
+            for name, spec in {**plan.workloads, **self.stand_ins}.items()
         }
         return plan.model_copy(update={"workloads": workloads})
 
-    def _simulated(self) -> tuple[Device | None, str]:
-        """Return the simulated GPU that forecasts, and how; or why there is none."""
-        name = self.device.info.key.removeprefix("sim:")
-        if self.device.info.kind != "sim":
-            name = self.gpu_profile
-            if Profile.load(name).layout != self.device.layout:
-                return None, (
-                    f"no forecasts: the GPU profile {name} is of another GPU, so settings all over "
-                    "the grid were measured first"
-                )
-            foreign = [
-                label for label, spec in self.experiment.workloads.items() if ":" in spec.kind
-            ]
-            if foreign:
-                return None, (
-                    f"no forecasts of {', '.join(foreign)}, whose code only a GPU runs, so "
-                    "settings all over the grid were measured first"
-                )
-        simulated = open_device(f"sim:{name}", jitter=False, quiet=True)
-        key = simulated.info.key.removeprefix("sim:")
-        return simulated, f"forecasts: SIMULATED with the GPU profile {key}"
+    def _record(self) -> None:
+        """Record what the simulated GPU cannot run."""
+        if not self.foreign:
+            return
+        if self.folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="gpuscope-")
+            self.folder = Path(self._temporary.name)
+        try:
+            self.stand_ins = stand_ins(
+                self.experiment, self.foreign, self.device, self.folder, self.stop
+            )
+        except MissingEvidence as error:
+            self.forecast, self.forecasts = None, no_forecasts(str(error))
 
     def measure(self) -> None:
         """Forecast all, then measure in turns until it is decided."""
+        self._record()
         if self.forecast is not None:
             for number in self.able:
                 if not self.forecast.is_finished(number):

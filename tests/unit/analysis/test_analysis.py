@@ -431,13 +431,15 @@ def test_compare():
         "setting", "workload", "partition", "kernels", "kernel_median_us", "latency_n",
         "latency_p50_us", "latency_p90_us", "latency_p99_us", "requests_n", "ttft_p50_ms",
         "ttft_p90_ms", "ttft_p99_ms", "tbt_n", "tbt_p50_ms", "tbt_p90_ms", "tbt_p99_ms",
-        "requests_per_s", "goodput_per_s", "tflop_per_s",
+        "requests_per_s", "goodput_per_s", "calls_per_s", "tflop_per_s",
         "share_of_alone_on_whole_gpu", "overlap", "overlap_tight", "gain", "incomplete",
     ]  # fmt: skip
     rows = {(row["setting"], row["workload"]): row for row in table.to_pylist()}
     assert list(rows) == [("shared", "a"), ("shared", "b"), ("carved", "a"), ("carved", "b")]
     a = rows["shared", "a"]
     assert (a["partition"], a["kernels"], a["latency_n"]) == ("a", 1, 1000)
+    assert a["calls_per_s"] == pytest.approx(1000 / 100e-9)
+    assert rows["shared", "b"]["calls_per_s"] is None
     assert a["kernel_median_us"] == pytest.approx(0.1)
     assert a["latency_p50_us"] == a["latency_p90_us"] == pytest.approx(0.2)
     assert a["latency_p99_us"] == pytest.approx(0.2)

@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 import gpuscope as gs
-from gpuscope.runs import execution
+from gpuscope.runs import execution, stand_ins
 
 GEMM = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048}
 
@@ -350,3 +350,62 @@ def test_the_figure_shows_measured_and_forecast_settings(tuned):
     assert len(figure.data[0].x) == 16
     assert "SIMULATED" in figure.layout.title.text
     assert figure.layout.shapes[0].x0 == 50
+
+
+# -- code that only a GPU runs -------------------------------------------------------------
+def model(device, rows=1024, name="model"):
+    """Return a handle, as a function of somebody's does."""
+    return gs.Gemm(device, m=rows, n=1024, k=1024, name=name)
+
+
+MODELS = {
+    "name": "models",
+    "partitions": {"prefill": 64, "decode": "rest"},
+    "streams": {"p": {"partition": "prefill"}, "d": {"partition": "decode"}},
+    "workloads": {
+        "prefill": {"kind": f"python:{__name__}:model", "args": {"rows": 65536}, "stream": "p",
+                    "background": True, "max_queued": 3},
+        "decode": {"kind": f"python:{__name__}:model", "stream": "d", "repeats": 30},
+    },
+}  # fmt: skip
+
+
+def test_recordings_stand_in_for_code_that_only_a_gpu_runs(gpu, tmp_path, runs):
+    described = gs.runs.Experiment.from_dict(MODELS)
+    stop = threading.Event()
+    found = stand_ins.stand_ins(described, MODELS["workloads"], gpu, tmp_path, stop)
+    assert list(found) == ["prefill", "decode"]
+    assert found["prefill"].background
+    assert found["decode"].repeats == 30
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"recorded-{number}{few}.parquet" for number in (0, 1) for few in ("", "-few")
+    }
+    medians = [
+        {
+            row["workload"]: row["kernel_median_us"]
+            for row in gs.run(plan, gpu).comparison.to_pylist()
+        }
+        for plan in (described, described.model_copy(update={"workloads": found}))
+    ]
+    for name, median in medians[0].items():
+        assert medians[1][name] == pytest.approx(median, rel=0.1)
+    runs.clear()
+    stand_ins.stand_ins(described, MODELS["workloads"], gpu, tmp_path, stop)
+    assert not runs, "they are there"
+
+
+def test_a_real_gpu_is_forecast_from_recordings(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(stand_ins, "is_real", lambda device: True)
+    found = gs.tune(MODELS, VARY, "prefill.calls_per_s", None, gpu, repeats=3, path=tmp_path)
+    assert "from recordings" in found.forecasts
+    assert len(list(tmp_path.glob("recorded-*.parquet"))) == 4
+    for one in found.settings:
+        if one.values:
+            assert one.forecast["prefill.calls_per_s"] == pytest.approx(
+                one.mean(found.objective), rel=0.1
+            )
+    varied = gs.tune(
+        MODELS, {"workloads.decode.args.rows": [512, 1024]}, "prefill.calls_per_s", None, gpu,
+        repeats=3,
+    )  # fmt: skip
+    assert "no forecasts: decode, whose code only a GPU runs, is varied itself" in varied.forecasts

@@ -365,7 +365,8 @@ MODELS = {
     "workloads": {
         "prefill": {"kind": f"python:{__name__}:model", "args": {"rows": 65536}, "stream": "p",
                     "background": True, "max_queued": 3},
-        "decode": {"kind": f"python:{__name__}:model", "stream": "d", "repeats": 30},
+        "decode": {"kind": f"python:{__name__}:model", "args": {"rows": 1024}, "stream": "d",
+                   "repeats": 30},
     },
 }  # fmt: skip
 

@@ -199,13 +199,15 @@ def _together(rows: list[Row]) -> str:
 
 
 # -- what was run -------------------------------------------------------------------------
-def describe_workload(facts: Description) -> str:
+def describe_workload(facts: Description, *, driven: bool = False) -> str:
     """Say in one line what a workload of an experiment is.
 
     Parameters
     ----------
     facts
         Its fields, as in an experiment file.
+    driven
+        Whether it runs only as requests need it.
 
     Examples
     --------
@@ -226,7 +228,9 @@ def describe_workload(facts: Description) -> str:
     words += [str(facts.get("dtype", "")), *(f"{name} {value}" for name, value in own.items())]
     queued = int(facts.get("max_queued", 1))
     calls = f"{facts.get('repeats', 100):,} calls"
-    if facts.get("background"):
+    if driven:
+        calls = "as requests need it"
+    elif facts.get("background"):
         calls = "in the background, back to back"
     elif facts.get("rate_hz"):
         calls += _arriving(facts)
@@ -299,6 +303,8 @@ def _placed(experiment: Description, facts: Description, trace: Trace) -> str:
     streams = _streams(experiment, facts)
     homes: dict[str | None, list[str]] = {}
     for name, workload in (experiment.get("workloads") or {}).items():
+        if workload.get("kind") == "requests":
+            continue  # they run where their prefill and decode do
         home = (streams.get(workload.get("stream")) or {}).get("partition")
         homes.setdefault(home if home in trace.metadata.partitions else None, []).append(name)
     parts = []

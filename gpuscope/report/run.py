@@ -16,6 +16,7 @@ from gpuscope.analysis.outcome_analysis import (
     describe_settings,
     describe_workload,
 )
+from gpuscope.analysis.settings import driven_by_requests
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import duration
@@ -98,11 +99,17 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
     found = analysis.findings_by_setting(run.traces)
     first = sum(finding.is_problem for _, finding in found[:_ABOVE])
     described: Row = run.experiment.get("workloads") or {}
+    driven = driven_by_requests(described)
     sections = [
         _stopped(run),
         f'<p class="headline">{page.sentence(_headline(run))}</p>',
         page.findings(found[:first]),
-        page.terms({name: describe_workload(facts) for name, facts in described.items()}),
+        page.terms(
+            {
+                name: describe_workload(facts, driven=name in driven)
+                for name, facts in described.items()
+            }
+        ),
         *_picture(run, rows, served, background, foreground),
         page.findings(found[first:]),
         *(page.paragraph(line) for line in _variants(run, rows, foreground)),

@@ -50,6 +50,26 @@ PRESETS: Mapping[str, Values] = {
         ("prefill", {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096}),
         {"decode": 32, "prefill": "rest"},
     ),
+    "requests: prefill | decode": {
+        "name": "dashboard",
+        "seed": 1,
+        "partitions": {"prefill": "rest", "decode": 32},
+        "streams": {name: {"partition": name} for name in ("prefill", "decode")},
+        "workloads": {
+            "prefill": {"kind": "gemm", "m": 4096, "n": 8192, "k": 8192, "stream": "prefill"},
+            "decode": {"kind": "gemm", "m": 16, "n": 16384, "k": 16384, "stream": "decode"},
+            "chat": {
+                "kind": "requests",
+                "prefill": "prefill",
+                "decode": "decode",
+                "repeats": 200,
+                "arrival": "poisson",
+                "rate_hz": 400,
+                "output_tokens": "geometric 16",
+                "slo": {"ttft_ms": 8, "tbt_ms": 0.4},
+            },
+        },
+    },
     "copy beside compute": _preset(
         ("compute", {"kind": "gemm", "m": 1024, "n": 1024, "k": 1024}),
         ("copy", {"kind": "copy", "nbytes": 1 << 28}),

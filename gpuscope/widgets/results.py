@@ -12,7 +12,7 @@ from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionC
 from gpuscope.errors import GpuscopeError
 from gpuscope.figures.text import duration
 from gpuscope.trace.model import Trace
-from gpuscope.trace.run import Run
+from gpuscope.trace.run import Run, is_of_requests
 from gpuscope.widgets import html
 
 WON = 1.2
@@ -32,6 +32,10 @@ _MEASURES = {
     "latency_p99_us": ("latency p99", "µs", -1),
     "kernel_median_us": ("median kernel time", "µs", -1),
     "tflop_per_s": ("throughput", "TFLOP/s", 1),
+    "ttft_p50_ms": ("TTFT p50", "ms", -1),
+    "tbt_p50_ms": ("TBT p50", "ms", -1),
+    "requests_per_s": ("requests", "1/s", 1),
+    "goodput_per_s": ("goodput", "1/s", 1),
 }
 """Column of a comparison → what it is, its unit, and whether more is better."""
 
@@ -148,7 +152,7 @@ def numbers(now: Summary) -> str:
     if not now.rows:
         return ""
     parts = [
-        html.workloads(now.rows, now.background),
+        html.workloads([row for row in now.rows if not is_of_requests(row)], now.background),
         "" if now.blocks else html.note(_NO_BLOCKS),
         html.note(now.provenance),
     ]
@@ -262,9 +266,30 @@ def _throughput(now: Summary, _colors: Mapping[str, str]) -> str:
     return card(now, "Load", lines or ["Nothing ran in the background."])
 
 
+def _requests(now: Summary, _colors: Mapping[str, str]) -> str:
+    """Judge requests; nothing where there are none."""
+    lines = []
+    for row in filter(is_of_requests, now.rows):
+        rate, goodput = row["requests_per_s"], row["goodput_per_s"]
+        said = f"{html.text(row['workload'], 40)}: <b>{format_value(rate)}</b> requests/s"
+        if goodput is not None:
+            said += f", goodput <b>{format_value(goodput)}</b> ({goodput / rate:.0%} meet the SLO)"
+        lines.append(f"{said}.")
+        for what in ("ttft", "tbt"):
+            marks = [
+                f"{mark} <b>{duration(row[f'{what}_{mark}_ms'] * 1e6)}</b>"
+                for mark in ("p50", "p90", "p99")
+                if row[f"{what}_{mark}_ms"] is not None
+            ]
+            count = row["requests_n" if what == "ttft" else "tbt_n"]
+            lines.append(f"{what.upper()} {', '.join(marks) or '–'} (n = {count:,})")
+    more = ["TTFT: arrival to first token. TBT: between successive tokens of a request."]
+    return card(now, "Requests", lines, more=more) if lines else ""
+
+
 Verdict = Callable[[Summary, Mapping[str, str]], str]
 """Judges a run: its summary and the partitions' colours → a card."""
-VERDICTS: list[Verdict] = [_confined, _together, _latency, _throughput]
+VERDICTS: list[Verdict] = [_confined, _requests, _together, _latency, _throughput]
 """What the dashboard shows of a run, in this order."""
 
 

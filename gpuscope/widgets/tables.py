@@ -13,11 +13,14 @@ from gpuscope.runs.experiment import Experiment, StreamSpec
 from gpuscope.widgets.table import Described, Field, Table, Values, field
 from gpuscope.workloads.builtin import PYTHON
 from gpuscope.workloads.registry import kinds
+from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import KindField, WorkloadSpec
 
 WHOLE_GPU = ""
 """The choice of no partition."""
 _PACED = ("fixed", "poisson")
+_OF_LAUNCHES = ("stream", "background", "waits_on", "guard", "max_queued", "warmup")
+"""What only workloads have that launch something themselves."""
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 
 
@@ -194,35 +197,52 @@ class WorkloadTable(Table):
         given = {name: value for name, value in given.items() if value is not None}
         kind, _, function = str(given.pop("kind", "gemm")).partition(":")
         values = {
-            "kind": kind, "function": function, "args": json.dumps(given.pop("args", {})),
-            **_defaults(), "stream": next(iter(self._choices), ""),
+            "kind": kind, "function": function, **_defaults(),
+            "stream": next(iter(self._choices), ""),
         }  # fmt: skip
         self._require_known(given, ("kind", *values))
-        return values | given
+        given = {name: value for name, value in given.items() if name != "stream" or value}
+        return {
+            name: json.dumps(value) if name in _structured() else value
+            for name, value in (values | given).items()
+        }
 
     def _fields_of(self, values: Values) -> Values:
         kind = values["kind"]
         model = kinds().get(kind, WorkloadSpec)
-        spec = {name: values[name] for name in model.model_fields if name not in ("kind", "args")}
+        spec = {
+            name: _structure(values[name]) if name in _structured() else values[name]
+            for name in model.model_fields
+            if name != "kind" and (model.launches or name not in _OF_LAUNCHES)
+        }
         spec["kind"] = kind if kind != PYTHON else f"{PYTHON}:{values['function']}"
-        if kind == PYTHON:
-            spec["args"] = _arguments(values["args"])
-        if spec["background"]:
+        if spec.get("background"):
             spec["arrival"] = "back_to_back"
         if spec["arrival"] not in _PACED:
             del spec["rate_hz"]
         return spec
 
     def _line(self, values: Values) -> str:
+        if values["kind"] == RequestsSpec.kind_name():
+            by = f"{_short(values['prefill'])} and {_short(values['decode'])}"
+            return f"{_grouped(values['repeats'])} requests by {by}, {_arrivals(values)}"
         line = f"{_what(values)} on {_short(values['stream'])}, "
         if values["background"] is True:
             line += "in the background"
+        elif values["name"] in self._driven():
+            line += "as requests need it"
         else:
             line += f"{_grouped(values['repeats'])} × {_arrivals(values)}"
         line += f", waits on {', '.join(map(_short, values['waits_on']))}" * bool(
             values["waits_on"]
         )
         return line + (", guard off: it escapes" if values["guard"] is False else "")
+
+    def _driven(self) -> set[object]:
+        """Return the names of workloads that run only as requests need them."""
+        every = (row["values"] for row in self.rows)
+        requests = [one for one in every if one["kind"] == RequestsSpec.kind_name()]
+        return {one[part] for one in requests for part in ("prefill", "decode")}
 
     def _field_at(self, path: tuple[str, ...]) -> str:
         if path[2:] == ("kind",) and any(
@@ -234,7 +254,7 @@ class WorkloadTable(Table):
 
     def _alone(self) -> Values:
         described = self.described
-        if described and all(fields["background"] is True for fields in described.values()):
+        if described and all(fields.get("background") is True for fields in described.values()):
             # Alone, a table may describe what runs behind something else.
             spin = {"kind": "spin", "duration_us": 1, "stream": self._choices[0]}
             name = "timed"
@@ -249,7 +269,8 @@ class WorkloadTable(Table):
 
     def _follow_names(self, renamed: Mapping[str, str]) -> None:
         if renamed:
-            self.rename("waits_on", renamed)
+            for field in ("waits_on", "prefill", "decode"):
+                self.rename(field, renamed)
 
     def _options(self, values: Values) -> Values:
         others = _named(name for name in self.names if name != values["name"])
@@ -257,6 +278,7 @@ class WorkloadTable(Table):
 
     def _fields(self) -> list[Field]:
         timed, python = {"background": [False]}, {"kind": [PYTHON]}
+        launch = {"kind": [kind for kind, spec in kinds().items() if spec.launches]}
         own = _own_fields()
         return [
             field("name", "Workload", "text"),
@@ -267,8 +289,8 @@ class WorkloadTable(Table):
                   hint="package.module:function, made a workload with "
                   "@gpuscope.workloads.workload"),
             field("args", "Arguments (JSON)", "text", when=python),
-            field("stream", "Stream", "choice", options=_named(self._choices)),
-            field("background", "Runs", "choice",
+            field("stream", "Stream", "choice", options=_named(self._choices), when=launch),
+            field("background", "Runs", "choice", when=launch,
                   options=[(False, "timed calls"), (True, "in the background")],
                   hint="In the background: as long as the timed ones do"),
             field("repeats", "Repeats", when=timed),
@@ -276,15 +298,15 @@ class WorkloadTable(Table):
                   options=[("back_to_back", "back to back"), ("fixed", "at a fixed rate"),
                            ("poisson", "at random (Poisson)")]),
             field("rate_hz", "Rate (1/s)", when={**timed, "arrival": _PACED}),
-            field("waits_on", "Waits on", "several",
+            field("waits_on", "Waits on", "several", when=launch,
                   hint="Before each call, its stream waits for their latest call"),
-            field("guard", "Guard", "choice",
+            field("guard", "Guard", "choice", when=launch,
                   options=[(True, "on"), (False, "off: it escapes")],
                   hint="Off: nothing sends it to its stream, so it goes to the legacy default "
                   "stream"),
-            field("max_queued", "Queued at most",
+            field("max_queued", "Queued at most", when=launch,
                   hint="Calls in flight; 1 waits for each, which measures latency"),
-            field("warmup", "Warm-up", hint="Calls before anything is recorded"),
+            field("warmup", "Warm-up", when=launch, hint="Calls before anything is recorded"),
             *(described for rare, described in own if rare),
         ]  # fmt: skip
 
@@ -302,8 +324,17 @@ def _defaults() -> Values:
         if name not in ("kind", "stream")
     }
     every = [described for spec in reversed(kinds().values()) for described in spec.kind_fields()]
-    own = {described.name: described.start for described in every if described.name != "args"}
-    return {**shared, "rate_hz": 1000, **own}
+    return {**shared, "rate_hz": 1000, **{described.name: described.start for described in every}}
+
+
+def _structured() -> set[str]:
+    """Return the fields that hold a table or a list: their control shows JSON."""
+    return {
+        described.name
+        for spec in kinds().values()
+        for described in spec.kind_fields()
+        if isinstance(described.start, list | dict)
+    }
 
 
 def _what(values: Values) -> str:
@@ -353,8 +384,8 @@ def _bytes(count: int) -> str:
     return f"{count} B"
 
 
-def _arguments(text: str) -> object:
-    """Read the arguments of a function; what is no JSON is left for the experiment to refuse."""
+def _structure(text: str) -> object:
+    """Read JSON; what is none is left for the experiment to refuse."""
     try:
         return json.loads(text)
     except (TypeError, ValueError):
@@ -365,19 +396,21 @@ def _own_fields() -> list[tuple[bool, Field]]:
     """Describe the fields that not every kind has, with the kinds that have them, and if rare.
 
     Where kinds have a field of the same name, the first one describes it. What holds a list or
-    a table has no control.
+    a table is written as JSON.
     """
     having: dict[str, dict[str, KindField]] = {}
     for kind, spec in kinds().items():
         for described in spec.kind_fields():
-            if not isinstance(described.start, list | dict):
+            if described.name != "args":  # which stands behind the function
                 having.setdefault(described.name, {})[kind] = described
     fields = []
     for name, by_kind in having.items():
         first = next(iter(by_kind.values()))
         choices = dict.fromkeys(choice for other in by_kind.values() for choice in other.choices)
+        structured = isinstance(first.start, list | dict)
         row = field(
-            name, first.label, first.type, options=[(choice, choice) for choice in choices],
+            name, f"{first.label} (JSON)" if structured else first.label,
+            "text" if structured else first.type, options=[(choice, choice) for choice in choices],
             when={"kind": by_kind}, hint=first.hint,
         )  # fmt: skip
         fields.append((first.rare, row))

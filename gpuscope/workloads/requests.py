@@ -103,7 +103,6 @@ class RequestsSpec(WorkloadSpec):
     """
 
     launches: ClassVar[bool] = False
-    _later = ("guard", "waits_on", "stream", "warmup", "background", "max_queued")
 
     kind: Literal["requests"]
     stream: Literal[""] = ""
@@ -127,8 +126,17 @@ class RequestsSpec(WorkloadSpec):
         description="Calls of the prefill workload for one prompt: as tokens out",
         json_schema_extra={"rare": True},
     )
-    times_ms: list[NonNegativeFloat] = Field(default_factory=list)
-    slo: dict[Literal["ttft_ms", "tbt_ms"], PositiveFloat] = Field(default_factory=dict)
+    times_ms: list[NonNegativeFloat] = Field(
+        default_factory=list,
+        title="Arrivals (ms)",
+        description="Recorded times, where arrivals are back to back",
+        json_schema_extra={"rare": True},
+    )
+    slo: dict[Literal["ttft_ms", "tbt_ms"], PositiveFloat] = Field(
+        default_factory=dict,
+        title="SLO",
+        description='The longest times that count for goodput: {"ttft_ms": 20, "tbt_ms": 0.7}',
+    )
 
     @model_validator(mode="after")
     def _launches_nothing(self) -> Self:

@@ -1,0 +1,82 @@
+"""Requests on the dashboard: their fields, what follows names, the preset and the card."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpuscope as gs
+from gpuscope.errors import InvalidExperiment
+from gpuscope.runs.experiment import Experiment
+from gpuscope.widgets import results
+from gpuscope.widgets.presets import PRESETS
+
+PRESET = PRESETS["requests: prefill | decode"]
+SHORT = {**PRESET["workloads"]["chat"], "repeats": 20}
+
+
+@pytest.fixture
+def table():
+    return gs.widgets.WorkloadTable(PRESET["workloads"], streams=["prefill", "decode"])
+
+
+def test_a_table_keeps_all_that_requests_say(table):
+    assert table.is_valid, table.said
+    assert table.workloads == Experiment.from_dict(PRESET).workloads
+
+
+def test_requests_have_no_controls_of_launches(table):
+    shown = {field["name"]: field["when"] for field in table.fields}
+    for name in ("stream", "background", "waits_on", "guard", "max_queued", "warmup"):
+        assert "requests" not in shown[name]["kind"]
+        assert "gemm" in shown[name]["kind"]
+    for name in ("prefill", "decode", "batch", "output_tokens", "slo", "times_ms"):
+        assert shown[name] == {"kind": ["requests"]}
+
+
+def test_lines_say_what_runs_when(table):
+    lines = [row["line"] for row in table.rows]
+    assert lines[0].endswith("on prefill, as requests need it")
+    assert lines[2] == "200 requests by prefill and decode, poisson 400 Hz"
+
+
+def test_requests_follow_renamed_workloads(table):
+    table.edit("decode", name="next token")
+    assert table.is_valid, table.said
+    assert table.workloads["chat"].decode == "next token"
+
+
+def test_an_slo_is_edited_as_json(table):
+    table.edit("chat", slo='{"ttft_ms": 3}', output_tokens="uniform 3 9")
+    spec = table.workloads["chat"]
+    assert (spec.slo, spec.output_tokens) == ({"ttft_ms": 3.0}, "uniform 3 9")
+    table.edit("chat", slo="soon")
+    assert not table.is_valid
+    assert "slo" in table.rows[2]["problems"]
+
+
+def test_requests_alone_say_what_is_missing():
+    table = gs.widgets.WorkloadTable({"chat": SHORT}, streams=["s"])
+    assert "prefill" in table.rows[0]["problems"]
+    with pytest.raises(InvalidExperiment, match="no workload that launches"):
+        _ = table.workloads
+
+
+def test_a_card_judges_requests():
+    workloads = {**PRESET["workloads"], "chat": SHORT}
+    run = gs.runs.predict({**PRESET, "workloads": workloads, "alone_repeats": 0})
+    seen = gs.analysis.requests(run["default"])["chat"]
+    now = results.summarise(run)
+    shown = results.verdicts(now, {})
+    assert "Requests" in shown
+    assert f"({seen.met:.0%} meet the SLO)" in shown
+    assert f"(n = {seen.tbt_n:,})" in shown
+    assert "chat" not in results.numbers(now)  # its numbers are on the card
+    assert "goodput (1/s)" in results.compared({"a": now, "b": now})
+
+
+def test_there_is_no_card_without_requests():
+    spin = {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}
+    run = gs.runs.predict(
+        {"name": "x", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": spin}}
+    )
+    assert "Requests" not in results.verdicts(results.summarise(run), {})

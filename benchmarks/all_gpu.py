@@ -35,6 +35,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
                        "20 s"),
     "memory_soak": ("memory_soak.py",),
     "interrupts": ("interrupts.py",),
+    "models": ("models.py",),
 }  # fmt: skip
 """Result → its own script and arguments."""
 NAMES = (*GROUPS, *BESIDE)

@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import random
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from gpuscope.device.unique import close_all
 from gpuscope.errors import InvalidPartition, NothingRecorded
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording
+from gpuscope.runs.driving import LOOK_NS, Driving
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.runs.serving import Feed, Request, Serving
 from gpuscope.runs.workers import QUEUED_NS, Worker
@@ -30,12 +32,6 @@ from gpuscope.trace.run import Run, incomplete
 from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import WorkloadSpec
-
-LOOK_NS = 50_000_000
-"""How long the host waits at most without looking whether to stop, or telling how far it is."""
-
-NAP_NS = 20_000
-"""How long the host looks away when nothing is due but a background is to be kept busy."""
 
 _LEGACY_STREAM = 1  # cudaStreamLegacy
 
@@ -98,10 +94,14 @@ class Runner:
         self.recording: Recording | None = None
         self.round = 0
         self._open: list[Stream] = []  # of this round, to be closed
+        self._workers: list[Worker] = []  # of this round
+        self._driving: Driving | None = None
+        self._finished = 0  # foreground calls of this round
         self._servings: list[Serving] = []  # of this round
         self._carved: list[Partitions] = []
         self._guard = innermost_guard()
         self._collects = gc.isenabled()
+        self._switch_s = sys.getswitchinterval()
 
     def run(self) -> Run:
         """Perform, and return what was recorded; after an interrupt, wherever that struck, too."""
@@ -189,12 +189,15 @@ class Runner:
         self.device.calls.enter_handle(None)
         if self._collects:
             gc.enable()
+        sys.setswitchinterval(self._switch_s)
         gc.collect()
         self._end()
 
     def _end(self) -> None:
-        """Stop what records, and close all that was made."""
+        """End what launches, stop what records, and close all that was made."""
         try:
+            if self._driving is not None:
+                self._driving.end()
             for recording in itertools.chain(*self.recordings.values(), *self.alone.values()):
                 if recording.has_begun:
                     recording.stop()
@@ -209,6 +212,9 @@ class Runner:
 
     def _close_made(self) -> None:
         """Close what a round made; again closes what an interrupt left."""
+        if self._driving is not None:
+            self._driving.end()
+            self._driving = None
         parts = [part for carving in self._carved for part in carving.values()]
         close_all([*self._open, *parts, *self._carved])
         self._open.clear()
@@ -217,17 +223,24 @@ class Runner:
     # -- one round of one setting -----------------------------------------------------
     def _round(self, setting: ResolvedSetting, number: int) -> None:
         self.round = number
-        workers = self._workers(setting, self._make_streams(setting), number)
-        for worker in workers:
-            worker.warm_up(self.device.now_ns, self.stop)
+        self._finished = 0
+        self._workers = self._make_workers(setting, self._make_streams(setting), number)
+        ranges = [f"round {number}"]
+        if not self.records and not self.device.is_simulated:
+            ranges.insert(0, setting.name)
+        self._driving = driving = Driving(
+            self.device, self._workers, self.stop,
+            functools.partial(self._count_finished, setting.name, number), ranges,
+        )  # fmt: skip
+        driving.warm_up()
         if not self.stop.is_set():
             began_ns = self.device.now_ns()
-            recorded = self._recorded(self.recordings[setting.name])
-            with recorded, annotate(f"round {number}"), _no_collection():
-                self._drive(setting.name, number, workers)
+            with self._recorded(self.recordings[setting.name]), _no_collection():
+                self._begin_serving()
+                driving.drive()
             if self.records and self.experiment.alone_repeats and not self.stop.is_set():
                 took_ns = self.device.now_ns() - began_ns
-                self._measure_alone(setting, workers, number, took_ns)
+                self._measure_alone(setting, number, took_ns)
         self._close_made()
 
     def _make_streams(self, setting: ResolvedSetting) -> dict[str, Stream]:
@@ -248,7 +261,7 @@ class Runner:
             stream.take_number(self.stream_ids.setdefault((setting.name, name), stream.id))
         return streams
 
-    def _workers(
+    def _make_workers(
         self, setting: ResolvedSetting, streams: Mapping[str, Stream], number: int
     ) -> list[Worker]:
         launching = {name: spec for name, spec in setting.workloads.items() if spec.launches}
@@ -323,56 +336,29 @@ class Runner:
         kept[-1].stop()
         self.recording = None
 
-    def _drive(self, setting: str, number: int, workers: list[Worker]) -> None:
-        """Issue and poll until the foreground is done: one host thread, nothing blocks."""
-        clock = self.device.now_ns
-        foreground = [worker for worker in workers if not worker.spec.background]
-        background = [worker for worker in workers if worker.spec.background]
-        for worker in workers:
-            worker.begin(clock())
-        self._begin_serving()
-        finished = 0
-        while not self.stop.is_set():
-            for worker in foreground:
-                worker.poll(clock)
-            waiting = any(worker.queued for worker in foreground)
-            for worker in background:
-                # While a latency is being measured, look away as long as enough is queued.
-                if not waiting or worker.runs_low(clock()):
-                    worker.poll(clock)
-                    worker.top_up()
-            for worker in foreground:
-                if worker.due(clock()):
-                    for load in background:
-                        load.poll(clock)
-                        load.top_up()
-                    worker.issue_due()
-                    waiting = True
-            now_finished = sum(serving.finished for serving in self._servings)
-            now_finished += sum(worker.finished for worker in foreground if worker.feed is None)
-            if now_finished != finished:
-                self.done += now_finished - finished
-                finished = now_finished
-                self._report(setting, number)
-            if all(worker.over for worker in foreground):
-                break
-            if not waiting:
-                due_ns = min(due for worker in foreground if (due := worker.next_ns) is not None)
-                nap_ns = clock() + (NAP_NS if background else LOOK_NS)
-                self.device.backend.wait_until_ns(min(due_ns, nap_ns))
-        for worker in workers:
-            worker.finish()
+    def _count_finished(self, setting: str, number: int) -> None:
+        """Tell the viewer of foreground calls and requests that finished since."""
+        finished = sum(serving.finished for serving in self._servings)
+        finished += sum(
+            worker.finished
+            for worker in self._workers
+            if worker.feed is None and not worker.spec.background
+        )
+        if finished != self._finished:
+            self.done += finished - self._finished
+            self._finished = finished
+            self._report(setting, number)
 
     def _report(self, setting: str, number: int, phase: str = "together") -> None:
         if self.viewer is not None:
             self.viewer(Progress(setting, number, self.done, self.total, self.recording, phase))
 
     # -- alone ------------------------------------------------------------------------
-    def _measure_alone(
-        self, setting: ResolvedSetting, workers: list[Worker], number: int, took_ns: int
-    ) -> None:
+    def _measure_alone(self, setting: ResolvedSetting, number: int, took_ns: int) -> None:
         """Record each workload alone: in its place, and once a round on the whole GPU."""
-        for worker in workers:
+        for worker in self._workers:
+            if not self.device.is_simulated:  # this thread launches it for the first time
+                worker.warm_up(self.device.now_ns, self.stop)
             self._alone(setting.name, worker, took_ns)
         if setting is not self.settings[0]:
             return

@@ -61,6 +61,11 @@ class Worker:
         return len(self._queue)
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more call may be in flight."""
+        return len(self._queue) < self.limit
+
+    @property
     def over(self) -> bool:
         """Whether every call was launched and has completed."""
         over = self.feed.over if self.feed is not None else not self.left
@@ -122,7 +127,7 @@ class Worker:
 
     def top_up(self) -> None:
         """Queue up to the limit."""
-        while len(self._queue) < self.limit:
+        while self.has_room:
             self.issue()
 
     def runs_low(self, now_ns: int) -> bool:
@@ -131,7 +136,7 @@ class Worker:
 
     def due(self, now_ns: int) -> bool:
         """Whether the next call is to be launched now."""
-        due_ns = self.next_ns if len(self._queue) < self.limit else None
+        due_ns = self.next_ns if self.has_room else None
         return due_ns is not None and now_ns >= due_ns
 
     def poll(self, clock: Callable[[], int]) -> None:
@@ -146,6 +151,10 @@ class Worker:
             now_ns = clock()
             self._learn((now_ns - self._last_done_ns) // (self.finished - before))
             self._last_done_ns = now_ns
+
+    def await_oldest(self) -> None:
+        """Wait until the oldest call is done, which :meth:`poll` then sees."""
+        self._queue[0].settle()
 
     def wait_one(self) -> None:
         """Wait for the oldest call."""

@@ -137,8 +137,9 @@ class TorchModule(FunctionHandle[_R]):
             with self._own_memory():
                 super()._capture(context, work, stream)
         except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
             raise StreamError(
-                f"the work of {self.name!r} cannot be captured ({type(error).__name__}: {error}): "
+                f"the work of {self.name!r} cannot be captured ({type(error).__name__}: {first}): "
                 "let the module neither wait for the GPU nor draw random numbers, or make the "
                 "handle with graph=False"
             ) from error

@@ -138,6 +138,8 @@ class CudaContext(Backend):
         while (left := time_ns - time.time_ns()) > 0:
             if left > _SPIN_NS:
                 time.sleep((left - _SPIN_NS) / 1e9)
+            else:
+                time.sleep(0)  # other threads may run
 
     def health(self) -> Health:
         """Return clocks in MHz, power in W and throttle reasons, as NVML tells them."""

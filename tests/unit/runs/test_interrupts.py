@@ -36,7 +36,9 @@ from gpuscope.trace import Trace
 
 _SIMULATED = ("engine", "ops", "host", "allocation", "backend", "capture", "memory")
 ENGINE = tuple(f"device/sim/{name}.py" for name in _SIMULATED)
-RUNNER = tuple(f"runs/{name}.py" for name in ("execution", "profiling", "runner", "workers"))
+RUNNER = tuple(
+    f"runs/{name}.py" for name in ("execution", "profiling", "runner", "workers", "driving")
+)
 
 
 def new_gpu() -> Device:

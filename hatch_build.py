@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
 
-from compile_fastpath import MODULE, compile_to
+from compile_fastpath import MODULES, compile_to
 
 
 class FastPath(BuildHookInterface):
@@ -22,13 +22,11 @@ class FastPath(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self._folder = None if version == "editable" else tempfile.TemporaryDirectory()
         at = Path(self.root if self._folder is None else self._folder.name)
-        target = at / MODULE
-        target.parent.mkdir(exist_ok=True)
-        why_not = compile_to(target)
+        why_not = compile_to(at)
         if why_not:
             self.app.display_warning(f"gpuscope without its compiled launch path: {why_not}")
         elif self._folder is not None:
-            build_data["force_include"][str(target)] = MODULE
+            build_data["force_include"] |= {str(at / made): made for made in MODULES.values()}
             build_data.update(pure_python=False, infer_tag=True)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from pathlib import Path
@@ -18,9 +19,6 @@ HOW_TO_INSTALL = {
 }
 """CUDA's major version → what brings CUPTI. cupti-python 12.8.0 pins older bindings than
 CuPy wants, so it comes without its dependencies."""
-
-
-_ours: list[str] = []
 
 
 def library_path() -> Path:
@@ -62,13 +60,10 @@ def arrange_nvtx() -> None:
     """
     if NVTX_INJECTION in os.environ or importlib.util.find_spec("cupti") is None:
         return
-    try:
+    with contextlib.suppress(GpuscopeError):  # profile() says what is missing
         os.environ[NVTX_INJECTION] = str(library_path())
-    except GpuscopeError:
-        return  # profile() says what is missing
-    _ours.append(os.environ[NVTX_INJECTION])
 
 
 def arranged() -> bool:
-    """Whether NVTX ranges go to the CUPTI of our recordings and to no tool."""
-    return os.environ.get(NVTX_INJECTION) in _ours
+    """Whether NVTX ranges go to CUPTI, as here or in a parent process, and to no tool."""
+    return Path(os.environ.get(NVTX_INJECTION, "")).name.startswith("libcupti")

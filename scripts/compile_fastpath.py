@@ -1,9 +1,11 @@
-"""Compile gpuscope/_fastpath.c, the launch path in C, for the Python that runs this.
+"""Compile gpuscope's C for the Python that runs this: the launch path, `_fastpath.c`, and what
+tells `gpuscope record` that a program is about to use CUDA, `_injection.c`.
 
     python scripts/compile_fastpath.py     into the checkout
 
 ``CC`` names the compiler; without it cc, gcc and clang are tried, then the one in the package
-ziglang. Without any, or with ``GPUSCOPE_PURE=1``, gpuscope does the same in Python.
+ziglang. Without any, or with ``GPUSCOPE_PURE=1``, gpuscope launches in Python, and recorded
+programs load CUPTI when they start.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "gpuscope" / "_fastpath.c"
-MODULE = f"gpuscope/_fastpath{sysconfig.get_config_var('EXT_SUFFIX')}"
-"""Where it belongs in the checkout and in a wheel."""
+MODULES = {
+    "gpuscope/_fastpath.c": f"gpuscope/_fastpath{sysconfig.get_config_var('EXT_SUFFIX')}",
+    "gpuscope/_injection.c": "gpuscope/_injection.so",
+}
+"""Source → where what is compiled of it belongs, in the checkout and in a wheel."""
 
 
 def compiler() -> list[str] | None:
@@ -36,9 +40,11 @@ def compiler() -> list[str] | None:
     return None
 
 
-def compile_to(target: Path) -> str:
-    """Compile the module to a file; returns why that was not possible, or ``""``."""
-    target.unlink(missing_ok=True)
+def compile_to(root: Path) -> str:
+    """Compile into a folder like the checkout's; returns why that was not possible, or ``""``."""
+    for target in MODULES.values():
+        (root / target).parent.mkdir(exist_ok=True)
+        (root / target).unlink(missing_ok=True)
     if os.environ.get("GPUSCOPE_PURE") == "1":
         return "GPUSCOPE_PURE is set"
     if sys.implementation.name != "cpython" or sys.platform == "win32":
@@ -51,21 +57,29 @@ def compile_to(target: Path) -> str:
     macos = ["-bundle", "-undefined", "dynamic_lookup"]
     shared = macos if sys.platform == "darwin" else ["-shared"]
     include = f"-I{sysconfig.get_paths()['include']}"
-    source_crc = f"-DSOURCE_CRC={zlib.crc32(SOURCE.read_bytes())}u"  # gpuscope asks for it
-    words = [
-        *command, "-O2", "-fPIC", "-pthread", *shared, include, source_crc, str(SOURCE),
-        "-o", str(target),
-    ]  # fmt: skip
+    for source, target in MODULES.items():
+        crc = zlib.crc32((ROOT / source).read_bytes())  # gpuscope asks for it
+        options = ["-O2", "-fPIC", "-pthread", *shared, include, f"-DSOURCE_CRC={crc}u"]
+        if why_not := run(
+            [*command, *options, str(ROOT / source), "-o", str(root / target), "-ldl"]
+        ):
+            return why_not
+    return ""
+
+
+def run(words: list[str]) -> str:
+    """Run a compiler; returns what went wrong, or ``""``."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError as error:
-        return f"{shlex.join(command)} cannot be run ({error})"
+        return f"{words[0]} cannot be run ({error})"
     return "" if done.returncode == 0 else f"{shlex.join(words)} failed:\n{done.stderr}"
 
 
 def main() -> int:
-    why_not = compile_to(ROOT / MODULE)
-    print(f"gpuscope launches in Python: {why_not}" if why_not else f"compiled {MODULE}")
+    why_not = compile_to(ROOT)
+    compiled = f"compiled {', '.join(MODULES.values())}"
+    print(f"gpuscope launches in Python: {why_not}" if why_not else compiled)
     return 0
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuscope._fork import free_in_children
 from gpuscope.errors import StreamError
 
 if TYPE_CHECKING:
+    from gpuscope.device.device import Device
     from gpuscope.device.event import Event
     from gpuscope.device.partition import Partition
     from gpuscope.device.raw import NativeArray
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _numbers = itertools.count(1)
+
+opened: list[Callable[[Device], object]] = []
+"""Told of each device that this process opens, when it is open."""
+holders: list[Callable[[], object]] = []
+"""Let go of devices that they alone hold, for who counts those that are open."""
 
 
 def alive(registry: weakref.WeakValueDictionary[int, _T]) -> list[_T]:

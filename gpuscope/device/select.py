@@ -18,7 +18,7 @@ from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
 from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.device.raw import NativeArray
-from gpuscope.device.registry import alive
+from gpuscope.device.registry import alive, opened
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidOperand
 
 _open: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
@@ -164,10 +164,10 @@ def _open_cuda(index: int, device_type: type[Device] = Device) -> Device:
 
             arrange_nvtx()  # before the program's first range, so that recordings see them all
             device = device_type(CudaBackend(index), correlations=_cuda_correlations)
-            _cuda[index] = _open[id(device)] = device
-            _finders[device.backend.array_type] = _cuda_device_of
+            _cuda[index] = device
             atexit.unregister(_close_at_exit)  # last in is first out: before what CUDA's
             atexit.register(_close_at_exit)  # libraries do when the interpreter ends
+            _note_open(device, _cuda_device_of)
     return _as_asked(device, device_type)
 
 
@@ -178,8 +178,8 @@ def _open_cpu(device_type: type[Device]) -> Device:
         device = _cpu.get("cpu")
         if device is None:
             device = device_type(CpuBackend())
-            _cpu["cpu"] = _open[id(device)] = device
-            _finders[device.backend.array_type] = lambda _: _cpu["cpu"]
+            _cpu["cpu"] = device
+            _note_open(device, lambda _: _cpu["cpu"])
     return _as_asked(device, device_type)
 
 
@@ -198,9 +198,16 @@ def _open_sim(
     from gpuscope.device.sim.backend import SimBackend  # noqa: PLC0415 - loads profiles
 
     device = device_type(SimBackend(profile, pace=pace, jitter=jitter))
-    _open[id(device)] = _sims[id(device.backend)] = device
-    _finders[device.backend.array_type] = _sim_device_of
+    _sims[id(device.backend)] = device
+    _note_open(device, _sim_device_of)
     return device
+
+
+def _note_open(device: Device, finder: Callable[[NativeArray], Device]) -> None:
+    _open[id(device)] = device
+    _finders[device.backend.array_type] = finder
+    for tell in opened:
+        tell(device)
 
 
 @atexit.register

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.calls import Activity, Call, Execution
+from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.record.blocks import BlockSource
@@ -72,8 +73,6 @@ class CallLog:
 
     Parameters
     ----------
-    devices
-        Key → facts of the devices that it will observe.
     sources
         Device key → what times that device's work; filled before it observes.
     ranges
@@ -95,12 +94,11 @@ class CallLog:
 
     def __init__(
         self,
-        devices: Mapping[str, DeviceInfo],
         sources: Mapping[str, Source],
         ranges: RangeLog,
         process: int,
     ) -> None:
-        self._devices = devices
+        self._devices: dict[str, DeviceInfo] = {}
         self._sources = sources
         self._ranges = ranges
         self._thread_names = ranges.thread_names
@@ -136,6 +134,12 @@ class CallLog:
         """Calls that became rows in the latest reading."""
         self._full = sys.maxsize
         self._relieve: Callable[[], object] = lambda: None
+
+    def watch(self, device: Device) -> None:
+        """Observe a device."""
+        self._devices[device.info.key] = device.info
+        device.calls.observe(self)
+        self.note_partitions(device.partitions)
 
     def relieve_at(self, full: int, relieve: Callable[[], object]) -> None:
         """Have so many ended calls read by who makes one."""

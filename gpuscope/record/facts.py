@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import msgspec
@@ -13,10 +14,24 @@ import msgspec
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
+from gpuscope.errors import GpuscopeError
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts
 
 _PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
              "cuda-bindings", "nvmath-python", "nvtx", "cupti-python")  # fmt: skip
+
+
+def one_clock(devices: Sequence[Device]) -> str:
+    """Return the time base of devices; refuse those that share none: a simulated one is alone."""
+    simulated = sum(device.is_simulated for device in devices)
+    if simulated > 1 or (simulated and simulated < len(devices)):
+        keys = Counter(device.info.key for device in devices)
+        several = ", ".join(f"{count} × {key}" for key, count in keys.most_common(8))
+        raise GpuscopeError(
+            f"one recording cannot mix the clocks of the open devices ({several}): say which "
+            "with profile(device)"
+        )
+    return "virtual" if simulated else "unix"
 
 
 def device_facts(device: Device, *, health: bool) -> DeviceFacts:

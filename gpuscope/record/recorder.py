@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from gpuscope.record import nvtx
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.calls import CallLog, Ended
 from gpuscope.record.clock import ClockFit
-from gpuscope.record.facts import device_facts, partition_facts, thread_names, versions
+from gpuscope.record.facts import device_facts, one_clock, partition_facts, thread_names, versions
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.source import Calibration, Options, Source, Tap
@@ -79,20 +78,11 @@ class Recording:
     """
 
     def __init__(self, devices: tuple[Device, ...], options: Options | None = None) -> None:
-        simulated = sum(device.is_simulated for device in devices)
-        if simulated > 1 or (simulated and simulated < len(devices)):
-            keys = Counter(device.info.key for device in devices)
-            several = ", ".join(f"{count} × {key}" for key, count in keys.most_common(8))
-            raise GpuscopeError(
-                f"one recording cannot mix the clocks of the open devices ({several}): say which "
-                "with profile(device)"
-            )
+        self._simulated = one_clock(devices) == "virtual"
         self.devices = devices
-        self._simulated = bool(simulated)
         self._device_by_key = {device.info.key: device for device in devices}
         self._clock = devices[0].now_ns if devices else time.time_ns
-        self._made_in = os.getpid()
-        self._process = self._made_in
+        self._process = self._made_in = os.getpid()
         thread: Callable[[], int] = threading.get_native_id
         if devices:  # a simulated device's numbers are not the system's
             numbers = devices[0].backend.process_and_thread
@@ -102,8 +92,7 @@ class Recording:
         self._source_of: dict[str, Source] = {}
         """Device key → what times that device's work."""
         self.ranges = RangeLog(self._clock, thread, self._process)
-        infos = {key: device.info for key, device in self._device_by_key.items()}
-        self._calls = CallLog(infos, self._source_of, self.ranges, self._process)
+        self._calls = CallLog(self._source_of, self.ranges, self._process)
         self._reading = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
         self._kept = Kept()
@@ -134,8 +123,7 @@ class Recording:
         self._span.begin()  # first: from now on there is something to stop
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
-            device.calls.observe(self._calls)
-            self._calls.note_partitions(device.partitions)
+            self._calls.watch(device)
         self._span.begin()
         if not any(source.sees_ranges for source in self.sources):
             with _running_lock:
@@ -143,6 +131,16 @@ class Recording:
         if without_nvtx := nvtx.missing():
             self._notes.append(without_nvtx)
         self._read_regularly()
+
+    def add(self, device: Device) -> None:
+        """Watch one more GPU, opened while a recording of what CUPTI sees was on."""
+        with self._reading:
+            for source in self.sources:
+                source.add(device)
+                self._source_of[device.info.key] = source
+            self.devices = (*self.devices, device)
+            self._device_by_key[device.info.key] = device
+            self._calls.watch(device)
 
     def _read_regularly(self) -> None:
         """Let rows be read again and again where only the latest are kept.

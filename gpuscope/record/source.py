@@ -172,6 +172,9 @@ class Source:
     def start(self) -> None:
         """Begin to record; what fails here is undone."""
 
+    def add(self, device: Device) -> None:
+        """Watch a device too that was opened since."""
+
     def meet(self, call: Call, stream: Stream) -> None:
         """Look at a stream of a call, while it is alive, when a thread first uses it."""
 

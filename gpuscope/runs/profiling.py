@@ -13,6 +13,7 @@ from gpuscope._checks import door, length_ns
 from gpuscope._live import LiveView, ViewMaker
 from gpuscope._optional import needed_for
 from gpuscope.device.device import Device
+from gpuscope.device.registry import holders
 from gpuscope.device.select import open_devices
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import MEMORY_LIMIT, Options
@@ -138,6 +139,8 @@ def _one_clock() -> tuple[Device, ...]:
     kinds = [device.info.kind for device in devices]
     if len(set(kinds)) > 1 or sum(device.is_simulated for device in devices) > 1:
         del devices  # a device that nobody holds any more must not count
+        for let_go in holders:
+            let_go()
         gc.collect()
         devices = open_devices()
     return tuple(devices)

@@ -154,13 +154,20 @@ class Places(Known):
     """
 
     def __init__(self, devices: tuple[Device, ...], library: Library) -> None:
-        super().__init__({device.info.index: device.info.uuid for device in devices})
-        self._devices = devices
+        super().__init__({})
+        self._devices: list[Device] = []
+        for device in devices:
+            self.add(device)
         self._library = library
         self.partitions: dict[str, Partition] = {}
         self.contexts: dict[str, int] = {}
         self._learned_streams: set[tuple[str, int, int]] = set()
         self._learned_partitions: dict[int, Partition] = {}
+
+    def add(self, device: Device) -> None:
+        """Learn of a device too that was opened since."""
+        self._uuids[device.info.index] = device.info.uuid
+        self._devices.append(device)
 
     # -- while it records -------------------------------------------------------------
     def meet(self, call: Call, stream: Stream) -> None:

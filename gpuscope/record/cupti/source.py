@@ -70,6 +70,7 @@ class CuptiSource(Source):
             self._records, self._places, self._selections, self._found,
             all_calls=self._which != "runtime",
         )  # fmt: skip
+        self._tag = 1 + next(_tags) % _TAGS
         self._tap: BufferTap | None = None
         self._watch: ClockWatch | None = None
         self._before = (0, 0)
@@ -106,8 +107,7 @@ class CuptiSource(Source):
             self._collector.library.enable(layout.SYNCHRONIZATION)
         if self._collector.note:
             self._found.notes.append(self._collector.note)
-        tag = 1 + next(_tags) % _TAGS
-        self._records.canaries = [Canaries(device, tag) for device in self._cuda]
+        self._records.canaries = [Canaries(device, self._tag) for device in self._cuda]
         self._places.learn_all()
         self._collector.collect(forced=True)  # another recording's may fill all memory
         nvtx.send_canary()
@@ -130,6 +130,15 @@ class CuptiSource(Source):
                 "libcupti before the first NVTX call. Call gpuscope.open_device() before "
                 "anything uses NVTX, or set it when starting Python"
             )
+
+    def add(self, device: Device) -> None:
+        """Watch a device too that was opened since; from now on its canaries tell what is lost."""
+        canaries = Canaries(device, self._tag)
+        with self._collector.flights:
+            self._places.add(device)
+            self._records.canaries.append(canaries)
+            canaries.send()
+            self._take(forced=True)
 
     @property
     def sees_ranges(self) -> bool:

@@ -30,7 +30,9 @@ import gpuscope as gs
 from gpuscope import CallerStreamGuard
 from gpuscope.record.cupti import layout, source
 from gpuscope.record.cupti.places import FOREIGN_STREAM
+from gpuscope.record.recorder import Recording
 from gpuscope.record.rows import call_row, work_row
+from gpuscope.record.source import Options
 
 
 @pytest.fixture(params=[True, False], ids=["noted", "by CUPTI"])
@@ -1212,3 +1214,23 @@ def test_copies_of_ours_are_linked_like_launches(world):
     assert (copy["nbytes"], copy["copy_kind"]) == (16, "DtoD")
     assert copy["id"] == work_row(copy["external_correlation"])
     assert COPY
+
+
+# -- devices that are opened meanwhile -------------------------------------------------------
+def test_a_gpu_that_is_opened_meanwhile_joins_the_recording(world):
+    recording = Recording((), Options(source="cupti"))
+    recording.start()
+    world.gpu.foreign("before")
+    recording.add(world.device)
+    with world.device.carve({"a": 32}) as parts, parts["a"].create_stream(name="s") as stream:
+        world.launch(stream, "ours")
+        world.gpu.foreign("after")
+        trace = recording.stop()
+    kernels = named(trace)
+    assert set(kernels) == {"before", "ours", "after"}
+    assert kernels["ours"]["partition"] == kernels["ours"]["intended_partition"] == "a"
+    assert kernels["ours"]["device_uuid"] == kernels["before"]["device_uuid"] == "GPU-0"
+    assert trace.metadata.streams[str(stream.id)].name == "s"
+    assert list(trace.metadata.devices) == [world.device.info.key]
+    assert trace.metadata.complete
+    assert world.cupti.at_rest

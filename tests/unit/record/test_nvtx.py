@@ -316,10 +316,9 @@ def test_the_real_nvtx_takes_what_we_give_it():
 # -- letting ranges reach CUPTI --------------------------------------------------------------
 @pytest.fixture
 def bare(monkeypatch):
-    """No variable, nothing arranged yet, CUPTI installed."""
+    """No variable, CUPTI installed."""
     monkeypatch.setenv(NVTX_INJECTION, "")  # so that what is set here goes with the test
     monkeypatch.delenv(NVTX_INJECTION)
-    monkeypatch.setattr(_libcupti, "_ours", [])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(_libcupti, "library_path", lambda: Path("/somewhere/libcupti.so.13"))
 

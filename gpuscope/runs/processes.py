@@ -1,0 +1,333 @@
+"""The recordings of a program that ``gpuscope record`` runs, in each of its processes.
+
+A process begins them when it opens a device or is about to use CUDA, and writes their traces into
+one folder when it ends. What its program finds is what it would have found without.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from gpuscope._fork import free_in_children
+from gpuscope.device import registry
+
+if TYPE_CHECKING:
+    from gpuscope.device.device import Device
+    from gpuscope.record.recorder import Recording
+    from gpuscope.trace.model import Trace
+
+VARIABLE = "GPUSCOPE_RECORD"
+_CUDA_INJECTION = "CUDA_INJECTION64_PATH"
+"""Names the library that the CUDA driver loads and calls when a process initialises it."""
+INJECTION = Path(__file__).parents[1] / "_injection.so"
+BOOTSTRAP = Path(__file__).with_name("bootstrap")
+"""A folder for PYTHONPATH: whoever starts Python with it runs :func:`begin`."""
+_FIRST_S = 1.0
+_SHARE, _LIVE_SHARE = 0.02, 0.1
+"""How much of its time a process may write down what it has so far."""
+_PATIENCE_S = 20.0
+"""How long a process that is told to terminate may take to write what it has."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the processes of a program are to record, and into which folder."""
+
+    folder: str
+    device: Literal["auto", "cuda", "sim", "cpu"] = "auto"
+    detail: Literal["launches", "full"] = "launches"
+    keep_ns: int | None = None
+    live: bool = False
+
+
+_recorders: list[_Recorder] = []
+"""This process's one, where it is to record CUDA."""
+
+
+@dataclass
+class Facts:
+    """What a process says of its recordings, in a file beside their traces.
+
+    Attributes
+    ----------
+    name
+        Of the process: its script's, ``multiprocessing``'s, or its rank.
+    ended
+        Whether it wrote everything. Otherwise its traces are of the moment ``at_ns``.
+    traces
+        File → how many rows of each kind.
+    notes
+        What could not be recorded, and why.
+    """
+
+    pid: int
+    name: str = ""
+    ended: bool = False
+    at_ns: int = 0
+    traces: dict[str, dict[str, int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def begin() -> None:
+    """Record this process, and those forked from it, as the environment says.
+
+    CUPTI is loaded when the driver says that the process begins to use CUDA: a process that does
+    not pays nothing, and one that is forked before has a CUPTI of its own.
+    """
+    recorder = _Recorder(Order(**json.loads(os.environ[VARIABLE])))
+    registry.opened.append(recorder.opened)
+    registry.holders.append(recorder.let_go)
+    recorder.arrange()
+    if recorder.order.device in ("auto", "cuda") and importlib.util.find_spec("cupti"):
+        _recorders.append(recorder)
+        if INJECTION.exists():
+            os.environ.setdefault(_CUDA_INJECTION, str(INJECTION))
+        if os.environ.get(_CUDA_INJECTION) != str(INJECTION):
+            begin_cuda()  # another tool is told of CUDA, or nobody
+
+
+def begin_cuda() -> None:
+    """Record what CUPTI sees, if that is wanted: called inside the process's first call of CUDA."""
+    for recorder in _recorders:
+        recorder.begin_cuda()
+
+
+def read_facts(folder: Path) -> list[Facts]:
+    """Return what the processes of a program said so far, in the order of their beginning."""
+    files = sorted(folder.glob("*.json"), key=lambda path: path.name)
+    return [Facts(**json.loads(path.read_text("utf-8"))) for path in files]
+
+
+class _Recorder:
+    """The recordings of one process."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._folder = Path(order.folder)
+        self._lock = free_in_children(threading.RLock())
+        self._forget()
+
+    def _forget(self) -> None:
+        """In a forked child: what was recorded is its parent's."""
+        self._facts = Facts(os.getpid())
+        self._key = f"{time.time_ns()}-{self._facts.pid}"
+        self._recordings: dict[int, Recording] = {}
+        """By the numbers of their traces."""
+        self._next = 1
+        self._cuda: Recording | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+
+    def arrange(self) -> None:
+        """Be there when the process ends, however it does."""
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.finish)
+        os._exit = self._before(os._exit)  # type: ignore[assignment]
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._terminate)
+
+    def _before(self, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        def finish_and_leave(status: int) -> NoReturn:
+            try:
+                self.finish()
+            finally:
+                leave(status)
+
+        return finish_and_leave
+
+    def _terminate(self, number: int, _frame: FrameType | None) -> None:
+        """End as a signal would have it; this thread may hold what finishing needs."""
+        finishing = threading.Thread(target=self.finish, daemon=True)
+        finishing.start()
+        finishing.join(_PATIENCE_S)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    # -- beginning --------------------------------------------------------------------
+    def opened(self, device: Device) -> None:
+        """Record a device that the program opens."""
+        kind = device.info.kind
+        if self.order.device not in ("auto", kind) or self._over.is_set():
+            return
+        with self._lock, self._noting(f"{device.info.key} is not recorded"):
+            if kind == "cuda" and self._cuda is not None:
+                self._cuda.add(device)
+            else:
+                self._begin((device,), "auto")
+        atexit.unregister(self.finish)  # before devices are closed, and CUPTI
+        atexit.register(self.finish)
+
+    def begin_cuda(self) -> None:
+        """Record what CUPTI sees of this process."""
+        with self._lock, self._noting("what it does with CUDA is not recorded"):
+            if self._cuda is None and not self._over.is_set():
+                self._cuda = self._begin((), "cupti")
+
+    def _begin(self, devices: tuple[Device, ...], source: Literal["auto", "cupti"]) -> Recording:
+        # Some of what ending needs cannot be imported at the interpreter's end.
+        import concurrent.futures.thread  # noqa: F401, PLC0415
+
+        from gpuscope.record.recorder import Recording  # noqa: PLC0415 - only where it is needed
+        from gpuscope.record.source import Options  # noqa: PLC0415 - as above
+
+        options = Options(source=source, detail=self.order.detail, keep_ns=self.order.keep_ns)
+        recording = Recording(devices, options)
+        recording.start()
+        self._recordings[self._next] = recording
+        self._next += 1
+        recording.snapshot()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._write_regularly, name="gpuscope record", daemon=True
+            )
+            self._thread.start()
+            self._tell()
+        return recording
+
+    @contextlib.contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        """Note what fails: a program is not to fail for being recorded."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - as said
+            note = f"{what}: {error}"
+            if note not in self._facts.notes:
+                self._facts.notes.append(note)
+            self._tell()
+
+    # -- writing ----------------------------------------------------------------------
+    def _write_regularly(self) -> None:
+        """Write what there is so far, now and then, for who looks and in case of a crash."""
+        pause_s = _FIRST_S
+        share = _LIVE_SHARE if self.order.live else _SHARE
+        while not self._over.wait(pause_s):
+            began_s = time.monotonic()
+            with self._lock, self._noting("what there was so far was not written"):
+                for number, recording in self._recordings.items():
+                    self._write(number, recording.snapshot())
+                self._tell()
+            pause_s = max(_FIRST_S, (time.monotonic() - began_s) / share)
+
+    def _meet_gpus(self) -> None:
+        """Open the GPUs on which other libraries worked, to wait for them and to know them."""
+        from gpuscope.device.select import open_device  # noqa: PLC0415 - only where it is needed
+
+        recording = self._cuda
+        if recording is None or recording.devices or self._over.is_set():
+            return
+        with self._noting("which GPU it was is not known"):
+            numbers = recording.snapshot().spans.column("device").unique().to_pylist()
+            for number in set(numbers) - {None}:
+                open_device(f"cuda:{number}", quiet=True)
+
+    def finish(self) -> None:
+        """End every recording and write its trace; what comes later is not recorded."""
+        self._meet_gpus()
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            if self._facts.ended or not (self._recordings or self._facts.traces):
+                return
+            self._facts.ended = all([*map(self._end, [*self._recordings])])
+            self._tell()
+        if getattr(sys, "last_type", None) is KeyboardInterrupt:
+            # Python ends by that signal, unless it has run text since, as some imports do.
+            with contextlib.suppress(KeyboardInterrupt):
+                exec("raise KeyboardInterrupt")  # noqa: S102 - as said
+
+    def let_go(self) -> None:
+        """Hold no simulated device that the program let go, for who counts those that are open."""
+        with self._lock:
+            held = [
+                (number, weakref.ref(device))
+                for number, recording in self._recordings.items()
+                for device in recording.devices
+                if device.is_simulated
+            ]
+            for number, _ in held:
+                self._end(number)
+            gc.collect()
+            for _, kept in held:
+                if (device := kept()) is not None:
+                    self.opened(device)
+
+    def _end(self, number: int) -> bool:
+        """End a recording and write its trace; returns whether that went well."""
+        recording = self._recordings.pop(number)
+        trace = self._stopped(recording)
+        if trace is not None:
+            with _without_interrupts(), self._noting("a trace was not written"):
+                self._write(number, trace)
+                return True
+        return False
+
+    def _stopped(self, recording: Recording) -> Trace | None:
+        """Return the trace; where the GPU cannot be waited for, without that."""
+        for wait in (True, False):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the trace says what it lacks
+                    return recording.stop(wait=wait)
+            except BaseException as error:  # noqa: BLE001 - the process ends anyway
+                self._facts.notes.append(f"the recording did not end well: {error!r}")
+        return None
+
+    def _write(self, number: int, trace: Trace) -> None:
+        from gpuscope.trace.store import save_trace  # noqa: PLC0415 - only where it is needed
+
+        if len(trace):
+            file = f"{self._key}-{number}.parquet"
+            save_trace(trace, self._folder / file)
+            self._facts.traces[file] = trace.kind_counts()
+
+    def _tell(self) -> None:
+        facts = self._facts
+        facts.name, facts.at_ns = _name(), time.time_ns()
+        target = self._folder / f"{self._key}.json"
+        temporary = target.with_suffix(".partial")
+        with contextlib.suppress(OSError):  # the folder was taken away
+            temporary.write_text(json.dumps(asdict(facts)), "utf-8")
+            temporary.replace(target)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let Ctrl-C not take away what is being written."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = is_main and signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if before:
+            signal.signal(signal.SIGINT, before)
+
+
+def _name() -> str:
+    """Return what a process is called, fit for a file's name."""
+    script = Path(sys.argv[0] if getattr(sys, "argv", None) else "")
+    name = script.parent.name if script.stem == "__main__" else script.stem
+    name = "command" if name == "-c" else name
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        name = multiprocessing.current_process().name
+    rank = os.environ.get("RANK")
+    name = f"{name}-rank{rank}" if rank else name
+    return re.sub(r"[^\w.-]+", "-", name).strip("-")[:60] or "python"

@@ -18,12 +18,11 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-import statistics
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,10 +245,11 @@ def _cycle_ns(
 
 # -- planted changes -----------------------------------------------------------------------
 class Planted:
-    """Programs of two streams on a device, and what a change does to them.
+    """Programs of up to three streams on a device, and what a change does to them.
 
-    A program runs ``steps`` steps: kernels of a, then of b; where ``waits`` is set, b's first
-    kernel of a step waits for a's last.
+    A program runs ``steps`` steps. In each, it launches the ``work`` of one stream after the
+    other, the first of a stream after what its ``waits`` name. ``homes`` says how many SMs a
+    stream's partition has; ``None`` is the whole GPU.
     """
 
     def __init__(self, device: Any) -> None:
@@ -257,23 +257,35 @@ class Planted:
         self.made: dict[tuple[object, ...], Any] = {}
         self.graph: Any = None
 
-    def handle(self, kind: str, *sizes: int) -> Any:
+    def handle(self, kind: str, *sizes: Any) -> Any:
         """Make a handle once."""
         key = (kind, *sizes)
         if key not in self.made:
+            in_flight = FLIGHT
             if kind == "gemm":
-                m, n, k = sizes
-                made: Any = gs.Gemm(self.device, m=m, n=n, k=k, max_in_flight=4 * FLIGHT)
+                m, n, k, dtype = sizes
+                in_flight *= 4 if m * n * k <= _LARGE else 1
+                made: Any = gs.Gemm(
+                    self.device, m=m, n=n, k=k, dtype=dtype, max_in_flight=in_flight
+                )
             elif kind == "copy":
-                made = Copy(self.device, nbytes=sizes[0], max_in_flight=FLIGHT)
+                made = Copy(self.device, nbytes=sizes[0], max_in_flight=in_flight)
             else:
-                made = Softmax(self.device, rows=sizes[0], columns=sizes[1], max_in_flight=FLIGHT)
+                made = Softmax(
+                    self.device, rows=sizes[0], columns=sizes[1], max_in_flight=in_flight
+                )
             with self.device.create_stream() as stream:
-                for _ in range(4 * FLIGHT):  # each call in flight has operands of its own
+                for _ in range(in_flight):  # each call in flight has operands of its own
                     made.execute(stream=stream)
                 stream.synchronize()
             self.made[key] = made
         return self.made[key]
+
+    def forget(self) -> None:
+        """Free the operands of all handles."""
+        for made in self.made.values():
+            made.close()
+        self.made.clear()
 
     def record(self, program: Row) -> Trace:
         """Record a program once it has run unrecorded."""
@@ -283,38 +295,47 @@ class Planted:
             self._run(program, streams)
             with gs.profile(self.device) as recording:
                 self._run(program, streams)
+            if self.graph is not None:
+                self.graph.close()
         return recording.trace
 
     def _streams(self, program: Row, stack: ExitStack) -> dict[str, Any]:
-        homes: dict[str, Any] = dict.fromkeys("ab", self.device)
-        if program["split"]:
-            homes = stack.enter_context(
-                self.device.carve(dict(zip("ab", program["split"], strict=True)))
+        sizes = _partitions(program)
+        homes: dict[str, Any] = dict.fromkeys(program["work"], self.device)
+        if sizes:
+            parts = stack.enter_context(self.device.carve(sizes))
+            homes |= {name: parts[name] for name in sizes}
+        return {
+            name: stack.enter_context(
+                home.create_stream(name=name, priority=program.get("priority", {}).get(name, 0))
             )
-        return {name: stack.enter_context(homes[name].create_stream(name=name)) for name in "ab"}
+            for name, home in homes.items()
+        }
 
     def _run(self, program: Row, streams: dict[str, Any]) -> None:
         for _ in range(program["steps"]):
             with gs.annotate("step"):
-                if program.get("graph"):
-                    self._graph(program, streams)
-                else:
-                    self._launch(program, streams)
+                for name in program["work"]:
+                    for first, then in program.get("waits", ()):
+                        if then == name:
+                            streams[then].wait(streams[first].record())
+                    with gs.annotate(f"{name} of a step"):
+                        self._launch(program, streams, name)
         self.device.synchronize()
 
-    def _launch(self, program: Row, streams: dict[str, Any]) -> None:
-        for name in "ab":
-            if name == "b" and program["waits"]:
-                streams["b"].wait(streams["a"].record())
-            for spec in program[name]:
-                self.handle(*spec).execute(stream=streams[name])
-
-    def _graph(self, program: Row, streams: dict[str, Any]) -> None:
+    def _launch(self, program: Row, streams: dict[str, Any], name: str) -> None:
+        stream = streams[program.get("moved", {}).get(name, name)]
+        if program.get("graph") != name:
+            for spec in program["work"][name]:
+                self.handle(*spec).execute(stream=stream)
+            return
         if self.graph is None:
-            with streams["a"].capture() as self.graph:
-                for spec in program["a"]:
-                    self.handle(*spec).execute(stream=streams["a"])
-        self.graph.launch(stream=streams["a"])
+            for spec in program["work"][name]:
+                self.handle(*spec)
+            with stream.capture() as self.graph:
+                for spec in program["work"][name]:
+                    self.handle(*spec).execute(stream=stream)
+        self.graph.launch(stream=stream)
 
 
 def end_ns(trace: Trace) -> int:
@@ -323,113 +344,228 @@ def end_ns(trace: Trace) -> int:
     return int(mine.array("end_ns").max() - mine.array("start_ns").min())
 
 
-_TALL = ("gemm", 1024, 4096, 512)
-_SMALL = ("gemm", 512, 512, 512)
-_BIG, _FLAT = ("gemm", 4096, 4096, 4096), ("gemm", 4096, 4096, 1024)
-_HUGE = ("gemm", 8192, 4096, 4096)
+Change = Callable[[Trace], Row]
+Plan = tuple[str, Row, Row, Change]
+"""The kind of a change, a program before and after it, and the change itself."""
+_LARGE = 1 << 32
+"""Multiplications of a product that is no longer small."""
+_TALL = ("gemm", 1024, 4096, 512, "float16")
+_SMALL = ("gemm", 512, 512, 512, "float16")
+_BIG, _FLAT = ("gemm", 4096, 4096, 4096, "float16"), ("gemm", 4096, 4096, 1024, "float16")
+_HUGE = ("gemm", 8192, 4096, 4096, "float16")
 _COPY, _SOFTMAX = ("copy", 1 << 29), ("softmax", 16384, 8192)
 """Long enough for the GPU to hold the host up, whose own time differs from run to run."""
-MIXES = {
-    "gemm | copy": ([_BIG, _BIG], [_COPY]),
-    "gemm | softmax": ([_FLAT, _BIG], [_SOFTMAX, _SOFTMAX]),
-    "gemm | gemm": ([_HUGE], [_BIG, _FLAT]),
-}
+MIXES = (([_BIG, _BIG], [_COPY]), ([_FLAT, _BIG], [_SOFTMAX, _SOFTMAX]), ([_HUGE], [_BIG, _FLAT]))
 SPLITS = ([16, 116], [32, 100], [48, 84], [96, 36])
+SEED = 20261122
+"""Of the programs that judge. Whoever changes a rule after seeing them takes another one."""
 
 
-def plans() -> Iterator[tuple[str, Row, Row, Callable[[Trace], Row]]]:
-    """Yield the kind of each change, its program before and after, and the change itself."""
-    for first, second in MIXES.values():
-        base: Row = {"a": first, "b": second, "steps": 5, "split": [64, 68], "waits": False}
+def fitted() -> Iterator[Plan]:
+    """Yield changes that rules and constants were corrected on."""
+    for first, second in MIXES:
+        base: Row = {"work": {"a": first, "b": second}, "steps": 5}
+        whole, even = {**base, "homes": {}}, _split(base, 64, 68)
         for split in SPLITS:
-            yield "split", base, {**base, "split": split}, partial(_given, _partitions(split))
-        whole = {**base, "split": None}
-        homes = {"streams": {name: {"partition": name} for name in "ab"}}
-        carved = {**_partitions([32, 100]), **homes}
-        yield "split", whole, {**base, "split": [32, 100]}, partial(_given, carved)
+            yield _carved(even, _split(base, *split))
+        yield _carved(whole, _split(base, 32, 100))
         for split in ([64, 68], [32, 100]):
-            free = {**base, "split": split}
-            tied = {**free, "waits": True}
-            yield "wait dropped", tied, free, partial(_given, {"drop_waits": "all"})
-            yield "wait added", free, tied, _waits
+            free = _split(base, *split)
+            yield _untied(free, "a", "b")
+            yield _tied(free, "a", "b")
         for factor in (2, 4):
-            scaled = [("gemm", spec[1] * factor, *spec[2:]) for spec in first]
-            scale = {"scale": {_category(spec): factor for spec in first}}
-            yield "shape scaled", base, {**base, "a": scaled}, partial(_given, scale)
+            yield _scaled(even, "a", factor)
     for specs in ([_SMALL] * 12, [_SMALL, _TALL] * 5, [_TALL] * 12):
-        base = {"a": specs, "b": [], "steps": 3, "split": None, "waits": False}
-        yield "graph", base, {**base, "graph": True}, partial(_given, {"graphs": ["step"]})
+        yield _graphed({"work": {"a": specs}, "steps": 3, "homes": {}}, "a")
 
 
-def _given(change: Row, _: Trace) -> Row:
-    return change
+def fresh(seed: int) -> Iterator[Plan]:
+    """Yield changes that judge: kinds and streams as listed, work and sizes drawn from a seed."""
+    rng = random.Random(seed)  # noqa: S311 - to repeat, not to hide
+
+    def program(streams: int, steps: int = 4) -> Row:
+        each = {name: rng.choice((1, 1, 2)) for name in "abc"[:streams]}
+        specs: set[tuple[Any, ...]] = set()
+        while len(specs) < sum(each.values()):
+            specs.add(_drawn(rng))
+        left = rng.sample(sorted(specs, key=str), len(specs))
+        work = {name: [left.pop() for _ in range(count)] for name, count in each.items()}
+        return {"work": work, "steps": steps, "homes": {}}
+
+    def split(base: Row, left: int = 0) -> Row:
+        """Draw partitions for all streams but the last ``left``."""
+        names = list(base["work"])[: len(base["work"]) - left]
+        others = [8 * rng.randint(2, 16 // len(names) - 1) for _ in names[1:]]
+        last = 8 * rng.randint(3, 6) if left or rng.random() < 0.3 else 132 - sum(others)
+        sizes = [*others, last]
+        rng.shuffle(sizes)
+        return _split(base, *sizes)
+
+    for streams, left in ((2, 0), (2, 0), (3, 0), (3, 0), (2, 1), (3, 1)):
+        base = program(streams)
+        yield _carved(split(base, left), split(base, left))
+    for streams in (2, 2, 3):
+        base = program(streams)
+        yield _carved(base, split(base))
+        yield _carved(split(base), base)
+    for streams in (2, 3):
+        base = program(streams)
+        for free in (base, split(base)):
+            yield _tied(free, "a", "b")
+            yield _untied(free, *("bc" if streams == 3 else "ab"))
+    for streams in (2, 2, 3, 3):
+        base = program(streams)
+        yield "priority", base, {**base, "priority": {"b": -1}}, _given(
+            {"streams": {"b": {"priority": -1}}}
+        )
+    for streams in (2, 3):
+        base = program(streams)
+        yield "moved", base, {**base, "moved": {"b": "a"}}, _given(
+            {"move": {_category(spec): "a" for spec in base["work"]["b"]}}
+        )
+    for streams, carved in ((1, False), (2, False), (2, True), (2, True), (3, True), (3, False)):
+        base = program(streams)
+        base["work"]["a"] = [_drawn(rng)]
+        free = split(base) if carved and streams > 1 else base
+        yield _scaled(free, "a", rng.choice((2, 3)))
+    for streams in (1, 1, 1, 1, 2, 2):
+        base = program(streams, 3)
+        base["work"]["a"] = [_small(rng) for _ in range(rng.randint(4, 12))]
+        yield _graphed(split(base) if streams > 1 else base, "a")
 
 
-def _partitions(split: list[int]) -> Row:
-    return {"partitions": dict(zip("ab", split, strict=True))}
+def _drawn(rng: random.Random) -> tuple[Any, ...]:
+    """Draw work long enough for the GPU to hold the host up."""
+    kind = rng.choice(("gemm", "gemm", "sgemm", "copy", "softmax"))
+    if kind == "gemm":
+        sizes = [rng.choice((2048, 3072, 4096, 5120, 6144)) for _ in range(3)]
+        return "gemm", *sizes, rng.choice(("float16", "bfloat16"))
+    if kind == "sgemm":
+        return "gemm", *(rng.choice((1024, 1536, 2048)) for _ in range(3)), "float32"
+    if kind == "copy":
+        return "copy", rng.randint(2, 6) << 26
+    return "softmax", rng.choice((8192, 12288, 16384)), rng.choice((2048, 4096, 6144))
+
+
+def _small(rng: random.Random) -> tuple[Any, ...]:
+    kind = rng.choice(("gemm", "gemm", "copy", "softmax"))
+    if kind == "gemm":
+        sizes = [rng.choice((256, 384, 768, 1024, 2048)) for _ in range(3)]
+        return "gemm", *sizes, rng.choice(("float16", "float32"))
+    if kind == "copy":
+        return "copy", rng.randint(1, 32) << 20
+    return "softmax", rng.choice((512, 1024, 2048)), rng.choice((512, 1024, 3072))
+
+
+def _split(base: Row, *sizes: int) -> Row:
+    return {**base, "homes": dict(zip(base["work"], sizes, strict=False))}
+
+
+def _partitions(program: Row) -> dict[str, int]:
+    return dict(program["homes"])
+
+
+def _given(change: Row) -> Change:
+    return lambda _: change
+
+
+def _carved(before: Row, after: Row) -> Plan:
+    change: Row = {"partitions": _partitions(after) or None}
+    if set(_partitions(before)) != set(_partitions(after)):
+        homes = {name: name if name in after["homes"] else None for name in after["work"]}
+        change["streams"] = {name: {"partition": home} for name, home in homes.items()}
+    return "split", before, after, _given(change)
+
+
+def _tied(free: Row, first: str, then: str) -> Plan:
+    tied = {**free, "waits": [[first, then]]}
+    return "wait added", free, tied, lambda trace: {"add_waits": _waits(trace, first, then)}
+
+
+def _untied(free: Row, first: str, then: str) -> Plan:
+    return "wait dropped", {**free, "waits": [[first, then]]}, free, _given({"drop_waits": "all"})
+
+
+def _scaled(before: Row, name: str, factor: int) -> Plan:
+    specs = before["work"][name]
+    work = {**before["work"], name: [(spec[0], spec[1] * factor, *spec[2:]) for spec in specs]}
+    scale = {_category(spec): factor for spec in specs}
+    return "shape scaled", before, {**before, "work": work}, _given({"scale": scale})
+
+
+def _graphed(before: Row, name: str) -> Plan:
+    change = {"graphs": [f"{name} of a step"]}
+    return "graph", before, {**before, "graph": name}, _given(change)
 
 
 def _category(spec: tuple[Any, ...]) -> str:
-    return f"gemm {'x'.join(map(str, spec[1:]))} float16"
+    """Return the name of a handle's calls."""
+    kind, *sizes = spec
+    if kind == "copy":
+        return f"copy {sizes[0]} B"
+    dtype = f" {sizes.pop()}" if kind == "gemm" else ""
+    return f"{kind} {'x'.join(map(str, sizes))}{dtype}"
 
 
-def _waits(trace: Trace) -> Row:
-    """Return the waits of each step's b for its a."""
-    calls = {
-        name: [
-            row["id"]
-            for row in sorted(
-                trace.where(kind="kernel").spans.to_pylist(), key=lambda row: row["start_ns"]
-            )
-            if trace.stream_name(row["stream"]) == name
-        ]
-        for name in "ab"
-    }
+def _waits(trace: Trace, first: str, then: str) -> list[tuple[int, int]]:
+    """Return the waits of each step's ``then`` for its ``first``: ids of kernels."""
+    rows = sorted(trace.where(kind="kernel").spans.to_pylist(), key=lambda row: row["start_ns"])
+    ids: dict[str, list[int]] = {first: [], then: []}
+    for row in rows:
+        ids.setdefault(str(trace.stream_name(row["stream"])), []).append(row["id"])
     steps = len(trace.where(kind="range", name="step"))
-    each = {name: len(ids) // steps for name, ids in calls.items()}
-    return {
-        "add_waits": [
-            (calls["a"][(step + 1) * each["a"] - 1], calls["b"][step * each["b"]])
-            for step in range(steps)
-        ]
-    }
+    each = {name: len(mine) // steps for name, mine in ids.items()}
+    return [
+        (ids[first][(step + 1) * each[first] - 1], ids[then][step * each[then]])
+        for step in range(steps)
+    ]
 
 
-def judge_planted(device: Any) -> list[Row]:
-    """Forecast each planted change, and run it."""
-    planted, recorded, rows = Planted(device), {}, []
+def judge_planted(device: Any, seed: int, keep: Path | None) -> list[Row]:
+    """Forecast each planted change, and run it; ``keep`` takes the recordings."""
+    planted, rows = Planted(device), []
     profile = device.info.key.removeprefix("sim:") if device.info.kind == "sim" else "h200"
-    for kind, before, after, change in plans():
+    recorded: dict[str, Trace] = {}
+    plans = [(True, plan) for plan in fresh(seed)] + [(False, plan) for plan in fitted()]
+    for judges, (kind, before, after, change) in plans:
         key = json.dumps(before)
         if key not in recorded:
+            planted.forget()
             tries = [planted.record(before) for _ in range(3)]
-            recorded[key] = sorted(tries, key=end_ns)[1]
+            recorded = {**recorded, key: sorted(tries, key=end_ns)[1]}
         trace = recorded[key]
         run = gs.what_if(trace, gpu_profile=profile, **change(trace))
         was = gs.what_if(trace, gpu_profile=profile)["forecast"]
-        measured = int(statistics.median(end_ns(planted.record(after)) for _ in range(3)))
+        measured = sorted((planted.record(after) for _ in range(3)), key=end_ns)[1]
+        if keep is not None:
+            for name, one in (("before", trace), ("after", measured)):
+                gs.export(one, keep / f"{len(rows)}-{name}.parquet")
         rows.append(
             {
-                "kind": kind, "before": _said(before), "after": _said(after),
-                "recorded_us": end_ns(trace) / 1e3, "measured_us": measured / 1e3,
+                "judges": judges, "kind": kind, "before": _said(before), "after": _said(after),
+                "recorded_us": end_ns(trace) / 1e3, "measured_us": end_ns(measured) / 1e3,
                 "forecast_us": end_ns(run["forecast"]) / 1e3,
                 "low_us": end_ns(run["forecast, low"]) / 1e3,
                 "high_us": end_ns(run["forecast, high"]) / 1e3,
-                "error": end_ns(run["forecast"]) / measured - 1,
+                "error": end_ns(run["forecast"]) / end_ns(measured) - 1,
                 "as_it_was": _worst_start(trace, was),
             }
         )  # fmt: skip
+        print(f"{rows[-1]['error']:+7.1%} {kind:13} {'' if judges else 'fitted '}{_said(after)}")
     return rows
 
 
 def _said(program: Row) -> str:
-    work = [
-        " ".join(f"{spec[0]} {'x'.join(map(str, spec[1:]))}" for spec in program[name])
-        for name in "ab"
-    ]
-    where = "whole GPU" if program["split"] is None else " | ".join(map(str, program["split"]))
-    more = "".join(f", {name}" for name in ("waits", "graph") if program.get(name))
-    return f"{' | '.join(filter(None, work))} on {where}{more}"
+    streams = []
+    for name, specs in program["work"].items():
+        home = program["homes"].get(name)
+        where = "" if home is None else f" on {home}"
+        streams.append(f"{' + '.join(map(_category, specs))}{where}")
+    more = [f"{first} → {then}" for first, then in program.get("waits", ())]
+    more += [f"{name} {to}" for name, to in program.get("priority", {}).items()]
+    more += [f"{name} in {to}" for name, to in program.get("moved", {}).items()]
+    more += [f"{program['graph']} a graph"] if "graph" in program else []
+    return "; ".join([" | ".join(streams), *more])
 
 
 def _worst_start(trace: Trace, again: Trace) -> float:
@@ -465,6 +601,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--planted", action="store_true", help="planted changes, on this GPU")
     parser.add_argument("--recordings", action="store_true", help="write those of the package")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the planted changes that judge")
+    parser.add_argument("--keep", type=Path, help="folder for what --planted records")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
@@ -475,14 +613,14 @@ def main() -> None:
     today = dt.datetime.now(dt.UTC).date().isoformat()
     if chosen.planted:
         device = gs.open_device(chosen.device, quiet=True)
-        rows = judge_planted(device)
-        for row in rows:
-            print(f"{row['error']:+7.1%} {row['kind']:13} {row['after']}")
+        rows = judge_planted(device, chosen.seed, chosen.keep)
         results["planted"] = {
-            "date": today, "device": device.info.name, "summary": summary(rows),
+            "date": today, "device": device.info.name, "seed": chosen.seed,
+            "summary": summary([row for row in rows if row["judges"]]),
+            "fitted": summary([row for row in rows if not row["judges"]]),
             "rows": _rounded(rows),
         }  # fmt: skip
-        print(results["planted"]["summary"])
+        print("fresh", results["planted"]["summary"], "fitted", results["planted"]["fitted"])
     else:
         data = json.loads(DATA.read_text())
         alone = judge_steps(data["models"])

@@ -61,6 +61,8 @@ def outcome(run: Run) -> str:
         )
     if missing := incomplete(run.traces):
         words = f"{words.removesuffix('.')}; {missing}."
+    if forecast := next(filter(None, (one.metadata.forecast for one in run.values())), ""):
+        return clean(forecast)
     simulated = any(trace.is_simulated for trace in run.traces.values())
     return clean(f"Simulated: {words}" if simulated else words)
 

@@ -105,4 +105,5 @@ def title_suffix(traces: Iterable[Trace]) -> str:
     suffix = "" if all(trace.metadata.complete for trace in drawn) else _INCOMPLETE
     if not any(simulated):
         return suffix
-    return (" (SIMULATED)" if all(simulated) else " (partly SIMULATED)") + suffix
+    word = "FORECAST" if all(trace.metadata.forecast for trace in drawn) else "SIMULATED"
+    return (f" ({word})" if all(simulated) else f" (partly {word})") + suffix

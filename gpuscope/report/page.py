@@ -155,14 +155,17 @@ def simulated_banner(traces: Mapping[str, Trace]) -> str:
     simulated = [name for name, trace in traces.items() if trace.is_simulated]
     if not simulated:
         return ""
-    return simulated_note("" if len(simulated) == len(traces) else f" ({', '.join(simulated)})")
+    which = "" if len(simulated) == len(traces) else f" ({', '.join(simulated)})"
+    forecasts = dict.fromkeys(filter(None, (traces[name].metadata.forecast for name in simulated)))
+    return simulated_note(which, "; ".join(forecasts))
 
 
-def simulated_note(which: str = "") -> str:
+def simulated_note(which: str = "", forecast: str = "") -> str:
     """Return a warning that times were computed by a model."""
     return banner(
-        f"SIMULATED, not measured{which}.",
-        "A model of a GPU computed every device time below: measure before you rely on it.",
+        f"{'FORECAST' if forecast else 'SIMULATED'}, not measured{which}.",
+        f"{forecast}{'. ' if forecast else ''}A model of a GPU computed every device time"
+        f"{' of it' if forecast else ' below'}: measure before you rely on it.",
     )
 
 

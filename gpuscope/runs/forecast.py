@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -62,6 +62,14 @@ class Carving:
     def recorded(cls, trace: Trace, found: Program, sm_counts: Mapping[str, int]) -> Carving:
         """Return the recording's; partitions whose SMs are unknown lie beside each other."""
         layout, metadata = found.profile.layout, trace.metadata
+        names_of = {name for work in found.works if (name := work.row["partition"])}
+        for name, count in sm_counts.items():
+            if name not in names_of or not 0 < count <= layout.sm_count:
+                raise InvalidArgument(
+                    f"recorded_sms[{name!r}] is {given(count)}{closest(name, names_of)}: it takes "
+                    f"the partitions in which work was recorded, {sorted(names_of)}, and 1 to "
+                    f"{layout.sm_count} SMs of each"
+                )
         of: dict[int, tuple[str | None, int]] = {}
         names: dict[int, str] = {}
         for work in found.works:
@@ -143,6 +151,24 @@ class Carving:
                 )
         return after
 
+    def check_sizes(self, after: Carving, sent: Mapping[Work, int]) -> None:
+        """Refuse to move work of a partition whose size is not known.
+
+        Raises
+        ------
+        InvalidArgument
+            There is such work: how it goes on other SMs hangs on those it had.
+        """
+        moved = {work.row["stream"] for work in sent}
+        moved |= {number for number in self.of if self.places[number] != after.places[number]}
+        homes = {name for number, (name, _) in self.of.items() if number in moved}
+        unknown = sorted(name for name in homes if name and not self.partitions[name].sm_count)
+        if unknown:
+            raise InvalidArgument(
+                f"the trace does not say how many SMs {', '.join(map(repr, unknown))} had: give "
+                f"them, recorded_sms={{{unknown[0]!r}: …}}"
+            )
+
     def untouched(self, after: Carving, found: Program) -> frozenset[int]:
         """Return the streams whose SMs nobody else uses otherwise than before."""
         here, there = self.places, after.places
@@ -164,10 +190,9 @@ def as_trace(
     done: Replayed,
     carving: Carving,
     sent: Mapping[Work, int],
-    changes: Mapping[str, Any],
-    profile: Profile,
+    forecast: str,
 ) -> Trace:
-    """Return the recording's rows at the times of a replay."""
+    """Return the recording's rows at the times of a replay, marked as a forecast."""
     ids, kinds = trace.array("id"), np.array(trace.texts("kind"), dtype=object)
     start, end = trace.array("start_ns").copy(), trace.array("end_ns", fill=-1).copy()
     place = {int(number): position for position, number in enumerate(ids)}
@@ -221,6 +246,7 @@ def as_trace(
     metadata = msgspec.structs.replace(
         trace.metadata,
         simulated=True,
+        forecast=forecast,
         partitions=dict(carving.partitions),
         streams=streams,
         windows_ns=((int(min(start[keep])), int(max(end[keep].max(), start[keep].max()))),),
@@ -228,7 +254,6 @@ def as_trace(
         clocks={},
         solo={},
         setting=None,
-        notes=(*trace.metadata.notes, _note(found, changes, profile)),
     )
     columns_of_edges = {name: [edge[name] for edge in edges] for name in ("from", "to", "kind")}
     return Trace(table, Trace.from_columns({}, columns_of_edges).edges, metadata)
@@ -241,13 +266,28 @@ def _stream_facts(
     return msgspec.structs.replace(known, partition=partition, priority=priority)
 
 
-def _note(found: Program, changes: Mapping[str, Any], profile: Profile) -> str:
-    what = ", ".join(changes) or "nothing changed"
-    two = any(work.kernel and len(work.kernel.times_ns) > 1 for work in found.works)
-    unknown = f"; {found.unexplained} launches unknown" if found.unexplained else ""
-    return (
-        f"forecast from {'two recordings' if two else 'one recording'} with the GPU profile "
-        f"{profile.key} ({what}){unknown}"
+def described(found: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]) -> str:
+    """Say what a forecast is: its end and the band, from what, and what was assumed."""
+    first_ns = min(work.start_ns for work in found.works)
+    was_ns = max(work.end_ns for work in found.works) - first_ns
+    middle, low, high = (f"{(end_ns - first_ns) / 1e6:,.4g}" for end_ns in ends_ns)
+    kernels = [work.kernel for work in found.works if work.kernel is not None]
+    two = any(len(kernel.times_ns) > 1 for kernel in kernels)
+    plain = sum(kernel.launch is None and kernel.known is None for kernel in kernels)
+    assumed = {
+        f"{plain:,} kernels and graphs have no launch configuration: each taken to fill its SMs":
+            plain,
+        f"{found.unexplained:,} launches unknown: their work starts as late as it did":
+            found.unexplained,
+    }  # fmt: skip
+    return "; ".join(
+        [
+            f"forecast: all work ends after {middle} ms (band {low} to {high}), recorded "
+            f"{was_ns / 1e6:,.4g}",
+            f"from {'two recordings' if two else 'one recording'} of the GPU with the profile "
+            f"{found.profile.key} ({', '.join(changes) or 'nothing changed'})",
+            *(text for text, count in assumed.items() if count),
+        ]
     )
 
 

@@ -205,7 +205,7 @@ def program(
     _note_beside(works, where)
     _note_gaps(found, where)
     for work in works:
-        if work.row["kind"] == "kernel":
+        if work.row["kind"] in ("kernel", "graph"):  # a graph in one row: as a kernel of no launch
             work.kernel = known.kernel(work.row, work.alone_ns)
     return found
 

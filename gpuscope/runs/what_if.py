@@ -13,7 +13,7 @@ from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
-from gpuscope.runs.forecast import Carving, Change, as_trace
+from gpuscope.runs.forecast import Carving, Change, as_trace, described
 from gpuscope.runs.program import Program, Work, program
 from gpuscope.runs.replay import Bent, replay
 from gpuscope.trace.model import Trace
@@ -111,28 +111,36 @@ def what_if(
     factors = _fitted(found, before)
     after = before.changed(partitions, rounding, streams or {})
     sent = _moved(found, move or {}, after)
+    before.check_sizes(after, sent)
     _scale(found, scale or {})
     _change_waits(found, trace, add_waits, drop_waits)
     grouped = _graphs(found, trace, graphs)
     changed = bool(add_waits or drop_waits or scale or grouped or sent)
     kept = before.untouched(after, found) if not changed else frozenset()
-    changes = _described(
+    changes = _given(
         partitions=partitions, streams=streams, move=move, add_waits=add_waits,
         drop_waits=drop_waits, scale=scale, graphs=list(graphs),
     )  # fmt: skip
 
-    def forecast(lean: int) -> Trace:
-        done = replay(
+    done = {
+        name: replay(
             found, after.places, as_recorded=kept, factors=factors, streams=sent, graphs=grouped,
             bent=Bent(lean),
-        )  # fmt: skip
-        return as_trace(trace, found, done, after, sent, changes, profile)
+        )
+        for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
+    }  # fmt: skip
+    ends_ns = [max(end_ns for _, end_ns in one.times_ns.values()) for one in done.values()]
+    text = described(found, changes, ends_ns)
+    forecasts = {
+        name: as_trace(trace, found, one, after, sent, text) for name, one in done.items()
+    }
+    compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
+    return Run(
+        {RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes}
+    )
 
-    traces = {RECORDED: trace, FORECAST: forecast(0), LOW: forecast(-1), HIGH: forecast(1)}
-    return Run(traces, settings_table(traces), {"name": "what if", "what_if": changes})
 
-
-def _described(**changes: object) -> dict[str, Any]:
+def _given(**changes: object) -> dict[str, Any]:
     return {name: json.loads(json.dumps(value)) for name, value in changes.items() if value}
 
 

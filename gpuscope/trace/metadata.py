@@ -206,6 +206,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         ``"unix"`` (ns since 1970), ``"virtual"`` (a simulated clock) or ``"relative"``.
     simulated
         Whether any row was simulated.
+    forecast
+        What :func:`what_if` forecast it from, its end and the end's band; empty if nothing did.
     devices
         Key (``"cuda:0"``) → :class:`DeviceFacts`.
     partitions
@@ -252,6 +254,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     time_base: TimeBase = "unix"
     simulated: bool = False
+    forecast: str = ""
     devices: Mapping[str, DeviceFacts] = {}
     driver: str | None = None
     process_names: Mapping[str, str] = {}

@@ -16,6 +16,7 @@ _SHOWN = {
     "setting": "setting",
     "workload": "workload",
     "partition": "on",
+    "kernel_median_us": "median kernel (µs)",
     "latency_p50_us": "p50 (µs)",
     "latency_p99_us": "p99 (µs)",
     "ttft_p50_ms": "TTFT p50 (ms)",
@@ -67,7 +68,11 @@ def readable(
     besides
         Further columns, which come first, instead of what running together gave.
     """
-    without = _TOGETHER if besides else ()
+    without = list(_TOGETHER if besides else ())
+    if besides or any(row.get("latency_p50_us") is not None for row in rows):
+        without.append("kernel_median_us")
+    if not besides and len({row.get("incomplete") for row in rows}) <= 1:
+        without.append("incomplete")  # it stands below the table
     told = [
         name for name in (*besides, *(name for name in _SHOWN if name not in without))
         if any(row.get(name) is not None for row in rows)

@@ -82,7 +82,7 @@ def test_what_did_not_change_is_as_it_was(split, waits, syncs):
     trace = record(split, waits=waits, syncs=syncs)
     again = assert_as_it_was(trace)
     assert again.is_simulated
-    assert any(note.startswith("forecast from one recording") for note in again.metadata.notes)
+    assert again.metadata.forecast.startswith("forecast: all work ends after")
     assert "SIMULATED" in again.provenance
     kinds = {"kernel", "range", "handle", "sync"} & trace.kind_counts().keys()
     assert {kind: again.kind_counts()[kind] for kind in kinds} == {
@@ -208,7 +208,7 @@ def test_a_second_recording_says_what_it_took_there():
         np.subtract(*times(one.where(category=LARGE))[::-1]) for one in (run["forecast"], truth)
     ]
     assert np.median(took[0]) == pytest.approx(np.median(took[1]), rel=0.001)
-    assert any("two recordings" in note for note in run["forecast"].metadata.notes)
+    assert "from two recordings" in run["forecast"].metadata.forecast
 
 
 def test_the_nodes_of_a_graph_are_as_they_were():
@@ -220,9 +220,42 @@ def test_a_run_of_forecasts_is_a_run_like_any_other(tmp_path):
     assert run.comparison.column("setting").to_pylist()[:2] == ["recorded", "recorded"]
     assert run.experiment["what_if"] == {"partitions": {"a": 32, "b": "rest"}}
     path = gs.export(run["forecast"], tmp_path / "forecast.parquet")
-    assert gs.load_trace(path).is_simulated
-    gs.figures.timeline(run["forecast"])
+    again = gs.load_trace(path)
+    assert again.is_simulated and again.metadata.forecast == run["forecast"].metadata.forecast
+    assert "(FORECAST)" in gs.figures.timeline(run["forecast"]).layout.title.text
     gs.figures.prediction(run["forecast"], run["recorded"])
+
+
+def test_a_forecast_is_marked_as_one_with_its_band_wherever_it_is_seen(tmp_path):
+    run = gs.what_if(record(), partitions={"a": 32, "b": "rest"})
+    first_ns = times(run["recorded"])[0].min()
+    ends = [(times(run[name])[1].max() - first_ns) / 1e6 for name in list(run)[1:]]
+    line = "forecast: all work ends after {:,.4g} ms (band {:,.4g} to {:,.4g})".format(*ends)
+    assert line in " ".join(str(run).split())
+    assert gs.analysis.outcome(run).startswith(line)
+    page = gs.export(run, tmp_path / "report.html").read_text("utf-8")
+    assert "FORECAST, not measured" in page and line in page
+    for name in ("f.json", "f.sqlite"):
+        assert line.encode() in gs.export(run["forecast"], tmp_path / name).read_bytes()
+    assert "FORECAST" not in gs.figures.timeline(run["recorded"]).layout.title.text
+
+
+def test_kernels_and_graphs_without_a_launch_configuration_are_said(tmp_path):
+    path = tmp_path / "two_partitions.sqlite"
+    path.write_bytes(lzma.decompress((NSIGHT / "two_partitions.sqlite.xz").read_bytes()))
+    trace = gs.load_trace(path)
+    smaller = {"partitions": {"a": 16, "b": "rest"}, "streams": {
+        "15": {"partition": "a"}, "18": {"partition": "b"}}}  # fmt: skip
+    with pytest.raises(InvalidArgument, match=r"recorded_sms=\{'green context 2': …\}"):
+        gs.what_if(trace, **smaller)
+    forecast = gs.what_if(trace, recorded_sms=GREEN, **smaller)["forecast"]
+    assert "10 kernels and graphs have no launch configuration" in forecast.metadata.forecast
+    graphs = [np.subtract(*times(one, "graph")[::-1]) for one in (trace, forecast)]
+    assert (graphs[1] < 0.95 * graphs[0]).all()  # from 100 to 116 SMs
+
+
+def test_nothing_to_say_of_kernels_whose_launches_are_known():
+    assert "launch configuration" not in gs.what_if(record())["forecast"].metadata.forecast
 
 
 @pytest.mark.parametrize(
@@ -234,6 +267,8 @@ def test_a_run_of_forecasts_is_a_run_like_any_other(tmp_path):
         ({"streams": {"a": {"color": 1}}}, InvalidArgument, "takes partition and priority"),
         ({"scale": {"conv": 2}}, InvalidArgument, "no kernel's name or workload matches"),
         ({"scale": {LARGE: -1}}, InvalidArgument, "a factor above 0"),
+        ({"recorded_sms": {"c": 8}}, InvalidArgument, r"recorded_sms\['c'\].*\['a', 'b'\]"),
+        ({"recorded_sms": {"a": 0}}, InvalidArgument, "1 to 132 SMs"),
         ({"drop_waits": [(1, 2)]}, InvalidArgument, "is no finished GPU work"),
         ({"graphs": ["stride"]}, InvalidArgument, "no range and no handle called 'stride'"),
     ],

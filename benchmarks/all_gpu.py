@@ -29,6 +29,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "findings": ("findings.py",),
     "remainder": ("remainder.py",),
     "latencies": ("latencies.py",),
+    "what_if": ("what_if.py", "--planted"),
     "soak_live": ("soak_live.py", "--device", "cuda:0"),
     "soak_live_raises": ("soak_live.py", "--device", "cuda:0", "--seconds", "15", "--raises"),
     "long_recording": ("long_recording.py", "--device", "cuda:0", "--seconds", "90", "--keep",

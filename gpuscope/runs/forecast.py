@@ -12,7 +12,6 @@ import pyarrow as pa
 from gpuscope._checks import closest, given
 from gpuscope._types import Array
 from gpuscope.device.carve import SmLayout, plan_carve
-from gpuscope.device.sim.profile import Profile
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
 from gpuscope.runs.program import Program, Work
@@ -63,11 +62,11 @@ class Carving:
         """Return the recording's; partitions whose SMs are unknown lie beside each other."""
         layout, metadata = found.profile.layout, trace.metadata
         names_of = {name for work in found.works if (name := work.row["partition"])}
-        for name, count in sm_counts.items():
-            if name not in names_of or not 0 < count <= layout.sm_count:
+        for name, given_count in sm_counts.items():
+            if name not in names_of or not 0 < given_count <= layout.sm_count:
                 raise InvalidArgument(
-                    f"recorded_sms[{name!r}] is {given(count)}{closest(name, names_of)}: it takes "
-                    f"the partitions in which work was recorded, {sorted(names_of)}, and 1 to "
+                    f"recorded_sms[{name!r}] is {given(given_count)}{closest(name, names_of)}: it "
+                    f"takes the partitions in which work was recorded, {sorted(names_of)}, and 1 to "
                     f"{layout.sm_count} SMs of each"
                 )
         of: dict[int, tuple[str | None, int]] = {}
@@ -282,10 +281,14 @@ def described(found: Program, changes: Mapping[str, Any], ends_ns: Sequence[int]
     }  # fmt: skip
     return "; ".join(
         [
-            f"forecast: all work ends after {middle} ms (band {low} to {high}), recorded "
-            f"{was_ns / 1e6:,.4g}",
-            f"from {'two recordings' if two else 'one recording'} of the GPU with the profile "
-            f"{found.profile.key} ({', '.join(changes) or 'nothing changed'})",
+            (
+                f"forecast: all work ends after {middle} ms (band {low} to {high}), recorded "
+                f"{was_ns / 1e6:,.4g}"
+            ),
+            (
+                f"from {'two recordings' if two else 'one recording'} of the GPU with the profile "
+                f"{found.profile.key} ({', '.join(changes) or 'nothing changed'})"
+            ),
             *(text for text, count in assumed.items() if count),
         ]
     )

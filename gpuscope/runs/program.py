@@ -205,7 +205,7 @@ def program(
     _note_beside(works, where)
     _note_gaps(found, where)
     for work in works:
-        if work.row["kind"] in ("kernel", "graph"):  # a graph in one row: as a kernel of no launch
+        if work.row["kind"] in ("kernel", "graph"):
             work.kernel = known.kernel(work.row, work.alone_ns)
     return found
 
@@ -259,7 +259,8 @@ def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list
                 thread, row["start_ns"], row["end_ns"], took_ns, launched[number], row=number
             )
             last_ns = max(work.end_ns for work in call.launches)
-            if row["end_ns"] >= last_ns and row["kind"] == "api":  # it returned when all was done
+            copies = row["kind"] == "api" and {work.row["kind"] for work in call.launches}
+            if copies == {"memcpy"} and row["end_ns"] >= last_ns:  # it waits for them
                 call.waits_for, call.own_ns = list(call.launches), row["end_ns"] - last_ns
             calls.append(call)
         elif row["kind"] == "sync":

@@ -16,9 +16,11 @@ from gpuscope.device.sim.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
 from gpuscope.errors import InvalidArgument
 from gpuscope.runs.program import Call, Program, Work, waits
 
-_GRAPH_GAP_NS, _GRAPH_SAVES_NS, _GRAPH_NODE_NS = 290, 400, 2_000
-"""Measured on an H200: the gap between nodes, how much shorter than a launch a kernel is as a
-node, and what a node costs the host while CUPTI records."""
+_GRAPH_GAP_NS, _GRAPH_NODE_NS, _GRAPH_STARTS_NS, _GRAPH_FOLLOWS_NS = 290, 2_000, 1_000, 7_000
+_GRAPH_TAKES = 0.94
+"""Measured on an H200: the gap between nodes; what a node costs the host while CUPTI records; how
+long after its call, and after the work before it, a graph starts; and what a kernel takes as a node
+of what it takes as a launch, which finds the GPU idle."""
 _REPEATS = 0.05
 """Nine of ten kernel times repeat as closely when they are measured again."""
 _WAITS = -1
@@ -165,9 +167,10 @@ class _Player:
         kept = work.row["stream"] in self.as_recorded
         gap_ns = work.gap_ns + (self._late_ns(work) if work.by_stream else 0)
         in_graph = work.call in self.graphs
-        if in_graph:
-            least_ns = _GRAPH_GAP_NS if self.found.is_measured else self.found.gap_ns
-            gap_ns = min(gap_ns, least_ns)
+        if in_graph and self.found.is_measured:
+            gap_ns = _GRAPH_FOLLOWS_NS if self._begins_graph(work) else _GRAPH_GAP_NS
+        elif in_graph:
+            gap_ns = min(gap_ns, self.found.gap_ns)
         factor = self.factors.get(work, 1.0)
         if work.kernel is None or (kept and work.beside):
             took_ns = float(work.end_ns - work.start_ns)
@@ -185,12 +188,17 @@ class _Player:
         duration_ns = work.kernel.duration_ns(count)
         factor *= self.bent.duration_ns(work.kernel, count) / duration_ns
         if in_graph and self.found.is_measured:
-            factor *= max(0.8, 1 - _GRAPH_SAVES_NS / duration_ns)
+            factor *= _GRAPH_TAKES
         return KernelOp(
             stream, 0, number, work.row["name"], None, cost.blocks,
             max(1, round(cost.block_ns * factor)), cost.nbytes, cost.tiles,
             stall=self.bent.stall(cost), gap_ns=gap_ns,
         )  # fmt: skip
+
+    def _begins_graph(self, work: Work) -> bool:
+        """Return whether it is the first work of a graph's first call."""
+        first = work.call == self.graphs.get(work.call or 0)
+        return first and work is self.found.calls[work.call or 0].launches[0]
 
     def _late_ns(self, work: Work) -> int:
         """Return how late work starts for no known reason: SMs that were taken are the engine's."""
@@ -238,6 +246,8 @@ class _Player:
         """Make a thread's calls; yields when it goes on, or ``_WAITS`` until the engine moved."""
         now_ns = self.found.calls[places[0]].start_ns
         before: Call | None = None
+        latest = {self.graphs[place]: place for place in places if place in self.graphs}
+        nodes: dict[int, list[Work]] = defaultdict(list)
         for place in places:
             call = self.found.calls[place]
             leader = self.graphs.get(place)
@@ -249,10 +259,15 @@ class _Player:
             if leader is not None:
                 now_ns += 0 if inside else GRAPH_LAUNCH_CALL_NS
                 now_ns += _GRAPH_NODE_NS * len(call.launches) * self.found.is_measured
+                nodes[leader] += call.launches
             elif not call.waits_for:
                 now_ns += call.own_ns
-            for work in call.launches:
-                self._submit(work, began_ns)
+            if leader is None:
+                for work in call.launches:
+                    self._submit(work, began_ns)
+            elif latest[leader] == place:  # all nodes are launched when the call is over
+                for work in nodes.pop(leader):
+                    self._submit(work, now_ns)
             for work in call.waits_for:
                 op = self.ops[work]
                 while op.done_ns is None:
@@ -274,7 +289,9 @@ class _Player:
             now_ns = self.held.pop(at, now_ns)
             for other in self.waits.get(at, ()):
                 self.engine.submit(Wait(op.stream, now_ns, 0, self.ops[other]))
-            if at.call is not None:
+            if at.call in self.graphs:
+                op.queued_ns = now_ns + _GRAPH_STARTS_NS
+            elif at.call is not None:
                 op.queued_ns = now_ns + at.latency_ns + (0 if at.by_stream else self._late_ns(at))
             else:
                 op.queued_ns = now_ns if at in self.before or at in self.waits else at.start_ns

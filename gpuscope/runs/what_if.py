@@ -131,13 +131,9 @@ def what_if(
     }  # fmt: skip
     ends_ns = [max(end_ns for _, end_ns in one.times_ns.values()) for one in done.values()]
     text = described(found, changes, ends_ns)
-    forecasts = {
-        name: as_trace(trace, found, one, after, sent, text) for name, one in done.items()
-    }
+    forecasts = {name: as_trace(trace, found, one, after, sent, text) for name, one in done.items()}
     compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
-    return Run(
-        {RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes}
-    )
+    return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
 
 
 def _given(**changes: object) -> dict[str, Any]:

@@ -157,6 +157,32 @@ def test_launches_made_a_graph_cost_one_call():
     assert calls[1].max() < calls[0].min()
 
 
+def test_short_launches_made_a_graph_run_as_that_graph_does():
+    gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+    small = gs.Gemm(gpu, m=512, n=512, k=512, max_in_flight=64)
+    traces = []
+    with gpu.create_stream(name="s") as stream:
+        small.operands()
+        with stream.capture() as graph:
+            for _ in range(12):
+                small.execute(stream=stream)
+        for graphed in (False, True):
+            with gs.profile(gpu) as recording:
+                for _ in range(3):
+                    with gs.annotate("step"):
+                        if graphed:
+                            graph.launch(stream=stream)
+                            continue
+                        for _ in range(12):  # each kernel ends before its launch returns
+                            small.execute(stream=stream)
+                gpu.synchronize()
+            traces.append(recording.trace)
+    launched, truth = traces
+    forecast = gs.what_if(launched, graphs=["step"])["forecast"]
+    assert span_ns(launched) > 5 * span_ns(truth)
+    assert span_ns(forecast) == pytest.approx(span_ns(truth), rel=0.01)
+
+
 def test_streams_get_priorities_and_kernels_other_streams():
     trace = record(None, waits=False, syncs=False)
     moved = gs.what_if(trace, move={"gemm 1024*": "a"})["forecast"]
@@ -221,7 +247,8 @@ def test_a_run_of_forecasts_is_a_run_like_any_other(tmp_path):
     assert run.experiment["what_if"] == {"partitions": {"a": 32, "b": "rest"}}
     path = gs.export(run["forecast"], tmp_path / "forecast.parquet")
     again = gs.load_trace(path)
-    assert again.is_simulated and again.metadata.forecast == run["forecast"].metadata.forecast
+    assert again.is_simulated
+    assert again.metadata.forecast == run["forecast"].metadata.forecast
     assert "(FORECAST)" in gs.figures.timeline(run["forecast"]).layout.title.text
     gs.figures.prediction(run["forecast"], run["recorded"])
 
@@ -234,7 +261,8 @@ def test_a_forecast_is_marked_as_one_with_its_band_wherever_it_is_seen(tmp_path)
     assert line in " ".join(str(run).split())
     assert gs.analysis.outcome(run).startswith(line)
     page = gs.export(run, tmp_path / "report.html").read_text("utf-8")
-    assert "FORECAST, not measured" in page and line in page
+    assert "FORECAST, not measured" in page
+    assert line in page
     for name in ("f.json", "f.sqlite"):
         assert line.encode() in gs.export(run["forecast"], tmp_path / name).read_bytes()
     assert "FORECAST" not in gs.figures.timeline(run["recorded"]).layout.title.text

@@ -66,7 +66,7 @@ class Carving:
             if name not in names_of or not 0 < given_count <= layout.sm_count:
                 raise InvalidArgument(
                     f"recorded_sms[{name!r}] is {given(given_count)}{closest(name, names_of)}: it "
-                    f"takes the partitions in which work was recorded, {sorted(names_of)}, and 1 to "
+                    f"takes partitions in which work was recorded, {sorted(names_of)}, and 1 to "
                     f"{layout.sm_count} SMs of each"
                 )
         of: dict[int, tuple[str | None, int]] = {}

@@ -2,8 +2,7 @@
 
 The program is what the recording shows: each thread's launches and waits with the host's own
 time between them, each stream's order, the waits between streams, and for each piece of work the
-gap before it. What it cannot show is how long a wait would have lasted otherwise: a replay says
-that.
+gap before it. How long a wait would have lasted otherwise, a replay says.
 """
 
 from __future__ import annotations
@@ -267,8 +266,8 @@ def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list
             calls.append(Call(thread, row["start_ns"], row["end_ns"], took_ns))
             calls[-1].waits_for = waited[number] or _awaited(row, lanes)
     for call in calls:
-        done_ns = max((work.end_ns for work in call.waits_for), default=0)
         if call.waits_for and not call.launches:
+            done_ns = max(work.end_ns for work in call.waits_for)
             call.own_ns = call.end_ns - max(done_ns, call.start_ns)
     return calls
 

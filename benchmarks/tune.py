@@ -24,7 +24,6 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ import gpuscope as gs
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tune.json"
-PAIRS: list[dict[str, dict[str, int]]] = [
+PAIRS = [
     {"prefill": {"hidden": 4096, "tokens": 2048}, "decode": {"hidden": 4096, "batch": 16}},
     {
         "prefill": {"hidden": 2048, "tokens": 4096, "layers": 2},
@@ -50,21 +49,42 @@ RUN_S = 0.2
 VARY = {"partitions.prefill": "all"}
 LATENCY = "decode.latency_p50_us"
 
+RATE = "calls_per_s"
+
 Row = dict[str, Any]
+Sizes = dict[str, dict[str, int]]
+Runs = dict[int, list[tuple[float, float]]]
+"""Split → rate of prefill and latency of decode, turn by turn."""
 
 
 class Bench:
-    """Measures pairs of models on a device until the time is over."""
+    """Measures pairs of models on a device until the time is over, and saves as it goes.
 
-    def __init__(self, device: Any, *, simulate: bool, seconds: float, turns: int) -> None:
+    Attributes
+    ----------
+    results
+        What was found so far, as it stands in the file.
+    """
+
+    def __init__(self, device: Any, asked: argparse.Namespace) -> None:
         self.device = device
-        self.simulate = simulate
-        self.turns = turns
-        self.until = time.monotonic() + seconds
+        self.simulate = asked.simulate
+        self.turns = asked.turns
+        self.until = time.monotonic() + asked.seconds
+        self.path = asked.out
+        kept = json.loads(self.path.read_text("utf-8")) if self.path.exists() else {}
+        self.results: Row = {
+            "date": dt.datetime.now(dt.UTC).date().isoformat(), "device": device.info.name,
+            "driver": device.info.driver, "pairs": {}, "table": [],
+            **{name: kept[name] for name in ("pairs", "table") if name in kept},
+        }  # fmt: skip
 
     @property
     def is_over(self) -> bool:
         return time.monotonic() > self.until
+
+    def save(self) -> None:
+        self.path.write_text(json.dumps(self.results, indent=1) + "\n", "utf-8")
 
     def workload(self, name: str, sizes: dict[str, int]) -> Row:
         """Describe a model."""
@@ -83,7 +103,7 @@ class Bench:
         (row,) = gs.run(alone, self.device).comparison.to_pylist()
         return float(row["latency_p50_us"])
 
-    def experiment(self, pair: dict[str, dict[str, int]], alone_us: float, split: int) -> Row:
+    def experiment(self, pair: Sizes, alone_us: float, split: int) -> Row:
         """Describe a pair: each run takes about RUN_S."""
         calls = 40 if self.simulate else max(50, min(2000, round(RUN_S * 1e6 / alone_us / SLO)))
         return {
@@ -98,95 +118,90 @@ class Bench:
             },
         }  # fmt: skip
 
-    def measure(self, pair: dict[str, dict[str, int]], alone_us: float, splits: Iterable[int],
-                turns: int) -> dict[int, list[tuple[float, float]]]:  # fmt: skip
-        """Return split → rate of prefill and latency of decode, turn by turn.
+    def turn(self, pair: Sizes, alone_us: float, number: int, found: Runs) -> None:
+        """Run each split once, and note the rate of prefill and the latency of decode."""
+        for split in random.Random(number).sample(list(found), len(found)):  # noqa: S311
+            plan = {**self.experiment(pair, alone_us, split), "seed": number}
+            rows = gs.run(plan, self.device).comparison.to_pylist()
+            by_name = {row["workload"]: row for row in rows}
+            found[split].append((by_name["prefill"][RATE], by_name["decode"]["latency_p50_us"]))
 
-        The first turn is made whatever the time; once that is over, no other begins.
-        """
-        found: dict[int, list[tuple[float, float]]] = {split: [] for split in splits}
-        for turn in range(turns):
-            if turn and self.is_over:
-                break
-            for split in random.Random(turn).sample(list(found), len(found)):  # noqa: S311
-                plan = {**self.experiment(pair, alone_us, split), "seed": turn}
-                rows = gs.run(plan, self.device).comparison.to_pylist()
-                by_name = {row["workload"]: row for row in rows}
-                found[split].append(
-                    (by_name["prefill"][rate()], by_name["decode"]["latency_p50_us"])
-                )
-        return found
-
-    def tuned(self, pair: dict[str, dict[str, int]], alone_us: float, repeats: int) -> Any:
+    def tuned(self, pair: Sizes, alone_us: float, repeats: int) -> Any:
         """Tune a pair over all splits."""
         return gs.tune(
-            self.experiment(pair, alone_us, 64), VARY, f"prefill.{rate()}",
+            self.experiment(pair, alone_us, 64), VARY, f"prefill.{RATE}",
             {LATENCY: f"<= {SLO * alone_us:.4f}"}, self.device, repeats=repeats,
         )  # fmt: skip
 
-    def pair(self, pair: dict[str, dict[str, int]]) -> Row:
+    def pair(self, number: int) -> None:
         """Tune a pair, and measure how good that is."""
+        pair = PAIRS[number]
+        row: Row = {"pair": pair}
+        self.results["pairs"][str(number)] = row
         alone_us = self.alone_us(pair["decode"])
-        limit_us = SLO * alone_us
         began = time.monotonic()
         result = self.tuned(pair, alone_us, TURNS)
-        tuned_s = time.monotonic() - began
         chosen = choice(result)
-        splits = [one.sizes["prefill"] for one in result.settings]
-        grid = self.measure(pair, alone_us, splits, self.turns)
-        medians = {
-            split: tuple(statistics.median(values) for values in zip(*found, strict=True))
-            for split, found in grid.items()
-            if found
-        }
-        row: Row = {
-            "pair": pair, "alone_us": alone_us, "slo_us": limit_us, "chosen": chosen,
+        grid: Runs = {one.sizes["prefill"]: [] for one in result.settings}
+        row |= {
+            "alone_us": alone_us, "slo_us": SLO * alone_us, "chosen": chosen,
             "equals": [one.sizes["prefill"] for one in result.equals],
             "outcome": result.outcome, "forecasts": result.forecasts,
-            "tuned_runs": result.measurements, "tuned_s": tuned_s,
-            "grid_runs": len(splits) * self.turns, "grid": grid,
-            "verdicts": {one.sizes["prefill"]: one.verdict for one in result.settings},
-            "forecast": {one.sizes["prefill"]: one.forecast for one in result.settings},
+            "tuned_runs": result.measurements, "tuned_s": time.monotonic() - began,
+            "settings": [
+                {"prefill": one.sizes["prefill"], "verdict": one.verdict,
+                 "forecast": one.forecast, "values": one.values}
+                for one in result.settings
+            ],
+            "grid": grid,
         }  # fmt: skip
-        meeting = [split for split, (_, latency) in medians.items() if latency <= limit_us]
+        self.save()
+        for turn in range(self.turns):
+            if turn and self.is_over:
+                break
+            self.turn(pair, alone_us, turn, grid)
+            row["grid_turns"] = turn + 1
+            self.save()
+        middle = {split: medians(runs) for split, runs in grid.items()}
+        meeting = [split for split, (_, latency) in middle.items() if latency <= SLO * alone_us]
         if meeting and chosen is not None:
-            best = max(meeting, key=lambda split: medians[split][0])
-            again = self.measure(pair, alone_us, {best, chosen}, TURNS)
-            rates = {
-                split: statistics.median(found[0] for found in values)
-                for split, values in again.items()
-            }
-            latencies = statistics.median(found[1] for found in again[chosen])
-            row |= {"best": best, "again": again, "ratio": rates[chosen] / rates[best],
-                    "chosen_latency_us": latencies}  # fmt: skip
-        return row
+            best = max(meeting, key=lambda split: middle[split][0])
+            again: Runs = {best: [], chosen: []}
+            for turn in range(TURNS):
+                self.turn(pair, alone_us, 100 + turn, again)
+            row |= {
+                "best": best, "again": again,
+                "ratio": medians(again[chosen])[0] / medians(again[best])[0],
+                "chosen_us": medians(again[chosen])[1], "best_us": medians(again[best])[1],
+            }  # fmt: skip
+        self.save()
 
-    def table(self, pair: dict[str, dict[str, int]]) -> list[Row]:
+    def table(self) -> None:
         """Compare tuned splits with SGLang's at some decode batches, each at the same SLO."""
-        rows = []
         for batch in BATCHES:
             if self.is_over:
                 break
-            at_batch = {**pair, "decode": {**pair["decode"], "batch": batch}}
-            alone_us = self.alone_us(at_batch["decode"])
-            chosen = choice(self.tuned(at_batch, alone_us, 3))
+            pair = {**PAIRS[0], "decode": {**PAIRS[0]["decode"], "batch": batch}}
+            alone_us = self.alone_us(pair["decode"])
+            result = self.tuned(pair, alone_us, 3)
+            chosen = choice(result)
             default = [prefill for prefill, _, least in SGLANG if batch >= least][-1]
-            if chosen is None:
-                rows.append({"batch": batch, "default": default, "chosen": None})
-                continue
-            found = self.measure(at_batch, alone_us, {default, chosen}, TURNS)
-            row: Row = {"batch": batch, "slo_us": SLO * alone_us}
-            for name, split in (("default", default), ("chosen", chosen)):
-                rates, latencies = zip(*found[split], strict=True)
-                row |= {name: split, f"{name}_rate": statistics.median(rates),
-                        f"{name}_us": statistics.median(latencies)}  # fmt: skip
-            rows.append(row)
-        return rows
+            row: Row = {"batch": batch, "slo_us": SLO * alone_us, "outcome": result.outcome}
+            splits = {"default": default} | ({} if chosen is None else {"tuned": chosen})
+            found: Runs = {split: [] for split in splits.values()}
+            for turn in range(TURNS):
+                self.turn(pair, alone_us, 100 + turn, found)
+            for name, split in splits.items():
+                row[name] = split
+                row[f"{name}_rate"], row[f"{name}_us"] = medians(found[split])
+            self.results["table"].append(row)
+            self.save()
 
 
-def rate() -> str:
-    """Return the column of prefill's rate."""
-    return "calls_per_s"
+def medians(runs: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the median rate and the median latency of some runs."""
+    rates, latencies = zip(*runs, strict=True)
+    return statistics.median(rates), statistics.median(latencies)
 
 
 def choice(result: Any) -> int | None:
@@ -207,6 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, and print what was found; returns 1 if a pair is below its goal."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--pair", type=int, action="append", choices=range(len(PAIRS)))
+    parser.add_argument("--table", action="store_true", help="SGLang's table, too")
     parser.add_argument("--simulate", action="store_true", help="recordings, without a GPU")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="then begin no more")
@@ -215,35 +231,31 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     sys.path.insert(0, str(HERE.parent / "examples"))
     device = gs.open_device("sim:h200" if asked.simulate else asked.device, quiet=True)
-    bench = Bench(device, simulate=asked.simulate, seconds=asked.seconds, turns=asked.turns)
-    numbers = [0] if asked.simulate else asked.pair or range(len(PAIRS))
-    kept = json.loads(asked.out.read_text("utf-8")) if asked.out.exists() else {}
-    results: Row = {"pairs": {}, **kept}
-    results |= {"date": dt.datetime.now(dt.UTC).date().isoformat(), "device": device.info.name,
-                "driver": device.info.driver}  # fmt: skip
-    for number in numbers:
-        if bench.is_over:
-            break
-        results["pairs"][str(number)] = bench.pair(PAIRS[number])
-        asked.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-        if number == 0 and not asked.simulate:
-            results["table"] = bench.table(PAIRS[0])
-            asked.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    for number, row in results["pairs"].items():
+    bench = Bench(device, asked)
+    for number in [0] if asked.simulate else asked.pair or range(len(PAIRS)):
+        if not bench.is_over:
+            bench.pair(number)
+    if asked.table or not (asked.simulate or asked.pair):
+        bench.table()
+    rows = bench.results["pairs"]
+    for number, row in rows.items():
         ratio = row.get("ratio")
         print(
-            f"pair {number}: tuned {row['chosen']} (equals {row['equals']}), best "
-            f"{row.get('best')}, ratio {ratio and round(ratio, 4)}, runs {row['tuned_runs']} of "
-            f"{row['grid_runs']}, decode {row.get('chosen_latency_us')} us of "
-            f"{row['slo_us']:.1f}, tuned in {row['tuned_s']:.0f} s; {row['forecasts']}"
+            f"pair {number}: tuned {row.get('chosen')} (equals {row.get('equals')}), best "
+            f"{row.get('best')} of {row.get('grid_turns')} turns, "
+            f"ratio {ratio and round(ratio, 4)}, "
+            f"{row.get('tuned_runs')} runs in {row.get('tuned_s', 0):.0f} s, decode "
+            f"{row.get('chosen_us')} us of {row.get('slo_us')} us; {row.get('forecasts')}; "
+            f"{row.get('outcome')}"
         )
-    for row in results.get("table", ()):
+    for row in bench.results["table"]:
         print(row)
-    rows = results["pairs"].values()
-    return int(not all(
-        row.get("ratio", 0) >= 0.97 and row["tuned_runs"] <= len(row["grid"]) * TURNS / 3
-        for row in rows
-    ))  # fmt: skip
+    return int(
+        not all(
+            row.get("ratio", 0) >= 0.97 and row["tuned_runs"] <= len(row["grid"]) * TURNS / 3
+            for row in rows.values()
+        )
+    )
 
 
 if __name__ == "__main__":

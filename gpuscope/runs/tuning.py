@@ -1,7 +1,4 @@
-"""Tuning: forecast a grid of settings, and measure the promising ones until noise tells them apart.
-
-The search itself is :class:`gpuscope.analysis.race.Race`.
-"""
+"""Tuning: forecast a grid of settings, and measure the promising ones in a race."""
 
 from __future__ import annotations
 
@@ -21,7 +18,13 @@ from gpuscope._checks import MappingOf, door, given, require_kind
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.device.device import Device
-from gpuscope.errors import InvalidArgument, InvalidPartition, MissingEvidence, NothingRecorded
+from gpuscope.errors import (
+    GpuscopeError,
+    InvalidArgument,
+    InvalidPartition,
+    MissingEvidence,
+    NothingRecorded,
+)
 from gpuscope.exporters.tuned import write_tuning
 from gpuscope.figures.tuning_figure import tuning as tuning_figure
 from gpuscope.record.facts import versions
@@ -253,8 +256,7 @@ class _Search:
         self.forecast: Points | None = None
         if simulated is not None:
             self.forecast = Points("forecast", self.experiment, parameters, simulated, path)
-            first = (self._short(number) for number in self.able)
-            self.first = Series(first, simulated, viewer, stop)
+        self.first = Series(map(self._short, self.able), simulated or device, viewer, stop)
         self.decided = False
 
     # -- what is run ------------------------------------------------------------------
@@ -279,31 +281,16 @@ class _Search:
         }
         return plan.model_copy(update={"workloads": workloads})
 
-    def _record(self) -> None:
-        """Record what the simulated GPU cannot run."""
-        if not self.foreign:
-            return
-        if self.folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="gpuscope-")
-            self.folder = Path(self._temporary.name)
-        try:
-            self.stand_ins = stand_ins(
-                self.experiment, self.foreign, self.device, self.folder, self.stop
-            )
-        except MissingEvidence as error:
-            self.forecast, self.forecasts = None, no_forecasts(str(error))
-
     def measure(self) -> None:
         """Forecast all, then measure in turns until it is decided."""
-        self._record()
-        if self.forecast is not None:
-            for number in self.able:
-                if not self.forecast.is_finished(number):
-                    one = self.candidates[number]
-                    label = f"forecast of {one.label}"
-                    self.forecast.run(self.first, number, one.point, self._short(number), label)
-                if self.first.stopped:
-                    return
+        try:
+            self._forecast_all()
+        except GpuscopeError as error:
+            if isinstance(error, NothingRecorded):  # it was stopped
+                raise
+            self.forecast, self.forecasts = None, no_forecasts(str(error))
+        if self.first.stopped:
+            return
         neighbours = self._neighbours()
         for turn in itertools.count():
             samples = self.samples(turn)
@@ -322,6 +309,22 @@ class _Search:
                 if self.series.stopped:
                     return
         self.decided = True
+
+    def _forecast_all(self) -> None:
+        """Forecast every setting; first record what the simulated GPU cannot run."""
+        if self.forecast is None:
+            return
+        if self.foreign and self.folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="gpuscope-")
+            self.folder = Path(self._temporary.name)
+        if self.folder is not None:
+            wanted = self.experiment, self.foreign, self.device
+            self.stand_ins = stand_ins(*wanted, self.folder, self.stop)
+        for number in self.able:
+            if not (self.forecast.is_finished(number) or self.first.stopped):
+                one = self.candidates[number]
+                label = f"forecast of {one.label}"
+                self.forecast.run(self.first, number, one.point, self._short(number), label)
 
     def _start(self) -> list[int]:
         """Return whom to measure first: the best by their forecasts, or some all over the grid."""

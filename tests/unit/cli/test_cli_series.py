@@ -158,6 +158,57 @@ def test_values_are_numbers_flags_or_texts(text, values):
     assert series.varied(f"a.b={text}") == ("a.b", values)
 
 
+# -- tune ---------------------------------------------------------------------------------
+TUNE = ("--vary", "partitions.a=8,64", "--objective", "load.tflop_per_s", "--device", "sim:h200")
+
+
+def test_a_tuning_keeps_its_measurements_its_report_and_the_code(command, trial, tmp_path):
+    out = tmp_path / "out"
+    code, printed, _ = command("tune", trial, *TUNE, "--repeats", 3, "--out", out)
+    assert code == 0
+    written = {name for name in names(out) if not name.endswith(".parquet")}
+    facts = json.loads((out / "tune.json").read_text("utf-8"))
+    code_files = {"carve.py", "carve.cpp"} if facts["best"] not in (None, "shared") else set()
+    assert written == {"tune.html", "tune.json"} | code_files
+    assert "greatest load.tflop_per_s" in printed
+    assert "SIMULATED" in printed
+    assert "SIMULATED, not measured." in (out / "tune.html").read_text("utf-8")
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
+    code, printed, _ = command("tune", trial, *TUNE, "--repeats", 3, "--out", out, "--json")
+    assert code == 0
+    assert json.loads(printed)["outcome"] == facts["outcome"]
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")} == before
+
+
+def test_after_ctrl_c_a_tuning_keeps_what_was_measured(command, trial, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 13)  # of forecasts
+        code, printed, _ = command("tune", trial, *TUNE, "--out", out)
+    assert code == 1
+    assert "stopped early: this is what was measured until then" in printed
+    assert "forecast-0000.parquet" in names(out)
+    code, printed, _ = command("tune", trial, *TUNE, "--repeats", 3, "--out", out)
+    assert code == 0
+    assert "stopped early" not in printed
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--slo", "small.latency_p50_us"), "give a column and a limit"),
+        (("--slo", "small.latency_p50_us>=3"), "a time takes '<= number'"),
+        (("--slo", "other.latency_p50_us<=3"), "the workloads are 'small', 'load'"),
+        (("--repeats", 2), "at least 3"),
+    ],
+)
+def test_a_tuning_says_what_is_wrong(command, trial, tmp_path, more, words):
+    code, _, said = command("tune", trial, *TUNE, *more, "--out", tmp_path / "out")
+    assert code == 2
+    assert words in said.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
 # -- interference -------------------------------------------------------------------------
 def test_interference_is_measured_on_the_partitions_of_a_setting(command, trial, tmp_path):
     out = tmp_path / "out"

@@ -468,3 +468,31 @@ def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try_everywhere(program, ("runs/sweeps.py", "runs/grid.py", "runs/execution.py"), after)
+
+
+def test_interrupts_of_a_tuning_keep_what_was_measured():
+    values = {"workloads.w.duration_us": [10, 20]}
+    whole = kernels_of(gs.run(POINT, new_gpu()))
+    ended: list[int] = []
+
+    def program(gpu: Device) -> Any:
+        ended.clear()
+
+        def view(progress: Any) -> None:
+            if progress.done % 2 == 0 and not progress.setting.startswith("forecast"):
+                ended.append(progress.done)
+
+        try:
+            return gs.tune(POINT, values, "w.kernel_median_us", None, gpu, repeats=3, viewer=view)
+        except gs.errors.NothingRecorded:
+            return None
+
+    def after(gpu: Device, result: Any) -> None:
+        nothing_is_left(gpu)
+        kept = 0 if result is None else result.measurements
+        assert kept >= len(ended), f"{kept} of {len(ended)} measurements"
+        assert kernels_of(gs.run(POINT, gpu)) == whole
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try_everywhere(program, ("runs/tuning.py", "runs/grid.py"), after)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 import threading
 import types
@@ -324,6 +326,40 @@ def test_the_cpp_code_names_the_partitions(tuned, tmp_path):
     assert 'kPartitions = {{"prefill", 96}, {"decode", 36}};' in text
     assert "kSmCount = 132, kQuantum = 8" in text
     assert "$" not in text
+
+
+CUDA_H = """
+#pragma once
+#include <cstddef>
+typedef int CUdevice; typedef struct c* CUcontext; typedef struct s* CUstream;
+typedef struct g* CUgreenCtx; typedef struct d* CUdevResourceDesc;
+typedef enum { CUDA_SUCCESS } CUresult;
+typedef enum { CU_DEV_RESOURCE_TYPE_SM = 1 } CUdevResourceType;
+enum { CU_GREEN_CTX_DEFAULT_STREAM = 1, CU_STREAM_NON_BLOCKING = 1 };
+struct CUdevResource { CUdevResourceType type; struct { unsigned smCount; } sm; };
+CUresult cuInit(unsigned); CUresult cuDeviceGet(CUdevice*, int);
+CUresult cuGetErrorString(CUresult, const char**);
+CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
+CUresult cuDeviceGetDevResource(CUdevice, CUdevResource*, CUdevResourceType);
+CUresult cuDevSmResourceSplitByCount(CUdevResource*, unsigned*, const CUdevResource*,
+                                     CUdevResource*, unsigned, unsigned);
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc*, CUdevResource*, unsigned);
+CUresult cuGreenCtxCreate(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned);
+CUresult cuGreenCtxGetDevResource(CUgreenCtx, CUdevResource*, CUdevResourceType);
+CUresult cuGreenCtxStreamCreate(CUstream*, CUgreenCtx, unsigned, int);
+"""
+"""The calls of CUDA's driver API that the code makes, as its documentation declares them."""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_the_cpp_code_compiles(tuned, tmp_path):
+    (tmp_path / "cuda.h").write_text(CUDA_H)
+    path = tuned.export(tmp_path / "c.cpp", "prefill = 96")
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-Wall", "-Werror", "-fsyntax-only", f"-I{tmp_path}", path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_json_has_everything(tuned, tmp_path):

@@ -59,7 +59,7 @@ def gpu():
 def runs(monkeypatch):
     """Count the runs."""
     made = []
-    run = execution.run
+    run = gs.run  # which keeps the name from being looked up while it is another
     monkeypatch.setattr(
         execution, "run", lambda *args, **how: made.append(args[0]) or run(*args, **how)
     )

@@ -20,7 +20,8 @@ _LIMIT = 60
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 Kind: TypeAlias = Any
-"""A type, ``None``, ``Callable``, or one of the kinds below; see :func:`door`."""
+"""A type, a type's full name where to import it would take long, ``None``, ``Callable``, or one
+of the kinds below; see :func:`door`."""
 _WORDS = {
     None: "None", str: "text", int: "a whole number", float: "a finite number", bool: "a bool",
     Callable: "a callable",
@@ -138,6 +139,9 @@ def _is(value: object, kind: Kind) -> bool:
         )
     if kind is None:
         return value is None
+    if isinstance(kind, str):
+        bases = type(value).__mro__
+        kind = tuple(each for each in bases if f"{each.__module__}.{each.__qualname__}" == kind)
     if kind in (int, float):
         if isinstance(value, Integral):  # NumPy's too
             return not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
@@ -150,7 +154,8 @@ def _word(kind: Kind) -> str:
         return f"a mapping of text to {kind.value.__name__}"
     if isinstance(kind, SeveralOf):
         return f"a list of {kind.value.__name__}"
-    return _WORDS.get(kind) or f"a {kind.__name__}"
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+    return _WORDS.get(kind) or f"a {name.rpartition('.')[2]}"
 
 
 def closest(name: object, known: Iterable[str]) -> str:

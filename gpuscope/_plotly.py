@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -18,20 +19,23 @@ class _Deferred(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def _import_renderers() -> None:
-    """Import Plotly's renderers without nbformat, of which show() alone needs the version.
-
-    It brings jsonschema, whose checks of formats (rfc3987-syntax) build a parser at import:
-    seconds before a first figure.
-    """
-    name, user = "nbformat", "plotly.io._renderers"
-    if {name, user} & set(sys.modules) or importlib.util.find_spec(name) is None:
+def _import_without(user: str, *names: str) -> None:
+    """Import a module without others that it imports: one, or one inside the other."""
+    if {user, *names} & set(sys.modules) or importlib.util.find_spec(names[0]) is None:
         return
-    sys.modules[name] = _Deferred(name)
+    deferred = [_Deferred(name) for name in names]
+    for around, inside in pairwise(deferred):
+        setattr(around, inside.__name__.rpartition(".")[2], inside)
+    sys.modules.update(zip(names, deferred, strict=True))
     try:
         importlib.import_module(user)
     finally:
-        del sys.modules[name]
+        for name in names:
+            del sys.modules[name]
 
 
-_import_renderers()
+# Looks at data frames, which no figure of ours is given.
+_import_without("_plotly_utils.basevalidators", "narwhals", "narwhals.stable", "narwhals.stable.v1")
+# Of which show() alone needs the version. It brings jsonschema, whose checks of formats
+# (rfc3987-syntax) build a parser at import: seconds before a first figure.
+_import_without("plotly.io._renderers", "nbformat")

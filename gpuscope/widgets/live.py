@@ -14,14 +14,8 @@ from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Tap
 from gpuscope.trace import schema, valid
 from gpuscope.trace.model import Trace
-from gpuscope.widgets.painter import (
-    Painted,
-    Painter,
-    PainterGone,
-    Wanted,
-    get_painter,
-    give_back,
-)
+from gpuscope.widgets.painter import Painter, PainterGone, get_painter, give_back
+from gpuscope.widgets.snapshot import Painted, Wanted
 
 SWITCH_S = 0.0002
 """Python's switch interval meanwhile: every NumPy call of ours gives the lock away, and a busy
@@ -68,6 +62,9 @@ class Pump:
     failed
         Called with exceptions of reading or of ``grew``; reading continues.
     """
+
+    is_far = False
+    """Whether another process reads and draws."""
 
     def __init__(
         self,
@@ -146,6 +143,8 @@ class FarPump(Pump):
     lost
         Called with the reason when the other process cannot do it; reading stops.
     """
+
+    is_far = True
 
     def __init__(
         self,

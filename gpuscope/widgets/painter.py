@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -25,7 +24,6 @@ from msgspec.structs import replace
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
-from gpuscope.figures.style import Properties
 from gpuscope.record.calls import Ended
 from gpuscope.record.cupti.afar import Reader
 from gpuscope.record.cupti.places import Known
@@ -33,9 +31,9 @@ from gpuscope.record.source import Tap
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.compose import compose_frame
-from gpuscope.widgets.snapshot import MARGIN, Bars
+from gpuscope.widgets.snapshot import MARGIN, Painted, Wanted
 from gpuscope.widgets.state import TimelineState
-from gpuscope.widgets.window import Window, widened
+from gpuscope.widgets.window import widened
 
 PATIENCE_S = 20.0
 """How long the process may take for a frame, its beginning included; then it is given up."""
@@ -44,58 +42,6 @@ _NICENESS = 5
 """Who launches goes first."""
 _IDLE_S = 300.0
 """After which a process that nobody needs ends."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be seen.
-
-    Attributes
-    ----------
-    following
-        Whether the window moves to the newest spans.
-    paint
-        Whether a frame is wanted.
-    """
-
-    window_ns: Window
-    following: bool
-    hidden: tuple[str, ...]
-    pixels: int
-    height: float
-    dark: bool
-    paint: bool
-
-
-@dataclass(frozen=True)
-class Painted:
-    """A frame, and what is to be known of it.
-
-    Attributes
-    ----------
-    rows
-        How many rows there are.
-    bars, overlays, layout, scene
-        As :class:`~gpuscope.widgets.snapshot.Drawn` has them.
-    labels, left_out, extent_ns
-        As :class:`~gpuscope.widgets.state.TimelineState` has them.
-    """
-
-    bars: Bars
-    overlays: dict[str, Properties]
-    layout: Properties
-    scene: Properties
-    said: str
-    window_ns: Window
-    following: bool
-    extent_ns: Window
-    labels: list[tuple[str, bool]]
-    left_out: int
-    rows: int
-
-    def words(self) -> str:
-        """Say how much is in view, and how much of it has a bar of its own."""
-        return self.said
 
 
 _pack, _unpack = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Ended).decode

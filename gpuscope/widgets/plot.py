@@ -8,6 +8,7 @@ than the rest of a frame, nor to send data without echoing it. Its private membe
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
@@ -33,6 +34,28 @@ _WHOLE = {"_widget_data", "_widget_layout"}
 _CONFIG = {"responsive": True, "scrollZoom": True, "doubleClick": False, "displaylogo": False}
 
 
+_LATER = """((plotly, kinds) => {
+  const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 50));
+  const next = () => kinds.length && (plotly.register(kinds.shift()()), idle(next));
+  setTimeout(next, 3000);
+})"""
+
+
+def _bars_first(script: str) -> str:
+    """Have Plotly set up what draws bars at once, and its other 46 kinds of traces when idle.
+
+    To set up all takes the page as long as to read the whole script. A script that is put together
+    in another way stays as it is.
+    """
+    head, marker, tail = script.rpartition('"lib/index.js"')
+    found = re.search(r"([\w$]+)\.register\(\[([\w$]+)\(\),((?:[\w$]+\(\),?)+)\]\)", tail)
+    if found is None or not re.search(rf'{re.escape(found[2])}=\w+\({{"lib/bar\.js"', head):
+        return script
+    others = found[3].replace("()", "")
+    instead = f"{found[1]}.register([{found[2]}()]),{_LATER}({found[1]},[{others}])"
+    return head + marker + tail[: found.start()] + instead + tail[found.end() :]
+
+
 class Plot(go.FigureWidget):  # type: ignore[misc]
     """A FigureWidget whose traces stay, so that a frame is one message.
 
@@ -48,7 +71,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
     """
 
     # As text: anywidget keeps every widget whose script is a file for ever, to tell of its changes.
-    _esm = f"{go.FigureWidget._esm}\n"
+    _esm = _bars_first(f"{go.FigureWidget._esm}\n")
 
     def __init__(
         self,
@@ -66,7 +89,8 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         super().__init__(
             data=[{"type": "scatter", "x": [], "y": [], "name": name, "hoverinfo": "skip",
                    "mode": mode, "showlegend": False, "textposition": "bottom center"}
-                  for name, mode in OVERLAYS.items()]
+                  for name, mode in OVERLAYS.items()],
+            layout={"template": "none"},  # Plotly's own takes longer to check than all the rest
         )  # fmt: skip
         self._config: Properties = {**self._config, **_CONFIG}
         self._is_made = True

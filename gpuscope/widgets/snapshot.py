@@ -209,3 +209,56 @@ class Drawn:
         nearest = int(edges[np.abs(edges - time_ns).argmin()])
         is_near = abs(nearest - time_ns) * snapshot.pixels <= SNAP_PX * (high - low)
         return nearest if is_near else time_ns
+
+
+# -- between the process that records and the one that paints ----------------------------
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be seen.
+
+    Attributes
+    ----------
+    following
+        Whether the window moves to the newest spans.
+    paint
+        Whether a frame is wanted.
+    """
+
+    window_ns: Window
+    following: bool
+    hidden: tuple[str, ...]
+    pixels: int
+    height: float
+    dark: bool
+    paint: bool
+
+
+@dataclass(frozen=True)
+class Painted:
+    """A frame, and what is to be known of it.
+
+    Attributes
+    ----------
+    rows
+        How many rows there are.
+    bars, overlays, layout, scene
+        As :class:`Drawn` has them.
+    labels, left_out, extent_ns
+        As :class:`~gpuscope.widgets.state.TimelineState` has them.
+    """
+
+    bars: Bars
+    overlays: dict[str, Properties]
+    layout: Properties
+    scene: Properties
+    said: str
+    window_ns: Window
+    following: bool
+    extent_ns: Window
+    labels: list[tuple[str, bool]]
+    left_out: int
+    rows: int
+
+    def words(self) -> str:
+        """Say how much is in view, and how much of it has a bar of its own."""
+        return self.said

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gpuscope._checks import count, door
-from gpuscope.record.recorder import Recording
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.compose import compose_frame
 from gpuscope.widgets.details import links
-from gpuscope.widgets.live import FarPump, Pump
 from gpuscope.widgets.snapshot import MARGIN, Drawn
 from gpuscope.widgets.state import Search
 from gpuscope.widgets.view import Message, TimelineView
 from gpuscope.widgets.window import around, clamped, panned, widened, zoomed
+
+if TYPE_CHECKING:  # what records takes a while to import: a timeline of a trace does without
+    from gpuscope.record.recorder import Recording
+    from gpuscope.widgets.live import Pump
 
 LIVE_HEIGHT = 420
 """Of the plotting area in px, where no trace says how much it needs."""
 _TALLEST = 100_000
 FOLLOWED_NS = 200_000_000
 """How much of a recording is in view while the timeline follows it, at first."""
+_RECORDING = "gpuscope.record.recorder.Recording"
 
 
 class Timeline(TimelineView):
@@ -65,7 +69,7 @@ class Timeline(TimelineView):
 
     _pump: Pump | None = None  # also of one that could not be made: it is closed all the same
 
-    @door(source=(Trace, Recording, None), height=(int, None), followed_ns=int)
+    @door(source=(Trace, _RECORDING, None), height=(int, None), followed_ns=int)
     def __init__(
         self,
         source: Trace | Recording | None = None,
@@ -83,10 +87,10 @@ class Timeline(TimelineView):
         if height is None and not isinstance(source, Trace):
             height = LIVE_HEIGHT
         super().__init__(trace, height, **options)
-        if isinstance(source, Recording):
-            self.watch(source)
-        else:
+        if source is None or isinstance(source, Trace):
             self._begin(trace)
+        else:
+            self.watch(source)
 
     def __repr__(self) -> str:
         """Say what it shows; not, as widgets do, all that its plot holds."""
@@ -113,12 +117,14 @@ class Timeline(TimelineView):
         self.scheduler.ask()
         self.scheduler.wait()
 
-    @door(recording=Recording)
+    @door(recording=_RECORDING)
     def watch(self, recording: Recording) -> None:
         """Show a recording while it runs; returns at once.
 
         Background threads read and draw the rows, even while a cell is running.
         """
+        from gpuscope.widgets.live import FarPump  # noqa: PLC0415 - see above
+
         self._stop_reading()
         with self._lock:
             self._recording = recording
@@ -317,18 +323,6 @@ class Timeline(TimelineView):
             self._is_held = False
         _ACTS[message["do"]](self, message)
 
-    def _hold(self, *, on: bool) -> None:
-        """Stand still while the plot is being dragged: a frame would take it out of the hand."""
-        self._is_held = on
-
-    def _sized(self, pixels: int) -> None:
-        if self.state.resize(pixels):
-            self.scheduler.ask()
-
-    def _themed(self, *, dark: bool) -> None:
-        if self.state.repaint(dark=dark):
-            self.scheduler.ask()
-
     def _ranged(self, low_us: float, high_us: float) -> None:
         """Take a range of the plot's own, to which it was dragged or zoomed."""
         with self._lock:
@@ -370,7 +364,7 @@ class Timeline(TimelineView):
     def _come_near(self) -> None:
         """Read and draw here from now on: what is asked for needs the rows."""
         pump, recording = self._pump, self._recording
-        if not isinstance(pump, FarPump) or recording is None:
+        if pump is None or not pump.is_far or recording is None:
             return
         pump.close()
         if self._recording is not recording:  # it ended meanwhile
@@ -385,6 +379,8 @@ class Timeline(TimelineView):
 
     def _read_here(self, recording: Recording) -> Pump:
         """Read and draw in this process."""
+        from gpuscope.widgets.live import Pump  # noqa: PLC0415 - see above
+
         self._pump = Pump(recording, grew=self._grew, ended=self._ended, failed=self._failed)
         return self._pump
 
@@ -441,9 +437,10 @@ _ACTS: dict[str, Callable[[Timeline, Message], object]] = {
     "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
     "tiles": lambda it, told: it.send_tiles(int(told["version"]), told["want"]),
     "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
-    "size": lambda it, told: it._sized(int(told["pixels"])),
-    "theme": lambda it, told: it._themed(dark=bool(told["dark"])),
-    "hold": lambda it, told: it._hold(on=bool(told["on"])),
+    "size": lambda it, told: it.state.resize(int(told["pixels"])) and it.scheduler.ask(),
+    "theme": lambda it, told: it.state.repaint(dark=bool(told["dark"])) and it.scheduler.ask(),
+    # While the plot is being dragged, a frame would take it out of the hand.
+    "hold": lambda it, told: setattr(it, "_is_held", bool(told["on"])),
     "opened": lambda it, _: it.open_page(),
     "painted": lambda it, told: it.scheduler.painted(int(told["frame"])),
 }

@@ -20,10 +20,9 @@ from gpuscope.widgets import tiles
 from gpuscope.widgets.base import hear_beside_cells, static
 from gpuscope.widgets.compose import compose_frame, first_layout
 from gpuscope.widgets.details import Details
-from gpuscope.widgets.painter import Painted, Wanted
 from gpuscope.widgets.plot import Plot
 from gpuscope.widgets.scheduler import RedrawScheduler
-from gpuscope.widgets.snapshot import SPANS, Bars, Drawn
+from gpuscope.widgets.snapshot import SPANS, Bars, Drawn, Painted, Wanted
 from gpuscope.widgets.state import Search, TimelineState
 from gpuscope.widgets.window import Window
 
@@ -119,7 +118,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         )
         self.state = TimelineState(trace, height)
         layout = first_layout(self.state.snapshot((0, 1), following=False), self.state.height)
-        self.figure.update_layout(layout)
+        self.figure.draw({}, {}, layout)
         self.bar = Bar(self._told, height=layout["height"])
         self.details = Details()
         self.details.on_msg(lambda _widget, content, _buffers: self._told(content))

@@ -17,6 +17,7 @@ from gpuscope.record.cupti.afar import Reader
 from gpuscope.trace.model import Trace
 from gpuscope.widgets import painter
 from gpuscope.widgets.live import FarPump
+from gpuscope.widgets.snapshot import Wanted
 
 NO_CALLS = Ended(0, [], [])
 
@@ -272,7 +273,7 @@ def test_an_error_over_there_is_told(world):
         process = painter.Painter()
         try:
             process.begin(tap)
-            wanted = painter.Wanted(
+            wanted = Wanted(
                 (0, 1), following=True, hidden=(), pixels=900, height=1.0, dark=False, paint=True
             )
             with pytest.raises(painter.PainterGone):

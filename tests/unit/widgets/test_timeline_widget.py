@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import plotly.graph_objects as go
 import pytest
 import traitlets
 from hypothesis import given
@@ -31,7 +32,7 @@ from gpuscope.learn.question import Question
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets.details import Details
-from gpuscope.widgets.plot import Plot
+from gpuscope.widgets.plot import Plot, _bars_first
 from gpuscope.widgets.scheduler import RedrawScheduler
 from gpuscope.widgets.snapshot import DARK
 from gpuscope.widgets.state import LISTED
@@ -975,3 +976,21 @@ def assert_collected(kept: list[weakref.ref[Any]]) -> None:
             thread.join()
     gc.collect()
     assert [one() for one in kept] == [None] * len(kept)
+
+
+# -- Plotly's script ----------------------------------------------------------------------
+
+
+def test_plotly_sets_up_bars_at_once_and_the_rest_when_idle():
+    whole, ours = str(go.FigureWidget._esm), str(Plot._esm)
+    register = re.compile(r"\.register\(\[[\w$]+\(\)\]\),\(\(plotly, kinds\)")
+    assert len(register.findall(ours)) == 1, "Plotly's script is put together in another way"
+    later = re.search(r"\}\)\(\w+,\[([\w$,]+)\]\)", ours[register.search(ours).start() :])[1]
+    listed = re.search(r"\.register\(\[([^]]+)\]\)", whole[whole.rindex('"lib/index.js"') :])[1]
+    assert later.split(",") == listed.replace("()", "").split(",")[1:]
+
+
+def test_a_script_that_is_put_together_in_another_way_stays_as_it_is():
+    other = 'x=({"lib/index.js"(e,r){t.register([a(),b()]),r.exports=t}})'
+    assert _bars_first(other) == other
+    assert _bars_first("") == ""

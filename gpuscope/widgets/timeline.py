@@ -323,6 +323,10 @@ class Timeline(TimelineView):
             self._is_held = False
         _ACTS[message["do"]](self, message)
 
+    def _redraw(self, changed: bool) -> None:  # noqa: FBT001 - that is all it is told
+        if changed:
+            self.scheduler.ask()
+
     def _ranged(self, low_us: float, high_us: float) -> None:
         """Take a range of the plot's own, to which it was dragged or zoomed."""
         with self._lock:
@@ -437,8 +441,8 @@ _ACTS: dict[str, Callable[[Timeline, Message], object]] = {
     "sms": lambda it, told: it.set_trait("sms", bool(told["on"])),
     "tiles": lambda it, told: it.send_tiles(int(told["version"]), told["want"]),
     "range": lambda it, told: it._ranged(float(told["low"]), float(told["high"])),
-    "size": lambda it, told: it.state.resize(int(told["pixels"])) and it.scheduler.ask(),
-    "theme": lambda it, told: it.state.repaint(dark=bool(told["dark"])) and it.scheduler.ask(),
+    "size": lambda it, told: it._redraw(it.state.resize(int(told["pixels"]))),
+    "theme": lambda it, told: it._redraw(it.state.repaint(dark=bool(told["dark"]))),
     # While the plot is being dragged, a frame would take it out of the hand.
     "hold": lambda it, told: setattr(it, "_is_held", bool(told["on"])),
     "opened": lambda it, _: it.open_page(),

@@ -14,7 +14,7 @@ from gpuscope.widgets.state import Search
 from gpuscope.widgets.view import Message, TimelineView
 from gpuscope.widgets.window import around, clamped, panned, widened, zoomed
 
-if TYPE_CHECKING:  # what records takes a while to import: a timeline of a trace does without
+if TYPE_CHECKING:  # what records takes a while to import, and a trace needs none of it
     from gpuscope.record.recorder import Recording
     from gpuscope.widgets.live import Pump
 
@@ -188,8 +188,7 @@ class Timeline(TimelineView):
     def pan(self, by: float) -> None:
         """Move by ``by`` times what is in view; back in time ends following."""
         with self._lock:
-            if by < 0:
-                self.follow = False
+            self.follow = self.follow and by >= 0
             self.window_ns = panned(self.window_ns, by, self.state.extent_ns)
 
     def fit(self) -> None:

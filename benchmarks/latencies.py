@@ -106,12 +106,18 @@ def calibrated(device: Any) -> Facts:
     source = "auto" if device.is_simulated else "cupti"
     constants = host.call_costs(device) | host.partition_costs(device)
     constants |= host.overheads(device, source)[0]
-    costs, jitter = host.experiment_costs(device, constants)
-    constants |= costs
-    power = host.power(device, source, ITEM_BYTES)
+    samples = [host.launches(device)]
+    drawn = {}
+    for dtype in ITEM_BYTES:  # a host is slower for seconds: it is sampled over some time
+        drawn |= host.power(device, source, [dtype])
+        samples.append(host.launches(device))
     constants |= host.copy_rate(device, source)
+    samples.append(host.launches(device))
     copies = host.copy_kernels(device, source)
-    return {"constants": constants, "jitter": jitter, "power": power, "copy": copies}
+    samples.append(host.launches(device))
+    costs, jitter = host.experiment_costs(samples, constants)
+    constants |= costs
+    return {"constants": constants, "jitter": jitter, "power": drawn, "copy": copies}
 
 
 def calibrated_apart(name: str) -> Facts:

@@ -56,17 +56,19 @@ end, completely or not at all.
   included; the median of seven such measurements counts. Creating a partition includes the probe
   of its SMs. Recorded kernels give the medians of three times: from the end of a launch call to the
   kernel's start, from a kernel's end to the host's return from a wait, and between two queued
-  GEMMs. What a launch costs, before the kernel is queued and after it, comes from 1,000 launches of
-  a small experiment, recorded as every experiment is; so does how these times vary.
+  GEMMs. What a launch costs, before the kernel is queued and after it, and how that varies, comes
+  from 3,500 launches of two small experiments, recorded as every experiment is: in one the host is
+  always busy, in the other it mostly sleeps, since a host that slept is slower. They run now and
+  then between the other measurements, since a host is also slower for seconds.
 - **Power**: a 4096³ product of each dtype runs for 0.4 s. By how much slower it goes at the end
   than in the first 20 ms says what it draws.
 - **Copies**: 64 MiB to the device and back, with one rate for both directions; 512 MiB on the
   device; the element-wise copy kernel over 64 and 512 MiB on every measured SM count.
-- **GEMMs**: up to 320 shapes in four dtypes, on up to eight SM counts, each call alone. A few
+- **GEMMs**: up to 640 shapes in four dtypes, on up to eight SM counts, each call alone. A few
   shapes are fixed and the others random: sides from 16 to 8192, half of them not multiples of 64.
-  The fit uses calls in which cuBLAS is not told the SM count; calls with the count told only test
-  the fit. Calls that would take longer than 60 ms are left out and counted. On a slow GPU fewer
-  shapes are measured, but at least 40.
+  Times are fitted to calls in which cuBLAS is not told the SM count; calls with the count told say
+  which tiles cuBLAS prefers. Calls that would take longer than 60 ms are left out and counted. On a
+  slow GPU fewer shapes are measured, but at least 40.
 - **Kernels**: the tile is read from the kernel's name (cuBLAS and CUTLASS, from Volta to
   Blackwell). Otherwise it is inferred from the kernel's grids, if some tile explains at least two
   of them. Kernels whose tile remains unknown are listed and not used in the fit.

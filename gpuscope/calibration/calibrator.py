@@ -21,6 +21,7 @@ from gpuscope.calibration.kernels import KINDS, Key, Row, kind, unreadable
 from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.device.select import open_device
 from gpuscope.device.sim.gemm_model import ITEM_BYTES
+from gpuscope.device.sim.jitter import Speeds
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.sim.schema import DeviceLayout, GemmKernels, ProfileFile
 from gpuscope.errors import CapabilityError, DeviceUnavailable, GpuscopeError
@@ -49,7 +50,7 @@ class Measurements:
     device, constants
         Tables of the profile.
     gemm, told
-        Rows of GEMMs, not told the SM count and told; the second are in no fit.
+        Rows of GEMMs, not told the SM count and told; the second say what the library prefers.
     copy
         Rows of the copy kernel.
     jitter, power
@@ -69,7 +70,7 @@ class Measurements:
     told: Sequence[Row]
     copy: Sequence[Mapping[str, float]]
     transfers: Mapping[str, Sequence[tuple[int, float]]]
-    jitter: Sequence[tuple[float, float]]
+    jitter: Speeds
     power: Mapping[str, float]
     metadata: TraceMetadata
     skipped: int
@@ -93,8 +94,8 @@ class Calibration:
     held_out
         The same for a fifth of the shapes, predicted by a fit to the others.
     told_errors
-        Rows, median and p90 of the error of GEMMs whose library was told the SM count; not used
-        in the fit. Empty if none was measured.
+        Rows, median and p90 of the error of GEMMs of these shapes whose library was told the SM
+        count. Empty if none was measured.
     unreadable
         Names of kernels whose tile could not be determined; they are not used in the fit.
     skipped
@@ -250,8 +251,7 @@ def measure(
     progress(0.02, "launches")
     overheads, metadata = host.overheads(device, source)
     constants |= overheads
-    costs, jitter = host.experiment_costs(device, constants)
-    constants |= costs
+    host_samples = [host.launches(device)]
     if not device.capabilities.partitions:
         stand_in = Profile.load("h200").constants["create_partition_call_ns"]
         constants["create_partition_call_ns"] = stand_in
@@ -262,17 +262,23 @@ def measure(
         )
     progress(0.04, "copies")
     constants |= host.copy_rate(device, source)
+    host_samples.append(host.launches(device))
     transfers = host.transfers(device, source)
     copies = host.copy_kernels(device, source)
+    host_samples.append(host.launches(device))
     lacking = {"bfloat16"} if info.compute_capability < _BFLOAT16_SINCE else set()
     dtypes = [name for name in ITEM_BYTES if name not in lacking]
     drawn = host.power(device, source, dtypes)
+    host_samples.append(host.launches(device))
     most = min(MOST**2, info.memory_bytes // (4 * 2 * sum(ITEM_BYTES.values())))
     chosen = shapes(most_elements=most)[:shape_count]
     measured = gemms.measure(
         device, chosen, dtypes, source, until_ns=until_ns,
         step=lambda done: progress(0.06 + 0.8 * done / len(chosen), "matrix products"),
     )  # fmt: skip
+    host_samples.append(host.launches(device))
+    costs, jitter = host.experiment_costs(host_samples, constants)
+    constants |= costs
     rows = list(measured.rows)
     if lacking:
         rows += [{**row, "dtype": "bfloat16"} for row in rows if row["dtype"] == "float16"]
@@ -308,7 +314,7 @@ def fit(
     layout = measured.device.layout
     _check_enough(rows)
     progress(0.88, "the fit")
-    kinds = fitting.fit_gemm(rows, layout)
+    kinds = fitting.fit_gemm(rows, layout, measured.told)
     made = profile_of(
         kinds, rows, measured.copy, name=target.stem, device=measured.device,
         measured=_provenance(measured), constants=measured.constants, transfers=measured.transfers,
@@ -316,14 +322,18 @@ def fit(
     )  # fmt: skip
     progress(0.94, "the fit without a fifth of the shapes")
     errors = fitting.errors_of(kinds, rows, layout=layout)
-    held_out = fitting.cross_validate(rows, range(1), layout=layout)
+    fitted, out, out_told = fitting.without_fold(rows, 0, measured.told, layout=layout)
+    told = fitting.errors_told(fitted, out_told, layout=layout)
     write_profile(made, target)
     profile = Profile.read(target)
     progress(1, "done")
     return Calibration(
         path=target, profile=profile.file,
         errors=fitting.table(errors, fitting.share_errors(rows, layout=layout)),
-        held_out=held_out, told_errors=_told_errors(measured.told, profile),
+        held_out=fitting.table(
+            fitting.errors_of(fitted, out, layout=layout), fitting.share_errors(out, layout=layout)
+        ),
+        told_errors=fitting.spread(told) if told else {},
         unreadable=tuple(unreadable(rows)), skipped=measured.skipped, notes=measured.notes,
         measured_s=measured_s, fitted_s=time.monotonic() - start_s,
     )  # fmt: skip
@@ -339,7 +349,7 @@ def profile_of(
     measured: Mapping[str, str],
     constants: Mapping[str, int],
     transfers: Mapping[str, Sequence[tuple[int, float]]],
-    jitter: Sequence[tuple[float, float]],
+    jitter: Speeds,
     power: Mapping[str, float],
 ) -> dict[str, object]:
     """Return a whole profile, as its file holds it.
@@ -367,12 +377,12 @@ def profile_of(
         "rows": sum(len(row["us"]) for row in rows),
     }
     return {
-        "schema": 4,
+        "schema": 5,
         "name": name,
         "device": device.model_dump(mode="json"),
         "measured": {**measured, **counts},
         "constants": dict(constants),
-        "jitter": list(jitter),
+        "jitter": [{"slept_us": us, "quantiles": list(shares)} for us, shares in jitter],
         "transfers": dict(transfers),
         "copy": fitting.fit_copy(copies),
         "gemm": gemm,
@@ -427,13 +437,3 @@ def _provenance(measured: Measurements) -> dict[str, str]:
         "software": software or "unknown",
         "source": "; ".join([f"{how}, one {name}, on {today} (UTC)", *measured.notes]),
     }
-
-
-def _told_errors(rows: Sequence[Row], profile: Profile) -> dict[str, float]:
-    errors = []
-    for row in rows:
-        m, n, k = row["shape"]
-        for sms, us in row["us"].items():
-            cost = profile.gemm_cost(m, n, k, row["dtype"], int(sms), row["told"][sms])
-            errors.append(abs(cost.alone_ns(int(sms)) / 1e3 / us - 1))
-    return fitting.spread(errors) if errors else {}

@@ -13,7 +13,7 @@ from gpuscope.device.stream import Stream
 
 Shape = tuple[int, int, int]
 
-SHAPES = 320
+SHAPES = 640
 """Shapes of a whole design."""
 
 LEAST, MOST = 16, 8192

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from gpuscope._types import Floats
-from gpuscope.calibration.kernels import Key, Row, Rows, Tile, kind, shares_constants
+from gpuscope.calibration.kernels import Key, Row, Rows, Tile, is_vector, kind, shares_constants
 from gpuscope.device.carve import SmLayout
-from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, choose, durations
+from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, choose, durations, traits, weighed
 from gpuscope.device.sim.schema import Choice, GemmKernels, KernelTimes
 from gpuscope.errors import GpuscopeError
 
@@ -53,6 +53,9 @@ _BOUNDS = {
     "sharpness": (1.0, 8.0), "wave_rounding": (0.05, 1.0), "held_rounding": (0.05, 1.0),
     "late_rounds": (0.0, 4.0), "misaligned": (1.0, 4.0),
 }  # fmt: skip
+_CERTAINTY, _FAR, _STEPS = 10.0, 1.5, 300
+"""Of preferences: how much more likely faster tiles are, the error from which on all are alike, and
+steps of the descent."""
 _HABITS: dict[str, list[float]] = {
     "split_k_at_least": [32, 64, 128, 256, 512, 1024],
     "split_below_blocks": [0, 0.12, 0.18, 0.24, 0.27, 1 / 3],
@@ -211,8 +214,62 @@ def _with_choice(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) 
     return kernels.model_copy(update={"choice": Choice.model_validate(habits)})
 
 
-def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, GemmKernels]:
+def _with_preferences(
+    kernels: GemmKernels, item: int, rows: Sequence[Row], told: Sequence[Row], layout: SmLayout
+) -> GemmKernels:
+    """Learn which tiles the library prefers, from the times that it was measured with.
+
+    Each tile gets a share of a GEMM, larger the faster the library seems to think it; the shares'
+    mean error, of times in the logarithm, is brought down by gradient descent (Adam).
+    """
+    every, tiles = Kernels.every(kernels.tiles), len(kernels.tiles)
+    all_of_them, traits_of, thought, errors = layout.sm_count, [], [], []
+    cases = [((*row["shape"], all_of_them), row["us"]) for row in rows] + [
+        ((*row["shape"], min(row["told"][sms], all_of_them)), {sms: us})
+        for row in told for sms, us in row["us"].items()
+    ]  # fmt: skip
+    for (m, n, k, believed), us in cases:
+        shape = (m, n, k)
+        each = weighed(
+            kernels.times, kernels.choice, every, shape, item, believed=believed, layout=layout
+        )
+        splits = each.reshape(tiles, -1).argmin(axis=1)
+        ran = every.where(splits + np.arange(tiles) * (len(each) // tiles))
+        times = [
+            durations(kernels.times, ran, shape, item, int(sms), believed=believed, layout=layout)
+            for sms in us
+        ]
+        off = np.abs(np.log(np.array(times) / np.array(list(us.values()))[:, None]))
+        errors.append(np.minimum(off, _FAR).mean(axis=0))
+        thought.append(np.log(np.minimum(each.reshape(tiles, -1).min(axis=1), 1e20)))
+        traits_of.append(traits(shape, believed, layout))
+    x, log_us, error = map(np.array, (traits_of, thought, errors))
+    liked = np.zeros((tiles, x.shape[1]))
+    first, second = np.zeros_like(liked), np.zeros_like(liked)
+    for step in range(1, _STEPS + 1):
+        score = x @ liked.T - _CERTAINTY * (log_us - log_us.min(axis=1, keepdims=True))
+        share = np.exp(score - score.max(axis=1, keepdims=True))
+        share /= share.sum(axis=1, keepdims=True)
+        beyond = error - (share * error).sum(axis=1, keepdims=True)
+        slope = (share * beyond).T @ x / len(x) + 1e-4 * liked
+        first, second = 0.9 * first + 0.1 * slope, 0.99 * second + 0.01 * slope**2
+        root = np.sqrt(second / (1 - 0.99**step)) + 1e-8
+        liked = liked - 0.1 * first / (1 - 0.9**step) / root
+    preferences = [[_digits(value) for value in row] for row in (liked / _CERTAINTY).tolist()]
+    choice = kernels.choice.model_copy(update={"preferences": preferences})
+    return kernels.model_copy(update={"choice": choice})
+
+
+def fit_gemm(
+    rows: Sequence[Row], layout: SmLayout, told: Sequence[Row] = ()
+) -> dict[Key, GemmKernels]:
     """Fit every kind of kernels that there is.
+
+    Parameters
+    ----------
+    told
+        Rows of a library that was told the SM count, by which its preferences are learned. Without
+        them it has none, nor has it any among persistent kernels, where the model chooses well.
 
     Raises
     ------
@@ -248,6 +305,10 @@ def fit_gemm(rows: Sequence[Row], layout: SmLayout) -> dict[Key, GemmKernels]:
             times=_fit_times(key, mine, layout, times[shares_constants(key)]),
         )  # fmt: skip
         fitted[key] = _with_choice(kernels, item, mine, layout)
+        heard = [row for row in told if kind(row) == key and not is_vector(row)]
+        if heard and not mine.persistent:
+            tiled = [row for row in by_key[key] if not is_vector(row)]
+            fitted[key] = _with_preferences(fitted[key], item, tiled, heard, layout)
     return fitted
 
 
@@ -323,6 +384,43 @@ def table(errors: Errors, by_share: Errors) -> Table:
     return rows
 
 
+def errors_told(
+    fitted: Mapping[Key, GemmKernels], told: Iterable[Row], *, layout: SmLayout
+) -> list[float]:
+    """Return relative errors of predicted times where the library was told the SM count."""
+    errors = []
+    for row in told:
+        kernels, (m, n, k) = fitted[kind(row)], row["shape"]
+        every, item = Kernels.every(kernels.tiles), ITEM_BYTES[row["dtype"]]
+        for sms, us in row["us"].items():
+            believed = min(row["told"][sms], layout.sm_count)
+            ran = choose(
+                kernels.times, kernels.choice, every, (m, n, k), item,
+                believed=believed, layout=layout,
+            )  # fmt: skip
+            (guess_us,) = durations(
+                kernels.times, ran, (m, n, k), item, int(sms), believed=believed, layout=layout
+            )
+            errors.append(abs(float(guess_us) / us - 1))
+    return errors
+
+
+def without_fold(
+    rows: Sequence[Row], index: int, told: Sequence[Row] = (), *, layout: SmLayout
+) -> tuple[dict[Key, GemmKernels], list[Row], list[Row]]:
+    """Fit to all shapes but those of one fold; return with the rows of these, and those told."""
+    fold = fold_of({tuple(row["shape"]) for row in rows})
+    rest, rest_told = (
+        [row for row in some if fold[tuple(row["shape"])] != index] for some in (rows, told)
+    )
+    fitted = fit_gemm(rest, layout, rest_told)
+    out, out_told = (
+        [row for row in some if fold[tuple(row["shape"])] == index and kind(row) in fitted]
+        for some in (rows, told)
+    )
+    return fitted, out, out_told
+
+
 def cross_validate(
     rows: Sequence[Row], folds: Iterable[int] = range(FOLDS), *, layout: SmLayout
 ) -> Table:
@@ -331,14 +429,11 @@ def cross_validate(
     Every dtype and SM count of a shape is in one fold. What only shapes of one fold show, kernels
     for some alignment, is not judged.
     """
-    fold = fold_of({tuple(row["shape"]) for row in rows})
     errors: Errors = defaultdict(list)
     held: list[Row] = []
     for index in folds:
-        rest = [row for row in rows if fold[tuple(row["shape"])] != index]
-        kinds = {kind(row) for row in rest}
-        out = [row for row in rows if fold[tuple(row["shape"])] == index and kind(row) in kinds]
-        for dtype, of_dtype in errors_of(fit_gemm(rest, layout), out, layout=layout).items():
+        fitted, out, _ = without_fold(rows, index, layout=layout)
+        for dtype, of_dtype in errors_of(fitted, out, layout=layout).items():
             errors[dtype].extend(of_dtype)
         held += out
     return table(errors, share_errors(held, layout=layout))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from gpuscope._types import Array, Floats
+from gpuscope._types import Array, Floats, Ints
 from gpuscope.calibration.design import sm_counts, streams_by_count
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.sim.assumed import IDLE_POWER
+from gpuscope.device.sim.jitter import Speeds
 from gpuscope.device.sim.ops import FULL
 from gpuscope.device.stream import Stream
 from gpuscope.errors import MissingEvidence
@@ -27,6 +28,9 @@ from gpuscope.workloads.gemm import Gemm, mm_out
 from gpuscope.workloads.spin import Spin
 
 Source = Literal["auto", "cupti"]
+_Launches: TypeAlias = tuple[Floats, Ints, Ints, Ints]
+"""µs of sleep before each launch, ns until its kernel was queued, ns until it was seen to be over;
+and ns until each of the load's kernels was queued."""
 
 _BATCHES, _CALLS = 7, 100
 _WAITS, _HELD_NS = 40, 200_000
@@ -36,18 +40,14 @@ _COPIES = 5
 _COPY_MIB = (64, 512)
 _TRANSFERS = 11
 _TRANSFER_BYTES = (4, *(1 << power for power in range(10, 29)))
-_PACED = {
-    "name": "calibration", "alone_repeats": 0, "streams": {"a": {}, "b": {}},
-    "workloads": {
-        "paced": {
-            "kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16", "stream": "a",
-            "repeats": 1000, "max_queued": 1, "arrival": "poisson", "rate_hz": 1000,
-        },
-        "load": {
-            "kind": "spin", "duration_us": 200, "stream": "b", "background": True, "max_queued": 6,
-        },
-    },
-}  # fmt: skip
+_BUSY = 200, {"duration_us": 20, "max_queued": 8}
+_IDLE = 500, {"duration_us": 5000, "max_queued": 3}
+"""Launches, and the load beside them."""
+_RATE_HZ = 2000
+_SLEPT_US = (30, 60, 150, 400, 1000)
+"""Between these, times of sleep are taken together; below the first counts as none."""
+_FEW = 60
+"""Fewer launches have no quantiles of their own."""
 _SHARES = (
     0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1,
 )  # fmt: skip
@@ -87,47 +87,85 @@ def _cost_ns(device: Device, stream: Stream, call: Callable[[], object]) -> int:
     return max(1, round(statistics.median(costs[1:])))
 
 
+def launches(device: Device) -> tuple[_Launches, _Launches]:
+    """Launch a small GEMM at random moments, and wait for it; as an experiment does.
+
+    First while the experiment's loop is always busy with launches of short kernels, then while it
+    mostly sleeps. A host is slower for seconds: sample it now and then.
+    """
+    return _launches(device, *_BUSY), _launches(device, *_IDLE)
+
+
 def experiment_costs(
-    device: Device, calls: Mapping[str, int]
-) -> tuple[dict[str, int], list[tuple[float, float]]]:
+    samples: Sequence[tuple[_Launches, _Launches]], calls: Mapping[str, int]
+) -> tuple[dict[str, int], Speeds]:
     """Return what launches cost in an experiment, in ns, and how that varies.
 
-    A small GEMM is launched at random moments and waited for, while kernels of one block keep the
-    experiment's loop busy. It is over before its launch has returned; so the time until the loop
-    sees it is the host's alone.
+    The GEMM is over before its launch has returned; so the time until the loop sees it is the
+    host's alone.
 
     Parameters
     ----------
+    samples
+        What :func:`launches` saw.
     calls
         What :func:`call_costs` found.
 
     Returns
     -------
     dict
-        Medians.
-    list
-        Shares of all launches, from 0 to 1, and the time that so many do not exceed, over the
-        median.
+        Medians of a host that did not sleep.
+    Speeds
+        How fast it goes after it slept; empty where launches do not vary.
     """
-    trace = _complete(run(_PACED, device)["default"])
-    handles = {
-        name: _in_order(trace.where(kind="handle", category=name)) for name in ("paced", "load")
-    }
-    kernels = {name: _in_order(trace.where(kind="kernel", category=name)) for name in handles}
-    before = {
-        name: kernels[name].array("queued_ns") - handles[name].array("start_ns") for name in handles
-    }
-    took = handles["paced"].array("end_ns") - handles["paced"].array("start_ns")
-    costs = {
-        "gemm_call_ns": _typical(before["paced"]),
-        "launch_call_ns": _typical(before["load"]),
-    }
-    after = ("gemm_call_ns", "event_record_call_ns", "query_call_ns")
-    known = sum({**calls, **costs}[name] for name in after)
-    costs["return_call_ns"] = max(0, _typical(took) - known)
-    ratios = np.quantile(before["paced"] / costs["gemm_call_ns"], _SHARES)
-    jitter = [(share, round(float(ratio), 3)) for share, ratio in zip(_SHARES, ratios, strict=True)]
-    return costs, jitter if ratios[0] < ratios[-1] else []
+    busy, idle = (
+        [np.concatenate(parts) for parts in zip(*some, strict=True)]
+        for some in zip(*samples, strict=True)
+    )
+    whole = float(np.median(idle[2] / idle[1]))  # nothing else is launched meanwhile
+    slept_us = np.concatenate((busy[0], idle[0]))
+    before_ns = np.concatenate((busy[1], idle[1]))
+    group = np.digitize(slept_us, _SLEPT_US)
+    costs = {"gemm_call_ns": _typical(before_ns[group == 0]), "launch_call_ns": _typical(busy[3])}
+    known = costs["gemm_call_ns"] + calls["event_record_call_ns"] + calls["query_call_ns"]
+    costs["return_call_ns"] = max(0, round(whole * costs["gemm_call_ns"]) - known)
+    speeds: list[tuple[float, list[tuple[float, float]]]] = []
+    for number in range(len(_SLEPT_US) + 1):
+        mine = group == number
+        if speeds and np.sum(mine) < _FEW:
+            continue
+        ratios = np.quantile(before_ns[mine] / costs["gemm_call_ns"], _SHARES)
+        quantiles = [(share, round(float(x), 3)) for share, x in zip(_SHARES, ratios, strict=True)]
+        slept = round(float(np.median(slept_us[mine])), 1) if speeds else 0.0
+        speeds.append((slept, quantiles))
+    varies = any(ratio != 1 for _, quantiles in speeds for _, ratio in quantiles)
+    return costs, speeds if varies else []
+
+
+def _launches(device: Device, count: int, load: Mapping[str, int]) -> _Launches:
+    experiment = {
+        "name": "calibration", "alone_repeats": 0, "streams": {"a": {}, "b": {}},
+        "workloads": {
+            "paced": {
+                "kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "float16", "stream": "a",
+                "repeats": count, "max_queued": 1, "arrival": "poisson", "rate_hz": _RATE_HZ,
+            },
+            "load": {"kind": "spin", "stream": "b", "background": True, **load},
+        },
+    }  # fmt: skip
+    trace = _complete(run(experiment, device)["default"])
+    handles, kernels = (
+        {name: _in_order(trace.where(kind=kind, category=name)) for name in ("paced", "load")}
+        for kind in ("handle", "kernel")
+    )
+    start_ns, seen_ns = (handles["paced"].array(name) for name in ("start_ns", "end_ns"))
+    queued = {name: np.sort(kernels[name].array("queued_ns")) for name in kernels}
+    launched = np.concatenate(([0], queued["load"]))
+    last_ns = launched[np.searchsorted(queued["load"], start_ns)]
+    last_ns[1:] = np.maximum(last_ns[1:], seen_ns[:-1])
+    before = {name: queued[name] - handles[name].array("start_ns") for name in queued}
+    slept_us = (start_ns - last_ns)[1:] / 1e3
+    return slept_us, before["paced"][1:], (seen_ns - start_ns)[1:], before["load"]
 
 
 def power(device: Device, source: Source, dtypes: Iterable[str]) -> dict[str, float]:

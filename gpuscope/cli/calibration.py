@@ -54,7 +54,7 @@ def _show_calibration(result: Calibration) -> None:
     show_table("error of predicted GEMM times: median, 90th percentile", titles, rows)
     say(f"{result.profile.measured.shapes} shapes; {result.profile.measured.source}")
     if result.told_errors:
-        say(f"told the SM count: {_median_p90(result.told_errors)}, in no fit")
+        say(f"told the SM count: {_median_p90(result.told_errors)} on shapes left out")
     if result.unreadable:
         say("kernels whose tile cannot be told: " + ", ".join(result.unreadable))
     if result.skipped:

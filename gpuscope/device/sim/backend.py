@@ -133,7 +133,7 @@ class SimBackend(SimMemory):
         with self._lock:
             self._require_uncaptured(raw, "the stream cannot be asked")
             self._pay(self._cost["query_call_ns"])
-            return not raw.depth
+            return not raw.depth and self._sees(raw.last)
 
     def _require_uncaptured(self, stream: SimStream, what: str) -> None:
         if stream is self.engine.legacy:
@@ -190,7 +190,7 @@ class SimBackend(SimMemory):
         with self._lock:
             self._require_not_captured(event, "the event cannot be asked")
             self._pay(self._cost["query_call_ns"])
-            return event.record is None or event.record.done_ns is not None
+            return self._sees(event.record)
 
     def _require_not_captured(self, event: SimEvent, what: str) -> None:
         if event.captured is not None:

@@ -185,7 +185,16 @@ def durations(
     return np.asarray(times.launch_us + body + np.where(kernels.splits > 1, adding, 0.0))
 
 
-def choose(
+def traits(shape: tuple[int, int, int], believed: int, layout: SmLayout) -> Array:
+    """Return what the library's preferences among tiles go by, of a library told and not."""
+    m, n, k = shape
+    told = believed < layout.sm_count
+    work, depth = np.log2(m * n / believed) - 12, np.log2(k) - 8
+    of_one = np.array([1, work, depth])
+    return np.concatenate((of_one * (not told), of_one * told, [np.log2(min(m, n)) - 8]))
+
+
+def weighed(
     times: KernelTimes,
     choice: Choice,
     every: Kernels,
@@ -194,10 +203,15 @@ def choose(
     *,
     believed: int,
     layout: SmLayout,
-) -> Kernels:
-    """Return the kernel that the library takes, by the model's own times and its habits.
+) -> Array:
+    """Return how long the library seems to think kernels take; infinity where it takes none.
 
     Splitting small products in any case is a habit of a library that was told no SM count.
+
+    Parameters
+    ----------
+    every
+        Each tile with each split, by tiles.
     """
     m, n, k = shape
     blocks, splits = every.blocks(m, n), every.splits
@@ -215,10 +229,28 @@ def choose(
         allowed = (splits == 1) | (allowed & (blocks <= choice.blocks_at_most))
     if not allowed.any():
         allowed = splits == 1
-    found = every.where(allowed)
     us = durations(
-        times, found, shape, item, believed, believed=believed, layout=layout, capped=False
+        times, every, shape, item, believed, believed=believed, layout=layout, capped=False
     )
-    crowd = np.minimum(blocks[allowed] / believed, 1) - choice.crowded_from
-    best = int(np.argmin(us * (1 + choice.crowding * np.maximum(0, crowd))))
-    return found.where(slice(best, best + 1))
+    crowd = np.minimum(blocks / believed, 1) - choice.crowded_from
+    us = us * (1 + choice.crowding * np.maximum(0, crowd))
+    if choice.preferences:
+        liked = np.array(choice.preferences) @ traits(shape, believed, layout)
+        us = us * np.repeat(np.exp(-liked), len(_SPLITS))
+    return np.asarray(np.where(allowed, us, np.inf))
+
+
+def choose(
+    times: KernelTimes,
+    choice: Choice,
+    every: Kernels,
+    shape: tuple[int, int, int],
+    item: int,
+    *,
+    believed: int,
+    layout: SmLayout,
+) -> Kernels:
+    """Return the kernel that the library takes, by the model's own times and its habits."""
+    us = weighed(times, choice, every, shape, item, believed=believed, layout=layout)
+    best = int(np.argmin(us))
+    return every.where(slice(best, best + 1))

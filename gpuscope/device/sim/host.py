@@ -17,7 +17,7 @@ from gpuscope.device.sim.assumed import PENDING_LAUNCHES
 from gpuscope.device.sim.capture import Capture, refusal
 from gpuscope.device.sim.engine import Engine
 from gpuscope.device.sim.jitter import Jitter
-from gpuscope.device.sim.ops import FULL, Effect, KernelOp, Op, SimStream
+from gpuscope.device.sim.ops import FULL, Effect, KernelOp, Op, Record, SimStream
 from gpuscope.device.sim.profile import Profile
 from gpuscope.errors import InvalidOperand, StreamError
 
@@ -46,7 +46,8 @@ class SimHost(Backend):
 
     def __init__(self, profile: str = "h200", *, pace: Pace = "none", jitter: bool = False) -> None:
         self.profile = Profile.load(profile)
-        self._jitter = Jitter(self.profile.file.jitter if jitter else ())
+        self._jitter = Jitter(self.profile.host_speeds, noise=jitter)
+        self._seen_ns = 0  # what was done by then, a wait has seen
         self.layout = self.profile.layout
         self._all_sms = (1 << self.layout.sm_count) - 1
         self._cost = constants = self.profile.constants
@@ -100,6 +101,7 @@ class SimHost(Backend):
     def wait_until_ns(self, time_ns: int) -> None:
         """Let the virtual host sleep."""
         with self._lock:
+            self._jitter.sleep(max(0, time_ns - self._host_ns))
             self._advance(max(self._host_ns, time_ns))
 
     def _advance(self, time_ns: int) -> None:
@@ -178,8 +180,20 @@ class SimHost(Backend):
 
     def _returned(self, done_ns: int) -> None:
         """Let the host return from a wait for something that was done at ``done_ns``."""
+        self._seen_ns = max(self._seen_ns, done_ns)
         visible = done_ns + self._jitter(self._cost["synchronize_return_ns"])
         self._advance(max(self._host_ns + self._cost["query_call_ns"], visible))
+
+    def _sees(self, op: Op | None) -> bool:
+        """Whether the host that asks sees work done: as late as it returns from a wait.
+
+        An event's record is queued with the work before it, whose end counts.
+        """
+        if op is None or op.done_ns is None:
+            return op is None
+        done_ns = op.free_ns if isinstance(op, Record) else op.done_ns
+        seen_ns = self._host_ns - self._cost["synchronize_return_ns"]
+        return done_ns <= max(seen_ns, self._seen_ns)
 
     def _wait_for(self, op: Op | None) -> None:
         """Let the host wait for work; what that raised, or what it follows did, is raised here."""

@@ -14,6 +14,7 @@ from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.sim.assumed import GEMM_MISSES, GEMM_STALLS
 from gpuscope.device.sim.gemm_model import ITEM_BYTES, Kernels, alignment, choose, durations, grid
+from gpuscope.device.sim.jitter import Speeds
 from gpuscope.device.sim.schema import GemmKernels, ProfileFile
 from gpuscope.errors import DeviceUnavailable
 
@@ -99,6 +100,11 @@ class Profile:
     def constants(self) -> dict[str, int]:
         """Host costs and overheads: ns where the name ends in ``_ns``."""
         return self.file.constants.model_dump()
+
+    @cached_property
+    def host_speeds(self) -> Speeds:
+        """How fast the host goes after so much sleep, in µs."""
+        return [(speed.slept_us, speed.quantiles) for speed in self.file.jitter]
 
     # -- GEMM -------------------------------------------------------------------------
     def gemm_cost(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:

@@ -105,6 +105,25 @@ class HostCosts(_Part):
     """rate of copies on the device, counting reads and writes"""
 
 
+class HostSpeed(_Part):
+    """How fast the host goes after it slept; from a launch until the next one."""
+
+    slept_us: NonNegativeFloat
+    """time that the host slept since the launch before"""
+    quantiles: Quantiles
+    """shares of all launches, from 0 to 1, and the time that so many do not exceed, over the
+    median of a host that did not sleep"""
+
+    @field_validator("quantiles")
+    @classmethod
+    def _shares_rise(cls, quantiles: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        shares = [share for share, _ in quantiles]
+        whole = shares[:1] == [0] and shares[-1:] == [1]
+        if not (whole and shares == sorted(set(shares))):
+            raise ValueError(f"shares should rise from 0 to 1, but are {shares}")
+        return quantiles
+
+
 class Transfers(_Part):
     """Times of copies and memsets by size, as measured: pairs of bytes and µs.
 
@@ -208,6 +227,10 @@ class Choice(_Part):
     """penalty for a grid that nearly fills the GPU: a factor per share above `crowded_from`"""
     crowded_from: Share
     """share of the SMs above which the penalty applies"""
+    preferences: list[Annotated[list[float], Field(min_length=7, max_length=7)]] = []
+    """for each tile, by how much the library prefers it to what the model thinks fastest: the
+    logarithm of a factor is their product with what `gemm_model.traits` says of the GEMM; empty: by
+    nothing"""
 
 
 class GemmKernels(_Part):
@@ -226,7 +249,7 @@ class GemmKernels(_Part):
 class ProfileFile(_Part):
     """A whole GPU profile."""
 
-    schema_version: Literal[4] = Field(alias="schema")
+    schema_version: Literal[5] = Field(alias="schema")
     """version of this schema"""
     name: Annotated[str, Field(min_length=1)]
     """the part after `sim:`"""
@@ -236,9 +259,9 @@ class ProfileFile(_Part):
     """origin of the figures"""
     constants: HostCosts
     """host costs and overheads"""
-    jitter: Quantiles
-    """how host times vary: shares of all launches, from 0 to 1, and the time that so many do not
-    exceed, over the median; empty: every call takes its median"""
+    jitter: list[HostSpeed]
+    """how host times vary, without sleep and after sleep of rising length; empty: every call takes
+    its median"""
     transfers: Transfers
     """copies and memsets"""
     copy_kernel: CopyTimes = Field(alias="copy")
@@ -256,11 +279,10 @@ class ProfileFile(_Part):
 
     @field_validator("jitter")
     @classmethod
-    def _shares_rise(cls, jitter: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        shares = [share for share, _ in jitter]
-        whole = shares[:1] == [0] and shares[-1:] == [1]
-        if jitter and not (whole and shares == sorted(set(shares))):
-            raise ValueError(f"shares should rise from 0 to 1, but are {shares}")
+    def _sleep_rises(cls, jitter: list[HostSpeed]) -> list[HostSpeed]:
+        slept = [speed.slept_us for speed in jitter]
+        if jitter and not (slept[0] == 0 and slept == sorted(set(slept))):
+            raise ValueError(f"slept_us should rise from 0, but is {slept}")
         return jitter
 
     @field_validator("gemm")
@@ -296,7 +318,7 @@ class ProfileFile(_Part):
         except ValidationError as error:
             lines = [f"  {_explain(details)}" for details in error.errors(include_url=False)]
             raise InvalidProfile(
-                f"{where} is not a GPU profile of schema 4 (docs/gpu_profile.md):\n"
+                f"{where} is not a GPU profile of schema 5 (docs/gpu_profile.md):\n"
                 + "\n".join(lines)
             ) from None
 

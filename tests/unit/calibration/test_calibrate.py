@@ -143,8 +143,9 @@ def test_the_errors_that_are_told_are_those_there_are(calibrated, h200_measured)
     assert set(calibrated.errors) == {*ITEM_BYTES, "all"} == set(calibrated.held_out)
     assert 0 < calibrated.held_out["all"]["rows"] < len(errors) / 3
     assert calibrated.errors["all"]["median"] <= calibrated.held_out["all"]["median"] <= 0.06
-    assert calibrated.told_errors["rows"] == sum(len(row["us"]) for row in h200_measured.told)
-    assert calibrated.told_errors["median"] <= 0.05
+    told = sum(len(row["us"]) for row in h200_measured.told)
+    assert 0 < calibrated.told_errors["rows"] < told / 3
+    assert calibrated.told_errors["median"] <= 0.08
 
 
 def test_the_file_says_where_its_figures_come_from(calibrated, h200_measured):

@@ -10,6 +10,7 @@ from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.sim.assumed import GEMM_STALLS, POWER_FOLLOWS_NS
 from gpuscope.device.sim.jitter import Jitter
 from gpuscope.device.sim.profile import Profile
+from gpuscope.workloads.spin import Spin
 
 H200 = Profile.load("h200")
 
@@ -68,7 +69,7 @@ def test_kernels_alone_do_not_vary():
 
 
 def test_jitter_has_the_quantiles_that_it_is_given():
-    jitter = Jitter([(0, 0.5), (0.5, 1.0), (0.9, 2.0), (1, 4.0)])
+    jitter = Jitter([(0, [(0, 0.5), (0.5, 1.0), (0.9, 2.0), (1, 4.0)])])
     drawn = []
     for _ in range(4000):
         jitter.draw()
@@ -82,6 +83,43 @@ def test_jitter_has_the_quantiles_that_it_is_given():
     none = Jitter([])
     none.draw()
     assert none(1234) == 1234
+
+
+def test_a_host_that_slept_is_slower():
+    speeds = [(0, [(0, 1.0), (1, 1.0)]), (100, [(0, 1.0), (0.5, 2.0), (1, 5.0)])]
+    still, noisy = Jitter(speeds, noise=False), Jitter(speeds)
+    for slept_us, expected in ((0, 1000), (50, 1500), (100, 2000), (999, 2000), (0, 1000)):
+        still.sleep(slept_us * 1000)
+        still.draw()
+        assert still(1000) == expected
+    drawn = []
+    for _ in range(1000):
+        noisy.sleep(40_000)
+        noisy.sleep(60_000)
+        noisy.draw()
+        drawn.append(noisy(1000))
+    assert np.quantile(drawn, [0, 0.5, 1]) == pytest.approx([1000, 2000, 5000], rel=0.1)
+
+
+def test_a_host_that_asks_sees_what_is_over_as_late_as_one_that_waits():
+    gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+    constants, event = gpu.backend.profile.constants, gpu.create_event()
+    with gpu.create_stream() as stream, Spin(gpu, duration_ns=100_000) as spin:
+        for waits in (False, True):
+            with gs.profile(gpu) as recording:
+                spin.execute(stream=stream)
+                stream.record(event)
+                if waits:
+                    event.synchronize()
+                    seen_ns = gpu.now_ns()
+                    assert event.is_done
+                    assert stream.is_done
+                while not event.is_done:
+                    seen_ns = gpu.now_ns() + constants["query_call_ns"]
+            late_ns = seen_ns - recording.trace.where(kind="kernel").array("end_ns")[0]
+            assert 0 <= late_ns - constants["synchronize_return_ns"] <= constants["query_call_ns"]
+        stream.record(event)
+        assert event.is_done, "nothing was before it that took time"
 
 
 def test_a_launch_costs_before_and_after_it():

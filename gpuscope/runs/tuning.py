@@ -202,9 +202,8 @@ def tune(
     names = described.workloads
     goal = Goal.parse(objective, names)
     limits = tuple(Goal.parse(name, names, limit) for name, limit in (slo or {}).items())
-    # What requests drive, and they themselves, have no rate that a setting could cost.
-    serving = described.driven | {name for name, spec in names.items() if not spec.launches}
-    others = (Goal(name, _RATE) for name in names if name not in serving | {goal.workload})
+    serving = described.driven | {goal.workload}  # which have no rate that a setting could cost
+    others = (Goal(key, _RATE) for key in names if names[key].launches and key not in serving)
     search = _Search(
         described, checked(vary, target), target, goal, limits,
         costs=limits or tuple(others), confidence=confidence, repeats=repeats,

@@ -222,7 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, and print what was found; returns 1 if a pair is below its goal."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--pair", type=int, action="append", choices=range(len(PAIRS)))
-    parser.add_argument("--table", action="store_true", help="SGLang's table, too")
+    parser.add_argument(
+        "--table", action="store_true", help="SGLang's table, alone if no pair is named"
+    )
     parser.add_argument("--simulate", action="store_true", help="recordings, without a GPU")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="then begin no more")
@@ -232,7 +234,9 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(HERE.parent / "examples"))
     device = gs.open_device("sim:h200" if asked.simulate else asked.device, quiet=True)
     bench = Bench(device, asked)
-    for number in [0] if asked.simulate else asked.pair or range(len(PAIRS)):
+    every = [] if asked.table else range(len(PAIRS))
+    numbers = [0] if asked.simulate else asked.pair or every
+    for number in numbers:
         if not bench.is_over:
             bench.pair(number)
     if asked.table or not (asked.simulate or asked.pair):

@@ -38,7 +38,7 @@ from gpuscope.workloads.builtin import TraceSpec
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_FORECAST_CALLS = 50
+_FORECAST_CALLS = 100
 """Calls of a workload that a forecast runs, unless a p99 is asked for."""
 _OF_ALONE = ("share_of_alone_on_whole_gpu", "gain")
 """Columns for which workloads are measured alone, too."""

@@ -83,6 +83,13 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+def write_text(path: Path, text: str) -> Path:
+    """Write a text, whole or not at all, as :func:`replacing` does; returns its path."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")
+    return path
+
+
 def _why(error: OSError | ValueError) -> str:
     return str((isinstance(error, OSError) and error.strerror) or error)
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpuscope._checks import door
-from gpuscope._files import replacing
+from gpuscope._files import write_text
 from gpuscope._libcupti import library_path
 from gpuscope.calibration import fit as fitting
 from gpuscope.calibration import gemms, host
@@ -407,8 +407,7 @@ def write_profile(profile: Mapping[str, object], target: Path) -> None:
     text = json.dumps(profile, indent=1, ensure_ascii=False)
     text = re.sub(r"\[[\s\d.,\[\]]+\]", lambda match: re.sub(r"\s+", "", match[0]), text)
     ProfileFile.parse(text, str(target))
-    with replacing(target) as temporary:
-        temporary.write_text(text + "\n", "utf-8")
+    write_text(target, text + "\n")
 
 
 def _check_enough(rows: Sequence[Row]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from gpuscope import analysis
-from gpuscope._files import make_folder, replacing
+from gpuscope._files import make_folder, write_text
 from gpuscope.analysis.prediction_analysis import PredictionResult, prediction
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
@@ -214,9 +214,7 @@ def write_run(result: Run, folder: Path) -> list[Path]:
         names[next(name for name in files if name not in names)] = trace
     _remove(comparison, folder / _COMPARED)
     paths = [save_trace(trace, folder / name) for name, trace in names.items()]
-    with replacing(comparison) as temporary:
-        facts = {**_facts_of(result), "traces": list(names)}
-        temporary.write_text(json.dumps(facts, indent=1), "utf-8")
+    write_text(comparison, json.dumps({**_facts_of(result), "traces": list(names)}, indent=1))
     _remove(*(folder / name for name in former if name not in names))
     return [html_report(result, folder / "report.html"), comparison, *paths]
 

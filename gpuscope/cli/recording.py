@@ -171,7 +171,7 @@ def _still_runs(process: subprocess.Popen[bytes]) -> bool:
 def _show_so_far(work: Path) -> None:
     every = read_facts(work)
     kinds = sum((Counter(kinds) for facts in every for kinds in facts.traces.values()), Counter())
-    complain(f"gpuscope: so far {len(every)} processes: {_counts(kinds) or 'nothing'}")
+    complain(f"gpuscope: so far {_counts(kinds) or 'nothing'} in processes: {len(every)}")
 
 
 def _counts(kinds: Mapping[str, int]) -> str:
@@ -201,10 +201,10 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
                 left = True
     if not any(facts.traces for facts in every):
         cupti = check_cupti()
-        why = "" if cupti.ok else f" ({cupti.found}; {cupti.todo})"
+        unseen = "" if cupti.ok else f"; CUDA is not seen here: {cupti.found}. {cupti.todo}"
         complain(
-            "gpuscope: nothing was recorded: no process of the program used CUDA or opened a "
-            f"device of gpuscope, or CUPTI is not here{why}"
+            "gpuscope: nothing was recorded: no process of the program used CUDA or a device of "
+            f"gpuscope{unseen}"
         )
     if not left:
         shutil.rmtree(work)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import typer
 
-from gpuscope._files import make_folder, replacing
+from gpuscope._files import make_folder, replacing, write_text
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.analysis.tuning_analysis import Tuning
@@ -66,7 +66,7 @@ def sweep_command(
     with replacing(table) as temporary:
         pa.csv.write_csv(result.table, temporary)
     written = [sweep_report(result, out / "sweep.html"), table]
-    _tell(result, written, stopped=result.stopped, as_json=as_json)
+    _tell(result, written, as_json=as_json)
 
 
 @app.command("tune")
@@ -122,7 +122,7 @@ def tune_command(
         names += ["carve.py", "carve.cpp"]
         names += ["divisions.yaml"] * ({PREFILL, DECODE} <= result.best.sizes.keys())
     written = [result.export(out / name) for name in names]
-    _tell(result, written, stopped=result.stopped, as_json=as_json)
+    _tell(result, written, as_json=as_json)
 
 
 def _limit(text: str) -> tuple[str, str]:
@@ -206,11 +206,9 @@ def interference_command(
             target, chosen.partitions or None, workloads, repeats=repeats, rounds=rounds,
             rounding=chosen.rounding, seed=experiment.seed, inside=inside, viewer=view,
         )  # fmt: skip
-    numbers = out / "interference.json"
-    with replacing(numbers) as temporary:
-        temporary.write_text(json.dumps(result.rows(), indent=1), "utf-8")
+    numbers = write_text(out / "interference.json", json.dumps(result.rows(), indent=1))
     written = [interference_report(result, out / "interference.html"), numbers]
-    _tell(result, written, stopped=result.stopped, as_json=as_json)
+    _tell(result, written, as_json=as_json)
 
 
 def _setting(experiment: Experiment, name: str | None) -> ResolvedSetting:
@@ -224,20 +222,16 @@ def _setting(experiment: Experiment, name: str | None) -> ResolvedSetting:
 
 
 def _tell(
-    result: SweepResult | InterferenceResult | Tuning,
-    written: list[Path],
-    *,
-    stopped: bool,
-    as_json: bool,
+    result: SweepResult | InterferenceResult | Tuning, written: list[Path], *, as_json: bool
 ) -> None:
     if as_json:
         files = [str(path) for path in written]
         more = tuning_facts(result) if isinstance(result, Tuning) else {}
-        say_json({**more, "stopped": stopped, "rows": result.rows(), "files": files})
+        say_json({**more, "stopped": result.stopped, "rows": result.rows(), "files": files})
     else:
         say_result(result)
-        if stopped:
+        if result.stopped:
             say("stopped early: this is what was measured until then")
         say_written(written)
-    if stopped:
+    if result.stopped:
         raise typer.Exit(FAILED)

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from gpuscope._checks import given, require_kind
-from gpuscope._files import replacing
+from gpuscope._files import write_text
 from gpuscope._text import clean
 from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
 from gpuscope.errors import InvalidArgument
@@ -45,9 +45,7 @@ def write_tuning(result: Tuning, path: str | Path, label: str | None) -> Path:
         raise InvalidArgument(
             f"path ends in {given(target.suffix)}; a tuning is written as {', '.join(SUFFIXES)}"
         )
-    with replacing(target) as temporary:
-        temporary.write_text(text, "utf-8")
-    return target
+    return write_text(target, text)
 
 
 def _chosen(result: Tuning, label: str | None) -> TunedSetting:

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from gpuscope import figures
-from gpuscope._files import replacing
+from gpuscope._files import write_text
 from gpuscope._text import format_value, safe
 from gpuscope.analysis.findings_analysis import Finding
 from gpuscope.analysis.intervals import by_stream, ended_kernels
@@ -270,9 +270,7 @@ def write(
     ]
     body = "\n".join(filter(None, [*head, *parts]))
     page = _PAGE.substitute(title=safe(title), plotly=_plotly(), dark=json.dumps(_DARK), body=body)
-    with replacing(target) as temporary:
-        temporary.write_text(page, encoding="utf-8")
-    return target
+    return write_text(target, page)
 
 
 _CLOSE_NS = 2_000_000

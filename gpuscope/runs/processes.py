@@ -25,8 +25,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NoReturn
 
+from gpuscope._files import write_text
 from gpuscope._fork import free_in_children
 from gpuscope.device import registry
+from gpuscope.errors import GpuscopeError
 
 if TYPE_CHECKING:
     from gpuscope.device.device import Device
@@ -301,11 +303,8 @@ class _Recorder:
     def _tell(self) -> None:
         facts = self._facts
         facts.name, facts.at_ns = _name(), time.time_ns()
-        target = self._folder / f"{self._key}.json"
-        temporary = target.with_suffix(".partial")
-        with contextlib.suppress(OSError):  # the folder was taken away
-            temporary.write_text(json.dumps(asdict(facts)), "utf-8")
-            temporary.replace(target)
+        with contextlib.suppress(GpuscopeError):  # the folder was taken away
+            write_text(self._folder / f"{self._key}.json", json.dumps(asdict(facts)))
 
 
 @contextlib.contextmanager

@@ -229,11 +229,11 @@ class _Recorder:
 
     def _meet_gpus(self) -> None:
         """Open the GPUs on which other libraries worked, to wait for them and to know them."""
-        from gpuscope.device.select import open_device  # noqa: PLC0415 - only where it is needed
-
         recording = self._cuda
         if recording is None or recording.devices or self._over.is_set():
             return
+        from gpuscope.device.select import open_device  # noqa: PLC0415 - only where it is needed
+
         with self._noting("which GPU it was is not known"):
             numbers = recording.snapshot().spans.column("device").unique().to_pylist()
             for number in set(numbers) - {None}:

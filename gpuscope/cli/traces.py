@@ -82,6 +82,8 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     trace = load_trace(file)
     found = analysis.findings(trace)
     judged = {name: _judged(judge, trace) for name, judge in _JUDGES.items()}
+    if isinstance(judged["requests"], str):
+        del judged["requests"]  # most programs serve none
     if as_json:
         facts: dict[str, object] = {
             "spans": len(trace),
@@ -116,6 +118,7 @@ _JUDGES: dict[str, Callable[[Trace], Result]] = {
     "streams": analysis.summary,
     "overlap": lambda trace: analysis.overlap(trace, by="stream"),
     "latency": analysis.latency,
+    "requests": analysis.requests,
 }
 
 

@@ -50,6 +50,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
         *_or_why_not(lambda: _overlap(trace)),
         "<h2>Latency</h2>",
         *_or_why_not(lambda: _latency(trace, traces)),
+        *_requests(trace),
         *page.ending(traces),
     ]
     about = f"{len(trace):,} spans: {counts or 'none'}"
@@ -77,6 +78,15 @@ def _latency(trace: Trace, traces: dict[str, Trace]) -> list[str]:
     found = analysis.latency(trace)
     handles = sorted(found.handles, key=lambda handle: -handle.n)
     return [page.result(found), *page.latency_figures(traces, [handle.name for handle in handles])]
+
+
+def _requests(trace: Trace) -> list[str]:
+    """Show how requests were served; nothing where there are none."""
+    try:
+        found = analysis.requests(trace)
+    except MissingEvidence:
+        return []
+    return ["<h2>Requests</h2>", page.result(found)]
 
 
 def _timelines(trace: Trace) -> list[str]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import random
+import sys
+import threading
 
 import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope import cli
 from gpuscope._text import format_value
 from gpuscope.analysis.outcome_analysis import describe_workload
 from gpuscope.errors import GpuscopeError, InvalidArgument, InvalidExperiment, MissingEvidence
-from gpuscope.report import html_report
+from gpuscope.report import html_report, trace_report
+from gpuscope.runs.execution import perform
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.serving import Serving
 from gpuscope.trace import Trace
@@ -438,3 +442,98 @@ def test_a_step_of_a_recording_is_captured_anew_on_another_partition():
     assert {*slow.texts("partition")} == {*fast.texts("partition")} == {"a"}
     durations = [int((one.array("end_ns") - one.array("start_ns")).sum()) for one in (slow, fast)]
     assert durations[0] > 1.5 * durations[1]
+
+
+def summary_of(path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpuscope", "summary", str(path), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_trace_alone_tells_of_requests(run, tmp_path, monkeypatch, capsys):
+    path = gs.trace.save_trace(run["default"], tmp_path / "trace.parquet")
+    page = trace_report(gs.load_trace(path), tmp_path / "trace.html").read_text("utf-8")
+    assert "<h2>Requests</h2>" in page
+    (row,) = summary_of(path, monkeypatch, capsys)["requests"]
+    assert (row["workload"], row["requests"]) == ("chat", 12)
+
+
+def test_other_traces_say_nothing_of_requests(run, tmp_path, monkeypatch, capsys):
+    trace = run["default"].where(kind="kernel")
+    page = trace_report(trace, tmp_path / "trace.html").read_text("utf-8")
+    assert "<h2>Requests</h2>" not in page
+    path = gs.trace.save_trace(trace, tmp_path / "trace.parquet")
+    assert "requests" not in summary_of(path, monkeypatch, capsys)
+
+
+# -- on real threads -------------------------------------------------------------------------
+NAPS = """
+import threading
+import time
+import gpuscope as gs
+
+threads = {}
+
+@gs.workloads.workload
+def naps(ctx, ms):
+    threads.setdefault(ctx.stream.name, set()).add(threading.current_thread().name)
+    time.sleep(ms / 1e3)
+"""
+
+
+@pytest.fixture
+def naps(tmp_path, monkeypatch):
+    (tmp_path / "mine_naps.py").write_text(NAPS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("mine_naps", None)
+
+
+def on_cpu(**changed):
+    described = plan(**{"rate_hz": 2000, "slo": {"ttft_ms": 60_000, "tbt_ms": 60_000}, **changed})
+    for name, ms in (("prefill", 2), ("decode", 1)):
+        described["workloads"][name] = {
+            "kind": "python:mine_naps:naps", "args": {"ms": ms}, "stream": name[0],
+        }  # fmt: skip
+    return {**described, "partitions": {}, "streams": {"p": {}, "d": {}}, "alone_repeats": 0}
+
+
+def test_prefill_and_decode_launch_from_threads_of_their_own(naps):
+    run = gs.run(on_cpu(), gs.open_device("cpu", quiet=True))
+    from mine_naps import threads
+
+    assert not threads["p"] & threads["d"]
+    found = requests_of(run["default"])
+    assert sorted(found) == list(range(12))
+    assert all(tokens == sorted(tokens) for _, tokens, _ in found.values())
+    served = sum(len(tokens) - 1 for _, tokens, _ in found.values())
+    steps = len(run["default"].where(kind="handle", category="decode"))
+    assert served / 3 <= steps <= served
+    assert gs.analysis.requests(run["default"])["chat"].met == 1
+
+
+def test_a_run_that_is_stopped_keeps_the_requests_that_were_served(naps):
+    stop = threading.Event()
+
+    def view(progress):
+        if progress.done >= 2:
+            stop.set()
+
+    device = gs.open_device("cpu", quiet=True)
+    run = gs.run(on_cpu(repeats=2000), device, viewer=view, stop=stop)
+    assert run.stopped
+    seen = gs.analysis.requests(run["default"])["chat"]
+    assert 2 <= seen.n < 1000
+
+
+def test_what_fails_ends_the_run(naps):
+    described = on_cpu()
+    described["workloads"]["decode"]["args"] = {"ms": "none"}
+    with pytest.raises(TypeError):
+        gs.run(described, gs.open_device("cpu", quiet=True))
+
+
+def test_for_another_tool_nothing_is_recorded():
+    perform(PLAN, gs.open_device("sim:h200", quiet=True))

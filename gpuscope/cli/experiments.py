@@ -47,7 +47,7 @@ _Nsys = Annotated[
 @app.command("run")
 def run_command(
     file: _File,
-    device: Annotated[str, typer.Option(help="auto, cuda:N or sim:h200.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cuda:N, sim:h100 or sim:h200.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the report and the traces.")] = Path("out"),
     under_nsys: _Nsys = False,  # noqa: FBT002 - typer's form of a flag
     as_json: Json = False,  # noqa: FBT002 - as above

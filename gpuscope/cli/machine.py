@@ -23,6 +23,7 @@ from gpuscope.cli.app import Json, app, say, say_json, show_check
 from gpuscope.device.device import Device
 from gpuscope.device.diagnose import Check, check_cupti, check_gpu, check_launches
 from gpuscope.device.select import open_device, why_not
+from gpuscope.device.sim.profile import shipped
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
 from gpuscope.record.cupti.library import Library, Refused
@@ -45,7 +46,7 @@ def devices_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's fo
                 devices.append({"device": "cuda:0", "available": False, "what": why_not(error)})
             break
         devices.append(_facts(device))
-    devices.append(_facts(open_device("sim:h200", quiet=True)))
+    devices += [_facts(open_device(f"sim:{name}", quiet=True)) for name in shipped()]
     if as_json:
         say_json(devices)
         return

@@ -37,7 +37,7 @@ _Vary = Annotated[
         "field, as workloads.load.m=1024,4096. Several form a grid.",
     ),
 ]
-_Device = Annotated[str, typer.Option(help="auto, cuda:N or sim:h200.")]
+_Device = Annotated[str, typer.Option(help="auto, cuda:N, sim:h100 or sim:h200.")]
 
 
 @app.command("sweep")

@@ -104,8 +104,8 @@ def open_device(
             device = _open_sim("h200", pace, device_type, jitter=jitter)
     else:
         raise DeviceUnavailable(
-            f"unknown device {given(spec)}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200' or "
-            "'cpu'"
+            f"unknown device {given(spec)}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200', "
+            "'sim:h100' or 'cpu'"
         )
     if not quiet:
         _say(device, why)

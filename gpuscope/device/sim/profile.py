@@ -26,6 +26,12 @@ _LARGE = 1 << 30
 """Bytes of a copy whose launch does not count."""
 
 
+def shipped() -> list[str]:
+    """Return the names of the profiles that ship with the package."""
+    folder = resources.files("gpuscope.device.sim") / "profiles"
+    return sorted(item.name.removesuffix(".json") for item in folder.iterdir())
+
+
 @dataclass(frozen=True)
 class Profile:
     """A simulated GPU's layout, host costs and kernel times.
@@ -60,15 +66,14 @@ class Profile:
             return cls.read(Path(name))
         if name in _read:
             return _read[name]
-        folder = resources.files("gpuscope.device.sim") / "profiles"
-        known = sorted(item.name.removesuffix(".json") for item in folder.iterdir())
-        if name not in known:
+        if name not in shipped():
             raise DeviceUnavailable(
                 f"there is no simulated GPU {name!r}; there is: "
-                + ", ".join(f"sim:{one}" for one in known)
+                + ", ".join(f"sim:{one}" for one in shipped())
                 + ", or sim:PATH.json for a profile of your own"
             )
-        return cls(_parsed((folder / f"{name}.json").read_bytes(), f"{name}.json"), name)
+        file = resources.files("gpuscope.device.sim") / "profiles" / f"{name}.json"
+        return cls(_parsed(file.read_bytes(), file.name), name)
 
     @classmethod
     def read(cls, path: Path) -> Profile:

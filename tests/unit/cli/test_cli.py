@@ -533,14 +533,17 @@ def test_devices_lists_what_can_be_opened_and_why_not(command, without_cuda):
     code, printed, _ = command("devices")
     assert code == 0
     assert "cuda:0: no NVIDIA driver was found" in printed
-    assert "sim:h200: NVIDIA H200 (simulated), 132 SMs" in printed
+    for name in ("h100: NVIDIA H100 80GB HBM3", "h200: NVIDIA H200"):
+        assert f"sim:{name} (simulated), 132 SMs" in printed
     code, printed, said = command("devices", "--json")
-    cuda, simulated = json.loads(printed)
+    cuda, *both = json.loads(printed)
     assert (code, said) == (0, "")
     assert cuda["device"] == "cuda:0"
     assert cuda["available"] is False
-    assert simulated["available"] is simulated["simulated"] is True
-    assert simulated["sm_count"] == 132
+    assert [one["device"] for one in both] == ["sim:h100", "sim:h200"]
+    for simulated in both:
+        assert simulated["available"] is simulated["simulated"] is True
+        assert simulated["sm_count"] == 132
 
 
 def test_doctor_without_cuda_says_what_to_do_and_exits_1(command, without_cuda):

@@ -22,7 +22,7 @@ from gpuscope.calibration.fit import fold_of
 from gpuscope.calibration.kernels import kernel_of
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
-from gpuscope.device.sim.profile import Profile
+from gpuscope.device.sim.profile import Profile, shipped
 from gpuscope.device.sim.schema import ProfileFile
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidProfile
 
@@ -416,3 +416,32 @@ def test_a_profile_of_ones_own_is_opened_by_its_path(tmp_path):
     with pytest.raises(DeviceUnavailable, match="nowhere"):
         gs.open_device(f"sim:{tmp_path / 'nowhere.json'}", quiet=True)
     assert issubclass(InvalidProfile, GpuscopeError)
+
+
+def test_the_h100_ships_with_the_error_that_is_stated():
+    profile = Profile.load("h100")
+    assert shipped() == ["h100", "h200"]
+    assert gs.open_device("sim:h100", quiet=True).info.name.startswith("NVIDIA H100")
+    rows = json.loads((ROOT / "benchmarks" / "results" / "shapes_h100.json").read_text())["rows"]
+    errors = {}
+    for row in rows:
+        for told, times in ((False, row["us"]), (True, row["told_us"])):
+            for sms, us in times.items():
+                heard = row["told"][sms] if told else 0
+                cost = profile.gemm_cost(*row["shape"], row["dtype"], int(sms), heard)
+                error = abs(micros(cost, int(sms)) / us - 1)
+                errors.setdefault((row["family"], told), []).append(error)
+    assert len(errors) == 6
+    assert all(np.quantile(some, 0.9) <= 0.4 for some in errors.values())
+    every = np.concatenate(list(errors.values()))
+    assert np.median(every) <= 0.08
+    text = (ROOT / "docs" / "simulator.md").read_text("utf-8")
+    assert f"{100 * np.median(every):.1f} % at the median" in " ".join(text.split())
+
+
+def test_what_a_library_prefers_says_which_tile_it_takes():
+    # Told of few SMs, cuBLAS takes small tiles for large products with odd rows.
+    told, not_told = (
+        Profile.load("h100").gemm_cost(2768, 2763, 112, "float16", 8, n) for n in (8, 0)
+    )
+    assert told.alone_ns(8) > 2 * not_told.alone_ns(8)

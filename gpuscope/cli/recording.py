@@ -190,7 +190,7 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
             left = True
             continue
         if not facts.ended:
-            complain(f"gpuscope: {who} was killed or crashed; its trace ends before that")
+            complain(f"gpuscope: {who} was killed or crashed: its trace ends before that")
         for number, file in enumerate(facts.traces):
             base, ending = _base(target, suffix, facts, is_program=facts.pid == program)
             base += f"-{number + 1}" if number else ""
@@ -243,8 +243,9 @@ def _read(path: Path, facts: Facts) -> Trace:
 
 def _write(trace: Trace, base: str, suffix: str, *, report: bool, title: str) -> None:
     written = [export(trace, f"{base}{suffix}")]
-    if report and suffix != ".html":
-        written.append(trace_report(trace, f"{base}.html", title=title))
+    page = Path(f"{base}.html")
+    if report and not page.exists():
+        written.append(trace_report(trace, page, title=title))
     complain(f"gpuscope: {title}: {_counts(trace.kind_counts())}")
     if trace.metadata.incomplete:
         complain(f"gpuscope: {trace.metadata.incomplete}")

@@ -136,6 +136,7 @@ class _Recorder:
         self._cuda: Recording | None = None
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
+        self._done = self._lost = False
 
     def arrange(self) -> None:
         """Be there when the process ends, however it does."""
@@ -191,10 +192,14 @@ class _Recorder:
 
         options = Options(source=source, detail=self.order.detail, keep_ns=self.order.keep_ns)
         recording = Recording(devices, options)
-        recording.start()
-        self._recordings[self._next] = recording
-        self._next += 1
-        recording.snapshot()
+        number = self._next
+        self._next, self._recordings[number] = number + 1, recording
+        try:
+            recording.start()
+            recording.snapshot()
+        except Exception:
+            del self._recordings[number]
+            raise
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._write_regularly, name="gpuscope record", daemon=True
@@ -241,15 +246,22 @@ class _Recorder:
 
     def finish(self) -> None:
         """End every recording and write its trace; what comes later is not recorded."""
+        while not self._done:  # Ctrl-C ends waiting for the GPU and takes nothing away
+            with contextlib.suppress(KeyboardInterrupt):
+                self._finish()
+
+    def _finish(self) -> None:
         self._meet_gpus()
         self._over.set()
         if self._thread is not None:
             self._thread.join()
         with self._lock:
-            if self._facts.ended or not (self._recordings or self._facts.traces):
-                return
-            self._facts.ended = all([*map(self._end, [*self._recordings])])
-            self._tell()
+            for number in [*self._recordings]:
+                self._end(number)
+            if not self._done and self._facts.name:  # it told of itself before
+                self._facts.ended = not self._lost
+                self._tell()
+            self._done = True
         if getattr(sys, "last_type", None) is KeyboardInterrupt:
             # Python ends by that signal, unless it has run text since, as some imports do.
             with contextlib.suppress(KeyboardInterrupt):
@@ -271,19 +283,21 @@ class _Recorder:
                 if (device := kept()) is not None:
                     self.opened(device)
 
-    def _end(self, number: int) -> bool:
-        """End a recording and write its trace; returns whether that went well."""
-        recording = self._recordings.pop(number)
+    def _end(self, number: int) -> None:
+        """End a recording and write its trace; again does what is left."""
+        recording = self._recordings[number]
         trace = self._stopped(recording)
+        lost = recording.has_begun
         if trace is not None:
-            with _without_interrupts(), self._noting("a trace was not written"):
+            with self._noting("a trace was not written"):
                 self._write(number, trace)
-                return True
-        return False
+                lost = False
+        self._lost |= lost
+        del self._recordings[number]
 
     def _stopped(self, recording: Recording) -> Trace | None:
         """Return the trace; where the GPU cannot be waited for, without that."""
-        for wait in (True, False):
+        for wait in (True, False) if recording.has_begun else ():
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # the trace says what it lacks
@@ -305,18 +319,6 @@ class _Recorder:
         facts.name, facts.at_ns = _name(), time.time_ns()
         with contextlib.suppress(GpuscopeError):  # the folder was taken away
             write_text(self._folder / f"{self._key}.json", json.dumps(asdict(facts)))
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Let Ctrl-C not take away what is being written."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = is_main and signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        if before:
-            signal.signal(signal.SIGINT, before)
 
 
 def _name() -> str:

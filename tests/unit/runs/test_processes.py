@@ -1,12 +1,16 @@
-"""What the processes of a recorded program do without any: the driver's call, names."""
+"""What the processes of a recorded program do, in this one: the driver's call, interrupts."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import itertools
 import sys
 
 import pytest
+from interrupting import Interrupt
 
+import gpuscope as gs
 from gpuscope.runs import processes
 
 
@@ -18,3 +22,25 @@ def test_the_driver_s_first_call_reaches_the_recorder(monkeypatch):
     assert (load(), called) == (1, [processes])
     monkeypatch.delitem(sys.modules, "gpuscope.runs.processes")  # a Python that is not recorded
     assert (load(), called) == (1, [processes])
+
+
+def test_interrupts_of_the_end_take_no_trace_away(tmp_path):
+    for place in itertools.count(1):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        recorder = processes._Recorder(processes.Order(str(folder)))
+        gpu = gs.open_device("sim:h200", quiet=True)
+        recorder.opened(gpu)
+        with gpu.create_stream() as stream, gs.Gemm(gpu, m=8, n=8, k=8) as gemm:
+            gemm.execute(stream=stream)
+        with Interrupt("runs/processes.py", at=place) as interrupt:
+            recorder.finish()
+        recorder.finish()  # what struck before it began
+        atexit.unregister(recorder.finish)
+        (facts,) = processes.read_facts(folder)
+        (file,) = facts.traces
+        assert facts.ended, place
+        assert gs.load_trace(folder / file).kind_counts()["kernel"] == 1, place
+        if not interrupt.raised:
+            break
+    assert place > 30

@@ -267,7 +267,7 @@ def candidates_of(
         label = ", ".join(f"{heading(path)} = {value}" for path, value in point.items())
         place = tuple(parameters[path].index(value) for path, value in point.items())
         for setting in changed.resolve():
-            key = setting.model_dump_json()
+            key = setting.model_dump_json(exclude={"name"})
             met[key] += 1
             if key not in found:
                 sizes, error = _sizes(setting, device)
@@ -280,7 +280,7 @@ def candidates_of(
         elif len(varied) > 1:
             found[key] = replace(one, label=f"{one.label}, {one.setting}")
     keys = list(found)
-    described = [setting.model_dump_json() for setting in experiment.resolve()]
+    described = [one.model_dump_json(exclude={"name"}) for one in experiment.resolve()]
     first = next((key for key in [*same, *described] if key in found), None)
     reference = [] if first is None or found[first].error else [keys.index(first)]
     return list(found.values()), reference

@@ -194,6 +194,17 @@ def test_any_field_is_varied(gpu):
     assert labels[:2] == ["decode.k = 512, shared", "decode.k = 512, split"]
 
 
+def test_settings_that_are_alike_count_once(gpu):
+    split = described()["settings"]["split"]
+    alike = {name: {**split, "partitions": {"prefill": size, "decode": "rest"}}
+             for name, size in (("a", 32), ("b", 64))}  # fmt: skip
+    found = gs.tune(
+        described(settings=alike), {"partitions.prefill": [64, 96]}, RATE, None, gpu, repeats=3
+    )
+    assert [one.label for one in found.settings] == ["prefill = 64", "prefill = 96"]
+    assert found.reference == "prefill = 64"
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -260,7 +259,7 @@ def candidates_of(
 ) -> tuple[list[Candidate], list[int]]:
     """Return the settings of a grid, each once, and which of them are the reference."""
     points = points_of(parameters)
-    met: Counter[str] = Counter()
+    met: dict[str, set[str]] = {}
     found: dict[str, Candidate] = {}
     for point in points:
         changed = at(experiment, point)
@@ -268,11 +267,11 @@ def candidates_of(
         place = tuple(parameters[path].index(value) for path, value in point.items())
         for setting in changed.resolve():
             key = setting.model_dump_json(exclude={"name"})
-            met[key] += 1
+            met.setdefault(key, set()).add(label)
             if key not in found:
                 sizes, error = _sizes(setting, device)
                 found[key] = Candidate(label, point, setting.name, changed, sizes, place, error)
-    same = [key for key, times in met.items() if times == len(points) > 1]
+    same = [key for key, labels in met.items() if len(labels) == len(points) > 1]
     varied = {one.setting for key, one in found.items() if key not in same}
     for key, one in found.items():
         if key in same:

@@ -9,9 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gpuscope.record.rows import Row, Rows, keep, move, range_row
-
-_NO_THREAD, _NO_THREAD_NAME = 0, "requests"
-"""The track of requests, which no thread is in: the system gives no thread this number."""
+from gpuscope.trace.metadata import NO_THREAD
 
 
 class RangeLog:
@@ -78,7 +76,7 @@ class RangeLog:
         payload
             More about it, as JSON.
         """
-        self.thread_names[_NO_THREAD] = _NO_THREAD_NAME
+        self.thread_names[NO_THREAD] = "requests"
         number = range_row(next(self._numbers))
         row: Row = {
             "id": number,
@@ -87,7 +85,7 @@ class RangeLog:
             "start_ns": start_ns,
             "end_ns": end_ns,
             "process": self._process,
-            "thread": _NO_THREAD,
+            "thread": NO_THREAD,
             "domain": "gpuscope",
             "category": category,
             "range_style": "start/end",

@@ -16,7 +16,7 @@ from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
 from gpuscope.runs.program import Program, Work
 from gpuscope.runs.replay import Place, Replayed
-from gpuscope.trace.metadata import PartitionFacts, StreamFacts
+from gpuscope.trace.metadata import NO_THREAD, PartitionFacts, StreamFacts
 from gpuscope.trace.model import Trace
 
 Change: TypeAlias = Mapping[str, Any]
@@ -195,11 +195,16 @@ def as_trace(
     ids, kinds = trace.array("id"), np.array(trace.texts("kind"), dtype=object)
     start, end = trace.array("start_ns").copy(), trace.array("end_ns", fill=-1).copy()
     place = {int(number): position for position, number in enumerate(ids)}
-    keep = np.isin(kinds, _WARPED)
+    # When a request would come to an end depends on batches that would be others.
+    keep = np.isin(kinds, _WARPED) & (trace.array("thread", fill=-1) != NO_THREAD)
     _warp(trace, found, done, start, end)
-    recorded_end = trace.array("end_ns", fill=-1)
+    recorded_start, recorded_end = trace.array("start_ns"), trace.array("end_ns", fill=-1)
     for number, works in found.handles.items():
         row, done_ns = place[number], max(work.end_ns for work in works)
+        first = min((work.call for work in works if work.call is not None), default=None)
+        if first is not None:  # as long before its first launch as it was
+            before_ns = found.calls[first].start_ns - int(recorded_start[row])
+            start[row] = done.calls_ns[first][0] - before_ns
         seen_ns = int(recorded_end[row]) - done_ns
         if end[row] >= 0 and seen_ns >= 0:
             end[row] = max(done.times_ns[work][1] for work in works) + seen_ns

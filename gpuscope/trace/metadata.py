@@ -22,6 +22,8 @@ _Time = Annotated[int, msgspec.Meta(ge=0, lt=schema.LATEST_NS)]
 _Short = Annotated[int, msgspec.Meta(ge=0, lt=1 << 15)]
 """An index of a device or an SM, or a count of SMs: as wide as the columns of these."""
 _Priority = Annotated[int, msgspec.Meta(ge=-1 << 31, lt=1 << 31)]
+NO_THREAD = 0
+"""Stands for a thread where there is none, as of a request: the system gives none this number."""
 _NO_LOSS = ("received", "in_shared_tasks")
 """Counts that are of nothing missing."""
 _REASONS = 300

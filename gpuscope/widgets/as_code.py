@@ -22,6 +22,7 @@ def gpuscope_code(experiment: Experiment, key: str) -> str:
     fields = "".join(f"    {name}={_python(value, 4)},\n" for name, value in described.items())
     carved = any(setting.partitions for setting in experiment.resolve())
     judged = "    gs.analysis.confinement(trace),\n" if carved else ""
+    judged += "    gs.analysis.requests(trace),\n" if experiment.driven else ""
     return (
         "import gpuscope as gs\n\n"
         f"experiment = gs.runs.Experiment(\n{fields})\n"

@@ -326,6 +326,18 @@ def test_a_step_serves_who_was_prefilled_when_it_is_decided():
     assert serving.decode.due_ns is None
 
 
+def test_a_forecast_leaves_requests_out():
+    trace = run_of({**PLAN, "rounds": 1})["default"]
+    run = gs.what_if(trace, partitions={"p": 96, "d": "rest"})
+    with pytest.raises(MissingEvidence):
+        gs.analysis.requests(run["forecast"])
+    before, after = (
+        one.where(kind="handle", category="decode") for one in (trace, run["forecast"])
+    )
+    assert len(before) == len(after)
+    assert (after.array("end_ns") - after.array("start_ns")).min() >= 100_000
+
+
 # -- what people read ----------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def compared():

@@ -8,6 +8,7 @@ import gpuscope as gs
 from gpuscope.errors import InvalidExperiment
 from gpuscope.runs.experiment import Experiment
 from gpuscope.widgets import results
+from gpuscope.widgets.as_code import gpuscope_code
 from gpuscope.widgets.presets import PRESETS
 
 PRESET = PRESETS["requests: prefill | decode"]
@@ -72,6 +73,12 @@ def test_a_card_judges_requests():
     assert f"(n = {seen.tbt_n:,})" in shown
     assert "chat" not in results.numbers(now)  # its numbers are on the card
     assert "goodput (1/s)" in results.compared({"a": now, "b": now})
+
+
+def test_code_judges_requests():
+    code = gpuscope_code(Experiment.from_dict(PRESET), "sim:h200")
+    assert "gs.analysis.requests(trace)" in code
+    compile(code, "code", "exec")
 
 
 def test_there_is_no_card_without_requests():

@@ -228,6 +228,6 @@ class Tuning(Result):
     @property
     def note(self) -> str:
         """Outcome, bill, method, forecasts and provenance in one paragraph."""
-        stopped = "stopped early: " if self.stopped else ""
+        stopped = "stopped early (with a path, the same call goes on): " if self.stopped else ""
         parts = [f"{stopped}{self.outcome}", self.bill, self.method, self.forecasts]
         return clean(". ".join(filter(None, [*parts, self.provenance])))

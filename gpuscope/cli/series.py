@@ -231,7 +231,9 @@ def _tell(
     else:
         say_result(result)
         if result.stopped:
-            say("stopped early: this is what was measured until then")
+            resumes = not isinstance(result, InterferenceResult)
+            hint = "; the same command goes on from there" if resumes else ""
+            say(f"stopped early: this is what was measured until then{hint}")
         say_written(written)
     if result.stopped:
         raise typer.Exit(FAILED)

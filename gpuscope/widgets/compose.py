@@ -108,9 +108,7 @@ def _look(snapshot: Snapshot, bar_class: Class) -> Properties:
 
 def _legend(snapshot: Snapshot) -> Bars:
     """Return bars out of sight that put the classes into the legend; ``meta`` is their place."""
-    low, high = (_on_axis(snapshot, edge) for edge in snapshot.extent_ns)
-    there = {"base": [low], "x": [high - low], "y": [-100], "width": [1], "hovertext": [""],
-             "text": [""]}  # fmt: skip
+    there = {"base": [0], "x": [1], "y": [-100], "width": [1], "hovertext": [""], "text": [""]}
     return {
         bar_class: (
             {**_look(snapshot, bar_class), "meta": place},

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -31,6 +32,8 @@ _EMPTY: Properties = {"base": [], "x": [], "y": [], "width": [], "hovertext": []
 _SETTLED = ("type", "orientation")
 _WHOLE = {"_widget_data", "_widget_layout"}
 """What a page that opens needs; a frame is sent by another property."""
+_MOVES = 30
+"""Of the moves that the page was told to make, how many it may not have told of yet."""
 _CONFIG = {"responsive": True, "scrollZoom": True, "doubleClick": False, "displaylogo": False}
 
 
@@ -86,6 +89,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
         self._slots: dict[Class, int] = {}
         self._sent: dict[int | str, Properties] = {}
         self._edits = 0
+        self._moves: deque[list[float]] = deque(maxlen=_MOVES)
         super().__init__(
             data=[{"type": "scatter", "x": [], "y": [], "name": name, "hoverinfo": "skip",
                    "mode": mode, "showlegend": False, "textposition": "bottom center"}
@@ -107,7 +111,7 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
                 super().set_state({"_js2py_restyle": sync_data["_js2py_restyle"]})
         ends = [moved.get(f"xaxis.range[{end}]") for end in (0, 1)]
         low, high = moved.get("xaxis.range", ends)
-        if low is not None and high is not None:
+        if low is not None and high is not None and [low, high] not in self._moves:
             with self._lock:
                 self._sent.get("layout", {}).pop("xaxis.range", None)  # the plot has another now
             self._ranged(low, high)
@@ -137,9 +141,17 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             _put(whole["layout"], layout)
         return whole
 
-    def know(self, layout: Properties) -> None:
-        """Take properties of the layout that the browser has by itself."""
+    def know(self, layout: Properties, *, moves: bool = False) -> None:
+        """Take properties of the layout that the browser has by itself.
+
+        Parameters
+        ----------
+        moves
+            Whether it moves there because it was told to: that it did so is no news.
+        """
         with self._lock:
+            if moves:
+                self._moves.append(layout["xaxis.range"])
             self._sent.setdefault("layout", {}).update(layout)
             _put(self._layout_obj._props, layout)
 

@@ -108,6 +108,9 @@ def scene(snapshot: Snapshot, extent: Window, root: Properties, *, live: bool) -
         })  # fmt: skip
     return {
         "version": snapshot.version, "live": live, "extent": [low, high],
+        # Where the page moves to by itself: for Plotly it would be a whole frame.
+        "view": [edge - snapshot.zero_ns for edge in snapshot.window_ns]
+        if snapshot.following else None,
         "top": top_level(high), "columns": COLUMNS, "height": snapshot.height, "root": root,
         "tops": places.tops, "heights": places.heights, "lines": places.lines,
         "shades": shades(places, snapshot.colours),

@@ -263,15 +263,17 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             self._show_state()
             return None
         drawn = painted or compose_frame(snapshot, None if is_stale else before)
-        if drawn.scene and knows_range:
+        moves = not is_stale and self.drawn is not None and bool(drawn.scene.get("view"))
+        if drawn.scene and (knows_range or moves):
             self.figure.know({name: value for name, value in drawn.layout.items()
-                              if name.startswith("xaxis.")})  # fmt: skip
-        self.bar.scene = drawn.scene
+                              if name.startswith("xaxis.")}, moves=moves)  # fmt: skip
         self.figure.draw(drawn.bars, drawn.overlays, drawn.layout)
         with self._lock:
             self.drawn = drawn
-        self._show_state()
-        self.bar.frame += 1
+        with self._lock, self.bar.hold_sync():  # one message
+            self.bar.scene = drawn.scene
+            self._show_state()
+            self.bar.frame += 1
         return self.bar.frame
 
     def _wanted(self) -> Wanted:

@@ -137,6 +137,7 @@ function paintTiles(model, root, tell) {
       canvas.remove();
       tip.hidden = true;
     }
+    if (scene.view && isOn() && window.Plotly && !plot._dragging) showRange(...scene.view);
     ask();
   };
 

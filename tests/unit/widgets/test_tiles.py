@@ -208,3 +208,15 @@ def test_escapes_are_never_merged_into_the_shading(shown):
     (escaped,) = [one for one in figure.data if "ESCAPED" in one.name]
     assert len(escaped.x) == 1
     assert escaped.marker.line.width > 2
+
+
+def test_a_page_that_moves_by_itself_is_not_heard_again():
+    told = []
+    plot = Plot(lambda *found: told.append(found), lambda: None)
+    plot.know({"xaxis.range": [1.0, 2.0]}, moves=True)
+    plot.know({"xaxis.range": [5.0, 6.0]})
+    for window in ([1.0, 2.0], [5.0, 6.0]):
+        moved = {"xaxis.range[0]": window[0], "xaxis.range[1]": window[1]}
+        plot.set_state({"_js2py_relayout": {"relayout_data": moved}})
+    assert told == [(5.0, 6.0)]
+    plot.close()

@@ -195,11 +195,16 @@ class Odd(WorkloadSpec):
     assert fields["m"]["when"] == {"kind": ["gemm", "traced_gemm", "odd"]}
     assert ["int8", "int8"] in fields["dtype"]["options"]
     assert (fields["note"]["type"], fields["wide"]["type"]) == ("text", "flag")
-    assert "several" not in fields
+    assert (fields["several"]["type"], fields["several"]["label"]) == ("text", "several (JSON)")
+    assert fields["several"]["when"] == {"kind": ["odd"]}
     table.edit("workload 1", kind="odd", dtype="int8", wide=True)
     spec = table.workloads["workload 1"]
     assert (spec.m, spec.dtype, spec.note, spec.wide) == (1024, "int8", "x", True)
     assert spec.several == [1]
+    table.edit("workload 1", several="[2, 3]")
+    assert table.workloads["workload 1"].several == [2, 3]
+    table.edit("workload 1", several="2 and 3")
+    assert "several" in table.rows[0]["problems"]
     table.close()
 
 

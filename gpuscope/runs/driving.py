@@ -2,7 +2,8 @@
 
 So the Python of one workload does not delay the launches of another. A simulated GPU has one host
 with a virtual clock: there, one thread launches for all streams, in an order that depends on the
-seed alone.
+seed alone. Nor has a background a thread of its own whose launches are shorter than it takes to
+hand Python's interpreter over: who launches for the foreground keeps its queue full.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
@@ -21,6 +23,8 @@ LOOK_NS = 50_000_000
 """How long the host waits at most without looking whether to stop, or telling how far it is."""
 NAP_NS = 20_000
 """How long the host looks away when nothing is due but a background is to be kept busy."""
+SHORT_NS = 15_000
+"""Launches by another thread than the foreground's cost that as much."""
 _SWITCH_S = 5e-5
 """How long a thread may keep others waiting for the interpreter while several launch."""
 
@@ -52,6 +56,7 @@ class Driving:
         self._stop = stop
         self._tell = tell
         self._ranges = ranges
+        self._unfilled = {worker for worker in workers if worker.spec.background}
         self._halted = False
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self.has_threads = not device.is_simulated
@@ -73,15 +78,13 @@ class Driving:
         Exception
             A workload's, which ends the others.
         """
-        now_ns = self._device.now_ns()
-        for worker in self._workers:
-            worker.begin(now_ns)
         if not self.has_threads:
             self._launch(self._workers)
             return
         groups: dict[ThreadPoolExecutor, list[Worker]] = {}
         for worker in self._workers:
-            groups.setdefault(self._thread(worker), []).append(worker)
+            home = self._foreground[0] if _launches_quickly(worker) else worker
+            groups.setdefault(self._thread(home), []).append(worker)
         with _quick_switches():
             self._await([thread.submit(self._launch, group) for thread, group in groups.items()])
 
@@ -123,53 +126,88 @@ class Driving:
 
     def _launch(self, workers: Sequence[Worker]) -> None:
         """Launch and poll until the foreground of all threads is done, or these have no more."""
-        clock = self._device.now_ns
         foreground = [worker for worker in workers if not worker.spec.background]
         background = [worker for worker in workers if worker.spec.background]
         with contextlib.ExitStack() as ranges:
             for name in self._ranges:
                 ranges.enter_context(annotate(name))
+            self._begin(workers, background)
             while not (self._halted or self._stop.is_set()):
-                for worker in foreground:
-                    worker.poll(clock)
-                waiting = any(worker.queued for worker in foreground)
-                for worker in background:
-                    # While a latency is being measured, look away as long as enough is queued.
-                    if not waiting or worker.runs_low(clock()):
-                        worker.poll(clock)
-                        worker.top_up()
-                for worker in foreground:
-                    if worker.due(clock()):
-                        for load in background:
-                            load.poll(clock)
-                            load.top_up()
-                        worker.issue_due()
-                        waiting = True
+                waiting = self._turn(foreground, background)
                 if not self.has_threads:
                     self._tell()
                 if self._is_over or (not background and all(one.over for one in foreground)):
                     break
-                self._rest(workers, waiting=waiting, has_background=bool(background))
+                if self.has_threads and not (foreground and background):
+                    self._block(workers)
+                elif not waiting:
+                    self._nap(foreground, LOOK_NS if not background else NAP_NS)
+                elif self.has_threads:
+                    time.sleep(0)  # others may run
             for worker in workers:
                 worker.finish()
 
-    def _rest(self, workers: Sequence[Worker], *, waiting: bool, has_background: bool) -> None:
-        """Wait until there may be something to do."""
+    def _turn(self, foreground: Sequence[Worker], background: Sequence[Worker]) -> bool:
+        """Poll, and launch what is due; return whether the foreground has calls in flight."""
+        clock = self._device.now_ns
+        for worker in foreground:
+            worker.poll(clock)
+        waiting = any(worker.queued for worker in foreground)
+        for worker in background:
+            # While a latency is being measured, look away as long as enough is queued.
+            if not waiting or worker.runs_low(clock()):
+                worker.poll(clock)
+                worker.top_up()
+        for worker in foreground:
+            if worker.due(clock()):
+                for load in background:
+                    load.poll(clock)
+                    load.top_up()
+                worker.issue_due()
+                waiting = True
+        return waiting
+
+    def _begin(self, workers: Sequence[Worker], background: Sequence[Worker]) -> None:
+        """Fill the queues of the background; the foreground begins when all of them are full."""
         now_ns = self._device.now_ns()
+        for worker in workers:
+            worker.begin(now_ns)
         if not self.has_threads:
-            if waiting:
-                return
-            nap_ns = now_ns + (NAP_NS if has_background else LOOK_NS)
-            self._device.backend.wait_until_ns(min(nap_ns, *_dues(workers)))
             return
-        ready = (worker for worker in workers if worker.has_room)
-        due_ns = min(_dues(ready), default=None)
+        for load in background:
+            load.top_up()
+            self._unfilled.discard(load)
+        while self._unfilled and not self._is_over:
+            time.sleep(NAP_NS / 1e9)
+        now_ns = self._device.now_ns()
+        for worker in workers:
+            worker.begin(now_ns)
+
+    def _nap(self, foreground: Sequence[Worker], longest_ns: int) -> None:
+        """Wait for the next call to be due, but not for longer."""
+        nap_ns = self._device.now_ns() + longest_ns
+        self._device.backend.wait_until_ns(min(nap_ns, *_dues(foreground)))
+
+    def _block(self, workers: Sequence[Worker]) -> None:
+        """Wait, without the interpreter, until there may be something to do for this thread."""
         busy = [worker for worker in workers if worker.queued]
-        if due_ns is None and len(busy) == 1:
+        due_ns = min(_dues(worker for worker in workers if worker.has_room), default=None)
+        if len(busy) == 1 and due_ns is None:
             busy[0].await_oldest()
-        elif due_ns is None or due_ns > now_ns:
-            nap_ns = now_ns + (NAP_NS if busy or due_ns is None else LOOK_NS)
-            self._device.backend.wait_until_ns(nap_ns if due_ns is None else min(due_ns, nap_ns))
+        elif busy:
+            time.sleep(0)
+        elif due_ns is None:  # before calls of other threads have ended
+            time.sleep(NAP_NS / 1e9)
+        else:
+            self._nap(workers, LOOK_NS)
+
+
+def _launches_quickly(worker: Worker) -> bool:
+    """Whether it needs no thread: a background whose calls are launched at once and queued."""
+    took_ns = worker.launch_ns
+    return (
+        worker.spec.background and worker.limit > 1 and took_ns is not None and took_ns <= SHORT_NS
+    )
 
 
 def _dues(workers: Iterable[Worker]) -> Iterator[int]:

@@ -27,6 +27,7 @@ from gpuscope.device.raw import (
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, StreamError
 
 _SPIN_NS = 200_000
+_DOZE_S = 2e-5
 _NOT_READY = 600  # cudaErrorNotReady
 _PER_THREAD = 2  # cudaStreamPerThread; 1 is cudaStreamLegacy, and so is 0
 
@@ -134,12 +135,12 @@ class CudaContext(Backend):
 
     # -- clock ------------------------------------------------------------------------
     def wait_until_ns(self, time_ns: int) -> None:
-        """Sleep until shortly before, then spin."""
+        """Sleep until shortly before, then spin, and let other threads run meanwhile."""
         while (left := time_ns - time.time_ns()) > 0:
             if left > _SPIN_NS:
                 time.sleep((left - _SPIN_NS) / 1e9)
             else:
-                time.sleep(0)  # other threads may run
+                time.sleep(_DOZE_S if left > _SPIN_NS // 2 else 0)
 
     def health(self) -> Health:
         """Return clocks in MHz, power in W and throttle reasons, as NVML tells them."""

@@ -7,10 +7,12 @@ import sys
 import threading
 import warnings
 
+import numpy as np
 import pytest
 from interrupting import Interrupt, places
 
 import gpuscope as gs
+from gpuscope.runs import driving
 
 MODULE = """
 import threading
@@ -103,6 +105,19 @@ def test_a_background_runs_as_long_as_the_others(mine, cpu):
     calls = run["default"].where(kind="handle")
     assert len(calls.where(category="a")) == 5
     assert len(calls.where(category="b")) >= 1
+
+
+def test_the_foreground_begins_when_the_queue_of_the_background_is_full(mine, cpu):
+    calls = gs.run(described(background=True, max_queued=4), cpu)["default"].where(kind="handle")
+    load = calls.where(category="b")
+    assert calls.where(category="a").array("start_ns")[0] > np.sort(load.array("start_ns"))[3]
+
+
+def test_a_background_that_launches_quickly_shares_the_thread(mine, cpu, monkeypatch):
+    monkeypatch.setattr(driving, "SHORT_NS", 10**12)
+    calls = gs.run(described(background=True, max_queued=4), cpu)["default"].where(kind="handle")
+    assert len(set(calls.array("thread").tolist())) == 1
+    assert len(calls.where(category="a")) == 5
 
 
 @pytest.mark.parametrize("arrival", ["fixed", "poisson"])

@@ -18,8 +18,8 @@ from gpuscope.analysis.intervals import (
     grouped,
     kernels,
     makespan_ns,
-    rates,
 )
+from gpuscope.analysis.rates import done
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, row_of
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
@@ -306,9 +306,12 @@ class SummaryRow:
         Union of its kernel spans.
     p99_ns
         ``None`` with fewer than 1,000 kernels.
-    tflop_per_s
-        Floating-point operations / time from first start to last end, in TFLOP/s; ``None`` if its
-        kernels do not state their operations.
+    calls_per_s
+        Calls of handles / time from the first kernel's start to the last one's end; ``None`` if it
+        had none.
+    tflop_per_s, gb_per_s
+        Floating-point operations, and bytes, over that time; ``None`` if neither its calls nor its
+        kernels state them.
     """
 
     partition: Annotated[str, "partition"]
@@ -317,7 +320,9 @@ class SummaryRow:
     busy_ns: Annotated[int, "busy (ms)"]
     median_ns: Annotated[float, "median (µs)"]
     p99_ns: Annotated[float | None, "p99 (µs)"]
+    calls_per_s: Annotated[float | None, "calls/s"]
     tflop_per_s: Annotated[float | None, "TFLOP/s"]
+    gb_per_s: Annotated[float | None, "GB/s"]
 
 
 @dataclass(frozen=True)
@@ -354,18 +359,26 @@ def summary(trace: Trace) -> SummaryResult:
     """
     found = kernels(trace)
     starts, ends = found.array("start_ns"), found.array("end_ns")
-    groups = _by_both(grouped(found, "partition"), grouped(found, "stream"))
+    groups, did = _by_both(found), done(trace, _by_both)
     columns = zip(
         groups.labels,
         groups.counts.tolist(),
         Busy.of(groups, starts, ends).ns.tolist(),
         groups.quantiles(ends - starts, (0.5, 0.99)).tolist(),
-        rates(found, groups, starts, ends),
         strict=True,
     )
     rows = [
-        SummaryRow(*label, count, busy_ns, median, p99 if count >= P99_NEEDS else None, rate)
-        for label, count, busy_ns, (median, p99), rate in columns
+        SummaryRow(
+            *label,
+            count,
+            busy_ns,
+            median,
+            p99 if count >= P99_NEEDS else None,
+            did[label].calls_per_s,
+            did[label].tflop_per_s,
+            did[label].gb_per_s,
+        )
+        for label, count, busy_ns, (median, p99) in columns
     ]
     return SummaryResult(
         tuple(sorted(rows, key=lambda row: (row.partition, row.stream))),
@@ -374,8 +387,9 @@ def summary(trace: Trace) -> SummaryResult:
     )
 
 
-def _by_both(partitions: Groups[str], streams: Groups[str]) -> Groups[tuple[str, str]]:
+def _by_both(spans: Trace) -> Groups[tuple[str, str]]:
     """Group rows by partition and stream."""
+    partitions, streams = grouped(spans, "partition"), grouped(spans, "stream")
     first, code = combined(partitions.code, streams.code)
     labels = [
         (partitions.labels[partitions.code[row]], streams.labels[streams.code[row]])

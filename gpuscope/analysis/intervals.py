@@ -288,16 +288,3 @@ def makespans_ns(trace: Trace, groups: Groups[Label], starts: Intervals, ends: I
 def makespan_ns(trace: Trace, starts: Intervals, ends: Intervals) -> int:
     """Return the same for all spans together."""
     return int(makespans_ns(trace, Groups(np.zeros(len(starts), np.int64), [""]), starts, ends)[0])
-
-
-def rates(
-    trace: Trace, groups: Groups[Label], starts: Intervals, ends: Intervals
-) -> list[float | None]:
-    """Group → operations over its makespan, TFLOP/s; ``None`` where its spans do not state them."""
-    flops = trace.array("flop_count", fill=-1)
-    unknown, total = groups.sums(flops < 0).tolist(), groups.sums(flops).tolist()
-    spans_ns = makespans_ns(trace, groups, starts, ends).tolist()
-    return [
-        float(count) / span_ns / 1e3 if not missing and span_ns > 0 else None
-        for missing, count, span_ns in zip(unknown, total, spans_ns, strict=True)
-    ]

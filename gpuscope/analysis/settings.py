@@ -13,8 +13,9 @@ from gpuscope._checks import MappingOf, door
 from gpuscope._text import clean
 from gpuscope._types import Ints
 from gpuscope.analysis.busy_analysis import overlap
-from gpuscope.analysis.intervals import ended_kernels, grouped, makespans_ns, rates
+from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.latency_analysis import latency
+from gpuscope.analysis.rates import Done, done, done_alone
 from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import MissingEvidence
@@ -45,6 +46,7 @@ COLUMNS = {
     "goodput_per_s": pa.float64(),
     "calls_per_s": pa.float64(),
     "tflop_per_s": pa.float64(),
+    "gb_per_s": pa.float64(),
     "share_of_alone_on_whole_gpu": pa.float64(),
     "overlap": pa.float64(),
     "overlap_tight": pa.float64(),
@@ -52,12 +54,12 @@ COLUMNS = {
     "incomplete": pa.string(),
 }
 """Column → type of a comparison; units in the names. ``calls_per_s`` is finished calls over
-the time from the first kernel's start to the last one's end; ``tflop_per_s`` operations over that,
-null where its kernels do not state them;
-``share_of_alone_on_whole_gpu`` that rate over the workload's rate alone on the
-unpartitioned GPU; both are null for a workload that arrives at a given rate or as requests need it,
-and latency is null for a background. ``ttft_*``, ``tbt_*``, ``requests_per_s`` and
-``goodput_per_s`` are of requests (:func:`gpuscope.analysis.requests`), which have no kernels of
+the time from the first kernel's start to the last one's end; ``tflop_per_s`` and ``gb_per_s`` are
+operations and bytes over that, null where neither calls nor kernels state them;
+``share_of_alone_on_whole_gpu`` is the calls a second over those of the workload alone on the
+unpartitioned GPU; the last three are null for a workload that arrives at a given rate or as
+requests need it, and latency is null for a background. ``ttft_*``, ``tbt_*``, ``requests_per_s``
+and ``goodput_per_s`` are of requests (:func:`gpuscope.analysis.requests`), which have no kernels of
 their own. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
 overlap with every span shrunk by its stated uncertainty, null where none is stated.
 ``incomplete`` says what of the setting's trace is missing, null where nothing is."""
@@ -70,7 +72,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     Parameters
     ----------
     traces
-        Setting → trace, such as a run. A trace without a finished kernel has no rows.
+        Setting → trace, such as a run. A trace without a finished kernel or call has no rows.
 
     Examples
     --------
@@ -86,56 +88,76 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     """
     rows: list[Row] = []
     for setting, trace in traces.items():
-        found = ended_kernels(trace)
-        if not len(found):
+        found, did = ended_kernels(trace), done(trace, by_workload)
+        if not did:
             continue
-        together = overlap(trace, by="workload")
-        most = max(together.pairs, key=lambda one: one.fraction, default=None)
+        together = overlap(trace, by="workload") if len(found) else None
+        most = max(together.pairs, key=lambda one: one.fraction, default=None) if together else None
         try:
             seen = {handle.name: handle for handle in latency(trace).handles}
         except MissingEvidence:
             seen = {}
         starts, ends = found.array("start_ns"), found.array("end_ns")
         partition, partitions = codes(found.spans.column("partition"))
-        groups = grouped(found, "workload")
+        groups = by_workload(found)
         number = {label: index for index, label in enumerate(groups.labels)}
         medians = groups.quantiles(ends - starts, (0.5,))[:, 0].tolist()
-        tflop_per_s = rates(found, groups, starts, ends)
-        spans_ns = makespans_ns(found, groups, starts, ends).tolist()
         planned = (trace.metadata.experiment or {}).get("workloads", {})
         driven = driven_by_requests(planned)
-        for workload in dict.fromkeys([*(one for one in planned if one in number), *number]):
-            index = number[workload]
-            alone = trace.metadata.solo.get(workload, SoloFacts()).whole_gpu_tflop_per_s
+        for workload in dict.fromkeys([*(one for one in planned if one in did), *number, *did]):
+            index = number.get(workload)
+            alone = trace.metadata.solo.get(workload, SoloFacts())
             plan = planned.get(workload, {})
             # A background's latency is its queue's length, and arrivals at given times set
             # their own rate: neither says anything about the GPU.
             times = None if plan.get("background") else seen.get(workload)
             paced = plan.get("rate_hz") is not None or workload in driven
-            rate = None if paced else tflop_per_s[index]
-            calls, span_ns = seen.get(workload), spans_ns[index]
+            mine = did[workload]
             rows.append(
                 {
                     "setting": setting,
                     "workload": workload,
-                    "partition": partitions[partition[groups.mine(index)[0]]],
-                    "kernels": int(groups.counts[index]),
-                    "kernel_median_us": medians[index] / 1e3,
+                    "partition": _home(trace, workload)
+                    if index is None
+                    else partitions[partition[groups.mine(index)[0]]],
+                    "kernels": 0 if index is None else int(groups.counts[index]),
+                    "kernel_median_us": None if index is None else medians[index] / 1e3,
                     "latency_n": times.n if times else None,
                     "latency_p50_us": times.p50_ns / 1e3 if times else None,
                     "latency_p90_us": times.p90_ns / 1e3 if times else None,
                     "latency_p99_us": times.p99_ns / 1e3 if times and times.p99_ns else None,
-                    "calls_per_s": calls.n * 1e9 / span_ns if calls and span_ns > 0 else None,
-                    "tflop_per_s": rate,
-                    "share_of_alone_on_whole_gpu": rate / alone if rate and alone else None,
+                    "calls_per_s": mine.calls_per_s,
+                    "tflop_per_s": None if paced else mine.tflop_per_s,
+                    "gb_per_s": None if paced else mine.gb_per_s,
+                    "share_of_alone_on_whole_gpu": None if paced else _share(mine, alone),
                     "overlap": most.fraction if most else None,
                     "overlap_tight": most.tight_fraction if most else None,
-                    "gain": together.gain,
+                    "gain": together.gain if together else None,
                     "incomplete": trace.metadata.incomplete or None,
                 }
             )
         rows += _requests(setting, trace)
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
+
+
+def _home(trace: Trace, workload: str) -> str | None:
+    """Return the partition of a workload's calls."""
+    calls = trace.where(kind="handle")
+    groups = by_workload(calls)
+    row = groups.mine(groups.labels.index(workload))[0]
+    home: str | None = calls.spans.column("partition")[int(row)].as_py()
+    return home
+
+
+def _share(now: Done, alone: SoloFacts) -> float | None:
+    """Return a rate over that alone; older traces have it of operations only."""
+    for rate, before in (
+        (now.calls_per_s, alone.whole_gpu_calls_per_s),
+        (now.tflop_per_s, alone.whole_gpu_tflop_per_s),
+    ):
+        if rate and before:
+            return rate / before
+    return None
 
 
 def driven_by_requests(workloads: Mapping[str, Description]) -> set[str]:
@@ -234,26 +256,18 @@ def solo_statistics(
     if not len(durations):
         return None
     names = {name for trace in kernels for name in trace.texts("name")}
+    whole = None if paced else done_alone(whole_gpu)
     # A workload that launches different kernels has no typical one.
     typical = np.median(durations) if len(names) == 1 else np.mean(durations)
     return SoloFacts(
         kernel_ns=float(typical),
         n=len(durations),
         whole_gpu_kernel_ns=float(np.median(whole_durations)) if len(whole_durations) else None,
-        whole_gpu_tflop_per_s=None if paced else _tflop_per_s(whole_kernels),
+        whole_gpu_calls_per_s=whole.calls_per_s if whole else None,
+        whole_gpu_tflop_per_s=whole.tflop_per_s if whole else None,
     )
 
 
 def _durations(kernels: Sequence[Trace]) -> Ints:
     durations = [trace.array("end_ns") - trace.array("start_ns") for trace in kernels]
     return np.concatenate([np.zeros(0, np.int64), *durations])
-
-
-def _tflop_per_s(kernels: Sequence[Trace]) -> float | None:
-    """Operations over first start to last end, summed over traces."""
-    flops = span_ns = 0.0
-    for trace in kernels:
-        if len(trace):
-            flops += float(trace.array("flop_count", fill=0).sum())
-            span_ns += float(trace.array("end_ns").max() - trace.array("start_ns").min())
-    return flops / span_ns / 1e3 if flops and span_ns else None

@@ -36,7 +36,9 @@ _HEADINGS = {
     "latency_p50_us": "Latency p50 (µs)",
     "latency_p90_us": "Latency p90 (µs)",
     "latency_p99_us": "Latency p99 (µs)",
+    "calls_per_s": "Calls/s",
     "tflop_per_s": "TFLOP/s",
+    "gb_per_s": "GB/s",
     "share_of_alone_on_whole_gpu": "Share of alone",
 }
 _SERVED = {

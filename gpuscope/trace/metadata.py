@@ -127,7 +127,7 @@ class SoloFacts(Facts, frozen=True):
         Median duration in the same setting; the mean where it launches different kernels.
     n
         Number of kernels.
-    whole_gpu_kernel_ns, whole_gpu_tflop_per_s
+    whole_gpu_kernel_ns, whole_gpu_tflop_per_s, whole_gpu_calls_per_s
         Alone on the unpartitioned GPU.
     """
 
@@ -135,6 +135,7 @@ class SoloFacts(Facts, frozen=True):
     n: Number = None
     whole_gpu_kernel_ns: Number = None
     whole_gpu_tflop_per_s: Number = None
+    whole_gpu_calls_per_s: Number = None
 
 
 class ClockFacts(Facts, frozen=True):

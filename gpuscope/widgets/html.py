@@ -23,7 +23,9 @@ _COLUMNS = {
     "latency_p50_us": ("p50 µs", "right"),
     "latency_p90_us": ("p90 µs", "right"),
     "latency_p99_us": ("p99 µs", "right"),
+    "calls_per_s": ("calls/s", "right"),
     "tflop_per_s": ("TFLOP/s", "right"),
+    "gb_per_s": ("GB/s", "right"),
     "share_of_alone_on_whole_gpu": ("share of alone", "right"),
 }
 

@@ -31,13 +31,16 @@ _MEASURES = {
     "latency_p50_us": ("latency p50", "µs", -1),
     "latency_p99_us": ("latency p99", "µs", -1),
     "kernel_median_us": ("median kernel time", "µs", -1),
+    "calls_per_s": ("calls", "1/s", 1),
     "tflop_per_s": ("throughput", "TFLOP/s", 1),
+    "gb_per_s": ("bytes", "GB/s", 1),
     "ttft_p50_ms": ("TTFT p50", "ms", -1),
     "tbt_p50_ms": ("TBT p50", "ms", -1),
     "requests_per_s": ("requests", "1/s", 1),
     "goodput_per_s": ("goodput", "1/s", 1),
 }
 """Column of a comparison → what it is, its unit, and whether more is better."""
+_UNITS = {"calls_per_s": "calls/s", "tflop_per_s": "TFLOP/s", "gb_per_s": "GB/s"}
 
 
 @dataclass(frozen=True)
@@ -252,18 +255,19 @@ def _latency(now: Summary, _colors: Mapping[str, str]) -> str:
 
 
 def _throughput(now: Summary, _colors: Mapping[str, str]) -> str:
-    lines = []
+    lines = [] if now.background else ["Nothing ran in the background."]
     for row in now.rows:
-        if row["workload"] not in now.background:
+        share = row["share_of_alone_on_whole_gpu"]
+        if row["workload"] not in now.background and (now.background or share is None):
             continue
         said = f"{html.text(row['workload'], 40)}: <b>{row['kernels']:,}</b> kernels"
-        if row["tflop_per_s"] is not None:
-            said += f", <b>{format_value(row['tflop_per_s'])} TFLOP/s</b>"
-        share = row["share_of_alone_on_whole_gpu"]
+        for column, unit in _UNITS.items():
+            if row[column] is not None:
+                said += f", <b>{format_value(row[column])} {unit}</b>"
         if share is not None:
             said += f", {share:.1%} of its rate alone on the whole GPU"
         lines.append(f"{said}.")
-    return card(now, "Load", lines or ["Nothing ran in the background."])
+    return card(now, "Load", lines)
 
 
 def _requests(now: Summary, _colors: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from gpuscope import analysis
@@ -431,7 +432,7 @@ def test_compare():
         "setting", "workload", "partition", "kernels", "kernel_median_us", "latency_n",
         "latency_p50_us", "latency_p90_us", "latency_p99_us", "requests_n", "ttft_p50_ms",
         "ttft_p90_ms", "ttft_p99_ms", "tbt_n", "tbt_p50_ms", "tbt_p90_ms", "tbt_p99_ms",
-        "requests_per_s", "goodput_per_s", "calls_per_s", "tflop_per_s",
+        "requests_per_s", "goodput_per_s", "calls_per_s", "tflop_per_s", "gb_per_s",
         "share_of_alone_on_whole_gpu", "overlap", "overlap_tight", "gain", "incomplete",
     ]  # fmt: skip
     rows = {(row["setting"], row["workload"]): row for row in table.to_pylist()}
@@ -532,3 +533,24 @@ def test_overlap_tight_is_unknown_without_uncertainties():
     )
     (pair,) = analysis.overlap(trace, by="workload").pairs
     assert pair.tight_fraction is None
+
+
+def test_rates_of_what_is_not_a_gemm():
+    """Calls a second, bytes and the share of alone need no kernel that states operations."""
+    kernels = trace([("a", 0, 100), ("a", 100, 200), ("b", 0, 50)])
+    calls = handles([("a", 0, 110), ("a", 100, 210), ("copies", 0, 400)])
+    table = calls.spans
+    table = table.set_column(
+        table.column_names.index("nbytes"), "nbytes", pa.array([50, 50, None], pa.int64())
+    )
+    calls = Trace(table, calls.edges, calls.metadata)
+    solo = {"a": {"kernel_ns": 50, "whole_gpu_calls_per_s": 4e7}}
+    seen = Trace.concat([kernels, calls]).with_metadata(solo=solo)
+    rows = {row["workload"]: row for row in analysis.settings_table({"x": seen}).to_pylist()}
+    assert rows["a"]["calls_per_s"] == pytest.approx(1e7)
+    assert rows["a"]["gb_per_s"] == pytest.approx(0.5)
+    assert rows["a"]["tflop_per_s"] is None
+    assert rows["a"]["share_of_alone_on_whole_gpu"] == pytest.approx(0.25)
+    assert (rows["copies"]["kernels"], rows["copies"]["kernel_median_us"]) == (0, None)
+    assert rows["copies"]["calls_per_s"] == pytest.approx(1 / 400e-9)
+    assert rows["b"]["calls_per_s"] is None

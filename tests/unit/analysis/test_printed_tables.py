@@ -106,6 +106,7 @@ def test_print_of_a_run_says_what_each_workload_got(run, monkeypatch):
         "workload",
         "on",
         "p50 (µs)",
+        "calls/s",
         "TFLOP/s",
         "of alone (%)",
         "overlap",
@@ -122,7 +123,7 @@ def test_a_notebook_sees_the_share_the_overlap_and_the_gain_under_plain_names(ru
     html = run._repr_html_()
     heads = re.findall(r"<th[^>]*>(.*?)</th>", html)
     assert heads[-3:] == ["of alone (%)", "overlap", "gain"]
-    assert len(heads) == 8
+    assert len(heads) == 9
     assert "share_of_alone_on_whole_gpu" not in html
     assert "whole GPU" in html
 

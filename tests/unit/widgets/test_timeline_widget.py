@@ -86,11 +86,11 @@ def test_ticks_are_even_and_cover_the_view(window, zero, pixels):
     ticks = axis_ticks(window, over, zero, pixels)
     at = [round(one * 1e3) for one in ticks["tickvals"]]
     assert (5 if pixels > 500 else 1) <= len(at) <= 40
-    if len(at) > 1:
-        assert (at[1] - at[0]) / (window[1] - window[0]) * pixels >= 80  # labels fit
+    step = at[1] - at[0] if len(at) > 1 else over[1] - over[0]
+    assert step / (window[1] - window[0]) * pixels >= 80  # labels fit
     assert len(set(ticks["ticktext"])) == len(at)  # no two of them look the same
-    assert at[0] + zero - over[0] <= at[1] - at[0]
-    assert over[1] - at[-1] - zero <= at[1] - at[0]
+    assert at[0] + zero - over[0] <= step
+    assert over[1] - at[-1] - zero <= step
     assert all(len(one) <= 12 for one in ticks["ticktext"])
 
 

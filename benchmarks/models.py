@@ -3,9 +3,9 @@
     python benchmarks/models.py [--out benchmarks/results/models.json]
 
 Decode: time of a step on n SMs over that on the whole GPU. Launching: the idle gap of a stream
-between two calls of its workload, each launched when the one before was done, where that workload
-runs alone, beside another that a thread of its own launches, and beside one that is launched by
-the same thread; as CUDA graphs and eagerly. Needs PyTorch.
+between two calls of its workload, each launched when the one before was done or with four queued,
+where that workload runs alone, beside another that a thread of its own launches, and beside one
+that the same thread launches; as CUDA graphs and eagerly. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -84,14 +84,17 @@ def _bounds(trace: Trace, workload: str = "decode") -> tuple[np.ndarray, np.ndar
     return starts, ended
 
 
-def gaps(gpu: gs.device.Device, *, graph: bool, both: bool, threads: bool) -> dict[str, float]:
+def gaps(
+    gpu: gs.device.Device, *, graph: bool, both: bool, threads: bool, queued: int
+) -> dict[str, float]:
     """Return the idle gaps of one workload's stream, in µs: quartiles and mean."""
     args = {"hidden": 4096, "batch": 16, "graph": graph}
     described = {
         "name": "launching", "alone_repeats": 0, "partitions": {"a": 64, "b": "rest"},
         "streams": {"a": {"partition": "a"}, "b": {"partition": "b"}},
         "workloads": {
-            name: {"kind": "python:decoder:decode", "stream": name, "repeats": CALLS, "args": args}
+            name: {"kind": "python:decoder:decode", "stream": name, "repeats": CALLS, "args": args,
+                   "max_queued": queued}
             for name in ("a", "b")[: 1 + both]
         },
     }  # fmt: skip
@@ -117,14 +120,14 @@ def gaps(gpu: gs.device.Device, *, graph: bool, both: bool, threads: bool) -> di
             "call_us": float(np.median(ended - starts)) / 1e3}  # fmt: skip
 
 
-def launching(gpu: gs.device.Device, *, graph: bool) -> list[dict]:
+def launching(gpu: gs.device.Device, *, graph: bool, queued: int) -> list[dict]:
     """Return how much a second workload widens the gaps of the first; conditions take turns."""
     ways = {"alone": (False, True), "two threads": (True, True), "one thread": (True, False)}
     seen = defaultdict(list)
     for _ in range(ROUNDS):
         for way, (both, threads) in ways.items():
-            seen[way].append(gaps(gpu, graph=graph, both=both, threads=threads))
-    kind = "graph" if graph else "eager"
+            seen[way].append(gaps(gpu, graph=graph, both=both, threads=threads, queued=queued))
+    kind = f"{'graph' if graph else 'eager'}, {queued} queued"
     rows = []
     medians = {way: [one["median"] for one in found] for way, found in seen.items()}
     for way, values in medians.items():
@@ -149,7 +152,8 @@ def main() -> int:
     import torch
 
     gpu = gs.open_device("cuda", quiet=True)
-    rows = [*launching(gpu, graph=True), *launching(gpu, graph=False)]
+    rows = [*launching(gpu, graph=True, queued=1), *launching(gpu, graph=True, queued=4)]
+    rows += launching(gpu, graph=False, queued=1)
     rows += [*decode_on(gpu, 1), *decode_on(gpu, 2)]
     for one in rows:
         more = (

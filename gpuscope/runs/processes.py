@@ -141,7 +141,7 @@ class _Recorder:
     def arrange(self) -> None:
         """Be there when the process ends, however it does."""
         os.register_at_fork(after_in_child=self._forget)
-        atexit.register(self.finish)
+        self._finish_at_exit()
         os._exit = self._before(os._exit)  # type: ignore[assignment]
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminate)
@@ -174,7 +174,11 @@ class _Recorder:
                 self._cuda.add(device)
             else:
                 self._begin((device,), "auto")
-        atexit.unregister(self.finish)  # before devices are closed, and CUPTI
+        self._finish_at_exit()
+
+    def _finish_at_exit(self) -> None:
+        """Finish before those that registered by now: who closes devices, and CUPTI's collector."""
+        atexit.unregister(self.finish)
         atexit.register(self.finish)
 
     def begin_cuda(self) -> None:
@@ -182,6 +186,7 @@ class _Recorder:
         with self._lock, self._noting("what it does with CUDA is not recorded"):
             if self._cuda is None and not self._over.is_set():
                 self._cuda = self._begin((), "cupti")
+        self._finish_at_exit()
 
     def _begin(self, devices: tuple[Device, ...], source: Literal["auto", "cupti"]) -> Recording:
         # Some of what ending needs cannot be imported at the interpreter's end.

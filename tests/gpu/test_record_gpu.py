@@ -114,6 +114,8 @@ def test_children_leave_their_own_whether_forked_or_spawned(tmp_path):
     assert (status, said) == (0, "[0, 0]\n")
     counts = {name: inside(trace) for name, trace in traces.items()}
     assert counts == {"parent": 8, "fork": 6, "spawn": 7}
+    for trace in traces.values():
+        assert trace.metadata.complete, trace.metadata.notes
 
 
 def test_torchrun_s_workers_are_named_by_their_ranks(tmp_path):
@@ -135,7 +137,7 @@ def test_gpuscope_s_own_device_joins_and_ctrl_c_keeps_the_trace(tmp_path):
     assert (status, said) == (-signal.SIGINT, "True True\n")
     (trace,) = traces.values()
     assert trace.metadata.complete, trace.metadata.notes
-    small = trace.where(kind="kernel", partition="small")
-    assert len(small) >= 3
-    assert set(small.texts("intended_partition")) == {"small"}
-    assert len(trace.where(kind="kernel")) > len(small)  # CuPy's
+    own = trace.where(kind="kernel", intended_partition="small")
+    assert len(own) >= 3
+    assert set(own.texts("partition")) == {"small"}
+    assert len(trace.where(kind="kernel")) > len(own)  # CuPy's

@@ -137,8 +137,7 @@ class CuptiSource(Source):
         with self._collector.flights:
             self._places.add(device)
             self._records.canaries.append(canaries)
-            canaries.send()
-            self._take(forced=True)
+            canaries.send()  # read later: to force that now would cut off work that is running
 
     @property
     def sees_ranges(self) -> bool:

@@ -449,7 +449,9 @@ def forecast_table(results: dict[str, Any]) -> list[str]:
         ("cycles of two models at a time, from one", "pairs_1", "12 %, 30 %"),
         ("the same, from two", "pairs_2", "12 %, 30 %"),
         ("the end after a planted change", "planted", "5 %, 15 %"),
+        ("the same, of the programs that rules were corrected on", "fitted", "none"),
     ]
+    results = {**results, "fitted": {"summary": results["planted"]["fitted"]}}
     lines = [
         *prose(
             f"Computed by `python benchmarks/what_if.py` on {results['date']} from recordings of",
@@ -482,8 +484,7 @@ def forecast_table(results: dict[str, Any]) -> list[str]:
             "with knowledge of these pairs; each has one value for all kernels of a kind.",
         ),
     ]
-    if "planted" in results:
-        lines += ["", *planted_table(results["planted"])]
+    lines += ["", *planted_table(results["planted"])]
     first = results["pairs_2"]["rows"][0]
     lines += [
         "",
@@ -496,40 +497,43 @@ def forecast_table(results: dict[str, Any]) -> list[str]:
 
 
 def planted_table(planted: dict[str, Any]) -> list[str]:
-    """Planted changes, by their kind."""
-    kinds: dict[str, list[dict[str, Any]]] = {}
+    """Planted changes, by their kind: those that judge, and those that rules were corrected on."""
+    kinds: dict[str, tuple[list[float], list[float]]] = {}
     for row in planted["rows"]:
-        kinds.setdefault(row["kind"], []).append(row)
-    inside = sum(row["low_us"] <= row["measured_us"] <= row["high_us"] for row in planted["rows"])
-    worst = max(row["as_it_was"] for row in planted["rows"])
-    first = planted.get("as_first_forecast")
-    corrected = (
-        [
-            "The rate of copies was taken from these recordings, and rules for waits and for",
-            "kernels on shared SMs were corrected on them; before that the same forecasts were off",
-            f"by {percent(first['median'])} at the median and {percent(first['p90'])} at p90.",
+        kinds.setdefault(row["kind"], ([], []))[not row["judges"]].append(abs(row["error"]))
+    judging = [row for row in planted["rows"] if row["judges"]]
+    inside = sum(row["low_us"] <= row["measured_us"] <= row["high_us"] for row in judging)
+    worst = max(row["as_it_was"] for row in judging)
+    cells = {
+        kind: [
+            f"{len(errors)} | {percent(statistics.median(errors))} | {percent(max(errors))}"
+            if errors
+            else "0 | – | –"
+            for errors in both
         ]
-        if first
-        else []
-    )
+        for kind, both in kinds.items()
+    }
     return [
         *prose(
-            f"Planted changes: programs of two streams were recorded on an {planted['device']}",
-            f"({planted['date']}), forecast with a change, and run with that change. The end of",
-            f"{inside} of {len(planted['rows'])} lies in the band, which counts errors of kernel",
-            "times only. Replayed without a change, every kernel starts within",
+            f"Planted changes: programs were recorded on an {planted['device']}",
+            f"({planted['date']}), forecast with a change, and run with that change. Those that",
+            "judge, of one to three streams on partitions and without, are drawn from the seed",
+            f"{planted['seed']}; these are their first forecasts. On the others, of two streams,",
+            "the rate of copies and rules for waits, shared SMs and graphs were corrected. The end",
+            f"of {inside} of the {len(judging)} that judge lies in the band, which counts errors",
+            "of kernel times only. Replayed without a change, every kernel starts within",
             f"{max(worst, 1e-4):.2%} of the makespan.".replace("%", " %"),
-            *corrected,
+            *(
+                f"First forecasts of the seed {one['seed']}, on which rules were corrected then, "
+                f"were off by {percent(one['summary']['median'])} at the median and "
+                f"{percent(one['summary']['p90'])} at p90."
+                for one in planted.get("before", ())
+            ),
         ),
         "",
-        "| change | cases | median error | worst |",
-        "| --- | --- | --- | --- |",
-        *(
-            f"| {kind} | {len(mine)} | "
-            f"{percent(statistics.median(abs(row['error']) for row in mine))} | "
-            f"{percent(max(abs(row['error']) for row in mine))} |"
-            for kind, mine in kinds.items()
-        ),
+        "| change | judging cases | median error | worst | corrected on | median error | worst |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(f"| {kind} | {' | '.join(both)} |" for kind, both in cells.items()),
     ]
 
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from gpuscope._checks import closest, given
+from gpuscope._checks import closest, given, require_kind
 from gpuscope._types import Array
 from gpuscope.device.carve import SmLayout, plan_carve
 from gpuscope.device.sizes import Rounding, Sizes
@@ -133,7 +133,8 @@ class Carving:
                 partitions[name] = msgspec.structs.replace(facts, sm_ids=ids)
         after = Carving(self.layout, partitions, masks, self.of, self.names)
         for stream, change in streams.items():
-            number = self.number(stream)
+            number = self.number(str(stream))
+            require_kind(f"streams[{stream!r}]", change, dict)
             unknown = set(change) - {"partition", "priority"}
             if unknown:
                 raise InvalidArgument(
@@ -148,6 +149,13 @@ class Carving:
                     f"none: the partitions are {list(masks)}. Say where it goes: "
                     f"streams={{{self.names[number]!r}: {{'partition': …}}}}"
                 )
+        if sizes is not None and not any(home in partitions for home, _ in after.of.values()):
+            raise InvalidArgument(
+                f"no stream is in {' or '.join(map(repr, partitions))}: say which are, "
+                f"streams={{{next(iter(self.names.values()))!r}: "
+                f"{{'partition': {next(iter(partitions))!r}}}}}; the trace has "
+                f"{', '.join(map(repr, self.names.values()))}"
+            )
         return after
 
     def check_sizes(self, after: Carving, sent: Mapping[Work, int]) -> None:

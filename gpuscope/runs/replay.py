@@ -16,7 +16,7 @@ from gpuscope.device.sim.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
 from gpuscope.errors import InvalidArgument
 from gpuscope.runs.program import Call, Program, Work, waits
 
-_GRAPH_GAP_NS, _GRAPH_NODE_NS, _GRAPH_STARTS_NS, _GRAPH_FOLLOWS_NS = 290, 2_000, 1_000, 7_000
+_GRAPH_GAP_NS, _GRAPH_NODE_NS, _GRAPH_STARTS_NS, _GRAPH_FOLLOWS_NS = 280, 1_000, 1_500, 7_500
 _GRAPH_TAKES = 0.94
 """Measured on an H200: the gap between nodes; what a node costs the host while CUPTI records; how
 long after its call, and after the work before it, a graph starts; and what a kernel takes as a node
@@ -189,9 +189,11 @@ class _Player:
         factor *= self.bent.duration_ns(work.kernel, count) / duration_ns
         if in_graph and self.found.is_measured:
             factor *= _GRAPH_TAKES
+        # What it did in less time than memory allows, it did not take all from memory.
+        nbytes = round(cost.nbytes * (min(1.0, self.factors.get(work, 1.0)) if kept else 1))
         return KernelOp(
             stream, 0, number, work.row["name"], None, cost.blocks,
-            max(1, round(cost.block_ns * factor)), cost.nbytes, cost.tiles,
+            max(1, round(cost.block_ns * factor)), nbytes, cost.tiles,
             stall=self.bent.stall(cost), gap_ns=gap_ns,
         )  # fmt: skip
 

@@ -70,7 +70,8 @@ def what_if(
     scale
         Kernel → factor: that many times the work, by patterns as in ``move``.
     graphs
-        Names of ranges or handles: what is launched inside each becomes one graph.
+        Names of ranges or handles, or patterns of them: what is launched inside each becomes one
+        graph.
     second
         The same work recorded on a small partition: makes times on other SMs more accurate.
     recorded_sms
@@ -104,13 +105,13 @@ def what_if(
     >>> list(run), run["forecast"].is_simulated
     (['recorded', 'forecast', 'forecast, low', 'forecast, high'], True)
     """
-    profile = Profile.load(str(gpu_profile))
+    profile = Profile.load(str(gpu_profile).removeprefix("sim:"))
     sm_counts = dict(recorded_sms or {})
     found = program(trace, profile, sm_counts, second)
     before = Carving.recorded(trace, found, sm_counts)
     factors = _fitted(found, before)
+    sent = _moved(found, move or {}, before)
     after = before.changed(partitions, rounding, streams or {})
-    sent = _moved(found, move or {}, after)
     before.check_sizes(after, sent)
     _scale(found, scale or {})
     _change_waits(found, trace, add_waits, drop_waits)
@@ -217,6 +218,8 @@ def _change_waits(found: Program, trace: Trace, add: Waits, drop: Waits | Litera
                 )
         return by_id[ids[0]], by_id[ids[1]]
 
+    if isinstance(drop, str) and drop != "all":
+        raise InvalidArgument(f"drop_waits is {given(drop)}: 'all', or pairs of span ids")
     if drop == "all":
         for work in found.works:
             work.after.clear()
@@ -244,13 +247,17 @@ def _graphs(found: Program, trace: Trace, names: Iterable[str]) -> dict[int, int
     """Return place of a call → place of the first call of the graph that it becomes part of."""
     require_kind("graphs", names, list, tuple, set, frozenset)
     grouped: dict[int, int] = {}
+    columns = ["name", "start_ns", "end_ns", "process", "thread"]
+    spans = trace.where(kind=("range", "handle")).spans.select(columns).to_pylist()
+    known = {span["name"] for span in spans}
     for name in names:
-        spans = trace.where(kind=("range", "handle"), name=name)
-        if not len(spans):
+        mine = [one for one in known if fnmatchcase(one, name)]
+        if not mine:
             raise InvalidArgument(
                 f"graphs: the trace has no range and no handle called {given(name)}"
+                f"{closest(name, sorted(known))}: a pattern is a whole name, with * for any text"
             )
-        for span in spans.spans.select(["start_ns", "end_ns", "process", "thread"]).to_pylist():
+        for span in (one for one in spans if one["name"] in mine):
             inside = [
                 place
                 for place, call in enumerate(found.calls)

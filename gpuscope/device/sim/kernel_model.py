@@ -187,7 +187,7 @@ class RecordedKernel:
             "persistent": fills,
             "attention": any(word in name for word in _ATTENTION),
             "vectorized": "vectorized_elementwise" in name,
-            "few": launch.blocks <= launch.occupancy * self.sm_count,
+            "few": launch.blocks <= launch.occupancy * total,
         }
         return next((kind for kind, fits in kinds.items() if fits), "many")
 
@@ -196,16 +196,15 @@ class RecordedKernel:
         """Return its time alone on so many SMs."""
         if self.scale == 1.0 and sm_count in self.times_ns:
             return self.times_ns[sm_count]
-        base_ns = self.times_ns[self.sm_count]
         if self.known is not None:
             return self._as_known(sm_count)
         floor_ns = self._floor_ns
-        body_ns = base_ns - floor_ns
-        relative = self._waves(sm_count, self.scale) / self._waves(self.sm_count, 1.0)
         few = min(self.times_ns)
         if few < self.sm_count:
+            relative = self._waves(sm_count, self.scale) / self._waves(self.sm_count, 1.0)
+            body_ns = self.times_ns[self.sm_count] - floor_ns
             return floor_ns + self._by_two(body_ns, few, relative, sm_count)
-        return floor_ns + body_ns * self._bounded(relative)
+        return floor_ns + self._body_ns * self._bounded(sm_count, self.scale)
 
     def range_ns(self, sm_count: int) -> tuple[float, float]:
         """Return what nine of ten such times lie in."""
@@ -221,10 +220,16 @@ class RecordedKernel:
     def _floor_ns(self) -> float:
         return min(self.scaling.floor_ns, 0.8 * self.times_ns[self.sm_count])
 
-    def _bounded(self, relative: float) -> float:
-        """Return the body, of that on all SMs, where the waves take ``relative`` times as long."""
+    @cached_property
+    def _body_ns(self) -> float:
+        """Its body on all SMs of the GPU, where it may not have been recorded."""
+        return (self.times_ns[self.sm_count] - self._floor_ns) / self._bounded(self.sm_count, 1.0)
+
+    def _bounded(self, sm_count: int, scale: float) -> float:
+        """Return the body on so many SMs, of that on all."""
         p, share = self.scaling.sharpness, self._share
-        roof = (1 - share**p) * max(1.0, self.scale) ** p
+        relative = self._waves(sm_count, scale) / self._waves(self.profile.layout.sm_count, 1.0)
+        roof = (1 - share**p) * max(1.0, scale) ** p
         return float((roof + (share * relative) ** p) ** (1 / p))
 
     @cached_property
@@ -293,9 +298,9 @@ class RecordedKernel:
         few_ns = max(self.times_ns[few] - self._floor_ns, 1.0)
         there = self._waves(few, 1.0) / self._waves(self.sm_count, 1.0)
         if self.kind == "tiles":
-            off = few_ns / (body_ns * self._bounded(there))
+            off = few_ns / (body_ns * there)  # its waves are all that bounds it
             reached = min(1.0, math.log(self.sm_count / sm_count) / math.log(2))
-            return float(body_ns * self._bounded(relative) * off ** max(0.0, reached))
+            return float(body_ns * relative * off ** max(0.0, reached))
         waves = (few_ns**p - body_ns**p) / (there**p - 1) if there > 1 else 0.0
         if waves <= 0:  # its waves do not say how much slower it was there
             reached = math.log(self.sm_count / sm_count) / math.log(self.sm_count / few)
@@ -375,13 +380,12 @@ class RecordedKernel:
 
     def _busy(self, duration_ns: float) -> float:
         """Return its share of the memory's bandwidth when it runs alone and takes so long."""
-        body_ns = self.times_ns[self.sm_count] - self._floor_ns
         p = self.scaling.sharpness
         if self.kind in _BUSY:
             share = _BUSY[self.kind]
         else:
             share = (1 - min(1.0, self._share) ** p) ** (1 / p)
-        return min(1.0, share * body_ns * self.scale / duration_ns)
+        return min(1.0, share * self._body_ns * self.scale / duration_ns)
 
     def scaled(self, factor: float) -> RecordedKernel:
         """Return it with so many times the work."""

@@ -51,6 +51,15 @@ def test_a_launch_is_read_from_a_traces_text():
         assert Launch.parse(bad) is None
 
 
+@pytest.mark.parametrize("blocks", [100, 1000, 5000])
+@pytest.mark.parametrize("name", ["k", "vectorized_elementwise_kernel", "flash_fwd"])
+def test_a_recording_on_few_sms_says_the_same_as_one_on_all(name, blocks):
+    whole = kernel(name, blocks=blocks)
+    few = kernel(name, {16: whole.duration_ns(16)}, blocks=blocks)
+    for count in COUNTS:
+        assert few.duration_ns(count) == pytest.approx(whole.duration_ns(count), rel=0.001)
+
+
 def test_what_was_recorded_is_returned_as_it_was():
     both = kernel(times_ns={132: 100_000.0, 24: 400_000.0})
     assert both.duration_ns(132) == 100_000

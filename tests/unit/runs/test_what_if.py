@@ -297,6 +297,8 @@ def test_nothing_to_say_of_kernels_whose_launches_are_known():
         ({"scale": {LARGE: -1}}, InvalidArgument, "a factor above 0"),
         ({"recorded_sms": {"c": 8}}, InvalidArgument, r"recorded_sms\['c'\].*\['a', 'b'\]"),
         ({"recorded_sms": {"a": 0}}, InvalidArgument, "1 to 132 SMs"),
+        ({"drop_waits": "some"}, InvalidArgument, "'all', or pairs of span ids"),
+        ({"streams": {"a": "b"}}, InvalidArgument, r"streams\['a'\] is 'b'; a dict is needed"),
         ({"drop_waits": [(1, 2)]}, InvalidArgument, "is no finished GPU work"),
         ({"graphs": ["stride"]}, InvalidArgument, "no range and no handle called 'stride'"),
     ],
@@ -441,6 +443,40 @@ def test_what_began_first_had_the_sms_and_what_ran_beside_it_the_rest():
     assert_as_it_was(beside)
     one = gs.what_if(beside, add_waits=[(0, 1)])["forecast"]
     assert span_ns(one) == pytest.approx(span_ns(beside), rel=0.05)
+
+
+def test_what_filled_a_partition_left_the_other_sms_to_what_had_all():
+    rows = [("small", 1, "part", 0, 100_000), ("large", 2, None, 1_000, 90_000)]
+    config = json.dumps({"grid": [4096, 1, 1], "block": [256, 1, 1]})
+    names = ("name", "stream", "partition", "start_ns", "end_ns")
+    columns = {
+        name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    fixed = {"kind": "kernel", "device": 0, "launch_config": config, "source": "cupti"}
+    columns |= {name: [value] * 2 for name, value in fixed.items()} | {"id": [0, 1]}
+    facts = TraceMetadata(
+        time_base="relative",
+        devices={"cuda:0": DeviceFacts(index=0, name="NVIDIA H200", sm_count=132)},
+        partitions={"part": PartitionFacts(sm_count=33)},
+    )
+    works = program(Trace.from_columns(columns, metadata=facts), Profile.load("h200"), {}).works
+    assert works[1].alone_ns == pytest.approx(0.75 * 89_000)
+
+
+def test_partitions_without_a_stream_are_refused_and_new_streams_can_be_in_one():
+    trace = record(None)
+    with pytest.raises(InvalidArgument, match="no stream is in 'x' or 'y': say which are"):
+        gs.what_if(trace, partitions={"x": 32, "y": "rest"})
+    there = gs.what_if(
+        trace, move={SMALL: "side"}, partitions={"x": 32}, streams={"side": {"partition": "x"}}
+    )["forecast"]
+    assert set(there.where(category=SMALL).where(kind="kernel").texts("partition")) == {"x"}
+    number = trace.array("stream", fill=-1).max()
+    steps = gs.what_if(
+        trace, partitions={"x": 32}, streams={int(number): {"partition": "x"}},
+        graphs=["st*"], gpu_profile="sim:h200",
+    )  # fmt: skip
+    assert "x" in steps["forecast"].where(kind="kernel").texts("partition")
 
 
 # -- recorded on an H200: three launches a step, the host well ahead ------------------------

@@ -623,8 +623,12 @@ def main() -> None:
     if chosen.planted:
         device = gs.open_device(chosen.device, quiet=True)
         rows = judge_planted(device, chosen.seed, chosen.keep)
+        last = results["planted"]
+        before = list(last.get("before", ()))
+        if last["seed"] != chosen.seed:
+            before.append({name: last[name] for name in ("seed", "date", "summary")})
         results["planted"] = {
-            "date": today, "device": device.info.name, "seed": chosen.seed,
+            "date": today, "device": device.info.name, "seed": chosen.seed, "before": before,
             "summary": summary([row for row in rows if row["judges"]]),
             "fitted": summary([row for row in rows if not row["judges"]]),
             "rows": _rounded(rows),

@@ -71,8 +71,9 @@ def _of_requests(run: Run, mine: list[Row]) -> str:
     """Say which setting serves requests best, or without an SLO how each token came."""
     plain = (row for row in mine if not run[row["setting"]].metadata.partitions)
     base = next(plain, mine[0])
-    name, slo = base["workload"], run.experiment["workloads"][base["workload"]].get("slo")
-    if not slo:
+    name = base["workload"]
+    slo = run.experiment.get("workloads", {}).get(name, {}).get("slo") or {}
+    if any(row["goodput_per_s"] is None for row in mine):
         return "; ".join(
             f"{name} in “{row['setting']}”: p50 of TTFT {duration(1e6 * row['ttft_p50_ms'])}, "
             f"{row['requests_per_s']:.3g} requests/s"

@@ -15,7 +15,7 @@ from gpuscope._types import Array
 from gpuscope.analysis.result import P99_NEEDS, Result, Row, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import is_open
-from gpuscope.trace.metadata import RequestFacts
+from gpuscope.trace.metadata import Description, RequestFacts
 from gpuscope.trace.model import Trace
 
 SLO = ("ttft_ms", "tbt_ms")
@@ -143,12 +143,19 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
     windows = np.array([low for low, _ in trace.metadata.windows_ns], np.int64)
     return RequestsResult(
         tuple(
-            _served(name, windows, mine, described.get(name, {}).get("slo") if slo is None else slo)
+            _served(name, windows, mine, _slo_of(described.get(name, {})) if slo is None else slo)
             for name, mine in found.items()
         ),
         provenance=trace.provenance,
         incomplete=trace.metadata.incomplete,
     )
+
+
+def _slo_of(plan: Description) -> dict[str, float]:
+    """Return the SLO of a workload as a trace describes it, which may be anybody's."""
+    stated = plan.get("slo")
+    stated = stated if isinstance(stated, dict) else {}
+    return {what: stated[what] for what in SLO if isinstance(stated.get(what), int | float)}
 
 
 def _served(
@@ -170,7 +177,7 @@ def _served(
     last = arrival + np.array([times[-1] for times in tokens])
     number = np.searchsorted(windows, arrival, "right")
     rounds = [number == one for one in np.unique(number)]
-    seconds = [float(last[one].max() - arrival[one].min()) / 1e9 for one in rounds]
+    seconds = [max(1, int(last[one].max() - arrival[one].min())) / 1e9 for one in rounds]
     return Served(
         workload, len(mine), *_quantiles(ttft), len(tbt), *_quantiles(tbt),
         requests_per_s=len(mine) / sum(seconds),

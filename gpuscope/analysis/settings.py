@@ -163,7 +163,7 @@ def _share(now: Done, alone: SoloFacts) -> float | None:
 def driven_by_requests(workloads: Mapping[str, Description]) -> set[str]:
     """Return the names of described workloads that run only as requests need them."""
     return {
-        plan[part]
+        str(plan.get(part))
         for plan in workloads.values()
         if plan.get("kind") == "requests"
         for part in ("prefill", "decode")

@@ -15,6 +15,7 @@ import gpuscope as gs
 from gpuscope import cli
 from gpuscope._text import format_value
 from gpuscope.analysis.outcome_analysis import describe_workload
+from gpuscope.analysis.settings import driven_by_requests
 from gpuscope.errors import GpuscopeError, InvalidArgument, InvalidExperiment, MissingEvidence
 from gpuscope.report import html_report, trace_report
 from gpuscope.runs.execution import perform
@@ -183,6 +184,20 @@ def test_a_trace_without_requests_has_none():
     )  # fmt: skip
     with pytest.raises(MissingEvidence, match="no finished request: run an experiment"):
         gs.analysis.requests(trace)
+
+
+def test_a_foreign_trace_may_say_anything():
+    trace = Trace.from_columns(
+        {"id": [1, 2], "kind": ["range"] * 2, "name": ["request 3"] * 2, "category": ["chat"] * 2,
+         "start_ns": [5, 5], "end_ns": [5, 5], "source": ["host"] * 2,
+         "payload": ['{"tokens_ns":[0]}', '{"tokens_ns":[]}']}
+    )  # fmt: skip
+    for slo in (3, {"ttft_ms": "soon"}, ["ttft_ms"], None):
+        plan = {"kind": "requests", "prefill": ["p"], "slo": slo}
+        described = trace.with_metadata(experiment={"workloads": {"chat": plan, "x": {}}})
+        seen = gs.analysis.requests(described)["chat"]
+        assert (seen.n, seen.ttft_p50_ns, seen.tbt_p50_ns, seen.met) == (1, 0, None, None)
+        assert driven_by_requests({"chat": plan}) == {"['p']", "None"}
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".sqlite"])

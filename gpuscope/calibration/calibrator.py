@@ -34,7 +34,7 @@ _BFLOAT16_SINCE = (8, 0)
 Progress = Callable[[float, str], None]
 """Takes the share that is done, from 0 to 1, and what is being done."""
 
-_FIT_S = 45.0
+_FIT_S = 55.0
 """Kept back for the fits."""
 
 _LEAST_SHAPES = 40

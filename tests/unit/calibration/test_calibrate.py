@@ -98,7 +98,7 @@ def test_host_costs_are_found_again(calibrated):
     found = calibrated.profile.constants.model_dump()
     for name, value in H200.constants.items():
         # A large copy goes at the rate of the largest one that was measured.
-        within = 0.01 if name == "device_copy_bytes_per_us" else 0.001
+        within = 0.02 if name == "device_copy_bytes_per_us" else 0.001
         assert found[name] == pytest.approx(value, rel=within), name
 
 
@@ -383,7 +383,7 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
 
 
 def test_a_budget_below_the_fit_is_refused(as_cuda, tmp_path):
-    with pytest.raises(GpuscopeError, match="budget_s is 5; more than 45 s"):
+    with pytest.raises(GpuscopeError, match="budget_s is 5; more than 55 s"):
         calibrate(as_cuda, tmp_path / "mine.json", budget_s=5)
 
 

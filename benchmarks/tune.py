@@ -5,7 +5,8 @@ and decode in the foreground. The objective is the rate of prefill while decode'
 meets an SLO: 1.5 times its latency alone on the whole GPU. For each pair:
 
 - *tuned*: ``gs.tune`` over all splits, with at most five measurements of each;
-- *grid*: every split measured five times, in turns; its best is the one with the best median;
+- *grid*: every split measured five times, in turns; its best is the one with the best median
+  of those that meet the SLO, judged as ``tune`` does;
 - *again*: the tuned split and the grid's best, five times each in turns, after they were chosen;
 - *table* (the first pair): for some decode batches, a tuned split against SGLang's default one.
 
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import gpuscope as gs
+from gpuscope.analysis.race import FEWEST, interval
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tune.json"
@@ -46,7 +48,9 @@ BATCHES = (1, 10, 25)
 SLO = 1.5
 TURNS = 5
 RUN_S = 0.2
-VARY = {"partitions.prefill": "all"}
+VARY = {"partitions.prefill": [*range(8, 113, 8), 124]}
+"""Every split of 15 quanta but 120 | 12: cuBLAS launches clusters, which the remainder of 12 SMs
+holds none of, so that PyTorch fails there. 124 | 8 has the remainder at the other side."""
 LATENCY = "decode.latency_p50_us"
 
 RATE = "calls_per_s"
@@ -122,7 +126,12 @@ class Bench:
         """Run each split once, and note the rate of prefill and the latency of decode."""
         for split in random.Random(number).sample(list(found), len(found)):  # noqa: S311
             plan = {**self.experiment(pair, alone_us, split), "seed": number}
-            rows = gs.run(plan, self.device).comparison.to_pylist()
+            try:
+                rows = gs.run(plan, self.device).comparison.to_pylist()
+            except RuntimeError as error:  # PyTorch's: what fails is no split to choose
+                self.results.setdefault("failed", {})[str(split)] = str(error)[:200]
+                del found[split]
+                continue
             by_name = {row["workload"]: row for row in rows}
             found[split].append((by_name["prefill"][RATE], by_name["decode"]["latency_p50_us"]))
 
@@ -162,8 +171,8 @@ class Bench:
             self.turn(pair, alone_us, turn, grid)
             row["grid_turns"] = turn + 1
             self.save()
-        middle = {split: medians(runs) for split, runs in grid.items()}
-        meeting = [split for split, (_, latency) in middle.items() if latency <= SLO * alone_us]
+        middle = {split: medians(runs) for split, runs in grid.items() if runs}
+        meeting = [split for split in middle if meets(grid[split], SLO * alone_us)]
         if meeting and chosen is not None:
             best = max(meeting, key=lambda split: middle[split][0])
             again: Runs = {best: [], chosen: []}
@@ -196,6 +205,14 @@ class Bench:
                 row[f"{name}_rate"], row[f"{name}_us"] = medians(found[split])
             self.results["table"].append(row)
             self.save()
+
+
+def meets(runs: list[tuple[float, float]], limit_us: float) -> bool:
+    """Whether decode surely meets its limit, as tune() judges it; few runs by their median."""
+    latencies = [latency for _, latency in runs]
+    if len(runs) < FEWEST:
+        return medians(runs)[1] <= limit_us
+    return interval(latencies, 0.05)[1] <= limit_us
 
 
 def medians(runs: list[tuple[float, float]]) -> tuple[float, float]:

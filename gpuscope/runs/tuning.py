@@ -49,10 +49,9 @@ _RATE = "calls_per_s"
 class TuneResult(Tuning):
     """What :func:`gpuscope.tune` found: a table, a winner if there is one, and ways to use it.
 
-    ``best`` is the winner, or ``None`` where noise does not tell it from others: then ``equals``
-    are those of which any will do. ``front`` are the measured settings that no other beats in
-    the objective and in all costs. Each is a ``TunedSetting`` with a ``label``, ``sizes`` (SMs of
-    each partition), ``values`` by repeat, and a ``verdict``.
+    ``best`` is the winner, or ``None`` where noise does not tell it from others: then any of
+    ``equals`` will do. ``front`` are those that no other beats in the objective and all costs.
+    Each is a ``TunedSetting`` with a ``label``, ``sizes``, ``values`` and a ``verdict``.
 
     Examples
     --------
@@ -76,9 +75,8 @@ class TuneResult(Tuning):
     def export(self, path: str | Path, setting: str | None = None) -> Path:
         """Write the result for somebody else; the suffix says as what.
 
-        ``.yaml`` is SGLang's ``manual_divisions``, ``.json`` all that was found, ``.py`` code for
-        cuda.core and ``.cpp`` for the CUDA driver that make just these partitions, ``.html`` a
-        report.
+        ``.yaml`` is SGLang's ``manual_divisions``, ``.json`` all facts, ``.html`` a report;
+        ``.py`` (cuda.core) and ``.cpp`` (CUDA driver) are code that makes just these partitions.
 
         Parameters
         ----------
@@ -126,11 +124,10 @@ def tune(
 ) -> TuneResult:
     """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
 
-    First the simulated GPU forecasts every setting. Then the most promising are measured one after
-    the other, again and again, with those beside the best one, until noise tells them apart, or
-    each was measured ``repeats`` times, or a third of what measuring the whole grid that often
-    would take is spent. In each measurement the experiment's settings and rounds count as one: all
-    of a workload's ``repeats`` are run in one go.
+    The simulated GPU forecasts every setting. The most promising are measured in turns, with those
+    beside the best one, until noise tells them apart, each was measured ``repeats`` times, or a
+    third of what measuring all that often takes is spent. A measurement is one round, in which
+    all of a workload's ``repeats`` are run.
 
     Parameters
     ----------
@@ -154,28 +151,24 @@ def tune(
     gpu_profile
         Of the simulated GPU that forecasts for a real one: the part after ``sim:``.
     path
-        A folder in which each forecast and measurement is saved. A second call with the same
-        experiment, parameters and device goes on from there.
-    viewer
-        Called repeatedly from this thread with the progress.
-    stop
-        Set it to end early.
+        A folder in which each measurement is saved. The same call goes on from there.
+    viewer, stop
+        As in :func:`gpuscope.run`.
 
     Returns
     -------
     TuneResult
-        After Ctrl-C or ``stop``, it holds what was measured until then.
+        After Ctrl-C or ``stop``, it holds what was measured until then. A setting that cannot
+        run is out, and says why.
 
     Raises
     ------
     InvalidExperiment, InvalidArgument
-        The experiment is invalid at one of the points, or an argument is.
+        One of the points is invalid, or an argument.
     MissingEvidence
-        A measurement does not give the column that is asked for, such as a p99 of fewer than
-        1,000 calls.
+        A measurement does not give the column asked for, such as a p99 of fewer than 1,000 calls.
     GpuscopeError
-        The folder holds something else or cannot be used, or it was stopped before anything was
-        recorded.
+        The folder holds something else, or it was stopped before anything was recorded.
 
     Examples
     --------
@@ -258,6 +251,7 @@ class _Search:
         if simulated is not None:
             self.forecast = Points("forecast", self.experiment, parameters, simulated, path)
         self.first = Series(map(self._short, self.able), simulated or device, viewer, stop)
+        self.failed: dict[int, Exception] = {}  # what a setting cannot run with, and why
         self.decided = False
 
     # -- what is run ------------------------------------------------------------------
@@ -290,14 +284,13 @@ class _Search:
             if isinstance(error, NothingRecorded):  # it was stopped
                 raise
             self.forecast, self.forecasts = None, no_forecasts(str(error))
-        if self.first.stopped:
-            return
-        neighbours = self._neighbours()
         for turn in itertools.count():
+            if self.first.stopped:
+                return
             samples = self.samples(turn)
             race = self._race(samples)
             spent = sum(map(len, samples.values()))
-            chosen = race.turn(neighbours, self.width) if samples else self._start()
+            chosen = race.turn(self._neighbours(), self.width) if samples else self._start()
             chosen = chosen[: self.most - spent]
             if not chosen:
                 break
@@ -306,7 +299,11 @@ class _Search:
                 place = turn * len(self.candidates) + number
                 if not self.measured.is_finished(place):
                     one, plan = self.candidates[number], self.plan(number, turn)
-                    self.measured.run(self.series, place, one.point, plan, one.label)
+                    try:
+                        self.measured.run(self.series, place, one.point, plan, one.label)
+                    except (GpuscopeError, RuntimeError) as error:  # of a library's, too
+                        self.failed[number] = error.with_traceback(None)
+                        self.able.remove(number)
                 if self.series.stopped:
                     return
         self.decided = True
@@ -318,24 +315,23 @@ class _Search:
         if self.foreign and self.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="gpuscope-")
             self.folder = Path(self._temporary.name)
+        wanted = self.experiment, self.foreign, self.device
         if self.folder is not None:
-            wanted = self.experiment, self.foreign, self.device
             self.stand_ins = stand_ins(*wanted, self.folder, self.stop)
         for number in self.able:
             if not (self.forecast.is_finished(number) or self.first.stopped):
-                one = self.candidates[number]
-                label = f"forecast of {one.label}"
-                self.forecast.run(self.first, number, one.point, self._short(number), label)
+                one, plan = self.candidates[number], self._short(number)
+                self.forecast.run(self.first, number, one.point, plan, f"forecast of {one.label}")
 
     def _start(self) -> list[int]:
         """Return whom to measure first: the best by their forecasts, or some all over the grid."""
-        forecast = self._forecast()
+        forecast = {n: values for n, values in self._forecast().items() if n in self.able}
         if forecast:
             race = self._race({number: {0: values} for number, values in forecast.items()})
             chosen = race.ranked()[: self.width]
         else:
-            chosen = self.able[:: math.ceil(len(self.able) / (2 * self.width - 1))]
-        return list(dict.fromkeys([*chosen, *self.reference]))
+            chosen = self.able[:: math.ceil(len(self.able) / (2 * self.width - 1)) or 1]
+        return [n for n in dict.fromkeys([*chosen, *self.reference]) if n in self.able]
 
     def _neighbours(self) -> dict[int, list[int]]:
         """Return who is beside whom in the grid: one step of one parameter away."""
@@ -363,7 +359,8 @@ class _Search:
         found: dict[int, dict[int, Values]] = {}
         for place, table in sorted(self.measured.tables.items()):
             turn, number = divmod(place, len(self.candidates))
-            if self.measured.is_finished(place) and (before is None or turn < before):
+            is_done = self.measured.is_finished(place) and number not in self.failed
+            if is_done and (before is None or turn < before):
                 found.setdefault(number, {})[turn] = self._values(number, table)
         return found
 
@@ -397,6 +394,8 @@ class _Search:
             one = self.candidates[place % len(self.candidates)]
             self.measured.keep(self.series, place, one.point)
         samples, forecast = self.samples(), self._forecast()
+        if self.failed and not samples:
+            raise next(iter(self.failed.values()))
         if not samples and not forecast:
             raise NothingRecorded("it was stopped before anything was recorded: tune again")
         race = self._race(samples)
@@ -413,6 +412,7 @@ class _Search:
         front, settings = race.front(costs), []
         for number, one in enumerate(self.candidates):
             turns = samples.get(number, {})
+            error = one.error or str(self.failed.get(number, ""))
             settings.append(
                 TunedSetting(
                     label=one.label, point=one.point, setting=one.setting, sizes=one.sizes,
@@ -420,8 +420,8 @@ class _Search:
                         goal.name: tuple(values[goal.name] for values in turns.values())
                         for goal in dict.fromkeys((self.objective, *self.slo, *costs)) if turns
                     },
-                    forecast=forecast.get(number, {}), error=one.error,
-                    verdict="refused" if one.error else verdicts.get(number, "not measured"),
+                    forecast=forecast.get(number, {}), error=error,
+                    verdict="refused" if error else verdicts.get(number, "not measured"),
                     on_front=number in front,
                 )
             )  # fmt: skip

@@ -205,6 +205,29 @@ def test_settings_that_are_alike_count_once(gpu):
     assert found.reference == "prefill = 64"
 
 
+def test_a_setting_that_cannot_run_is_out_and_says_why(gpu, monkeypatch):
+    run = gs.run
+    clusters = RuntimeError("no cluster fits")
+
+    def failing(plan, *args, **how):
+        if args[0] is gpu:
+            size = plan.settings["split"].partitions["prefill"] if "split" in plan.settings else 0
+            if size in broken:
+                raise clusters
+        return run(plan, *args, **how)
+
+    monkeypatch.setattr(execution, "run", failing)
+    broken = {96}
+    arguments = ({"partitions.prefill": [32, 64, 96]}, RATE, None, gpu)
+    found = gs.tune(described(), *arguments, repeats=3)
+    assert found["prefill = 96"].verdict == "refused"
+    assert found["prefill = 96"].error == "no cluster fits"
+    assert len(found["prefill = 64"].values[RATE]) >= 3
+    broken = {0, 32, 64, 96}
+    with pytest.raises(RuntimeError, match="no cluster fits"):
+        gs.tune(described(), *arguments, repeats=3)
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [

@@ -1,4 +1,7 @@
-"""Dashboard: carve, assign, launch, watch and judge, by hand."""
+"""Dashboard: carve, assign, launch, watch and judge, by hand.
+
+Long because a run, what shows it and what it shows share one lock.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,8 @@ PLOT_PX = 176
 FOLLOWED_NS = 40_000_000
 """What of a run is in view while it goes on: little enough to tell kernels apart."""
 _GPUSCOPE = "gpuscope"
+_BEFORE = "gpuscope-before"
+"""Marks what is of the run before the one that is on: dimmed by ``controls.css``."""
 _NO_RUN = html.note("No run yet: press Run, or Ctrl+Enter anywhere here. Esc stops a run.")
 
 
@@ -102,7 +107,8 @@ class Dashboard:
         self._stop = threading.Event()
         self._closed = False
         self._watched: Recording | None = None
-        self._picture = ""
+        self._picture = self._cards = ""
+        self._shows_run = False  # the timeline: ids are the run's
         self._kept: DisplayHandle | None = None  # its place in the notebook
         self._kept_page = ""
         self.run: Run | None = None
@@ -114,7 +120,7 @@ class Dashboard:
             {
                 "run": self._run_as_shown, "stop": self.stop, "preset": self._start_from,
                 "export": self._export, "code": self._show_code, "save": self._save_file,
-                "open": self._open_file, "nsight": self.open_in_nsight,
+                "open": self._open_file, "nsight": self.open_in_nsight, "span": self._go_to,
             },
             [_GPUSCOPE, *CARVINGS],
             [*PRESETS],
@@ -202,8 +208,8 @@ class Dashboard:
         """
         with self._lock, self._refusals():
             experiment = self.form.experiment()
-            if self.run is None:
-                self.verdicts.value = html.note("The verdicts come when the run has ended.")
+            for shown in (self.verdicts, self.results) if self._thread is None else ():
+                shown.add_class(_BEFORE)
             self._begin(partial(self._work, experiment), "Preparing: carving, warming up …")
 
     def stop(self) -> None:
@@ -322,6 +328,8 @@ class Dashboard:
 
     def _end(self) -> None:
         self._thread = None
+        self.verdicts.remove_class(_BEFORE)
+        self.results.remove_class(_BEFORE)
         self.bar.stopping, self.bar.left = False, ""
         self._enable()
 
@@ -335,7 +343,8 @@ class Dashboard:
         picture = html.picture(figures.timeline(trace, window_ns=window)) if window else ""
         with self._lock:
             self._picture = picture
-            self.verdicts.value = results.verdicts(summary, self.form.carver.colors)
+            self._cards = results.verdicts(summary, self.form.carver.colors)
+            self._shows_run = True
             self._number = self.pins.add(summary)
             self._show_numbers()
             self.bar.progress = self.bar.progress if run.stopped else 1.0
@@ -345,6 +354,7 @@ class Dashboard:
         """Show the numbers of the last run, and the runs that are compared."""
         shown = self.pins.compared
         *_, last = shown.values()
+        self.verdicts.value = results.won(shown) + self._cards
         self.results.value = results.numbers(last) + (
             results.compared(shown) if len(shown) > 1 else ""
         )
@@ -362,6 +372,7 @@ class Dashboard:
     def _profile(self, key: str, experiment: Experiment, stop: threading.Event) -> str:
         profiled = nsight.profile(experiment, device=key, cancel=stop)
         if profiled.trace is not None:
+            self._shows_run = False
             self.timeline.show(profiled.trace)
         return (
             f"Nsight Systems wrote {profiled.report}: open it with nsys-ui. The timeline shows it."
@@ -388,7 +399,14 @@ class Dashboard:
     def _start_from(self, name: str) -> None:
         if name in PRESETS:
             self.open(PRESETS[name])
+            self.bar.preset = name
             self.bar.say(f"Started from “{name}”.")
+
+    def _go_to(self, span: int) -> None:
+        """Show a call of the last run in the timeline."""
+        with self._refusals():
+            if self._shows_run and not self.is_running:
+                self.timeline.select(span)
 
     def _moved(self, _change: object) -> None:
         """Plan on another device."""
@@ -398,6 +416,9 @@ class Dashboard:
     def _changed(self) -> None:
         with self._lock:
             if hasattr(self, "form"):  # it tells while it is made, too
+                self.bar.preset = ""
+                if not self.is_running:  # what was refused may be right by now
+                    self.bar.alarm = ""
                 self._enable()
                 self._keep()
 

@@ -28,6 +28,7 @@ _COLUMNS = {
     "gb_per_s": ("GB/s", "right"),
     "share_of_alone_on_whole_gpu": ("share of alone", "right"),
 }
+_ALWAYS = [*_COLUMNS][:6]
 
 
 Row: TypeAlias = Mapping[str, Any]
@@ -118,18 +119,26 @@ def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> 
 
 
 def workloads(rows: Sequence[Row], background: Sequence[str]) -> str:
-    """Return a row a workload, those that are timed first; queued ones state no latency."""
+    """Return a row a workload, those that are timed first; queued ones state no latency.
+
+    A rate that none of them has is left out.
+    """
     ordered = sorted(rows, key=lambda row: row["workload"] in background)
+    columns = [
+        column
+        for column in _COLUMNS
+        if column in _ALWAYS or any(row.get(column) is not None for row in rows)
+    ]
     return table(
-        [("workload", "left"), *_COLUMNS.values()],
-        [_cells(row, queued=row["workload"] in background) for row in ordered],
+        [("workload", "left"), *(_COLUMNS[column] for column in columns)],
+        [_cells(row, columns, queued=row["workload"] in background) for row in ordered],
     )
 
 
-def _cells(row: Row, *, queued: bool) -> list[str]:
+def _cells(row: Row, columns: Sequence[str], *, queued: bool) -> list[str]:
     cells = [text(row["workload"], 40)]
-    for column in _COLUMNS:
-        value = row[column]
+    for column in columns:
+        value = row.get(column)
         if column == "partition":
             words = text(value if value is not None else "whole GPU", 40)
         elif queued and column.startswith("latency"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from gpuscope import analysis
 from gpuscope._text import format_value
 from gpuscope.analysis import findings_analysis
@@ -54,11 +56,14 @@ class Summary:
     experiment
         The experiment that was run.
     rows
-        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`.
+        One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`, and those of
+        :func:`_longest`.
     confinement
         Or ``None``, and ``unconfined`` says why.
     incomplete
         What of the trace is missing, and why; empty if nothing is.
+    told
+        Its trace without the rows.
     blocks
         Whether thread blocks were seen, so that there is a map of the SMs.
     """
@@ -66,6 +71,7 @@ class Summary:
     setting: str
     experiment: html.Row
     rows: tuple[html.Row, ...]
+    told: Trace
     confinement: ConfinementResult | None
     unconfined: str
     provenance: str
@@ -93,7 +99,12 @@ def summarise(run: Run) -> Summary:
     return Summary(
         setting=setting,
         experiment=run.experiment,
-        rows=tuple(row for row in run.comparison.to_pylist() if row["setting"] == setting),
+        rows=tuple(
+            row | _longest(trace, row["workload"])
+            for row in run.comparison.to_pylist()
+            if row["setting"] == setting
+        ),
+        told=Trace.from_columns({}, metadata=trace.metadata),
         confinement=confinement,
         unconfined=why,
         provenance=trace.provenance,
@@ -102,6 +113,16 @@ def summarise(run: Run) -> Summary:
         stopped=run.stopped,
         blocks="block" in trace.kind_counts(),
     )
+
+
+def _longest(trace: Trace, workload: str) -> html.Row:
+    """Return how long a workload's longest call took, and its id; nothing where it has none."""
+    calls = trace.where(kind="handle", category=workload)
+    took = calls.array("end_ns", fill=0) - calls.array("start_ns")
+    if took.max(initial=0) <= 0:
+        return {}
+    longest = int(took.argmax())
+    return {"longest_ns": int(took[longest]), "longest": int(calls.array("id")[longest])}
 
 
 def ended(now: Summary) -> str:
@@ -225,9 +246,9 @@ def _together(now: Summary, _colors: Mapping[str, str]) -> str:
     if gain is None:
         lines.append("Gain: unknown, since no workload was timed alone.")
     else:
-        won = "running together won throughput" if gain >= WON else (
-            "running together won no throughput; a partition can still win latency"
-        )  # fmt: skip
+        won = f"running together won {'no ' * (gain < WON)}throughput"
+        if gain < WON and not now.told.metadata.partitions:
+            won += "; a partition can still win latency"
         lines[0] += f" · Gain <b>{format_value(gain)}</b>"
         lines.append(f"{won[0].upper()}{won[1:]}.")
         more.append("Gain: time alone over time together.")
@@ -245,6 +266,11 @@ def _latency(now: Summary, _colors: Mapping[str, str]) -> str:
             if row[f"latency_{mark}_us"] is not None
         ]
         few = few or row["latency_p99_us"] is None
+        if "longest" in row:
+            marks.append(
+                f"longest <b>{duration(row['longest_ns'])}</b> <button type='button' hidden "
+                f"data-span='{row['longest']}' title='Show this call in the timeline'>show</button>"
+            )
         name = html.text(row["workload"], 40)
         lines.append(f"{name}: {', '.join(marks)} (n = {row['latency_n']:,})")
     if not lines:
@@ -295,6 +321,23 @@ Verdict = Callable[[Summary, Mapping[str, str]], str]
 """Judges a run: its summary and the partitions' colours → a card."""
 VERDICTS: list[Verdict] = [_confined, _requests, _together, _latency, _throughput]
 """What the dashboard shows of a run, in this order."""
+
+
+def won(runs: Mapping[str, Summary]) -> str:
+    """Say as HTML what the best of some runs won; nothing where they ran different workloads.
+
+    Parameters
+    ----------
+    runs
+        What to call each → its summary.
+    """
+    first, *others = runs.values()
+    workloads = first.experiment["workloads"]
+    if not others or any(run.experiment["workloads"] != workloads for run in others):
+        return ""
+    rows = [{**row, "setting": label} for label, run in runs.items() for row in run.rows]
+    told = {label: run.told for label, run in runs.items()}
+    return html.note(analysis.outcome(Run(told, pa.Table.from_pylist(rows), first.experiment)))
 
 
 # -- side by side -------------------------------------------------------------------------

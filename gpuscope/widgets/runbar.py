@@ -24,8 +24,8 @@ class RunBar(Control):
     acts
         What a button does, by its name: ``run`` (carving first what the page shows as
         ``carving``), ``stop``, ``preset`` (of a ``name``), ``export`` (to a file with a
-        ``suffix``), ``code`` (of a ``kind``), ``save``, ``open`` (a ``text`` called ``name``) and
-        ``nsight``.
+        ``suffix``), ``code`` (of a ``kind``), ``save``, ``open`` (a ``text`` called ``name``),
+        ``nsight``, and ``span`` (the id of one to show, which is no button of the bar).
     codes
         What code can be had in.
     presets
@@ -48,6 +48,7 @@ class RunBar(Control):
     alarm = traitlets.Unicode(help="What went wrong, in words; empty if nothing did.")
     codes = traitlets.List(traitlets.Unicode(), help="What code can be had in.")
     presets = traitlets.List(traitlets.Unicode(), help="What can be started from.")
+    preset = traitlets.Unicode(help="What was started from, while nothing was changed; or empty.")
     exports = traitlets.List(
         traitlets.Dict(), help="What a run can be saved as: words, suffix and hint of each."
     )

@@ -349,8 +349,8 @@ def _what(values: Values) -> str:
     if sides:
         words.append(f"{sides[0]}³" if len({*sides}) == 1 and len(sides) == 3 else "×".join(sides))
     for name, value in own.items():
-        if name == "nbytes" and isinstance(value, int):
-            words.append(_bytes(value))
+        if name == "nbytes":
+            words.append(_bytes(value) if isinstance(value, int) else _short(value))
         elif name == "duration_us":
             words.append(f"{_short(value)} µs")
         elif name == "dtype":

@@ -6,10 +6,22 @@ import importlib
 import inspect
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, PositiveInt, StrictBool, StrictInt, StrictStr, field_validator
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PositiveInt,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from gpuscope import workloads
 from gpuscope.device.dtypes import Dtype, element_type
@@ -28,8 +40,22 @@ and prefill. ``benchmarks/what_if.py --recordings`` makes them."""
 PYTHON = "python"
 """The kind of what is named by module and name."""
 
+
+def _in_bytes(value: object) -> object:
+    """Read a text such as "256 MiB"; what is none is left to be refused as a number."""
+    with suppress(ValidationError):
+        return (
+            int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) else value
+        )
+    return value
+
+
 Side = Annotated[PositiveInt, Field(examples=[1024])]
-Bytes = Annotated[PositiveInt, Field(title="Bytes", examples=[1 << 24])]
+Bytes = Annotated[
+    PositiveInt,
+    Field(title="Bytes", description="A number, or with a unit: 256 MiB", examples=[1 << 24]),
+    BeforeValidator(_in_bytes),
+]
 Amount = Annotated[int, Field(gt=0, lt=2**62)] | None
 SmCountTarget = Literal["auto", "off"] | PositiveInt
 

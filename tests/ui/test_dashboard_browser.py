@@ -535,7 +535,7 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
     page.locator(f"{DASHBOARD} .gpuscope-differences th").nth(4).wait_for()
     pinned = page.get_by_role("button", pressed=True).filter(has_text="Run ")
     assert pinned.all_inner_texts() == [
-        f"✓ {name}"
+        f"📌 {name}"
         for name in (
             "Run 1: small 32 | load rest",
             "Run 2: no partition",

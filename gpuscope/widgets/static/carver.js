@@ -164,11 +164,9 @@ function render({ model, el }) {
     put(cells, "aria-label", `${total} SMs: ` + all
       .map((one) => `${title(one.owner)} ${one.sm_count}`).join(", "));
     const apart = remainder ? `, and a remainder of ${remainder} (double line)` : "";
-    put(facts, "textContent", quantum
-      ? `${total} SMs in quanta of ${quantum}${apart}. Drag a boundary, or focus it and press ` +
-        "the arrow keys."
-      : "");
     const found = boundaries();
+    const how = found.length ? " Drag a boundary, or focus it and press the arrow keys." : "";
+    put(facts, "textContent", quantum ? `${total} SMs in quanta of ${quantum}${apart}.${how}` : "");
     // What is being dragged keeps its handle, whatever the answers do to its sides.
     if (drag && !found.some((one) => one.key === drag.key)) found.push(drag.one);
     keyed(handles, kept.handles, found.map((one) => one.key), handle);

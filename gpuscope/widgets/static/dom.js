@@ -17,15 +17,16 @@ const FOCUSABLE = new Set(["button", "input", "select", "textarea", "summary"]);
 const FIRST = `:is(${[...FOCUSABLE].join(", ")}):not(:disabled, [type=color])`;
 
 // Make an element; "onclick" and the like are listeners. A notebook takes keys, such as the
-// arrows, for itself, unless the very element that has the focus says otherwise.
+// arrows, for itself, unless the very element that has the focus says otherwise. Children come
+// first: the value of an option is its text until it is given another, an empty one too.
 function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
+  node.append(...children);
   if (FOCUSABLE.has(tag) || "tabindex" in attributes) put(node, "data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else put(node, name, value);
   }
-  node.append(...children);
   return node;
 }
 

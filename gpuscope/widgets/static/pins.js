@@ -2,7 +2,7 @@ function render({ model, el }) {
   const home = root(model, el, "gpuscope-pins", "Compare runs");
   const send = voice(model, home);
   const list = h("div", { class: "gs-buttons", role: "group", "aria-label": "Runs to compare" });
-  home.append(h("span", { class: "gs-unseen" }, "Runs"), list);
+  home.append(h("span", { class: "gs-inline" }, "Runs (a click pins one: it is kept beside the next runs)"), list);
   const kept = new Map();
 
   function paint() {
@@ -13,9 +13,9 @@ function render({ model, el }) {
     }));
     for (const { number, words, pinned } of runs) {
       const node = kept.get(number);
-      put(node, "textContent", `${pinned ? "✓ " : ""}${words}`);
+      put(node, "textContent", `${pinned ? "📌 " : ""}${words}`);
       put(node, "aria-pressed", String(pinned));
-      put(node, "title", pinned ? "Unpin: compare it no longer" : "Pin: compare other runs with it");
+      put(node, "title", pinned ? "Pinned: kept beside the next runs. Click to unpin" : "Pin: keep it beside the next runs");
     }
   }
 

@@ -18,7 +18,7 @@ function render({ model, el }) {
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
   const presets = h("select", {
-    onchange: (event) => { send({ action: "preset", name: event.target.value }); presets.selectedIndex = 0; },
+    onchange: (event) => { if (event.target.value) send({ action: "preset", name: event.target.value }); },
   }, h("option", { value: "" }, "a preset …"), ...model.get("presets").map(
     (name) => h("option", { value: name }, name)));
   const exports = model.get("exports").map(({ words, suffix, hint }) =>
@@ -47,7 +47,7 @@ function render({ model, el }) {
       h("label", { class: "gs-inline", title: "Draw while it runs: takes turns with what is measured" },
         live, "Live"), bar, left),
     h("div", { class: "gs-told" }, status,
-      group("Save", ...exports),
+      group("Save last run", ...exports),
       h("details", { class: "gs-more" }, h("summary", {}, "Code and TOML"),
         h("div", { class: "gs-menu gs-buttons" }, group("Copy", ...codes), save, open, nsight))),
     alarm, code,
@@ -99,6 +99,9 @@ function render({ model, el }) {
     put(file, "disabled", running);
   }
 
+  // Apart from the rest: what was chosen stays in view until the kernel has taken it.
+  const paintPreset = () => put(presets, "value", model.get("preset"));
+
   // Before the notebook, which has its own use for these keys; anywhere in the dashboard.
   function press(event) {
     const board = el.closest(".gpuscope-dashboard") ?? el;
@@ -112,6 +115,13 @@ function render({ model, el }) {
     doRun();
   }
   window.addEventListener("keydown", press, true);
+
+  // Results are plain HTML, whose buttons name the span that they show.
+  function follow(event) {
+    const span = event.target.closest?.("[data-span]")?.dataset.span;
+    if (span && el.closest(".gpuscope-dashboard")?.contains(event.target)) send({ action: "span", span: Number(span) });
+  }
+  window.addEventListener("click", follow);
 
   // A click beside the controls leaves the focus in the dashboard, so that its keys work.
   const attached = new ResizeObserver(() => {
@@ -128,15 +138,19 @@ function render({ model, el }) {
   const heard = ["running", "stopping", "ready", "carving", "has_run", "live", "progress", "left",
     "status", "alarm"];
   for (const name of heard) model.on(`change:${name}`, paint);
+  model.on("change:preset", paintPreset);
   model.on("change:code", paintCode);
   model.on("change:file", download);
   paint();
+  paintPreset();
   paintCode();
   return () => {
     for (const name of heard) model.off(`change:${name}`, paint);
+    model.off("change:preset", paintPreset);
     model.off("change:code", paintCode);
     model.off("change:file", download);
     window.removeEventListener("keydown", press, true);
+    window.removeEventListener("click", follow);
     attached.disconnect();
     style.remove();
   };

@@ -28,7 +28,7 @@ function render({ model, el }) {
       (text) => edit(id, name, text),
     ),
     number: (id, { name }) => commits(
-      h("input", { type: "text", inputmode: "decimal", class: "gs-number" }),
+      h("input", { type: "text", inputmode: "decimal", class: `gs-number gs-${name}` }),
       (text) => edit(id, name, typed(text)),
     ),
     choice: (id, { name }) => h("select", {
@@ -120,6 +120,7 @@ function render({ model, el }) {
       put(line.parentNode, "title", `${one.values.name}: ${one.line}`);
       put(wrong, "textContent", said.length ? `⚠ ${said.join("; ")}` : "");
       put(wrong, "hidden", !said.length);
+      put(wrong, "data-whole", one.problems[""] ? "yes" : null);  // shown by no field
       put(legend, "textContent", `${noun} ${one.values.name}`);
       put(remove, "aria-label", `Remove ${noun} ${one.values.name}`);
       disable(remove, off);

@@ -31,6 +31,7 @@ from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.nsight import Profile
 from gpuscope.runs.runner import Progress
 from gpuscope.widgets import dashboard as module
+from gpuscope.widgets import results
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.live import FIRST_S, LatestWins
@@ -274,6 +275,32 @@ def test_foreign_names_do_no_harm(dashboard):
         assert "&lt;img" in shown
 
 
+def test_bytes_are_given_as_they_are_written(dashboard):
+    workloads = dashboard.form.workloads
+    workloads.edit("load", kind="copy", nbytes="256 MiB")
+    assert dashboard.experiment.workloads["load"].nbytes == 1 << 28
+    assert "copy 256 MiB" in workloads.rows[1]["line"]
+    workloads.edit("load", nbytes="many")
+    assert "whole number" in workloads.rows[1]["problems"]["nbytes"]
+
+
+def test_an_alarm_is_over_once_its_cause_is_edited(dashboard):
+    dashboard.form.workloads.edit("small", m=0)
+    dashboard.start()
+    assert "greater than 0" in dashboard.bar.alarm
+    dashboard.form.workloads.edit("small", m=64)
+    assert dashboard.bar.alarm == ""
+
+
+def test_a_preset_stays_chosen_until_something_is_changed(dashboard, pages):  # noqa: F811
+    page = pages(dashboard.bar)
+    for name in PRESETS:
+        page.act("preset", name=name)
+        assert page.state["preset"] == name
+    short(dashboard)
+    assert page.state["preset"] == ""
+
+
 # -- taking it elsewhere ------------------------------------------------------------------
 def test_toml_is_saved_and_opened_by_the_page(dashboard, pages):  # noqa: F811 - the fixture
     page = pages(dashboard.bar)
@@ -384,11 +411,14 @@ def test_a_run_ends_with_verdicts_in_the_same_timeline(dashboard):
     controls = [dashboard.devices, *dashboard.form.controls]
     assert dashboard.bar.running
     assert all(one.disabled for one in controls)
+    shown = (dashboard.verdicts, dashboard.results)
+    assert all("gpuscope-before" in one._dom_classes for one in shown)
     dashboard.start()  # a second click changes nothing
     finish(dashboard)
     assert not dashboard.is_running
     assert not dashboard.bar.running
     assert not any(one.disabled for one in controls)
+    assert not any("gpuscope-before" in one._dom_classes for one in shown)
     assert "Done: 1,000 timed calls" in dashboard.bar.status
     assert (dashboard.bar.progress, dashboard.bar.left) == (1.0, "")
     assert not dashboard.run.stopped
@@ -458,6 +488,55 @@ def test_any_runs_are_pinned_and_compared(dashboard, pages):  # noqa: F811 - the
     assert "partitions.small: 16 → 64" in dashboard.results.value
     page.act("pin", number=1)
     assert columns(dashboard) == ["of", "what", *names[1:]]
+
+
+def test_the_longest_call_is_shown_in_the_timeline(dashboard, pages):  # noqa: F811
+    page = pages(dashboard.bar)
+    page.act("span", span=1)  # nothing is there yet
+    short(dashboard)
+    run(dashboard)
+    (trace,) = dashboard.run.values()
+    calls = trace.where(kind="handle", category="small")
+    took = calls.array("end_ns") - calls.array("start_ns")
+    (span,) = re.findall("longest <b>.*data-span='([0-9]+)'", dashboard.verdicts.value)
+    assert int(span) == calls.array("id")[took.argmax()]
+    page.act("span", span=int(span))
+    low, high = dashboard.timeline.window_ns
+    start = calls.array("start_ns")[took.argmax()]
+    assert dashboard.timeline.selected == int(span)
+    assert dashboard.timeline.details.facts["columns"]
+    assert low <= start <= start + took.max() <= high
+    page.act("span", span=-5)
+    assert "-5" in dashboard.bar.alarm
+
+
+def test_runs_of_the_same_workloads_say_what_was_won(dashboard):
+    plain = "a partition can still win latency"
+    dashboard.open(PRESETS["small beside load, priority instead"])
+    short(dashboard)
+    run(dashboard)
+    assert plain in dashboard.verdicts.value
+    dashboard.open(PRESETS["small beside load, partitions"])
+    short(dashboard)
+    run(dashboard)
+    assert plain not in dashboard.verdicts.value
+    assert "Simulated: p50 of small" in dashboard.verdicts.value
+    assert "against “Run 1: no partition”" in dashboard.verdicts.value
+    dashboard.form.workloads.edit("small", m=64)
+    run(dashboard)
+    assert "Simulated: p50" not in dashboard.verdicts.value
+
+
+def test_a_copy_states_bytes_a_second_and_empty_rates_are_left_out(dashboard):
+    dashboard.open(PRESETS["copy beside compute"])
+    dashboard.form.workloads.edit("compute", repeats=20)
+    run(dashboard)
+    rates = {row["workload"]: row.get("gb_per_s") for row in results.summarise(dashboard.run).rows}
+    assert rates["compute"] is None
+    assert 100 < rates["copy"] < 5000
+    heads = re.findall("<th[^>]*>([^<]*)</th>", dashboard.results.value)
+    assert "GB/s" in heads
+    assert "TFLOP/s" not in heads
 
 
 def test_a_workload_that_came_or_went_is_said_to_have(dashboard):

@@ -37,7 +37,7 @@ from gpuscope.widgets.timeline import Timeline
 
 PERIOD_S = 0.2
 """How far a run is, is told at most this often."""
-PLOT_PX = 176
+PLOT_PX = 172
 """So that carver, timeline and verdicts have room on a screen of 1280 × 720."""
 FOLLOWED_NS = 40_000_000
 """What of a run is in view while it goes on: little enough to tell kernels apart."""
@@ -126,7 +126,9 @@ class Dashboard:
             [*PRESETS],
             lock=self._lock,
         )  # fmt: skip
-        self.form = Form(experiment_of(experiment), self.devices.opened, self._changed, self._lock)
+        self.form = Form(
+            experiment_of(experiment), self.devices.opened, self._changed, self.bar.say, self._lock
+        )
         self.devices.observe(self._moved, names="device")
         top = layout.box("gpuscope-top", self.devices, self.bar)
         left = layout.box("gpuscope-controls", *self.form.controls)

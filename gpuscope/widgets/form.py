@@ -10,11 +10,13 @@ from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
 from gpuscope.figures.style import colours_of
+from gpuscope.figures.text import clean
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.presets import TEMPLATE
+from gpuscope.widgets.proposal import NAME_LIMIT
 from gpuscope.widgets.table import Values
-from gpuscope.widgets.tables import StreamTable, WorkloadTable
+from gpuscope.widgets.tables import WHOLE_GPU, StreamTable, WorkloadTable
 
 
 def experiment_of(given: Experiment | Mapping[str, object] | str | Path | None) -> Experiment:
@@ -57,6 +59,8 @@ class Form:
         Returns the device on which a carving is planned.
     changed
         Called when something was changed and checked.
+    say
+        Called with what followed from a change, in words.
     lock
         Guards the controls: callbacks may run beside the main thread.
 
@@ -73,10 +77,12 @@ class Form:
         experiment: Experiment,
         target: Callable[[], Device],
         changed: Callable[[], None],
+        say: Callable[[str], None],
         lock: threading.RLock,
     ) -> None:
         self._target = target
         self._changed = changed
+        self._say = say
         self._lock = lock
         self._loading = True
         self._base: Values = {}
@@ -90,7 +96,7 @@ class Form:
         self.streams.heading = "Streams"
         self.workloads.heading = "Workloads"
         self.carver.observe(self._carved, names="sizes")
-        self.carver.observe(lambda _change: self._tell(), names=["rows", "error", "pending"])
+        self.carver.observe(self._proposed, names=["rows", "error", "pending"])
         self.load(experiment)
 
     @property
@@ -183,12 +189,38 @@ class Form:
         }
 
     # -- one thing follows another -------------------------------------------------------
-    def _carved(self, _change: object) -> None:
+    def _carved(self, change: Mapping[str, Mapping[str, object]]) -> None:
+        """Let streams follow partitions that were renamed; without theirs, they are on all SMs."""
         if self._loading:
             return
         with self._lock:
-            self.streams.rename("partition", self.carver.renamed)
+            renamed = self.carver.renamed
+            gone = change["old"].keys() - change["new"].keys() - renamed.keys()
+            freed = [
+                name
+                for name, stream in self.streams.described.items()
+                if stream["partition"] in gone
+            ]
+            self.streams.rename("partition", {**renamed, **dict.fromkeys(gone, WHOLE_GPU)})
             self.streams.partitions = list(self.carver.sizes)
+            if freed:
+                names = ", ".join(clean(name, NAME_LIMIT) for name in freed)
+                self._say(f"On the whole GPU now, their partitions are gone: streams {names}.")
+
+    def _proposed(self, _change: object) -> None:
+        """Let streams choose from what is proposed, too: it is there after Apply."""
+        if self._loading:
+            return
+        with self._lock:
+            if self.streams.partitions != self._homes:
+                self.streams.partitions = self._homes
+        self._tell()
+
+    @property
+    def _homes(self) -> list[str]:
+        """Names of the partitions that there are, and of those that Apply would make."""
+        proposed = (row["name"] for row in self.carver.rows if not row["name_error"])
+        return list(dict.fromkeys([*self.carver.sizes, *proposed]))
 
     def _streams_changed(self, renamed: dict[str, str]) -> None:
         if self._loading:
@@ -205,7 +237,9 @@ class Form:
             problems: Mapping[tuple[str, ...], str] = {}
             self.problem = ""
             try:
-                Experiment.from_dict(self.described())
+                described = self.described()
+                described["partitions"] = dict.fromkeys(self._homes, 1) | described["partitions"]
+                Experiment.from_dict(described)
             except InvalidExperiment as error:
                 problems = error.problems
                 shown = ("streams", "workloads")

@@ -42,6 +42,7 @@ TEMPLATE = _preset(("small", _SMALL), ("load", _LOAD), _CARVED)
 """What a dashboard starts from: ``examples/quickstart.toml`` in one setting."""
 PRESETS: Mapping[str, Values] = {
     "small beside load, partitions": TEMPLATE,
+    "small beside load, no partitions": _preset(("small", _SMALL), ("load", _LOAD), {}),
     "small beside load, priority instead": _preset(
         ("small", _SMALL), ("load", _LOAD), {}, priority=-5
     ),

@@ -237,10 +237,7 @@ def test_streams_follow_partitions_and_workloads_follow_streams(dashboard):
     ("spoil", "said"),
     [
         (lambda form: form.carver.propose({"small": "many"}), "should be a whole number of SMs"),
-        (
-            lambda form: (form.carver.remove("small"), form.carver.apply()),
-            "'small' is no partition",
-        ),
+        (lambda form: form.streams.edit("small", partition="gone"), "'gone' is no partition"),
         (lambda form: form.streams.remove("small"), "'small' is no stream"),
         (lambda form: form.streams.edit("small", name="load"), "two rows are called 'load'"),
         (lambda form: form.workloads.edit("small", m=0), "greater than 0"),
@@ -614,13 +611,36 @@ def test_a_running_dashboard_takes_no_edits(dashboard, pages):  # noqa: F811 - t
     assert carver.proposal == {"small": 16, "load": 116}
 
 
+def test_a_stream_may_go_into_a_partition_that_is_only_proposed(dashboard):
+    form = dashboard.form
+    form.carver.add("third")
+    assert form.streams.partitions == ["small", "load", "third"]
+    form.streams.edit("small", partition="third")
+    short(dashboard)
+    assert form.is_valid
+    with pytest.raises(InvalidPartition, match="not applied"):
+        _ = dashboard.experiment
+    dashboard._run_as_shown(form.carving)
+    finish(dashboard)
+    assert dashboard.run.experiment["streams"]["small"]["partition"] == "third"
+
+
+def test_a_proposal_that_is_reverted_leaves_no_stream_in_it(dashboard):
+    form = dashboard.form
+    form.carver.add("third")
+    form.streams.edit("small", partition="third")
+    form.carver.revert()
+    assert "'third' is no partition" in form.streams.said
+    assert not form.is_valid
+
+
 def test_without_partitions_it_runs_too_and_says_why_there_is_no_verdict(dashboard):
     form = dashboard.form
     form.carver.remove("small")
     form.carver.remove("load")
     form.carver.apply()
-    for name in ("small", "load"):
-        form.streams.edit(name, partition="")
+    assert "their partitions are gone: streams small, load" in dashboard.bar.status
+    assert [stream.partition for stream in form.streams.streams.values()] == [None, None]
     short(dashboard)
     run(dashboard)
     assert list(dashboard.run) == ["no partition"]

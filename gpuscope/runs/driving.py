@@ -1,9 +1,9 @@
-"""Driving the workloads of one round: each stream's launches come from a thread of its own.
+"""Driving the workloads of one round: who launches what, and when.
 
-So the Python of one workload does not delay the launches of another. A simulated GPU has one host
-with a virtual clock: there, one thread launches for all streams, in an order that depends on the
-seed alone. Nor has a background a thread of its own whose launches are shorter than it takes to
-hand Python's interpreter over: who launches for the foreground keeps its queue full.
+A stream whose calls run Python of the user's is launched on by a thread of its own, so that this
+Python does not delay the launches of others. One thread launches everything else: its launches
+take less time than it takes to hand Python's interpreter over. A simulated GPU has one host with a
+virtual clock: there, one thread launches everything, in an order that depends on the seed alone.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from gpuscope.device.device import Device
 from gpuscope.record.annotate import annotate
 from gpuscope.runs.workers import Worker
+from gpuscope.workloads.function import FunctionHandle
 
 LOOK_NS = 50_000_000
 """How long the host waits at most without looking whether to stop, or telling how far it is."""
 NAP_NS = 20_000
 """How long the host looks away when nothing is due but a background is to be kept busy."""
-SHORT_NS = 15_000
-"""Launches by another thread than the foreground's cost that as much."""
 _SWITCH_S = 5e-5
 """How long a thread may keep others waiting for the interpreter while several launch."""
 
@@ -59,7 +58,8 @@ class Driving:
         self._unfilled = {worker for worker in workers if worker.spec.background}
         self._halted = False
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        self.has_threads = not device.is_simulated
+        self._slow = {worker.stream.name for worker in workers if _runs_python(worker)}
+        self.has_threads = bool(self._slow) and not device.is_simulated
         """Whether streams have threads of their own."""
 
     def warm_up(self) -> None:
@@ -83,8 +83,7 @@ class Driving:
             return
         groups: dict[ThreadPoolExecutor, list[Worker]] = {}
         for worker in self._workers:
-            home = self._foreground[0] if _launches_quickly(worker) else worker
-            groups.setdefault(self._thread(home), []).append(worker)
+            groups.setdefault(self._thread(worker), []).append(worker)
         with _quick_switches():
             self._await([thread.submit(self._launch, group) for thread, group in groups.items()])
 
@@ -96,10 +95,10 @@ class Driving:
 
     def _thread(self, worker: Worker) -> ThreadPoolExecutor:
         """Return the thread that launches on a worker's stream."""
-        name = worker.stream.name
+        name = f"stream {worker.stream.name}" if worker.stream.name in self._slow else "streams"
         if name not in self._threads:
             # Kept before it runs anything: an interrupt may strike anywhere.
-            self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=f"stream {name}")
+            self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=name)
         return self._threads[name]
 
     def _await(self, futures: Sequence[Future[None]]) -> None:
@@ -202,12 +201,8 @@ class Driving:
             self._nap(workers, LOOK_NS)
 
 
-def _launches_quickly(worker: Worker) -> bool:
-    """Whether it needs no thread: a background whose calls are launched at once and queued."""
-    took_ns = worker.launch_ns
-    return (
-        worker.spec.background and worker.limit > 1 and took_ns is not None and took_ns <= SHORT_NS
-    )
+def _runs_python(worker: Worker) -> bool:
+    return isinstance(worker.handle, FunctionHandle) and worker.handle.runs_python
 
 
 def _dues(workers: Iterable[Worker]) -> Iterator[int]:

@@ -357,7 +357,7 @@ class Runner:
     def _measure_alone(self, setting: ResolvedSetting, number: int, took_ns: int) -> None:
         """Record each workload alone: in its place, and once a round on the whole GPU."""
         for worker in self._workers:
-            if not self.device.is_simulated:  # this thread launches it for the first time
+            if self._driving is not None and self._driving.has_threads:  # new to this thread
                 worker.warm_up(self.device.now_ns, self.stop)
             self._alone(setting.name, worker, took_ns)
         if setting is not self.settings[0]:

@@ -37,8 +37,6 @@ class Worker:
         Says when calls are due, in place of ``left`` and the spec's arrivals.
     limit
         Calls in flight at most: 1 until it is known how long a call takes.
-    launch_ns
-        The least time that a launch took the host, once it is known.
     """
 
     handle: Handle
@@ -51,7 +49,6 @@ class Worker:
     unguarded: Stream | None = None
     feed: Feed | None = None
     limit: int = field(default=1, init=False)
-    launch_ns: int | None = field(default=None, init=False)
     finished: int = field(default=0, init=False)
     due_ns: int = field(default=0, init=False)
     _queue: deque[Completion] = field(default_factory=deque, init=False)
@@ -92,8 +89,6 @@ class Worker:
                 return
             began_ns = clock()
             self._launch()
-            launch_ns = clock() - began_ns
-            self.launch_ns = min(launch_ns, self.launch_ns or launch_ns)
             self.handle.wait()
             self._learn(clock() - began_ns)
 

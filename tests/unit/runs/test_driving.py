@@ -1,4 +1,4 @@
-"""Each stream's launches come from a thread of its own; on the CPU, whose threads are real."""
+"""Who launches what; on the CPU, whose threads are real."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from interrupting import Interrupt, places
 
 import gpuscope as gs
-from gpuscope.runs import driving
 
 MODULE = """
 import threading
@@ -113,11 +112,20 @@ def test_the_foreground_begins_when_the_queue_of_the_background_is_full(mine, cp
     assert calls.where(category="a").array("start_ns")[0] > np.sort(load.array("start_ns"))[3]
 
 
-def test_a_background_that_launches_quickly_shares_the_thread(mine, cpu, monkeypatch):
-    monkeypatch.setattr(driving, "SHORT_NS", 10**12)
-    calls = gs.run(described(background=True, max_queued=4), cpu)["default"].where(kind="handle")
-    assert len(set(calls.array("thread").tolist())) == 1
-    assert len(calls.where(category="a")) == 5
+def test_what_runs_no_python_of_the_users_is_launched_by_one_thread(mine, cpu):
+    square = {"kind": "gemm", "m": 64, "n": 64, "k": 64, "repeats": 5}
+    three = described()
+    three["streams"] |= {"c": {}, "d": {}}
+    three["workloads"] |= {name: {**square, "stream": name} for name in ("c", "d")}
+    calls = gs.run(three, cpu)["default"].where(kind="handle")
+    threads = {
+        name: set(calls.where(category=name).array("thread").tolist()) for name in ("a", "b", "c")
+    }
+    assert threads["c"] == set(calls.where(category="d").array("thread").tolist())
+    assert len(set.union(*threads.values())) == 3
+    del three["workloads"]["a"], three["workloads"]["b"]
+    calls = gs.run(three, cpu)["default"].where(kind="handle")
+    assert set(calls.array("thread").tolist()) == {threading.get_native_id()}
 
 
 @pytest.mark.parametrize("arrival", ["fixed", "poisson"])

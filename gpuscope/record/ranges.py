@@ -80,6 +80,7 @@ class RangeLog:
         number = range_row(next(self._numbers))
         row: Row = {
             "id": number,
+            "parent": None,
             "kind": "range",
             "name": name,
             "start_ns": start_ns,

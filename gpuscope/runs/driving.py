@@ -38,7 +38,9 @@ class Driving:
     tell
         Called from the caller's thread again and again.
     ranges
-        Names of ranges that every launching thread is in.
+        Names of the ranges that launches are in.
+    around
+        Those that the caller is in: threads enter them, too.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Driving:
         stop: threading.Event,
         tell: Callable[[], None],
         ranges: Sequence[str],
+        around: Sequence[str] = (),
     ) -> None:
         self._device = device
         self._workers = workers
@@ -55,6 +58,7 @@ class Driving:
         self._stop = stop
         self._tell = tell
         self._ranges = ranges
+        self._around = around
         self._unfilled = {worker for worker in workers if worker.spec.background}
         self._halted = False
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -128,7 +132,7 @@ class Driving:
         foreground = [worker for worker in workers if not worker.spec.background]
         background = [worker for worker in workers if worker.spec.background]
         with contextlib.ExitStack() as ranges:
-            for name in self._ranges:
+            for name in (*(self._around if self.has_threads else ()), *self._ranges):
                 ranges.enter_context(annotate(name))
             self._begin(workers, background)
             while not (self._halted or self._stop.is_set()):

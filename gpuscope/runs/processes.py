@@ -306,6 +306,10 @@ class _Recorder:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # the trace says what it lacks
+                    if wait and recording is self._cuda:  # it knows no device to wait for
+                        from gpuscope.device.cuda import driver  # noqa: PLC0415 - CUDA is there
+
+                        driver.wait_for_current_context()
                     return recording.stop(wait=wait)
             except BaseException as error:  # noqa: BLE001 - the process ends anyway
                 self._facts.notes.append(f"the recording did not end well: {error!r}")

@@ -225,12 +225,10 @@ class Runner:
         self.round = number
         self._finished = 0
         self._workers = self._make_workers(setting, self._make_streams(setting), number)
-        ranges = [f"round {number}"]
-        if not self.records and not self.device.is_simulated:
-            ranges.insert(0, setting.name)
         self._driving = driving = Driving(
             self.device, self._workers, self.stop,
-            functools.partial(self._count_finished, setting.name, number), ranges,
+            functools.partial(self._count_finished, setting.name, number),
+            [f"round {number}"], [] if self.records else [setting.name],
         )  # fmt: skip
         driving.warm_up()
         if not self.stop.is_set():

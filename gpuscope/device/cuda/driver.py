@@ -112,6 +112,11 @@ def launch_host_function(stream: int, called: object) -> int:
     return int(library.cuLaunchHostFunc(ctypes.c_void_p(stream), called, None))
 
 
+def wait_for_current_context() -> None:
+    """Wait for the work of the context that is current in this thread, if there is one."""
+    ctypes.CDLL("libcuda.so.1").cuCtxSynchronize()
+
+
 def address_of(function: str) -> int:
     """Return where a function of the driver's library is."""
     found = ctypes.cast(getattr(ctypes.CDLL("libcuda.so.1"), function), ctypes.c_void_p).value

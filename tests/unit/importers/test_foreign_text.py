@@ -174,6 +174,7 @@ COMMANDS = {
         ("t.parquet", f"{EVIL}.json"),
     ],
     "summary": [(name, *how) for name in (*TRACES, *BROKEN) for how in ((), ("--json",))],
+    "record": [("--no-report", "--out", f"recorded/{EVIL}", f"{EVIL}.py"), ("--format", EVIL, EVIL)],
     "devices": [(), ("--json",)],
     "kinds": [(), ("--json",)],
     "doctor": [(), ("--json",)],

@@ -34,7 +34,7 @@ def test_it_runs_every_group_and_every_script_that_keeps_a_gpus_figures(all_gpu)
     from_a_gpu = set()
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         facts = json.loads(path.read_text("utf-8"))
-        if "NVIDIA" in facts.get("machine", facts.get("device", "")):
+        if "NVIDIA H200" in facts.get("machine", facts.get("device", "")):
             from_a_gpu.add(path.stem)
     assert "traced" in from_a_gpu
     assert from_a_gpu <= {*all_gpu.BESIDE, "h200"}

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from gpuscope.record.rows import Row, Rows, keep, move, range_row
+from gpuscope.record.rows import Row, Rows, keep, move, noted_row, range_row
 from gpuscope.trace.metadata import NO_THREAD
 
 
@@ -77,7 +77,7 @@ class RangeLog:
             More about it, as JSON.
         """
         self.thread_names[NO_THREAD] = "requests"
-        number = range_row(next(self._numbers))
+        number = noted_row(next(self._numbers))
         row: Row = {
             "id": number,
             "parent": None,

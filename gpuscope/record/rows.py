@@ -50,6 +50,12 @@ def range_row(number: _Number) -> _Number:
     return number * _KINDS_OF_ROW + 3
 
 
+def noted_row(number: _Number) -> _Number:
+    """Id of the row of a recording's n-th range that no thread was in: CUPTI does not see it."""
+    return range_row(_NOTED + number)
+
+
+_NOTED = 1 << 44
 _BLOCKS = 1 << 48
 _NODES = 1 << 52
 

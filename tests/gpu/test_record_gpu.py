@@ -100,7 +100,6 @@ def test_a_program_of_torch_leaves_a_complete_trace_and_a_report(tmp_path):
     assert trace.metadata.complete, trace.metadata.notes
     sleeping = max(rows(trace, "kernel"), key=lambda row: row["start_ns"])
     assert sleeping["end_ns"] - sleeping["start_ns"] > 10_000_000
-    assert trace.metadata.devices["cuda:0"].sm_count > 0
     launched = {edge["to"] for edge in trace.edges.to_pylist() if edge["kind"] == "launch"}
     assert {row["id"] for row in rows(trace, "kernel")} <= launched
     assert next((tmp_path / "out").glob("*.html")).stat().st_size > 100_000

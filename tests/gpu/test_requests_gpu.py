@@ -9,6 +9,11 @@ import gpuscope as gs
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture
+def gpu():
+    return gs.open_device("cuda:0", quiet=True)
+
+
 def test_requests_are_served_on_two_partitions_and_recorded_whole(gpu):
     gemm = {"kind": "gemm", "dtype": "float16"}
     run = gs.run(

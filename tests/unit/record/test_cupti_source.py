@@ -861,6 +861,19 @@ def test_a_mark_just_before_a_range_is_not_around_it(world):
     assert found["parent"] is None
 
 
+def test_ranges_that_no_thread_was_in_are_rows_beside_those_of_nvtx(world, nvtx):
+    with world.device.create_stream() as stream, world.profile() as recording:
+        outer = nvtx.push("outer")
+        ours(world, stream, "ours")
+        nvtx.pop(outer)
+        for number in range(3):
+            recording.ranges.note(f"request {number}", number, number + 5, "served", "{}")
+    ranges = named(recording.trace, "range")
+    assert set(ranges) == {"outer", "request 0", "request 1", "request 2"}
+    assert ranges["request 2"]["parent"] is None
+    assert (ranges["request 2"]["start_ns"], ranges["request 2"]["end_ns"]) == (2, 7)
+
+
 def test_a_range_left_open_is_open(world, nvtx):
     with world.profile() as recording:
         nvtx.push("open")

@@ -57,7 +57,7 @@ def decode_on(gpu: gs.device.Device, layers: int) -> list[dict]:
         ratio = float(took[str(count)] / took["whole"])
         near = abs(ratio / published - 1) <= 0.1
         rows.append(
-            row(f"decode of {layers} layers on {count} SMs over the whole GPU",
+            row(f"decode of {layers} layer{'s' * (layers > 1)} on {count} SMs over the whole GPU",
                 f"within 10 % of {published}" if count == 64 else BESIDE, round(ratio, 3), "",
                 met=bool(near) or count != 64, whole_us=float(took["whole"]) / 1e3)
         )  # fmt: skip

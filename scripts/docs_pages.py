@@ -132,6 +132,9 @@ WHY_MISSED = {
     "process. The p99 on the partition is the host's: p50 is 37 to 58 µs, and single calls wait "
     "up to 160 µs.",
     "by gpuscope, kernels only": "CUPTI's records of kernels alone cost as much (0.65 µs).",
+    "graph, 1 queued, two threads": "With one call in flight the stream idles while the host waits "
+    "and launches again, and both threads need Python's lock for that. Tried: one thread for both "
+    "(the same), and four calls queued (met).",
 }
 """Part of what a row says → why its goal is missed, and what was tried."""
 
@@ -170,22 +173,32 @@ def h200_page(facts: dict[str, Any]) -> str:
         if not rows:
             continue
         dates = sorted({row.get("date", facts["date"]) for row in rows})
-        lines += [f"## {title} ({', '.join(dates)})", ""]
-        lines += ["| what | goal | measured | met |", "| --- | --- | --- | --- |"]
-        for row in rows:
-            value = f"{number(row['value'])} {row['unit']}".strip()
-            met = "–" if row["goal"] == BESIDE else "yes" if row["met"] else "**no**"
-            what = row["what"].replace("|", "\\|")
-            lines.append(f"| {what} | {row['goal']} | {value} | {met} |")
-        lines += ["", *missed(rows)]
+        lines += [f"## {title} ({', '.join(dates)})", "", *goals_table(rows)]
     lines += soaks_section()
     lines += traced_section(json.loads((RESULTS / "traced.json").read_text("utf-8")))
-    if (RESULTS / "tune.json").exists():
-        lines += tuned_section(json.loads((RESULTS / "tune.json").read_text("utf-8")))
+    models = json.loads((RESULTS / "models.json").read_text("utf-8"))
+    lines += [
+        f"## Models that share the GPU ({models['date']}, `{models['command']}`)", "",
+        "Decoder layers of hidden size 4096 with random weights, batch 16. The idle gap is that of",
+        "a stream between two calls of its workload, alone and beside another one that a thread of",
+        "its own, or the same thread, launches.", "", *goals_table(models["rows"]),
+    ]  # fmt: skip
+    lines += tuned_section(json.loads((RESULTS / "tune.json").read_text("utf-8")))
     lines += ["## Details", ""]
     for row in facts["rows"]:
         lines += details(row)
     return "\n".join(lines) + "\n"
+
+
+def goals_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Goals and what was measured, and why some were missed."""
+    lines = ["| what | goal | measured | met |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        value = f"{number(row['value'])} {row['unit']}".strip()
+        met = "–" if row["goal"] == BESIDE else "yes" if row["met"] else "**no**"
+        what = row["what"].replace("|", "\\|")
+        lines.append(f"| {what} | {row['goal']} | {value} | {met} |")
+    return [*lines, "", *missed(rows)]
 
 
 def soaks_section() -> list[str]:
@@ -241,7 +254,8 @@ def tuned_section(facts: dict[str, Any]) -> list[str]:
         "while decode's median latency is at most 1.5 times that alone on the whole GPU. The best",
         "of all 15 splits has the best median of the turns stated; it and the tuned split were",
         "then measured again, five times each in turns. Goals: rate of the tuned split ≥ 97 % of",
-        "the best one's, with at most 25 runs (a third of 15 × 5).",
+        "the best one's, decode within its limit, with at most 25 runs (a third of 15 × 5).",
+        "124 | 8 stands for 120 | 12, on whose remainder cuBLAS refused a product of decode.",
         "",
         "| models | tuned: prefill SMs (runs) | best (turns) | rate | decode, µs (≤) | met |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -251,7 +265,8 @@ def tuned_section(facts: dict[str, Any]) -> list[str]:
             ", ".join(f"{name} {value}" for name, value in row["pair"][part].items())
             for part in ("prefill", "decode")
         )
-        is_met = row["ratio"] >= 0.97 and row["tuned_runs"] <= 25
+        within = row["chosen_us"] <= row["slo_us"]
+        is_met = row["ratio"] >= 0.97 and row["tuned_runs"] <= 25 and within
         lines.append(
             f"| {words} | {row['chosen']} ({row['tuned_runs']}) | {row['best']} "
             f"({row['grid_turns']}) | {100 * row['ratio']:.1f} % | {number(row['chosen_us'])} "

@@ -206,7 +206,7 @@ class Driving:
 
 
 def _runs_python(worker: Worker) -> bool:
-    return isinstance(worker.handle, FunctionHandle) and worker.handle.runs_python
+    return isinstance(worker.handle, FunctionHandle)
 
 
 def _dues(workers: Iterable[Worker]) -> Iterator[int]:

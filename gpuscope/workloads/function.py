@@ -243,11 +243,6 @@ class FunctionHandle(Handle, Generic[_R]):
         """Floating-point operations of one call, where they are stated."""
         return self.stated.get("flop_count")
 
-    @property
-    def runs_python(self) -> bool:
-        """Whether each call runs the function; false where a graph is replayed."""
-        return not self._replays
-
     def execute(self, *args: object, stream: AnyStream = None, **kwargs: object) -> _R:
         """Call the function on the chosen stream; returns what it returns.
 

@@ -93,13 +93,22 @@ def test_what_it_raises_is_told_as_python_tells_it(place):
     assert "3 kernel" in (place / "trace.html").read_text("utf-8")
 
 
+WITH_CTRL_C = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a command: what is started in the background inherits that Ctrl-C is ignored."""
+
+
 def test_ctrl_c_keeps_the_trace(place):
     (place / "server.py").write_text(
         "from work import work\nimport time\nkept = work(2)\nprint('up', flush=True)\n"
         "try:\n    time.sleep(100)\nfinally:\n    print('down', flush=True)\n"
     )
     process = subprocess.Popen(
-        [*RECORD, "--no-report", "--keep", "60s", "--format", "csv", "server.py"],
+        [sys.executable, "-c", WITH_CTRL_C, *RECORD, "--no-report", "--keep", "60s", "--format",
+         "csv", "server.py"],
         cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
     )  # fmt: skip
@@ -149,7 +158,7 @@ if __name__ == "__main__":
         process.join()
     print(left.wait(), ended.wait(), killed.wait(), [process.exitcode for process in started])
     stays = child("import time", "time.sleep(100)", of=7)
-    print(stays.pid)
+    print(stays.pid, flush=True)
     os._exit(5)
 """
 

@@ -670,8 +670,8 @@ def other_gpu_table(shapes: dict[str, Any]) -> list[str]:
         *prose(
             f"`sim:h100` is what `calibrate` made of an {shapes['device']} on {shapes['date']}: of",
             f"{measured.shapes} shapes it measured {measured.rows:,} times, and as many with the",
-            f"SM count told, in {shapes['measured_s']} s; the fit takes less than a minute. Shapes",
-            "that it did not measure, on 8, 24, 64, 120 and 132",
+            f"SM count told, in {shapes['calibrated_s']} s; the fit takes less than a minute.",
+            "Shapes that it did not measure (`benchmarks/fresh_shapes.py`), on 8, 24, 64, 120 and 132",
             f"SMs, are off by {percent(statistics.median(every))} at the median and",
             f"{percent(sorted(every)[int(0.9 * len(every))])} at p90. How the library prefers",
             "tiles was modelled after the odd shapes among them had been off by 50 % at p90, told.",

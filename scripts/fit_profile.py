@@ -42,7 +42,7 @@ DEVICE = DeviceLayout(
     memory_bytes=150_754_820_096,
 )
 MEASURED = {
-    "driver": "580.159 (CUDA 13.0)",
+    "driver": "driver 580.159, CUDA 13.0",
     "software": "CuPy 14.2.0 (cuda13x), cuda-core 1.2.0",
     "source": "kernel durations by CUPTI, one NVIDIA H200",
 }

@@ -77,7 +77,7 @@ class SimHost(Backend):
             sm_count=self.layout.sm_count,
             compute_capability=gpu.compute_capability,
             memory_bytes=gpu.memory_bytes,
-            driver=f"simulated from measurements with driver {self.profile.file.measured.driver}",
+            driver=f"simulated from measurements with {self.profile.file.measured.driver}",
             launch_latency_ns=constants["launch_latency_ns"],
             kernel_gap_ns=constants["kernel_gap_ns"],
         )

@@ -25,6 +25,8 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage",
 )  # fmt: skip
+WAIT_S = 240
+"""How long a page waits for one thing: several times what a whole test takes."""
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false"},  # no pop-up
     "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
@@ -138,7 +140,10 @@ def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> Non
 
 @contextlib.contextmanager
 def open_browser(width: int = 1280, height: int = 1000) -> Iterator[Any]:
-    """Chromium or Chrome, headless: a Playwright context for pages of that size."""
+    """Chromium or Chrome, headless: a Playwright context for pages of that size.
+
+    A wait of a page ends after :data:`WAIT_S`.
+    """
     from playwright.sync_api import sync_playwright
 
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -147,7 +152,7 @@ def open_browser(width: int = 1280, height: int = 1000) -> Iterator[Any]:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=executable, args=list(FLAGS))
         context = browser.new_context(viewport={"width": width, "height": height})
-        context.set_default_timeout(PATIENCE_S * 1000)
+        context.set_default_timeout(WAIT_S * 1000)
         yield context
         context.close()
         browser.close()

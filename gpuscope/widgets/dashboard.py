@@ -139,7 +139,7 @@ class Dashboard:
         )
         if self.widget.comm is not None:  # the page may close it
             self.widget.comm.on_close(lambda _message: self.close())
-        self.bar.say(f"Ready. {self.devices.words}")
+        self.bar.say("Ready.")
         self._changed()
 
     def _ipython_display_(self) -> None:
@@ -413,7 +413,7 @@ class Dashboard:
     def _moved(self, _change: object) -> None:
         """Plan on another device."""
         self.form.carver.refresh()
-        self.bar.say(self.devices.words)
+        self.bar.say("Ready.")
 
     def _changed(self) -> None:
         with self._lock:

@@ -98,7 +98,10 @@ class DevicePicker(Control):
             self.simulated = info.kind == "sim"
             self.words = f"{info.name}, {info.sm_count} SMs"
             if self.simulated:
-                self.words += ": no GPU is used, all times come from a model."
+                self.words += (
+                    ": every time comes from a model and none from a GPU. Compare settings by "
+                    "them; measure before you quote one."
+                )
                 self.words += f" Why: {self._why_no_gpu}" if self._why_no_gpu else ""
             else:
                 self.words += f" ({info.driver})"

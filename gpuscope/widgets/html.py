@@ -63,10 +63,13 @@ def card(
     """
     edge = {None: "var(--jp-border-color1,#bdbdbd)", True: "#2e7d32", False: "#c62828"}[good]
     hidden = "".join(f"<div>{line}</div>" for line in more)
-    details = f'<details><summary style="{_MUTED}">Details</summary>{hidden}</details>'
+    details = (
+        f'<details><summary style="{_MUTED};position:absolute;top:4px;right:10px">Details</summary>'
+        f"{hidden}</details>"
+    )
     return (
         f'<div style="flex:1 1 {"100%" if wide else "160px"};min-width:0;'
-        "box-sizing:border-box;padding:4px 10px;border:1px solid "
+        "box-sizing:border-box;position:relative;padding:4px 10px;border:1px solid "
         f'var(--jp-border-color1,#bdbdbd);border-left:5px solid {edge};border-radius:3px">'
         f'<div style="font-weight:600">{text(title)}</div>'
         f"{''.join(f'<div>{line}</div>' for line in lines)}{details if more else ''}</div>"

@@ -6,7 +6,7 @@ import ipywidgets as ipw
 
 from gpuscope.widgets.timeline import Timeline
 
-_MARGINS = {"t": 24, "b": 44}
+_MARGINS = {"t": 8, "b": 44}
 
 
 def box(name: str, *children: ipw.Widget) -> ipw.Box:

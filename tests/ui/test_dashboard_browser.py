@@ -16,8 +16,7 @@ from pathlib import Path
 import nbformat
 import pyarrow.parquet as pq
 import pytest
-from jupyter_lab import BUSY, IDLE, running_lab
-from patience import PATIENCE_S
+from jupyter_lab import BUSY, IDLE, WAIT_S, running_lab
 
 import gpuscope as gs
 from gpuscope.runs.experiment import Experiment
@@ -318,7 +317,7 @@ def take_away(page, tmp_path) -> None:
         page.get_by_text("Open TOML").click()
     chosen.value.set_files(saved)
     page.get_by_text("Opened dashboard.").wait_for()
-    expect.set_options(timeout=PATIENCE_S * 1000)
+    expect.set_options(timeout=WAIT_S * 1000)
     expect(row(page, "workload", "small").get_by_label("Repeats")).to_have_value("300")
     for kind, words in (("gpuscope", "gs.run("), ("C++", "cuGreenCtxStreamCreate")):
         button(page, kind).click()
@@ -401,6 +400,7 @@ def test_carve_assign_run_watch_judge_take_away_and_reopen(
     command(page, "application:toggle-left-area")
     run_first_cell(page)
     assert page.get_by_text("SIMULATED, not measured").first.is_visible()
+    assert page.locator(".gs-means").get_by_text("every time comes from a model").is_visible()
     assert page.locator(".gpuscope-saved").is_hidden()
     shot("ready")
     carve_by_dragging(page, shot)
@@ -498,6 +498,10 @@ def test_all_that_is_watched_is_in_view_and_keys_run_it(lab, browser_page, conso
     button(page, "Remove stream stream 3").press("Enter")
     page.get_by_role("group", name="stream stream 3", exact=True).wait_for(state="detached")
     assert focus(page).startswith("load"), "the focus is lost with the row that had it"
+    page.get_by_role("combobox", name="Start from").select_option(label="escape: a guard left out")
+    page.get_by_text("Started from").wait_for()
+    button(page, "Run").click()
+    page.get_by_text("Confinement: ESCAPED").first.wait_for()  # the longest verdict
     see_all_at_once(page, shot)
     assert not errors(console), "\n".join(errors(console))
 

@@ -5,10 +5,11 @@ function render({ model, el }) {
   });
   const badge = h("strong", { class: "gs-badge" });
   const error = h("p", { class: "gs-error", role: "alert", hidden: true });
+  const words = h("p", { class: "gs-means", hidden: true });
   home.append(
     h("div", { class: "gs-buttons" },
       h("label", { class: "gs-inline" }, h("span", {}, "Device"), select), badge),
-    error,
+    words, error,
   );
   function paint() {
     const options = model.get("options");
@@ -21,6 +22,9 @@ function render({ model, el }) {
     put(badge, "textContent", simulated ? "SIMULATED, not measured" : "Measured");
     put(badge, "class", `gs-badge ${simulated ? "gs-simulated" : "gs-measured"}`);
     put(badge, "hidden", Boolean(model.get("error")));
+    put(words, "textContent", model.get("words"));
+    put(words, "title", model.get("words"));
+    put(words, "hidden", Boolean(model.get("error")));
     put(badge, "title", model.get("words"));
     put(error, "textContent", model.get("error"));
     put(error, "hidden", !model.get("error"));

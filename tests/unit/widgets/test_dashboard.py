@@ -131,7 +131,7 @@ def test_it_starts_with_the_given_device_and_says_that_it_is_simulated(dashboard
     shown = Dashboard(gpu)
     assert shown.devices.device == "sim:h200"
     assert shown.devices.simulated
-    assert "no GPU is used, all times come from a model" in shown.devices.words
+    assert "every time comes from a model and none from a GPU" in shown.devices.words
     shown.close()
 
 

@@ -5,7 +5,8 @@
 
 The first four settings are the quickstart's. The others differ in size, dtype, rate, partition and
 load. Before them a process of its own measures what ``calibrate`` measures of the host, of power
-and of the copy kernel: scripts/fit_profile.py takes it from here. After them the quickstart runs
+and of the copy kernel (``calibrated``; what the shipped profile was fitted to is in
+benchmarks/data/h200_host.json). After them the quickstart runs
 again: two measurements of one setting differ, too. Simulated is ``sim:PROFILE``.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/transfers.py [--out benchmarks/results/transfers.json]
 
-``scripts/fit_profile.py`` puts these times into the shipped profile.
+``scripts/fit_profile.py`` fits a profile to such ``rows``, kept in benchmarks/data/h200_host.json.
 """
 
 from __future__ import annotations

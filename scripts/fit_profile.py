@@ -4,8 +4,9 @@
 
 MEASUREMENTS is a folder with gemm_solo.json, gemm_random_cal.json, sm_count_target.json and
 copy.json, or the compact copy of one that --keep wrote (default: benchmarks/data/h200.json).
-What is not fitted, the costs of host calls and their jitter, what GEMMs draw, and the times of the
-copy kernel, is taken from benchmarks/results/latencies.json as it was measured.
+What is not fitted, the costs of host calls and their jitter, what GEMMs draw, and the times of
+copies, is in benchmarks/data/h200_host.json: what benchmarks/latencies.py (``calibrated``) and
+benchmarks/transfers.py (``rows``) measured on the host that the profile is of.
 --out writes the profile; without it nothing is written. The table that is printed comes from
 5 folds over shapes: every dtype and SM count of a shape is in one fold, and a fold is
 predicted by constants, tiles and habits learned from the other four alone.
@@ -31,8 +32,7 @@ from gpuscope.device.sim.schema import DeviceLayout
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data" / "h200.json"
-TRANSFERS = ROOT / "benchmarks" / "results" / "transfers.json"
-LATENCIES = ROOT / "benchmarks" / "results" / "latencies.json"
+HOST = ROOT / "benchmarks" / "data" / "h200_host.json"
 DEVICE = DeviceLayout(
     name="NVIDIA H200",
     quantum_sm_count=8,
@@ -92,12 +92,10 @@ def keep(data: dict[str, Any], target: Path) -> None:
 
 def fit(data: dict[str, Any]) -> dict[str, Any]:
     """The whole profile."""
-    calibrated = json.loads(LATENCIES.read_text("utf-8"))["calibrated"]
-    copies = calibrated.pop("copy")
+    host = json.loads(HOST.read_text("utf-8"))
     return profile_of(
-        fit_gemm(data["gemm"]), data["gemm"], copies,
-        name="h200", device=DEVICE, measured=MEASURED, **calibrated,
-        transfers=json.loads(TRANSFERS.read_text("utf-8"))["rows"],
+        fit_gemm(data["gemm"]), data["gemm"], host.pop("copy"),
+        name="h200", device=DEVICE, measured=MEASURED, **host,
     )  # fmt: skip
 
 

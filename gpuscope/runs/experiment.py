@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -123,6 +123,8 @@ class Experiment(ExtendedModel):
         What to do with a count or percentage that the GPU cannot grant.
     seed
         Random seed of operands and arrivals.
+    detail
+        What is recorded while workloads run together, as :func:`~gpuscope.profile` takes it.
     colors
         Partition → its colour in figures, as ``"#RRGGBB"``; others get one by position.
 
@@ -136,13 +138,14 @@ class Experiment(ExtendedModel):
     'one'
     """
 
-    _later = ("colors",)
+    _later = ("detail", "colors")
 
     name: str
     seed: NonNegativeInt = 0
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     alone_repeats: NonNegativeInt = 20
     rounding: Rounding = "exact"
+    detail: Literal["launches", "full"] = "launches"
     partitions: dict[str, PartitionSize] = Field(default_factory=dict)
     streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
     workloads: Annotated[dict[str, AnyWorkload], Field(min_length=1)]

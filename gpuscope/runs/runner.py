@@ -22,6 +22,7 @@ from gpuscope.device.unique import close_all
 from gpuscope.errors import InvalidPartition, NothingRecorded
 from gpuscope.record.annotate import annotate
 from gpuscope.record.recorder import Recording
+from gpuscope.record.source import Options
 from gpuscope.runs.driving import LOOK_NS, Driving
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
 from gpuscope.runs.serving import Feed, Request, Serving
@@ -233,7 +234,8 @@ class Runner:
         driving.warm_up()
         if not self.stop.is_set():
             began_ns = self.device.now_ns()
-            with self._recorded(self.recordings[setting.name]), _no_collection():
+            options = Options(detail=self.experiment.detail)
+            with self._recorded(self.recordings[setting.name], options), _no_collection():
                 self._begin_serving()
                 driving.drive()
             if self.records and self.experiment.alone_repeats and not self.stop.is_set():
@@ -322,12 +324,12 @@ class Runner:
         return self.handles[key]
 
     @contextlib.contextmanager
-    def _recorded(self, kept: list[Recording]) -> Iterator[None]:
+    def _recorded(self, kept: list[Recording], options: Options | None = None) -> Iterator[None]:
         """Record; what is kept before it begins is there whatever happens."""
         if not self.records:
             yield
             return
-        self.recording = Recording((self.device,))
+        self.recording = Recording((self.device,), options)
         kept.append(self.recording)
         self.recording.start()
         yield

@@ -32,7 +32,7 @@ from gpuscope.widgets.pins import Pins
 from gpuscope.widgets.presets import PRESETS
 from gpuscope.widgets.runbar import Estimate, RunBar, in_words, said_of
 from gpuscope.widgets.saved import DisplayHandle, display, page_of, saved_page
-from gpuscope.widgets.saving import EXPORTS, save, slug
+from gpuscope.widgets.saving import EXPORTS, REPORT, save, slug
 from gpuscope.widgets.timeline import Timeline
 
 PERIOD_S = 0.2
@@ -114,7 +114,7 @@ class Dashboard:
         self.run: Run | None = None
         self.timeline = layout.compact(Timeline(height=PLOT_PX, followed_ns=FOLLOWED_NS))
         self.verdicts, self.results = ipw.HTML(_NO_RUN), ipw.HTML()
-        self.pins = Pins(self._show_numbers, lock=self._lock)
+        self.pins = Pins(self._show_numbers, self._reopen, lock=self._lock)
         self.devices = DevicePicker(device, lock=self._lock)
         self.bar = RunBar(
             {
@@ -141,6 +141,8 @@ class Dashboard:
             self.widget.comm.on_close(lambda _message: self.close())
         self.bar.say("Ready.")
         self._changed()
+        if experiment is None:
+            self.bar.preset = next(iter(PRESETS))
 
     def _ipython_display_(self) -> None:
         display(self.widget)
@@ -210,6 +212,8 @@ class Dashboard:
         """
         with self._lock, self._refusals():
             experiment = self.form.experiment()
+            if self.bar.sms:
+                experiment = experiment.model_copy(update={"detail": "full"})
             for shown in (self.verdicts, self.results) if self._thread is None else ():
                 shown.add_class(_BEFORE)
             self._begin(partial(self._work, experiment), "Preparing: carving, warming up …")
@@ -318,7 +322,11 @@ class Dashboard:
         self.run = done if done is not None else self.run
         try:
             if done is not None:
-                self._show(done)
+                summary = results.summarise(done)
+                self._show(self.pins.add(summary, done))
+                with self._lock:
+                    self.bar.progress = self.bar.progress if done.stopped else 1.0
+                    self.bar.say(results.ended(summary))
             else:
                 self.timeline.finish()
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
@@ -335,9 +343,22 @@ class Dashboard:
         self.bar.stopping, self.bar.left = False, ""
         self._enable()
 
-    def _show(self, run: Run) -> None:
+    def _reopen(self, number: int) -> None:
+        """Show an earlier run again."""
+        with self._lock:
+            if not self.is_running and self.pins.kept(number) is not None:
+                self._begin(partial(self._say, partial(self._show_again, number)), "Opening …")
+
+    def _show_again(self, number: int, _stop: threading.Event) -> str:
+        self._show(number)
+        return f"Run {number} is shown."
+
+    def _show(self, number: int) -> None:
+        """Show a run in the timeline, its verdicts and its numbers."""
+        kept = self.pins.kept(number)
+        assert kept is not None  # noqa: S101 - whoever calls knows that it is there
+        run, summary = kept
         trace = list(run.traces.values())[-1]
-        summary = results.summarise(run)
         window = results.close_up(trace, summary)
         self.timeline.show(trace)  # it waits for the frame: nobody else waits for us meanwhile
         self.timeline.sms = summary.blocks
@@ -347,29 +368,30 @@ class Dashboard:
             self._picture = picture
             self._cards = results.verdicts(summary, self.form.carver.colors)
             self._shows_run = True
-            self._number = self.pins.add(summary)
+            self.pins.shown = number
             self._show_numbers()
-            self.bar.progress = self.bar.progress if run.stopped else 1.0
-            self.bar.say(results.ended(summary))
 
     def _show_numbers(self) -> None:
-        """Show the numbers of the last run, and the runs that are compared."""
-        shown = self.pins.compared
-        *_, last = shown.values()
-        self.verdicts.value = results.won(shown) + self._cards
-        self.results.value = results.numbers(last) + (
-            results.compared(shown) if len(shown) > 1 else ""
+        """Show the numbers of the run that is shown, and the runs that are compared."""
+        compared = self.pins.compared
+        *_, shown = compared.values()
+        self.verdicts.value = results.won(compared) + self._cards
+        self.results.value = results.numbers(shown) + (
+            results.compared(compared) if len(compared) > 1 else ""
         )
         self._keep()
 
     def _export(self, suffix: str) -> None:
-        """Write the last run to a file in the working folder."""
-        if self.run is not None and suffix in {one["suffix"] for one in EXPORTS}:
-            act = partial(self._write, self.run, suffix)
+        """Write the run that is shown to a file in the working folder."""
+        shown = self.pins.kept(self.pins.shown)
+        if shown is not None and suffix in {one["suffix"] for one in EXPORTS}:
+            run = self.pins.reported() if suffix == REPORT else shown[0]
+            act = partial(self._write, run, suffix)
             self._begin(partial(self._say, act), f"Writing a {suffix} file …")
 
     def _write(self, run: Run, suffix: str, stop: threading.Event) -> str:
-        return f"Wrote {save(run, self._number, suffix, stop)}"
+        which = f", of {len(run)} runs: {', '.join(run)}" if len(run) > 1 else ""
+        return f"Wrote {save(run, self.pins.shown, suffix, stop)}{which}"
 
     def _profile(self, key: str, experiment: Experiment, stop: threading.Event) -> str:
         profiled = nsight.profile(experiment, device=key, cancel=stop)
@@ -429,7 +451,7 @@ class Dashboard:
         with self.bar.hold_sync():
             self.bar.running = running
             self.bar.ready = self.form.is_valid
-            self.bar.carving, self.bar.has_run = self.form.carving, self.run is not None
+            self.bar.carving, self.bar.saves = self.form.carving, self.pins.shown
             self.bar.alarm = self.form.problem or self.bar.alarm
         for control in (self.devices, *self.form.controls):
             control.disabled = running

@@ -26,7 +26,7 @@ _SAME = 0.02
 _NONE = 0.0005
 _NO_BLOCKS = (
     "No SM map: this run recorded no thread blocks. On a GPU those of the kinds traced gemm and "
-    'traced copy are; on the simulated one, those of all in gpuscope.profile(detail="full").'
+    "traced copy are; on the simulated one, those of all where 'SM map' is ticked above."
 )
 _NAMED = 3
 _MEASURES = {

@@ -10,11 +10,16 @@ from pathlib import Path
 from gpuscope.formats.writing import export
 from gpuscope.trace.run import Run
 
+REPORT = ".html"
 EXPORTS = [
     {"words": words, "suffix": suffix, "hint": hint}
     for words, suffix, hint in (
         ("Trace", ".parquet", "The trace, for gpuscope.load_trace, pandas, Polars and DuckDB"),
-        ("Report", ".html", "A report in one file that opens without a network"),
+        (
+            "Report",
+            REPORT,
+            "A report in one file that opens without a network, pinned runs beside it",
+        ),
         ("Perfetto", ".json.gz", "For ui.perfetto.dev and chrome://tracing"),
         ("nsys stats", ".sqlite", "For `nsys stats`: a database in Nsight Systems' schema"),
     )

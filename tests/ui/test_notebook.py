@@ -1,4 +1,4 @@
-"""The quickstart notebook, executed without a browser on the simulated GPU."""
+"""The quickstart and the dashboard's notebook, without a browser, on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import pytest
 from nbclient import NotebookClient
 from patience import PATIENCE_S
 
-PATH = Path(__file__).resolve().parents[2] / "notebooks" / "00_quickstart.ipynb"
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 # The same notebook must run where there is a GPU: this test hides it.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "PLOTLY_RENDERER": "plotly_mimetype"}
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory) -> dict[str, list[Any]]:
-    """Cell id → outputs."""
-    folder = tmp_path_factory.mktemp("notebook")
-    notebook = nbformat.read(PATH, as_version=4)
+def outputs_of(path: Path, folder: Path) -> dict[str, list[Any]]:
+    """Execute a notebook; cell id → outputs."""
+    notebook = nbformat.read(path, as_version=4)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
             patch.setenv(name, str(folder / name.lower()))
@@ -32,6 +30,12 @@ def executed(tmp_path_factory) -> dict[str, list[Any]]:
         )  # fmt: skip
         client.execute()
     return {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory) -> dict[str, list[Any]]:
+    """The quickstart's outputs."""
+    return outputs_of(NOTEBOOKS / "00_quickstart.ipynb", tmp_path_factory.mktemp("notebook"))
 
 
 def data(outputs: list[Any], mime: str) -> Any:
@@ -77,6 +81,15 @@ def test_the_dashboard_is_shown(executed):
     assert view["model_id"]
 
 
-def test_no_outputs_are_committed():
-    for cell in nbformat.read(PATH, as_version=4).cells:
+@pytest.mark.parametrize("name", ["00_quickstart.ipynb", "dashboard.ipynb"])
+def test_no_outputs_are_committed(name):
+    for cell in nbformat.read(NOTEBOOKS / name, as_version=4).cells:
         assert cell.cell_type != "code" or (not cell.outputs and cell.execution_count is None)
+
+
+def test_the_notebook_of_the_dashboard_shows_it_and_its_code(tmp_path):
+    outputs = outputs_of(NOTEBOOKS / "dashboard.ipynb", tmp_path)
+    assert data(outputs["open"], "application/vnd.jupyter.widget-view+json")
+    (printed,) = [out.text for out in outputs["take"] if out.output_type == "stream"]
+    compile(printed, "dashboard.py", "exec")
+    assert "gs.run(" in printed

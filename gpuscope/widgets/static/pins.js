@@ -8,20 +8,26 @@ function render({ model, el }) {
   function paint() {
     const runs = model.get("runs");
     put(home, "hidden", runs.length === 0);
-    keyed(list, kept, runs.map((run) => run.number), (number) => h("button", {
-      type: "button", onclick: () => send({ action: "pin", number }),
-    }));
-    for (const { number, words, pinned } of runs) {
-      const node = kept.get(number);
-      put(node, "textContent", `${pinned ? "📌 " : ""}${words}`);
-      put(node, "aria-pressed", String(pinned));
-      put(node, "title", pinned ? "Pinned: kept beside the next runs. Click to unpin" : "Pin: keep it beside the next runs");
+    keyed(list, kept, runs.map((run) => run.number), (number) => h("span", { class: "gs-joined" },
+      h("button", { type: "button", onclick: () => send({ action: "pin", number }) }),
+      h("button", { type: "button", onclick: () => send({ action: "show", number }), "aria-label": `Show run ${number}` }, "Show"),
+    ));
+    for (const { number, words, pinned, kept: there } of runs) {
+      const [pin, show] = kept.get(number).children;
+      put(pin, "textContent", `${pinned ? "📌 " : ""}${words}`);
+      put(pin, "aria-pressed", String(pinned));
+      put(pin, "title", pinned ? "Pinned: kept beside the next runs. Click to unpin" : "Pin: keep it beside the next runs");
+      const shown = number === model.get("shown");
+      put(show, "textContent", shown ? "shown" : "Show");
+      put(show, "title", there ? "Show its timeline and verdicts, and save it" : "Its timeline is no longer kept: pin runs to keep theirs");
+      disable(show, shown || !there);
     }
   }
 
   model.on("change:runs", paint);
+  model.on("change:shown", paint);
   paint();
-  return () => model.off("change:runs", paint);
+  return () => { model.off("change:runs", paint); model.off("change:shown", paint); };
 }
 
 export default { render };

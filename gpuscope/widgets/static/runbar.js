@@ -12,6 +12,10 @@ function render({ model, el }) {
     type: "checkbox",
     onchange: (event) => { model.set("live", event.target.checked); model.save_changes(); },
   });
+  const sms = h("input", {
+    type: "checkbox",
+    onchange: (event) => { model.set("sms", event.target.checked); model.save_changes(); },
+  });
   const bar = h("progress", { max: "1", "aria-label": "Progress of the run" });
   bar.setAttribute("value", "0");  // without one it would look as if something went on
   const left = h("span", { class: "gs-left" });
@@ -23,6 +27,7 @@ function render({ model, el }) {
     (name) => h("option", { value: name }, name)));
   const exports = model.get("exports").map(({ words, suffix, hint }) =>
     button(words, "export", { suffix }, { title: hint }));
+  const saves = h("span", {});
   const codes = model.get("codes").map((kind) => button(kind, "code", { kind }));
   const save = button("Save as TOML", "save");
   const file = h("input", { type: "file", accept: ".toml", class: "gs-unseen" });
@@ -45,9 +50,11 @@ function render({ model, el }) {
     h("div", { class: "gs-buttons" },
       h("label", { class: "gs-inline" }, "Start from", presets), run, stop,
       h("label", { class: "gs-inline", title: "Draw while it runs: takes turns with what is measured" },
-        live, "Live"), bar, left),
+        live, "Live"),
+      h("label", { class: "gs-inline", title: "Record which SM ran what, for the rows of SMs and their map: many more rows" },
+        sms, "SM map"), bar, left),
     h("div", { class: "gs-told" }, status,
-      group("Save last run", ...exports),
+      h("div", { class: "gs-inline", role: "group", "aria-label": "Save run" }, saves, ...exports),
       h("details", { class: "gs-more" }, h("summary", {}, "Code and TOML"),
         h("div", { class: "gs-menu gs-buttons" }, group("Copy", ...codes), save, open, nsight))),
     alarm, code,
@@ -94,7 +101,10 @@ function render({ model, el }) {
     put(status, "title", model.get("status"));
     put(alarm, "textContent", model.get("alarm"));
     put(alarm, "hidden", !model.get("alarm"));
-    for (const one of exports) disable(one, running || !model.get("has_run"));
+    put(sms, "checked", model.get("sms"));
+    disable(sms, running);
+    put(saves, "textContent", `Save run ${model.get("saves") || ""}`);
+    for (const one of exports) disable(one, running || !model.get("saves"));
     for (const one of [...codes, save, nsight]) disable(one, running || !model.get("ready"));
     put(file, "disabled", running);
   }
@@ -135,7 +145,7 @@ function render({ model, el }) {
   const style = h("style", {}, `.gpuscope-saved-${model.get("uid")} { display: none; }`);
   document.head.append(style);
 
-  const heard = ["running", "stopping", "ready", "carving", "has_run", "live", "progress", "left",
+  const heard = ["running", "stopping", "ready", "carving", "saves", "live", "sms", "progress", "left",
     "status", "alarm"];
   for (const name of heard) model.on(`change:${name}`, paint);
   model.on("change:preset", paintPreset);

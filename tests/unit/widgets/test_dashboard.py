@@ -30,6 +30,7 @@ from gpuscope.runs import execution
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.nsight import Profile
 from gpuscope.runs.runner import Progress
+from gpuscope.trace import Trace
 from gpuscope.widgets import dashboard as module
 from gpuscope.widgets import results
 from gpuscope.widgets.dashboard import Dashboard
@@ -487,6 +488,97 @@ def test_any_runs_are_pinned_and_compared(dashboard, pages):  # noqa: F811 - the
     assert columns(dashboard) == ["of", "what", *names[1:]]
 
 
+def shown(dashboard: Dashboard) -> Trace:
+    """The trace that is shown."""
+    run, _summary = dashboard.pins.kept(dashboard.pins.shown)
+    (trace,) = run.values()
+    return trace
+
+
+def three_runs(dashboard: Dashboard) -> list[str]:
+    """Run a carving in three sizes; what the runs are called."""
+    short(dashboard)
+    for size in (16, 32, 64):
+        dashboard.form.carver.propose({"small": size})
+        dashboard.form.carver.apply()
+        run(dashboard)
+    return [f"Run {n + 1}: small {size} | load rest" for n, size in enumerate((16, 32, 64))]
+
+
+def test_an_earlier_run_is_shown_and_compared_again(dashboard, pages):  # noqa: F811 - the fixture
+    page = pages(dashboard.pins)
+    page.act("show", number=1)  # nothing is there yet
+    names = three_runs(dashboard)
+    last = shown(dashboard)
+    assert page.state["shown"] == 3
+    page.act("show", number=1)
+    finish(dashboard)
+    assert page.state["shown"] == dashboard.bar.saves == 1
+    assert dashboard.bar.status == "Run 1 is shown."
+    assert shown(dashboard).metadata.partitions["small"].sm_count == 16
+    start, end = shown(dashboard).metadata.windows_ns[0]
+    assert start <= dashboard.timeline.window_ns[0] < end
+    assert "16 SMs" in dashboard.verdicts.value
+    assert columns(dashboard) == ["of", "what", names[2], names[0]]
+    assert list(dashboard.run.values())[-1] is last  # what ran last is still what ran last
+
+
+def test_traces_of_runs_that_nobody_pinned_are_let_go(dashboard, pages):  # noqa: F811
+    page = pages(dashboard.pins)
+    three_runs(dashboard)
+    page.act("pin", number=1)
+    three_runs(dashboard)
+    kept = [one["number"] for one in page.state["runs"] if one["kept"]]
+    assert kept == [1, 4, 5, 6]
+    page.act("show", number=2)
+    assert page.state["shown"] == 6
+    page.act("pin", number=1)
+    page.act("pin", number=2)
+    assert columns(dashboard)[2].startswith("Run 2: ")  # its numbers are still there
+
+
+def test_the_pinned_runs_are_in_what_is_saved(dashboard, pages, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    names = three_runs(dashboard)
+    pages(dashboard.pins).act("pin", number=1)
+    bar = pages(dashboard.bar)
+    bar.act("export", suffix=".html")
+    finish(dashboard)
+    assert bar.state["status"].endswith(f"of 2 runs: {names[0]}, {names[2]}")
+    bar.act("export", suffix=".parquet")
+    finish(dashboard)
+    assert len(gs.load_trace(tmp_path / "dashboard-run-3.parquet")) == len(shown(dashboard))
+    report = (tmp_path / "dashboard-run-3.html").read_text()
+    assert names[0] in report
+    assert names[2] in report
+    assert names[1] not in report
+    dashboard.form.workloads.edit("small", m=64)  # other workloads do not compare
+    run(dashboard)
+    bar.act("export", suffix=".html")
+    finish(dashboard)
+    assert names[0] not in (tmp_path / "dashboard-run-4.html").read_text()
+
+
+def test_the_sms_are_recorded_where_that_is_ticked(dashboard, pages):  # noqa: F811 - the fixture
+    page = pages(dashboard.bar)
+    short(dashboard)
+    run(dashboard)
+    assert "block" not in shown(dashboard).kind_counts()
+    assert "No SM map" in dashboard.results.value
+    page.set(sms=True)
+    run(dashboard)
+    assert shown(dashboard).kind_counts()["block"] > 0
+    assert dashboard.timeline.sms
+    assert "No SM map" not in dashboard.results.value
+
+
+def test_it_starts_from_the_first_preset_and_says_so(dashboard, pages):  # noqa: F811
+    page = pages(dashboard.bar)
+    assert page.state["preset"] == next(iter(PRESETS))
+    short(dashboard)
+    assert page.state["preset"] == ""
+
+
 def test_the_longest_call_is_shown_in_the_timeline(dashboard, pages):  # noqa: F811
     page = pages(dashboard.bar)
     page.act("span", span=1)  # nothing is there yet
@@ -568,10 +660,10 @@ def test_the_last_run_is_saved_in_the_working_folder(dashboard, pages, tmp_path,
     monkeypatch.chdir(tmp_path)
     page = pages(dashboard.bar)
     page.act("export", suffix=".parquet")
-    assert not page.state["has_run"]
+    assert page.state["saves"] == 0
     short(dashboard)
     run(dashboard)
-    assert page.state["has_run"]
+    assert page.state["saves"] == 1
     page.act("export", suffix=".exe")
     (trace,) = dashboard.run.values()
     for suffix in (".parquet", ".html", ".json.gz", ".sqlite", ".parquet"):

@@ -90,7 +90,7 @@ class _Drawing:
         left = max(margin["l"], int(widest) + 2 * _LABEL_GAP)
         self._box = (left, margin["t"], WIDTH - margin["r"], height - margin["b"])
         self.image = Image.new("RGB", (WIDTH, height), self._on_page(style.WHITE))
-        self._draw = ImageDraw.Draw(self.image)
+        self._draw = ImageDraw.Draw(self.image, "RGBA")
         for shape in layout.get("shapes") or ():
             self._shape(shape)
         for picture in layout.get("images") or ():
@@ -132,10 +132,8 @@ class _Drawing:
         if shape["type"] != "rect":
             self._draw.line((left, upper, right, lower), fill=self._on_page(shape["line"]["color"]))
             return
-        before = self.image.copy()
-        self._draw.rectangle((left, upper, right, lower), fill=self._on_page(shape["fillcolor"]))
-        if (opacity := shape.get("opacity", 1)) < 1:
-            self.image.paste(Image.blend(before, self.image, opacity))
+        fill = self._on_page(shape["fillcolor"])
+        self._draw.rectangle((left, upper, right, lower), _faint(fill, shape.get("opacity", 1)))
 
     def _picture(self, picture: Properties) -> None:
         axis = self._axis(picture["yref"])
@@ -158,18 +156,12 @@ class _Drawing:
         step = 10 ** math.floor(math.log10((high - low) / _TICKS))
         step *= next(times for times in (1, 2, 5, 10) if (high - low) / (step * times) <= _TICKS)
         left, upper, right, lower = self._box
-        overlay = Image.new("RGBA", self.image.size)
-        grid = ImageDraw.Draw(overlay)
         for number in range(math.ceil(low / step), math.floor(high / step) + 1):
             x = self._x(number * step)
-            grid.line(
-                (x, upper, x, lower),
-                fill=(*ImageColor.getrgb(self._ink), 26),
-            )
+            self._draw.line((x, upper, x, lower), fill=_faint(self._ink, 0.1))
             self._draw.line((x, lower, x, lower + 4), fill=self._muted)
             label = f"{round(number * step, 9):,.12g}"
             self._draw.text((x, lower + 6), label, self._ink, self._small, anchor="mt")
-        self.image.paste(overlay, (0, 0), overlay)
         self._draw.line((left, lower, right, lower), fill=self._muted)
         title = _plain(axis["title"]["text"])
         where = ((left + right) / 2, lower + 24)
@@ -251,6 +243,10 @@ def _numbers(values: Any) -> list[Any]:
     if isinstance(values, dict):
         values = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
     return list(values)
+
+
+def _faint(colour: str, opacity: float) -> tuple[int, ...]:
+    return (*ImageColor.getrgb(colour), round(255 * opacity))
 
 
 def _fill(marker: Properties) -> str:

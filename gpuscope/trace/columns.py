@@ -42,12 +42,18 @@ def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
         return np.zeros(len(column), np.int64), [None]
     whole = column.unify_dictionaries().combine_chunks()
     coded = whole if pa.types.is_dictionary(whole.type) else pc.dictionary_encode(whole)
-    indices = np.asarray(coded.indices.cast(pa.int64()).fill_null(-1)) + 1
+    known = coded.indices.cast(pa.int64())
+    indices = np.asarray(known.fill_null(-1) if known.null_count else known) + 1
     values = [None, *coded.dictionary.to_pylist()]
     number = {value: place for place, value in enumerate(dict.fromkeys(values))}
     if len(number) < len(values):  # a writer may have put a text into its dictionary twice
         indices = np.array([number[value] for value in values])[indices]
     return indices, list(number)
+
+
+def chosen(mask: Bools) -> Ints | slice:
+    """Return what picks the rows that a mask is true of; all rows without copying them."""
+    return slice(None) if mask.all() else np.flatnonzero(mask)
 
 
 def combined(*parts: Ints) -> tuple[Ints, Ints]:

@@ -223,8 +223,8 @@ class Trace:
                 )
 
     def _values(self, name: str) -> list[str | None]:
-        values: list[str | None] = pc.unique(self.spans.column(name).cast(pa.string())).to_pylist()
-        return values
+        found = self.spans.column(name).unify_dictionaries().unique()  # texts stay numbers
+        return list(dict.fromkeys(found.to_pylist()))
 
     def _checked_mask(self, mask: object) -> pa.Array:
         try:

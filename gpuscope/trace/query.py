@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from gpuscope._types import Array
+from gpuscope.trace.columns import chosen
 from gpuscope.trace.grid import Grid
 from gpuscope.trace.levels import OPEN_NS, Part, Reach, Spans, class_width_ns
 
@@ -246,10 +247,11 @@ def _columns(start_ns: Array, end_ns: Array, track: Array, first: int) -> tuple[
             f"{len(start_ns)} starts, {len(end_ns)} ends and {len(track)} tracks: "
             "one of each is needed for every row"
         )
-    rows = np.flatnonzero(np.asarray(track) >= 0)
+    mine = chosen(np.asarray(track) >= 0)
     number = np.int32 if first + len(start_ns) < 2**31 else np.int64
-    start, end = (np.asarray(side, np.int64)[rows] for side in (start_ns, end_ns))
-    return start, np.maximum(start, end), np.asarray(track)[rows], (rows + first).astype(number)
+    start, end = (np.asarray(side, np.int64)[mine] for side in (start_ns, end_ns))
+    row = np.arange(first, first + len(start_ns), dtype=number)[mine]
+    return start, np.maximum(start, end), np.asarray(track)[mine], row
 
 
 def _joined(pieces: list[Spans]) -> Spans:

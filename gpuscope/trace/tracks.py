@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gpuscope._types import Array, Ints
-from gpuscope.trace.columns import codes, combined
+from gpuscope.trace.columns import chosen, codes, combined
 from gpuscope.trace.model import Trace
 
 Columns: TypeAlias = Mapping[str, tuple[Array, Sequence[Any]]]
@@ -107,7 +107,7 @@ class Layout:
             The process whose rows need not name it: its tracks have ``None``.
         """
         track = np.full(len(group), -1, np.int32)
-        rows = np.flatnonzero(group >= 0)
+        rows = chosen(group >= 0)
         group = group[rows]
         parts: dict[str, Array] = {}
         for name in KEY_COLUMNS:

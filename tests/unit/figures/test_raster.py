@@ -42,6 +42,7 @@ def trace(count=3, **metadata):
 @pytest.fixture
 def in_notebook(monkeypatch):
     """As in a notebook: figures are sent for a viewer to draw."""
+    InteractiveShell.instance()
     before = pio.renderers.default
     pio.renderers.default = "plotly_mimetype"
     yield
@@ -103,7 +104,6 @@ def test_a_notebook_gets_the_figure_and_the_png(in_notebook):
     bundle = figure._repr_mimebundle_()
     assert set(bundle) == {"application/vnd.plotly.v1+json", "image/png"}
     assert base64.b64decode(bundle["image/png"]) == png(figure)
-    InteractiveShell.instance()
     for show in (figure._ipython_display_, figure.show):
         with capture_output() as captured:
             show()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpuscope.formats.reading import load_trace as load_trace
     from gpuscope.formats.writing import export as export
     from gpuscope.record.annotate import annotate as annotate
+    from gpuscope.record.default_stream import no_default_stream as no_default_stream
     from gpuscope.runs.execution import run as run
     from gpuscope.runs.profiling import profile as profile
     from gpuscope.runs.tuning import tune as tune
@@ -50,6 +51,7 @@ _HOMES = {
     "TorchModule": "gpuscope.workloads.torch_module",
     "profile": "gpuscope.runs.profiling",
     "annotate": "gpuscope.record.annotate",
+    "no_default_stream": "gpuscope.record.default_stream",
     "run": "gpuscope.runs.execution",
     "tune": "gpuscope.runs.tuning",
     "what_if": "gpuscope.runs.what_if",

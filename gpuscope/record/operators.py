@@ -1,0 +1,198 @@
+"""PyTorch's operators as they are called: which memory each reads and writes, by its schema."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple, Protocol
+
+from gpuscope.device.handles import Library
+
+Dispatch = Callable[[Library, Sequence[object], Mapping[str, object]], object]
+"""Runs an operator with its arguments; returns its result."""
+
+_OVERWRITING = {
+    "copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_",
+    "_foreach_zero_", "_foreach_copy_",
+}  # fmt: skip
+"""Operators in place that do not read what they write first."""
+_COPIES = {"copy_", "_to_copy", "_copy_from", "_foreach_copy_"}
+_UNSEEN = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
+"""Namespaces of collectives: they run on streams of their own, and no schema tells."""
+_IGNORED = {"record_stream", "is_pinned", "resize_", "set_", "_pin_memory", "_unsafe_view"}
+"""Operators that touch no memory, or none that a stream orders."""
+ON_GPU = "cuda"
+"""What PyTorch calls the kind of device whose work is ordered by streams."""
+
+
+class Tensor(Protocol):
+    """What is asked of a tensor."""
+
+    @property
+    def device(self) -> Library:
+        """Where it is."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its sizes, in elements."""
+
+    def stride(self) -> Sequence[int]:
+        """Return its steps, in elements."""
+
+    def element_size(self) -> int:
+        """Return the bytes of an element."""
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+
+    def untyped_storage(self) -> Library:
+        """Return the memory that it and its views share."""
+
+
+class Use(NamedTuple):
+    """A tensor that an operator reads or writes."""
+
+    tensor: Tensor
+    reads: bool
+    writes: bool
+
+
+class Operator(NamedTuple):
+    """What the schema of an operator says.
+
+    Attributes
+    ----------
+    name
+        As ``aten::add``.
+    arguments
+        Place, name, and whether it is read and written, of each that can hold tensors' memory.
+    makes
+        Whether it writes memory that its result owns.
+    copies
+        Whether it only copies, perhaps between host and device.
+    waits_place
+        Place of the argument ``non_blocking``, if it has one.
+    seen
+        Whether its schema tells what it does.
+    """
+
+    name: str
+    arguments: tuple[tuple[int, str, bool, bool], ...] = ()
+    makes: bool = False
+    copies: bool = False
+    waits_place: int | None = None
+    seen: bool = True
+
+    def uses(
+        self, args: Sequence[object], kwargs: Mapping[str, object], result: object
+    ) -> list[Use]:
+        """Return what a call used; a result that shares an argument's memory is no use."""
+        found: list[Use] = []
+        for place, name, reads, writes in self.arguments:
+            value = args[place] if place < len(args) else kwargs.get(name)
+            found += [Use(tensor, reads, writes) for tensor in tensors_in(value)]
+        if self.makes:
+            taken = {_storage(use.tensor) for use in found}
+            found += [
+                Use(tensor, reads=False, writes=True)
+                for tensor in tensors_in(result)
+                if _storage(tensor) not in taken
+            ]
+        return found
+
+    def returns_at_once(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+        """Whether a copy was asked not to wait for its end."""
+        place = self.waits_place
+        if place is None:
+            return False
+        return bool(args[place] if place < len(args) else kwargs.get("non_blocking"))
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors of an argument or a result."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif hasattr(value, "untyped_storage"):
+        yield value  # type: ignore[misc]  # a tensor, as far as anybody asks
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        address: int = tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # it stands for others, or has no memory
+        return -id(tensor)
+    return address or -id(tensor)
+
+
+@cache
+def operator_of(function: Library) -> Operator | None:
+    """Return what an operator does; ``None`` if it touches no memory, as a view."""
+    schema: Library = getattr(function, "__dict__", {}).get("_schema")
+    if schema is None:
+        return Operator(str(function), seen=False)
+    space, _, name = schema.name.rpartition("::")
+    if name in _IGNORED:
+        return None
+    if space in _UNSEEN:
+        return Operator(schema.name, seen=False)
+    allocates = name.startswith(("empty", "new_empty")) and not name.endswith("_")
+    reads_shape = allocates or name.startswith("new_") or name.endswith("_like")
+    arguments = []
+    waits_place = None
+    for place, argument in enumerate(schema.arguments):
+        if argument.name == "non_blocking":
+            waits_place = place
+        alias = argument.alias_info
+        writes = alias is not None and alias.is_write
+        if "Tensor" not in str(argument.type) or (alias is not None and not writes):
+            continue
+        reads = not (argument.is_out or (writes and name in _OVERWRITING))
+        if writes or not reads_shape:
+            arguments.append((place, argument.name, reads, writes))
+    makes = not allocates and any(
+        output.alias_info is None and "Tensor" in str(output.type) for output in schema.returns
+    )
+    if not arguments and not makes:
+        return None
+    return Operator(schema.name, tuple(arguments), makes, name in _COPIES, waits_place)
+
+
+def pytorch() -> Library | None:
+    """Return PyTorch where it is imported and can use a GPU."""
+    torch: Library | None = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return torch if cuda is not None and cuda.is_available() else None
+
+
+@contextlib.contextmanager
+def watching(torch: Library, dispatch: Dispatch) -> Iterator[None]:
+    """Have ``dispatch`` run each operator that this thread calls, and backward passes of it.
+
+    What PyTorch compiles is compiled as without it.
+    """
+    base = torch.utils._python_dispatch.TorchDispatchMode
+
+    def run(
+        _mode: object,
+        function: Library,
+        _types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        return dispatch(function, args, kwargs or {})
+
+    methods = {
+        "__torch_dispatch__": run,
+        "ignore_compile_internals": classmethod(lambda _mode: True),
+    }
+    with type("Watching", (base,), methods)():
+        yield
+
+
+def current_stream(torch: Library, device: int) -> int:
+    """Return the handle of PyTorch's current stream on a device."""
+    handle: int = torch._C._cuda_getCurrentRawStream(device)
+    return handle

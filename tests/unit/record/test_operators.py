@@ -1,0 +1,109 @@
+"""What PyTorch's operators read and write, by their schema."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuscope.record import operators
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def seen():
+    """Operators that ran: name → [(argument or result, access)]."""
+    calls = []
+
+    def dispatch(function, args, kwargs):
+        result = function(*args, **kwargs)
+        operator = operators.operator_of(function)
+        if operator is not None:
+            calls.append((operator, operator.uses(args, kwargs, result), (args, kwargs)))
+        return result
+
+    with operators.watching(torch, dispatch):
+        yield calls
+
+
+def uses(seen, **names):
+    """Return {name: access} of the only operator that ran."""
+    (_, used, _), *more = seen
+    assert not more
+    addresses = {value.data_ptr(): name for name, value in names.items()}
+    return {
+        addresses.get(use.tensor.data_ptr(), "new"): "r" * use.reads + "w" * use.writes
+        for use in used
+    }
+
+
+A, B = torch.rand(4, 4), torch.rand(4, 4)
+
+
+def test_out_of_place(seen):
+    torch.add(A, B)
+    assert uses(seen, a=A, b=B) == {"a": "r", "b": "r", "new": "w"}
+
+
+def test_in_place(seen):
+    c = A.clone()
+    del seen[:]
+    c.add_(B)
+    assert uses(seen, b=B, c=c) == {"c": "rw", "b": "r"}
+
+
+def test_a_result_that_is_given(seen):
+    c = torch.empty(4, 4)
+    torch.mm(A, B, out=c)
+    assert uses(seen, a=A, b=B, c=c) == {"a": "r", "b": "r", "c": "w"}
+
+
+def test_lists_of_tensors(seen):
+    torch.cat([A, B])
+    assert uses(seen, a=A, b=B) == {"a": "r", "b": "r", "new": "w"}
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a.view(16),
+        lambda a: a.t(),
+        lambda a: a[1:, 2],
+        lambda a: a.split(2),
+        lambda a: a.expand(2, 4, 4),
+        lambda a: a.detach(),
+        lambda a: torch.ops.aten._unsafe_view(a, [16]),
+        torch.empty_like,
+        lambda a: a.new_empty(3),
+    ],
+)
+def test_what_touches_no_memory(seen, view):
+    view(A)
+    assert not seen
+
+
+def test_a_factory_reads_a_shape_only(seen):
+    torch.zeros_like(A)
+    assert uses(seen, a=A) == {"new": "w"}
+
+
+def test_copies_say_whether_they_wait(seen):
+    c = torch.empty(4, 4)
+    c.copy_(A)
+    c.copy_(A, non_blocking=True)
+    A.to(torch.float64, non_blocking=True)
+    assert all(operator.copies for operator, _, _ in seen)
+    assert [operator.returns_at_once(*call) for operator, _, call in seen] == [False, True, True]
+    assert {use.tensor.data_ptr(): use.reads for use in seen[0][1]} == {
+        c.data_ptr(): False,
+        A.data_ptr(): True,
+    }
+
+
+def test_backward_is_seen(seen):
+    x = torch.ones(3, requires_grad=True)
+    (x * 2).sum().backward()
+    assert [operator.name for operator, _, _ in seen].count("aten::mul") == 2
+
+
+def test_what_has_no_schema_is_not_seen():
+    assert not operators.operator_of(object()).seen

@@ -110,9 +110,9 @@ class _Operators:
         result = function(*args, **kwargs)
         operator = operators.operator_of(function)
         if operator is not None:
-            devices = {use.tensor.device for use in operator.uses(args, kwargs, result)}
-            on_gpu = [device.index for device in devices if device.type == operators.ON_GPU]
-            if any(operators.current_stream(self._torch, index) in _LEGACY for index in on_gpu):
+            gpus = {operators.gpu_of(use.tensor) for use in operator.uses(args, kwargs, result)}
+            gpus.discard(None)
+            if any(operators.current_stream(self._torch, gpu or 0) in _LEGACY for gpu in gpus):
                 self._watcher.warn(operator.name)
         return result
 

@@ -23,8 +23,6 @@ _UNSEEN = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
 """Namespaces of collectives: they run on streams of their own, and no schema tells."""
 _IGNORED = {"record_stream", "is_pinned", "resize_", "set_", "_pin_memory", "_unsafe_view"}
 """Operators that touch no memory, or none that a stream orders."""
-ON_GPU = "cuda"
-"""What PyTorch calls the kind of device whose work is ordered by streams."""
 
 
 class Tensor(Protocol):
@@ -158,6 +156,17 @@ def operator_of(function: Library) -> Operator | None:
     if not arguments and not makes:
         return None
     return Operator(schema.name, tuple(arguments), makes, name in _COPIES, waits_place)
+
+
+def gpu_of(tensor: Tensor) -> int | None:
+    """Return the ordinal of the GPU that holds a tensor; ``None``: the host does."""
+    device = tensor.device
+    return (device.index or 0) if device.type == "cuda" else None
+
+
+def is_pinned(storage: Library) -> bool:
+    """Whether copies use memory of the host directly."""
+    return bool(storage.is_pinned())
 
 
 def pytorch() -> Library | None:

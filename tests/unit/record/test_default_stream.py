@@ -84,7 +84,7 @@ def test_an_error_may_be_made_of_it(gpu):
 @pytest.mark.parametrize("handle", [0, 0x5000])
 def test_pytorch_operators_are_seen(monkeypatch, told, handle):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(operators, "ON_GPU", "cpu")
+    monkeypatch.setattr(operators, "gpu_of", lambda _tensor: 0)
     monkeypatch.setattr(operators, "pytorch", lambda: torch)
     monkeypatch.setattr(operators, "current_stream", lambda _torch, _index: handle)
     with gs.no_default_stream():

@@ -155,7 +155,8 @@ class HeldIndex:
         return Cells(share, owner, found.origin_ns, found.column_ns)
 
 
-_TICKS = 8
+_TICK_PX = 17
+"""So far apart are ticks at least."""
 _ROWS = 2
 """Rows of the picture an SM."""
 
@@ -181,9 +182,12 @@ def sm_image(cells: Cells, colours: list[str], zero_ns: int, unit_ns: float) -> 
     )
 
 
-def sm_axis(count: int) -> Properties:
+def sm_axis(count: int, height_px: float) -> Properties:
     """Return a vertical axis for SMs, the first on top, each 1 high."""
-    ids = list(range(0, count, max(1, count // _TICKS)))
+    step = 1
+    while step * height_px < _TICK_PX * count:
+        step *= 2
+    ids = list(range(0, count, step))
     return style.label_axis(
         [sm + 0.5 for sm in ids],
         [str(sm) for sm in ids],

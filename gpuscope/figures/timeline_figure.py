@@ -213,7 +213,10 @@ def _content(
         notes.append(_SM_NOTE)
         whole = height + _SM_GAP + _SM_HEIGHT
         axes["yaxis"]["domain"] = (1 - height / whole, 1)
-        axes["yaxis2"] = {**sm_axis(held.blocks.height), "domain": (0, _SM_HEIGHT / whole)}
+        axes["yaxis2"] = {
+            **sm_axis(held.blocks.height, _SM_HEIGHT),
+            "domain": (0, _SM_HEIGHT / whole),
+        }
         time_below, height = "y2", whole
     length = length_ns / unit_ns
     layout = style.base_layout(

@@ -215,7 +215,7 @@ def _divide(drawn: Drawn, snapshot: Snapshot) -> None:
         drawn.overlays["sms"] = {"visible": False}
         return
     share = snapshot.sms_px / snapshot.plot_px
-    axis = sm_axis(snapshot.held.blocks.height)
+    axis = sm_axis(snapshot.held.blocks.height, snapshot.sms_px)
     axis |= {"domain": [0, share - 0.05], "automargin": False}
     drawn.layout.update({"yaxis.domain": [share, 1], "xaxis.anchor": "y2", "yaxis2": axis})
     drawn.overlays["sms"] = {"visible": True}

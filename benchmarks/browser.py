@@ -251,7 +251,10 @@ def measured(count: int, rounds: int, tree: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"first": [], "warm": []}
     with tempfile.TemporaryDirectory() as folder, package_of(tree):
         path = str(Path(folder) / "trace.parquet")
-        made = f"import browser as b; b.gs.export(b.make_trace({count}), {path!r})"
+        made = (
+            "import runpy, sys; sys.path.insert(0, '.'); b = runpy.run_path('browser.py'); "
+            f"b['gs'].export(b['make_trace']({count}), {path!r})"
+        )
         # By the tree's own package: an older one reads no newer trace.
         subprocess.run([sys.executable, "-c", made], cwd=tree / "benchmarks", check=True)
         for number in range(rounds):

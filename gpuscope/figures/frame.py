@@ -262,7 +262,7 @@ def look(
     """Return what stays the same of the bar trace of a class; ``outlined`` colours its outline."""
     kind, partition, is_open, escaped = bar_class
     how = style.KIND_STYLES[kind]
-    label = how.label + (", open" if is_open else "")
+    label = how.label.partition(",")[0] + (", open" if is_open else "")
     if partition is None:
         colour, name = style.HOST_COLOUR, label
     elif not partition:
@@ -280,12 +280,14 @@ def look(
         marker["pattern"] = {
             "shape": "x", "size": 6, "solidity": 0.2, "fillmode": "overlay", "fgcolor": style.INK,
         }  # fmt: skip
+    # Or the pattern, and on a dark page what is behind it, would run through the letters.
+    around = ", ".join([f"0 0 2px {fill}"] * 6) if how.pattern else "none"
     return {
         "type": "bar", "orientation": "h", "name": name, "marker": marker,
         "legendrank": 1 if escaped else 1000,
         "hovertemplate": template(tracks, bar_class, unit), "cliponaxis": True,
         "insidetextanchor": "start", "textangle": 0, "textposition": "inside",
-        "textfont": {"size": 11, "color": style.on(fill)},
+        "textfont": {"size": 11, "color": style.on(fill), "shadow": around},
     }  # fmt: skip
 
 

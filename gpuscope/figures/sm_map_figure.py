@@ -14,7 +14,7 @@ from gpuscope.analysis.escapes import partitions_by_sm
 from gpuscope.analysis.intervals import Busy, Groups, by_workload
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.figures import style
-from gpuscope.figures.frame import SHADES, layout_image, png
+from gpuscope.figures.frame import OUTSIDE, SHADES, escape_look, layout_image, png
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.style import Properties
 from gpuscope.figures.text import (
@@ -26,7 +26,7 @@ from gpuscope.figures.text import (
     wrapped,
 )
 from gpuscope.figures.themed import ThemedFigure
-from gpuscope.trace.columns import codes, is_open, rows_of
+from gpuscope.trace.columns import codes, is_open, outside, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import Index
 
@@ -37,9 +37,10 @@ class Blocks:
     Attributes
     ----------
     rows
-        Positions in the trace; ``sm``, ``partition``, ``starts`` and ``ends`` are parallel.
-    partitions
-        Name of each number in ``partition``; ``None`` is the whole GPU.
+        Positions in the trace; ``sm``, ``owner``, ``starts`` and ``ends`` are parallel.
+    partitions, escaped
+        Of each number in ``owner``: the partition, ``None`` for the whole GPU; whether the blocks
+        were intended for another.
     height
         SMs of the device.
     left_out
@@ -69,15 +70,38 @@ class Blocks:
         self.rows = rows = rows[here]
         self.sm = sm[rows].astype(np.int64)
         self.starts, self.ends = trace.array("start_ns")[rows], trace.array("end_ns", fill=0)[rows]
-        partition, names = codes(trace.spans.column("partition"))
-        used, self.partition = np.unique(partition[rows], return_inverse=True)
-        self.partitions: list[str | None] = [names[code] for code in used]
+        columns = (codes(trace.spans.column(name)) for name in ("intended_partition", "partition"))
+        intended, (partition, names) = ((code[rows], values) for code, values in columns)
+        escaped = outside(intended, (partition, names))
+        used, self.owner = np.unique(2 * partition + escaped, return_inverse=True)
+        self.partitions: list[str | None] = [names[code // 2] for code in used]
+        self.escaped = used % 2 == 1
         known = [
             facts.sm_count
             for facts in trace.metadata.devices.values()
             if facts.index == device and facts.sm_count
         ]
         self.height = max(int(self.sm.max()) + 1, *known, 1)
+
+    def colours(self, of_partitions: dict[str, str]) -> list[str]:
+        """Return the colour of each owner."""
+        return [
+            style.ESCAPED if escaped
+            else style.WHOLE_GPU_COLOUR if name is None
+            else of_partitions[name]
+            for name, escaped in zip(self.partitions, self.escaped, strict=True)
+        ]  # fmt: skip
+
+    def most(self, held: Array) -> Array:
+        """Return SM × column → the owner that ``held`` it longest, escaped blocks first; −1: none.
+
+        Parameters
+        ----------
+        held
+            Owner × SM × column.
+        """
+        weight = np.where(self.escaped, 1e9, 1)[:, None, None]
+        return np.where(held.any(axis=0), (held * weight).argmax(axis=0), -1)
 
 
 @dataclass(frozen=True)
@@ -87,10 +111,9 @@ class Cells:
     Attributes
     ----------
     share
-        SM × column: for which share of it any block held the SM.
+        SM × column: for which share of it any block held the SM; 1 where an escaped one did.
     owner
-        SM × column: the position in ``Blocks.partitions`` of the partition whose blocks held
-        the SM longest; −1 where none did.
+        SM × column: as of :meth:`Blocks.most`.
     origin_ns, column_ns
         Where the first column starts, and how long each is.
     """
@@ -108,13 +131,13 @@ class HeldIndex:
     ----------
     blocks
         They may overlap; what an index of tracks holds is their union by SM, and by SM and
-        partition.
+        owner.
     """
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
         owners = len(blocks.partitions)
-        track = np.r_[blocks.partition, np.full(len(blocks.sm), owners)] * blocks.height
+        track = np.r_[blocks.owner, np.full(len(blocks.sm), owners)] * blocks.height
         groups = Groups(track + np.tile(blocks.sm, 2), [*range((owners + 1) * blocks.height)])
         ends = np.maximum(blocks.ends, blocks.starts)
         self._busy = Busy.of(groups, np.tile(blocks.starts, 2), np.tile(ends, 2))
@@ -124,7 +147,7 @@ class HeldIndex:
         return Index(self._busy.start, self._busy.end, self._busy.group)
 
     def held_ns(self, edges: Array) -> Array:
-        """Partition × SM × bin → how long its blocks held the SM, ns; of any blocks at the end."""
+        """Owner × SM × bin → how long its blocks held the SM, ns; of any blocks at the end."""
         held = np.zeros((len(self._busy.ns), len(edges) - 1), np.int64)
         for track in np.flatnonzero(self._busy.ns).tolist():
             start, end = self._busy.intervals(track).T
@@ -151,7 +174,8 @@ class HeldIndex:
             held[busy.group[row]] += np.maximum(inside, 0) / found.column_ns
         held = held.reshape(-1, height, held.shape[1])
         share = np.clip(held[-1], 0, 1)
-        owner = np.where(share > 0, held[:-1].argmax(axis=0), -1)
+        owner = np.where(share > 0, self.blocks.most(held[:-1]), -1)
+        share = np.where(np.r_[self.blocks.escaped, False][owner], 1, share)
         return Cells(share, owner, found.origin_ns, found.column_ns)
 
 
@@ -167,7 +191,7 @@ def sm_image(cells: Cells, colours: list[str], zero_ns: int, unit_ns: float) -> 
     Parameters
     ----------
     colours
-        Of each partition of the blocks.
+        Of each owner, as of :meth:`Blocks.colours`.
     """
     palette = list(dict.fromkeys(colours))
     first = np.array([*(palette.index(name) * SHADES for name in colours), 0])[cells.owner]
@@ -256,7 +280,7 @@ def sm_map(
     bins = min(bins, high - low)
     edges = low + (high - low) * np.arange(bins + 1) // bins
     *by_owner, busy_ns = HeldIndex(blocks).held_ns(edges)
-    most = np.where(busy_ns > 0, np.argmax(by_owner, axis=0), -1)
+    most = blocks.most(np.array(by_owner))
     share = (busy_ns / np.diff(edges)).astype(np.float32)
     unit, unit_ns = axis_unit(high - low)
     colours = style.partition_colours(
@@ -268,6 +292,10 @@ def sm_map(
         if (most == index).any()
     ]
     step = (high - low) / bins / unit_ns
+    escaped = (blocks.escaped[most] & (most >= 0)).any(axis=0)
+    first = np.flatnonzero(escaped & ~np.r_[False, escaped[:-1]])
+    at = {"x": (first + 0.5) * step, "y": [-0.5] * len(first)}
+    marks = [go.Scatter(**at, **escape_look(style.INK))] if len(first) else []
     for cell in cells:
         cell.update(
             x0=step / 2,
@@ -300,7 +328,7 @@ def sm_map(
         ),
         xaxis2={"domain": [0, 0.022], "visible": False, "fixedrange": True},
     )
-    return ThemedFigure(data=[*strip, *cells], layout=layout)
+    return ThemedFigure(data=[*strip, *cells, *marks], layout=layout)
 
 
 def _cells(
@@ -308,28 +336,30 @@ def _cells(
 ) -> go.Heatmap:
     """Return the cells of one partition; SMs between those that it held are one empty row."""
     partition = blocks.partitions[index]
-    colour = style.WHOLE_GPU_COLOUR if partition is None else colours[partition]
+    colour = blocks.colours(colours)[index]
     held = np.flatnonzero(~np.isnan(share).all(axis=1))
     edges = np.unique(np.r_[held, held + 1])
     rows = np.where(np.isin(edges[:-1], held)[:, None], share[edges[:-1]], np.nan)
-    label = partition_label(trace, partition)
+    label, faintest = escape(partition_label(trace, partition)), _FAINTEST
+    if blocks.escaped[index]:
+        label, faintest = f"<b>{OUTSIDE}</b> to {label}", 1
     return go.Heatmap(
         z=rows,
         y=edges - 0.5,
         zmin=0,
         zmax=1,
-        colorscale=[[0, style.tinted(colour, _FAINTEST)], [1, colour]],
+        colorscale=[[0, style.tinted(colour, faintest)], [1, colour]],
         showscale=False,
         showlegend=True,
-        name=escape(label),
-        meta=f"{escape(label)}<br>its blocks: {_workloads(trace, blocks, index)}",
+        name=label,
+        meta=f"{label}<br>its blocks: {_workloads(trace, blocks, index)}",
         hoverongaps=False,
     )
 
 
 def _workloads(trace: Trace, blocks: Blocks, index: int) -> str:
     """Name what kept a partition busy, the longest first."""
-    mine = blocks.partition == index
+    mine = blocks.owner == index
     groups = by_workload(trace)
     own = groups.code[blocks.rows[mine]]
     lasted = np.bincount(own, (blocks.ends - blocks.starts)[mine] + 1, len(groups))
@@ -378,6 +408,7 @@ def _statement(blocks: Blocks, edges: Array, low: int, high: int) -> str:
         f"{inside:,} blocks in {bins:,} bins of {duration((high - low) / bins)}",
         "colour: the partition whose blocks held the SM longest in a cell",
         "paler: held for less of it",
+        *([f"{OUTSIDE}: any block outside its partition"] if blocks.escaped.any() else []),
         "strip on the left: whose SM it is",
         *(f"{count:,} blocks {why} not drawn" for why, count in left.items() if count),
     ]

@@ -39,8 +39,7 @@ _HEADING_LINE, _HEADING_CHARACTERS = 18, 100
 _EMPTY_BAND = 70
 _SM_HEIGHT, _SM_GAP = 264, 24
 _SM_NOTE = (
-    "SMs: the colour of the partition whose thread blocks held one longest, the stronger the "
-    "longer any did"
+    "SMs: colour of the partition whose thread blocks held them longest; paler: held for less time"
 )
 # Plotly draws the grid over images: light lines would look like gaps.
 _GRID = "rgba(27,31,36,0.1)"
@@ -204,10 +203,7 @@ def _content(
     time_below = "y"
     if held is not None:
         cells = held.cells(windows_ns[0], PIXELS)
-        owners = [
-            style.WHOLE_GPU_COLOUR if name is None else colours[name]
-            for name in held.blocks.partitions
-        ]
+        owners = held.blocks.colours(colours)
         images.append(sm_image(cells, owners, windows_ns[0][0], unit_ns))
         data.append(_point(yaxis="y2", showlegend=False))
         notes.append(_SM_NOTE)
@@ -223,7 +219,7 @@ def _content(
         escape(title, 90) + title_suffix(traces.values()),
         notes,
         height,
-        legend_rows=-(-len(data) // 3),
+        legend_rows=-(-len(data) // (2 if len(marks["x"]) else 3)),
         barmode="overlay",
         uniformtext={"minsize": 10, "mode": "hide"},
         annotations=annotations,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from gpuscope._types import Array
 from gpuscope.figures.labels import LAYOUT, Class, Track, in_order, labelled
 from gpuscope.figures.style import KIND_STYLES
-from gpuscope.trace.columns import codes, combined
+from gpuscope.trace.columns import codes, combined, outside
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.query import OPEN_NS, Index
@@ -367,12 +367,11 @@ def _integers(spans: pa.Table, name: str) -> Array:
 
 def _escaped(coded: dict[str, Coded], code: dict[str, Array]) -> Array:
     """Return which of new rows are kernels that ran outside the partition intended for them."""
-    intended, partition = coded["intended_partition"].values, coded["partition"].values
-    place = {name: number for number, name in enumerate(partition)}
-    home = np.array([place.get(name, -1) for name in intended])[code["intended_partition"]]
     is_kernel = np.array([kind == "kernel" for kind in coded["kind"].values])[code["kind"]]
-    found: Array = is_kernel & (code["intended_partition"] > 0) & (home != code["partition"])
-    return found
+    intended, partition = (
+        (code[name], coded[name].values) for name in ("intended_partition", "partition")
+    )
+    return is_kernel & outside(intended, partition)
 
 
 def _classes(

@@ -51,6 +51,14 @@ def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
     return indices, list(number)
 
 
+def outside(intended: tuple[Ints, list[Any]], partition: tuple[Ints, list[Any]]) -> Bools:
+    """Return row → whether it ran outside the partition intended for it; both as :func:`codes`."""
+    place = {name: number for number, name in enumerate(partition[1])}
+    home = np.array([place.get(name, -1) for name in intended[1]])[intended[0]]
+    escaped: Bools = (intended[0] > 0) & (home != partition[0])
+    return escaped
+
+
 def chosen(mask: Bools) -> Ints | slice:
     """Return what picks the rows that a mask is true of; all rows without copying them."""
     return slice(None) if mask.all() else np.flatnonzero(mask)

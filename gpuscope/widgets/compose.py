@@ -73,7 +73,8 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None, *, tiled: bool = Tru
     drawn.layout["images"] = [made.image] if made.image is not None else []
     if snapshot.held is not None:
         cells = snapshot.held.cells(fetched, pixels)
-        drawn.layout["images"].append(sm_image(cells, _owners(snapshot), snapshot.zero_ns, 1e3))
+        owners = snapshot.held.blocks.colours(snapshot.colours)
+        drawn.layout["images"].append(sm_image(cells, owners, snapshot.zero_ns, 1e3))
     divided = (before is None or before.snapshot.held is None) != (snapshot.held is None)
     if divided:
         _divide(drawn, snapshot)
@@ -197,15 +198,6 @@ def _tracks(snapshot: Snapshot) -> Properties:
         "shapes": shapes,
         "annotations": notes if snapshot.places.tracks else [nothing(snapshot.height / 2)],
     }
-
-
-def _owners(snapshot: Snapshot) -> list[str]:
-    """Return the colour of each partition of the blocks."""
-    assert snapshot.held is not None  # noqa: S101 - asked for only where there are any
-    return [
-        style.WHOLE_GPU_COLOUR if name is None else snapshot.colours[name]
-        for name in snapshot.held.blocks.partitions
-    ]
 
 
 def _divide(drawn: Drawn, snapshot: Snapshot) -> None:

@@ -281,7 +281,7 @@ def test_sms_stand_under_the_tracks_on_the_same_time_axis():
     )
     busy = (sms[..., 3] > 0).mean(axis=1)[:4]
     assert busy == pytest.approx([0.225] * 4, abs=0.03)
-    assert "thread blocks held one longest" in words(figure)
+    assert "thread blocks held them longest" in words(figure)
     assert "block" not in words(figure).split("SMs:")[0]
     plain = figures.timeline(trace)
     assert "100 block" in words(plain)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from gpuscope import figures
 from gpuscope.errors import MissingEvidence
+from gpuscope.figures.sm_map_figure import Blocks, HeldIndex
+from gpuscope.figures.style import ESCAPED
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -40,7 +42,7 @@ def maps(figure):
     """Legend name → SM → its cells."""
     found = {}
     for one in figure.data:
-        if one.xaxis == "x2":
+        if one.xaxis == "x2" or one.type != "heatmap":
             continue
         edges, z = np.asarray(one.y), np.asarray(one.z)
         assert len(edges) == len(z) + 1
@@ -89,6 +91,28 @@ def test_idle_sms_have_rows_and_sms_between_are_one_empty_row():
 def test_what_ran_outside_partitions_is_the_whole_gpu():
     figure = figures.sm_map(build([block(0, 0, 10, None)]))
     assert set(maps(figure)) == {"whole GPU"}
+
+
+def test_escaped_blocks_are_marked_wherever_they_held_an_sm_at_all():
+    told = {"intended_partition": "decode"}
+    trace = build([
+        block(0, 0, 190, **told), block(0, 190, 200, None, **told), block(1, 0, 200, None),
+        block(2, 150, 160, "prefill", **told),
+    ])  # fmt: skip
+    figure = figures.sm_map(trace, bins=2)
+    found = maps(figure)
+    assert found["<b>ESCAPED</b> to whole GPU"] == {0: cells([None, 1])}
+    assert found["whole GPU"] == {1: cells([1, 1])}, "nobody intended it for a partition"
+    assert [name for name in found if name.startswith("<b>ESCAPED</b> to prefill")]
+    assert (figure.data[-1].marker.color, figure.data[-1].x.tolist()) == (
+        ESCAPED,
+        [pytest.approx(0.15)],
+    )
+    assert "ESCAPED: any block outside its partition" in words(figure)
+    blocks = Blocks(trace, None)
+    beside = HeldIndex(blocks).cells((0, 200), 2)  # as below the tracks of a timeline
+    last = beside.owner[0, np.flatnonzero(beside.share[0])[-1]]
+    assert blocks.colours({"decode": "#000000", "prefill": "#000000"})[last] == ESCAPED
 
 
 def test_a_strip_says_whose_each_sm_is():

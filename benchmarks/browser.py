@@ -252,8 +252,8 @@ def measured(count: int, rounds: int, tree: Path) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder, package_of(tree):
         path = str(Path(folder) / "trace.parquet")
         made = (
-            "import runpy, sys; sys.path.insert(0, '.'); b = runpy.run_path('browser.py'); "
-            f"b['gs'].export(b['make_trace']({count}), {path!r})"
+            "import sys; sys.path.insert(0, '.')\nimport browser\nimport gpuscope as gs\n"
+            f"gs.export(browser.make_trace({count}), {path!r})"
         )
         # By the tree's own package: an older one reads no newer trace.
         subprocess.run([sys.executable, "-c", made], cwd=tree / "benchmarks", check=True)

@@ -137,6 +137,24 @@ class _Recorder:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._done = self._lost = False
+        self._depth = 0
+        """In how many things that are to stay whole the main thread is."""
+        self._put_off: int | None = None
+        """The signal that came meanwhile."""
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Let SIGTERM wait: it would wait for what the main thread holds here."""
+        outer, is_main = self._depth, threading.current_thread() is threading.main_thread()
+        try:
+            if is_main:
+                self._depth = outer + 1
+            yield
+        finally:
+            if is_main:
+                self._depth = outer
+            if self._put_off is not None and not self._depth:
+                os.kill(os.getpid(), self._put_off)
 
     def arrange(self) -> None:
         """Be there when the process ends, however it does."""
@@ -157,6 +175,13 @@ class _Recorder:
 
     def _terminate(self, number: int, _frame: FrameType | None) -> None:
         """End as a signal would have it; this thread may hold what finishing needs."""
+        if self._depth:  # such as where a process that ends is terminated
+            if self._put_off is None:
+                self._put_off = number
+                killing = threading.Timer(_PATIENCE_S, os.kill, (os.getpid(), signal.SIGKILL))
+                killing.daemon = True
+                killing.start()
+            return
         finishing = threading.Thread(target=self.finish, daemon=True)
         finishing.start()
         finishing.join(_PATIENCE_S)
@@ -169,7 +194,7 @@ class _Recorder:
         kind = device.info.kind
         if self.order.device not in ("auto", kind) or self._over.is_set():
             return
-        with self._lock, self._noting(f"{device.info.key} is not recorded"):
+        with self._whole(), self._lock, self._noting(f"{device.info.key} is not recorded"):
             if kind == "cuda" and self._cuda is not None:
                 self._cuda.add(device)
             else:
@@ -183,7 +208,7 @@ class _Recorder:
 
     def begin_cuda(self) -> None:
         """Record what CUPTI sees of this process."""
-        with self._lock, self._noting("what it does with CUDA is not recorded"):
+        with self._whole(), self._lock, self._noting("what it does with CUDA is not recorded"):
             if self._cuda is None and not self._over.is_set():
                 self._cuda = self._begin((), "cupti")
         self._finish_at_exit()
@@ -252,7 +277,7 @@ class _Recorder:
     def finish(self) -> None:
         """End every recording and write its trace; what comes later is not recorded."""
         while not self._done:  # Ctrl-C ends waiting for the GPU and takes nothing away
-            with contextlib.suppress(KeyboardInterrupt):
+            with contextlib.suppress(KeyboardInterrupt), self._whole():
                 self._finish()
 
     def _finish(self) -> None:
@@ -274,7 +299,7 @@ class _Recorder:
 
     def let_go(self) -> None:
         """Hold no simulated device that the program let go, for who counts those that are open."""
-        with self._lock:
+        with self._whole(), self._lock:
             held = [
                 (number, weakref.ref(device))
                 for number, recording in self._recordings.items()

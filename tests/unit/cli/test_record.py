@@ -163,6 +163,32 @@ if __name__ == "__main__":
 """
 
 
+TERMINATED = """
+import os, signal
+from gpuscope.trace import store
+from work import work
+
+real = store.save_trace
+
+def save(*given):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return real(*given)
+
+store.save_trace = save
+kept = work(3)
+"""
+
+
+def test_a_process_that_is_terminated_while_it_ends_keeps_its_trace(place):
+    (place / "ends.py").write_text(TERMINATED)  # as multiprocessing.Pool does to its workers
+    status, _, said = run(place, *RECORD, "--no-report", "--out", "a", "ends.py")
+    assert status == -signal.SIGTERM
+    assert "killed" not in said
+    (trace,) = traces(place / "a").values()
+    assert trace.metadata.complete
+    assert len(trace.where(kind="kernel")) == 3
+
+
 def test_each_process_of_it_writes_its_own_trace(place, monkeypatch):
     (place / "parent.py").write_text(PARENT)
     monkeypatch.setenv("SEEN", str(place / "all.unfinished" / "x"))

@@ -188,7 +188,7 @@ def _cost(kept: Mapping[str, float], before: Mapping[str, float], base: str) -> 
     if not before:
         return f"; {shares} of {rate} in “{base}”"
     then = " and ".join(f"{100 * before[name]:.0f} %" for name in kept if name in before)
-    return f"; {shares} of {rate} alone" + (f" ({then} before)" if kept != before else "")
+    return f"; {shares} of {rate} alone" + (f" ({then} in “{base}”)" if kept != before else "")
 
 
 def _together(rows: list[Row]) -> str:
@@ -223,7 +223,13 @@ def describe_workload(facts: Description, *, driven: bool = False) -> str:
         return _describe_requests(facts)
     own = {name: value for name, value in facts.items() if name not in _COMMON}
     sides = [own.pop(name) for name in ("m", "n", "k") if {"m", "n", "k"} <= facts.keys()]
-    words = [str(facts.get("kind")).replace("_", " "), " × ".join(map(str, sides))]
+    kind = str(facts.get("kind"))
+    if kind.startswith("python:"):
+        given = (f"{name}={value!r}" for name, value in (own.pop("args", None) or {}).items())
+        kind = f"{kind.removeprefix('python:')}({', '.join(given)})"
+    else:
+        kind = kind.replace("_", " ")
+    words = [kind, " × ".join(map(str, sides))]
     if "nbytes" in own:
         words.append(_bytes(own.pop("nbytes")))
     if "duration_us" in own:

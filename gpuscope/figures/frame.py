@@ -35,7 +35,8 @@ def shared_lines(tracks: Tracks, bar_class: Class) -> list[str]:
     """Return what the tooltips of a class end with, in plain text."""
     lines = [style.KIND_STYLES[bar_class.kind].label]
     if bar_class.partition is not None:
-        lines[0] += f", partition {partition_label(tracks.names, bar_class.partition or None)}"
+        where = partition_label(tracks.names, bar_class.partition or None)
+        lines[0] += f", partition {where}" if bar_class.partition else f", {where}"
     sources = tracks.classes.get(bar_class, ())
     if len(sources) == 1:
         lines.append(f"source: {clean(sources[0], 40)}")
@@ -47,7 +48,7 @@ def template(tracks: Tracks, bar_class: Class, unit: str) -> str:
     lines = [escape(line) for line in shared_lines(tracks, bar_class)]
     # A percent sign would make Plotly look for a variable.
     constant = "<br>".join(lines).replace("%", "&#37;")
-    return f"<b>%{{hovertext}}<br>from %{{base:,.3f}} {unit}<br>{constant}<extra></extra>"
+    return f"<b>%{{hovertext}}<br>starts at %{{base:,.3f}} {unit}<br>{constant}<extra></extra>"
 
 
 def hovers(view: View) -> list[str]:
@@ -438,7 +439,7 @@ def statement(view: View, *, besides: Collection[str] = ()) -> str:
         names = ", ".join(clean(name, 30) for name in view.crowded[:3])
         said.append(f"more than {LANES} at once share a line in {names}")
     unseen = [
-        f"{count:,} {clean(kind)}"
+        f"{clean(kind)} ({count:,})"
         for kind, count in view.tracks.elsewhere().items()
         if kind not in besides
     ]

@@ -109,7 +109,12 @@ def latency(traces: Mapping[str, Trace], handle: str) -> go.Figure:
             **_log_axis(np.concatenate([curve.x for curve in data])),
             automargin=True,
         ),
-        yaxis=style.y_axis("share of calls", range=[-0.02, 1.03], tickformat=".0%"),
+        yaxis=style.y_axis(
+            "share of calls",
+            range=[-0.02, 1.03],
+            tickvals=[0, 0.25, 0.5, 0.75, 0.9, 0.99],
+            ticktext=["0 %", "25 %", "p50", "75 %", "p90", "p99"],
+        ),
     )
     return ThemedFigure(data=data, layout=layout)
 
@@ -154,16 +159,13 @@ def _curve(
         go.Scatter(
             x=[max(value, 1) / 1e3 for value in known.values()],
             y=[int(mark[1:]) / 100 for mark in known],
-            mode="markers+text",
+            mode="markers",
             marker={
                 "symbol": [_MARK_SYMBOLS[mark] for mark in known],
                 "size": 10,
                 "color": look["color"],
                 "line": {"width": 1.5, "color": style.WHITE},
             },
-            text=list(known),
-            textposition="bottom right",
-            textfont={"size": 12, "color": style.INK},
             cliponaxis=False,
             showlegend=False,
             legendgroup=escape(setting, 40),

@@ -164,6 +164,7 @@ def base_layout(
             "yref": "container",
             "yanchor": "bottom",
             "font": {"size": 12},
+            "tracegroupgap": 0,
             # In a narrow page it scrolls: it would push the plot up, into the title of its axis.
             "maxheight": 20 * legend_rows + 14,
         },

@@ -156,7 +156,8 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
     notes = (notes + [""] * _NOTES)[:_NOTES]
     # To find out which labels overlap takes Plotly half of a frame's time.
     least, most = _LEGEND_ROWS
-    rows = min(max(-(-len(snapshot.tracks.classes) // 3), least), most)
+    columns = 2 if len(snapshot.tracks.escaped) else 3  # of entries as wide as the widest
+    rows = min(max(-(-len(snapshot.tracks.classes) // columns), least), most)
     axis = style.x_axis(
         "", tickformat=None, tickangle=0, fixedrange=False, ticklabeloverflow="allow"
     )

@@ -398,7 +398,9 @@ print([(row * 1000 + 400 - low) / (high - low), drawn.place(row)[0] / drawn.snap
     tip = page.locator(f"{PLOT} .gpuscope-tip")
     tip.wait_for()
     said = tip.inner_text()
-    assert re.search(r"^<i>kernel \d+</i>\n700 ns\nstream \d\nfrom [\d,.]+ µs\nkernel", said), said
+    assert re.search(
+        r"^<i>kernel \d+</i>\n700 ns\nstream \d\nstarts at [\d,.]+ µs\nkernel", said
+    ), said
     page.mouse.click(*at)
     details = page.get_by_role("region", name="Details of the selected span")
     details.get_by_text("start_ns").wait_for()

@@ -264,7 +264,7 @@ function paintTiles(model, root, tell) {
       const [top, tall] = barAt(tile, n, view.scale);
       const x = right - left < least ? Math.min(left, view.width - least) : left;
       const wide = Math.max(right - left, least);
-      context.fillStyle = one.escaped && wide < 8 ? one.fill : fills[kind];
+      context.fillStyle = wide < (one.escaped ? 8 : 4) ? one.fill : fills[kind]; // no room for a pattern
       context.fillRect(x, top, wide, tall);
       if (one.escaped) marks.push(x + wide / 2, top);
       if (wide >= 4) edges.push(x, top, wide, tall, start >= from, end <= to);
@@ -421,7 +421,7 @@ function paintTiles(model, root, tell) {
     if (tile.later[n]) lines.push(`true start up to ${durationOf(tile.later[n])} later`);
     if (tile.earlier[n] && end !== Infinity) lines.push(`true end up to ${durationOf(tile.earlier[n])} earlier`);
     const from = (start / 1e3).toLocaleString("en-US", { minimumFractionDigits: 3 });
-    return [...lines, ...tile.tails[tile.tail[n]], `from ${from} µs`, ...scene.classes[tile.kind[n]].lines];
+    return [...lines, ...tile.tails[tile.tail[n]], `starts at ${from} µs`, ...scene.classes[tile.kind[n]].lines];
   };
   const hover = (at) => {
     const found = at && !plot?._dragging ? hit(at) : null;

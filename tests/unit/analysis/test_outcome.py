@@ -63,7 +63,7 @@ def test_the_sentence_says_what_was_won_and_what_it_cost():
     )
     assert analysis.outcome(run) == (
         "p99 of small 9 → 3 µs on 16 SMs (“16 | rest” against “shared”); load keeps 40 % of its "
-        "rate alone (50 % before)."
+        "rate alone (50 % in “shared”)."
     )
 
 
@@ -152,3 +152,10 @@ def test_settings_say_who_had_which_sms_and_what_else_differs():
         "bare": "as “16”, but cuBLAS is not told how many SMs it has, so it plans for the whole "
         "GPU",
     }
+
+
+def test_a_function_of_the_users_is_described_as_a_call():
+    facts = {"kind": "python:my_model:make_step", "args": {"layers": 4, "mode": "eval"}}
+    words = describe_workload({**facts, "stream": "s", "repeats": 10})
+    assert words == "my_model:make_step(layers=4, mode='eval') on s, 10 calls back to back"
+    assert describe_workload({**facts, "args": {}}).startswith("my_model:make_step(), ")

@@ -29,6 +29,8 @@ from gpuscope.analysis.gaps_analysis import Gap as Gap
 from gpuscope.analysis.gaps_analysis import GapsResult as GapsResult
 from gpuscope.analysis.gaps_analysis import TrackGaps as TrackGaps
 from gpuscope.analysis.gaps_analysis import gaps as gaps
+from gpuscope.analysis.hazards_analysis import HazardsResult as HazardsResult
+from gpuscope.analysis.hazards_analysis import hazards as hazards
 from gpuscope.analysis.interference_analysis import Interference as Interference
 from gpuscope.analysis.interference_analysis import InterferenceResult as InterferenceResult
 from gpuscope.analysis.interference_analysis import interference as interference

@@ -18,6 +18,7 @@ from msgspec import Struct
 from gpuscope._fork import free_in_children
 
 if TYPE_CHECKING:
+    from gpuscope.device.accesses import Access
     from gpuscope.device.event import Event
     from gpuscope.device.graph import Graph
     from gpuscope.device.raw import Backend, NativeArray
@@ -33,6 +34,7 @@ class CallFacts(TypedDict, total=False):
     event: Event | None
     graph: Graph | None
     blocks: NativeArray
+    accesses: tuple[Access, ...] | None
 
 
 class Call(Struct, eq=False, gc=False):
@@ -45,7 +47,8 @@ class Call(Struct, eq=False, gc=False):
     ----------
     kind
         ``"launch"``, ``"copy"``, ``"host_call"``, ``"record"``, ``"wait"``, ``"sync"``,
-        ``"handle"`` or ``"setup"``: memory being filled before anything is measured.
+        ``"handle"`` or ``"setup"``: memory being filled before anything is measured. Watchers are
+        also told of what is no call: ``"seen"``, ``"memory"`` and ``"host access"``.
     name
         Kernel, function or call name.
     correlation
@@ -62,6 +65,8 @@ class Call(Struct, eq=False, gc=False):
         Where the launch writes when and where its thread blocks ran: an array of the device,
         shape (blocks, 3), uint64, of start and end by ``%globaltimer`` in ns, and SM id.
         Read it when the launch is done. ``None`` where it writes nothing of the kind.
+    accesses
+        What its work reads and writes, where a :class:`Watcher` asked; ``None``: not seen.
     """
 
     kind: str
@@ -82,6 +87,7 @@ class Call(Struct, eq=False, gc=False):
     parent: int | None = None
     workload: str | None = None
     superseded: bool = False
+    accesses: tuple[Access, ...] | None = None
 
 
 class Execution(Call, eq=False, gc=False):
@@ -210,6 +216,14 @@ class Recorder(Observer, Protocol):
         """Take note that a completion was seen; its ``seen_ns`` is set."""
 
 
+@runtime_checkable
+class Watcher(Observer, Protocol):
+    """An observer that asks what work reads and writes, and what orders it."""
+
+    def noted(self, call: Call) -> None:
+        """Take note of what is no call: see :meth:`CallLog.tell`."""
+
+
 class _Nesting:
     """What the calls of a thread are made inside of.
 
@@ -254,6 +268,8 @@ class CallLog:
         Who watches the device. Where nobody does, a launch needs a number and nothing else.
     recorders
         The observers, where each takes an execution as one note; else empty.
+    watchers
+        Those of the observers that ask for accesses.
     next_correlation
         Returns the next call's number.
     """
@@ -261,6 +277,7 @@ class CallLog:
     def __init__(self, backend: Backend, correlations: Iterator[int] | None = None) -> None:
         self.observers: tuple[Observer, ...] = ()
         self.recorders: tuple[Recorder, ...] = ()
+        self.watchers: tuple[Watcher, ...] = ()
         self.next_correlation = (correlations or itertools.count(1)).__next__
         self._backend = backend
         self._now_ns, self._key = backend.now_ns, backend.info.key
@@ -283,7 +300,37 @@ class CallLog:
     def _set_observers(self, observers: tuple[Observer, ...]) -> None:
         recorders = tuple(one for one in observers if isinstance(one, Recorder))
         self.recorders = recorders if len(recorders) == len(observers) else ()
+        self.watchers = tuple(one for one in observers if isinstance(one, Watcher))
         self.observers = observers
+
+    @property
+    def wants_accesses(self) -> bool:
+        """Whether anybody asks what calls read and write."""
+        return bool(self.watchers)
+
+    def tell(
+        self,
+        kind: str,
+        name: str,
+        stream: Stream | None = None,
+        *,
+        event: Event | None = None,
+        accesses: tuple[Access, ...] = (),
+    ) -> None:
+        """Tell watchers of what is no call, of this moment.
+
+        ``"seen"``: the host saw that an event or the work of a stream, or else of the device, is
+        done. ``"memory"``: memory was freed or given out, in the order of a stream, or else when
+        everything that used it was done. ``"host access"``: the host accessed memory.
+        """
+        nesting = self._of_thread.nesting
+        call = Call(
+            kind, name, self._key, self.next_correlation(),
+            nesting.thread or self._thread(nesting), self._now_ns(), stream, None,
+            event=event, accesses=accesses,
+        )  # fmt: skip
+        for watcher in self.watchers:
+            watcher.noted(call)
 
     def report(self, activity: Activity) -> None:
         """Tell observers of finished work."""
@@ -332,7 +379,12 @@ class CallLog:
             observer.call_ends(call)
 
     def begin_execution(
-        self, handle: str, launch: tuple[str, int, int], stream: Stream, event: Event
+        self,
+        handle: str,
+        launch: tuple[str, int, int],
+        stream: Stream,
+        event: Event,
+        accesses: tuple[Access, ...] | None,
     ) -> Execution:
         """Tell recorders of a handle's call that is one launch; :meth:`end` ends the launch.
 
@@ -342,6 +394,8 @@ class CallLog:
             Its name, its floating-point operations, and the bytes that it reads and writes.
         event
             What is recorded behind it.
+        accesses
+            What it reads and writes, if a watcher asks.
         """
         nesting = self._of_thread.nesting
         name, flop_count, nbytes = launch
@@ -350,7 +404,7 @@ class CallLog:
             "launch", name, self._key, next_correlation(),
             nesting.thread or self._thread(nesting), self._now_ns(),
             stream, nesting.meant or stream, flop_count, nbytes, event=event,
-            parent=number, workload=handle, outer=nesting.handle,
+            parent=number, workload=handle, outer=nesting.handle, accesses=accesses,
         )  # fmt: skip
         if nesting.around is not None:
             nesting.around.superseded = True

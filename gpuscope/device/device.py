@@ -12,6 +12,7 @@ from gpuscope._checks import count, given, require_kind
 from gpuscope._text import clean
 from gpuscope._types import Array
 from gpuscope.device import caller, carve
+from gpuscope.device.accesses import accesses_of, constants_of
 from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
 from gpuscope.device.calls import CallLog
@@ -302,6 +303,8 @@ class Device(Unique):
 
     def _selected_holds(self, array: NativeArray) -> NativeArray:
         """Let an array count as used on the selected stream: libraries launch there unseen."""
+        if self.calls.watchers:  # it was given out when all that used its memory was done
+            self.calls.tell("memory", "empty", accesses=accesses_of(array))
         stream = caller.get_caller_stream()
         if stream is None:
             stream = caller.peek_current_stream(self.identity)
@@ -318,7 +321,10 @@ class Device(Unique):
 
         :meth:`Stream.copy` from and to it never waits. Do not change it before the copy is done.
         """
-        return self.backend.empty_pinned(as_shape(shape), as_dtype(dtype))
+        array = self.backend.empty_pinned(as_shape(shape), as_dtype(dtype))
+        if self.calls.watchers:
+            self.calls.tell("memory", "empty_pinned", accesses=accesses_of(array))
+        return array
 
     def asarray(self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> NativeArray:
         """Copy host values into device memory and wait for the copy.
@@ -397,7 +403,8 @@ class Device(Unique):
                 raise InvalidOperand(f"{what} is {given(text)}; a text is needed")
         if not (model is None or isinstance(model, KernelModel)):
             raise InvalidOperand(f"model is {given(model)}; a KernelModel or None is needed")
-        return self.backend.compile(source, name, model)
+        kernel = self.backend.compile(source, name, model)
+        return replace(kernel, constants=constants_of(source, name))
 
 
 class UnifiedDevice(Device):

@@ -88,7 +88,10 @@ class Event(Unique):
     @property
     def is_done(self) -> bool:
         """Whether its latest record is done; true if it was never recorded."""
-        return self._backend.event_done(self.usable())
+        done = self._backend.event_done(self.usable())
+        if done and self.device.calls.watchers:
+            self.device.calls.tell("seen", "event.is_done", event=self)
+        return done
 
     def record(self, stream: EventQueue) -> None:
         """Record in ``stream``, after the work queued there."""

@@ -249,6 +249,11 @@ def pinned_block(array: object) -> Block | None:
     return array.block if isinstance(array, Pinned) else None
 
 
+def is_pageable(array: object) -> bool:
+    """Whether an array is in host memory that is not page-locked memory of a pool."""
+    return isinstance(array, np.ndarray) and pinned_block(array) is None
+
+
 def by_address(array: Array) -> Array:
     """Return a host array as a copy engine sees it: it keeps no pool's memory."""
     block = pinned_block(array)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
+from gpuscope.device.accesses import of_arrays, of_launch
 from gpuscope.device.api import Kernel
 from gpuscope.device.arrays import require_array
 from gpuscope.device.event import Event, EventQueue, require_event
 from gpuscope.device.graph import Graph, after_capture, capture
-from gpuscope.device.memory import Tag
+from gpuscope.device.memory import Tag, is_pageable
 from gpuscope.device.raw import DeviceArray, NativeArray, RawStream, StreamKind
 from gpuscope.device.registry import require_not_borrowed
 from gpuscope.device.unique import Closing, warn_unclosed
@@ -188,6 +189,8 @@ class Stream(Closing, EventQueue):
         mark = None
         try:
             self._backend.sync_stream(self.raw)
+            if self.device.calls.watchers:
+                self.device.calls.tell("seen", "stream.close", self)
         except BaseException:
             with contextlib.suppress(Exception):
                 mark = self._backend.mark(self.raw)
@@ -273,6 +276,7 @@ class Stream(Closing, EventQueue):
             call = calls.begin(
                 "launch", kernel.name, self, _intended(self),
                 flop_count=flop_count, nbytes=nbytes, blocks=blocks,
+                accesses=of_launch(kernel, args) if calls.wants_accesses else None,
                 launch_config=f'{{"grid":[{grid},1,1],"block":[{block},1,1]}}',
             )  # fmt: skip
             try:
@@ -305,14 +309,18 @@ class Stream(Closing, EventQueue):
                 f"copy needs one shape and dtype, but found {source.shape} {source.dtype} → "
                 f"{destination.shape} {destination.dtype}"
             )
-        nbytes = int(source.nbytes)
-        with self.device.calls.observed(
-            "copy", "copy", self, _intended(self), nbytes=nbytes
+        nbytes, calls = int(source.nbytes), self.device.calls
+        reads, writes = ([] if is_pageable(array) else [array] for array in (source, destination))
+        accesses = of_arrays(reads, writes) if calls.wants_accesses else None
+        with calls.observed(
+            "copy", "copy", self, _intended(self), nbytes=nbytes, accesses=accesses
         ) as call:
             try:
                 self._backend.copy(raw, destination, source, call.correlation)
             finally:
                 self.hold(destination, source)
+        if not writes and calls.watchers and not self.capturing:  # it waited
+            calls.tell("seen", "copy", self)
 
     def hold(self, *arrays: object) -> None:
         """Keep the memory of gpuscope's arrays until the work queued in this stream is done.
@@ -446,7 +454,15 @@ class Stream(Closing, EventQueue):
     @property
     def is_done(self) -> bool:
         """Whether everything queued here is done."""
-        return self._backend.stream_done(self._usable())
+        done = self._backend.stream_done(self._usable())
+        if done and self.device.calls.watchers:
+            self.device.calls.tell("seen", "stream.is_done", self)
+        return done
+
+    @property
+    def queue_number(self) -> int:
+        """Its handle, also once it is closed; 0 for CUDA's legacy default stream."""
+        return 0 if self.kind == "legacy default" else self._handle
 
 
 _GRID, _BLOCK = 2**31 - 1, 1024

@@ -20,6 +20,7 @@ from gpuscope.record.blocks import BlockSource
 from gpuscope.record.calls import CallLog, Ended
 from gpuscope.record.clock import ClockFit
 from gpuscope.record.facts import device_facts, one_clock, partition_facts, thread_names, versions
+from gpuscope.record.hazard_log import HazardLog
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.source import Calibration, Options, Source, Tap
@@ -62,6 +63,8 @@ class Recording:
     ----------
     ranges
         Takes ranges that no CUPTI reports.
+    hazards
+        Takes what orders work and what it accesses, where hazards are looked for.
 
     Examples
     --------
@@ -93,6 +96,7 @@ class Recording:
         """Device key → what times that device's work."""
         self.ranges = RangeLog(self._clock, thread, self._process)
         self._calls = CallLog(self._source_of, self.ranges, self._process)
+        self.hazards = HazardLog() if self._options.hazards else None
         self._reading = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
         self._kept = Kept()
@@ -123,7 +127,7 @@ class Recording:
         self._span.begin()  # first: from now on there is something to stop
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
-            self._calls.watch(device)
+            self._watch(device)
         self._span.begin()
         if not any(source.sees_ranges for source in self.sources):
             with _running_lock:
@@ -131,6 +135,11 @@ class Recording:
         if without_nvtx := nvtx.missing():
             self._notes.append(without_nvtx)
         self._read_regularly()
+
+    def _watch(self, device: Device) -> None:
+        self._calls.watch(device)
+        if self.hazards is not None:
+            device.calls.observe(self.hazards)
 
     def add(self, device: Device) -> None:
         """Watch one more GPU, opened while a recording of what CUPTI sees was on."""
@@ -140,7 +149,7 @@ class Recording:
                 self._source_of[device.info.key] = source
             self.devices = (*self.devices, device)
             self._device_by_key[device.info.key] = device
-            self._calls.watch(device)
+            self._watch(device)
 
     def _read_regularly(self) -> None:
         """Let rows be read again and again where only the latest are kept.
@@ -204,6 +213,8 @@ class Recording:
             self._reader.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
+            if self.hazards is not None:
+                device.calls.unobserve(self.hazards)
         with self._reading:  # nobody reads batches meanwhile
             for source in self.sources:
                 source.finish(wait=waited)
@@ -366,6 +377,8 @@ class Recording:
         self._all_read = over
         self.ranges.drain(rows)
         self._calls.drain(rows)
+        if self.hazards is not None:
+            self.hazards.read()
         for source in self.sources:
             source.drain(rows)
         if over and not self._waited:
@@ -439,6 +452,7 @@ class Recording:
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),
             kept=kept,
+            hazards=self.hazards.facts() if self.hazards is not None else None,
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
             versions=dict(versions()),

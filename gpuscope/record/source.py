@@ -42,6 +42,8 @@ class Options:
         Bytes of buffers that CUPTI may fill between two readings.
     keep_ns
         How long what ended is kept; ``None``: all the time.
+    hazards
+        Whether hazards are looked for.
 
     Raises
     ------
@@ -54,6 +56,7 @@ class Options:
     launch_ids: bool | Literal["runtime"] = True
     memory_limit: int = MEMORY_LIMIT
     keep_ns: int | None = None
+    hazards: bool = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

@@ -21,7 +21,7 @@ from gpuscope.record.source import MEMORY_LIMIT, Options
 
 @door(
     device=(Device, None), source=str, detail=str, launch_ids=(bool, str), wait=bool,
-    live=(bool, Callable), keep=(str, float, None),
+    live=(bool, Callable), keep=(str, float, None), hazards=bool,
 )  # fmt: skip
 @contextlib.contextmanager
 def profile(
@@ -34,6 +34,7 @@ def profile(
     wait: bool = True,
     live: bool | ViewMaker = False,
     keep: str | float | None = None,
+    hazards: bool = False,
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
@@ -71,6 +72,9 @@ def profile(
         time before the end of the block, and what has not ended. ``trace.metadata.kept`` and a
         note say since when, and how much was left out; ``complete`` is about what is kept.
         Default: everything.
+    hazards
+        Whether to look for hazards: work that reads or writes what other work writes, in no order.
+        :func:`gpuscope.analysis.hazards` says what was found.
 
     Yields
     ------
@@ -100,7 +104,8 @@ def profile(
     """
     keep_ns = length_ns("keep", keep) if keep is not None else None
     devices = (device,) if device is not None else _one_clock()
-    recording = Recording(devices, Options(source, detail, launch_ids, memory_limit, keep_ns))
+    options = Options(source, detail, launch_ids, memory_limit, keep_ns, hazards)
+    recording = Recording(devices, options)
     view = _open_view(live)
     watching = started = False
     try:

@@ -195,6 +195,71 @@ class RequestFacts(Facts, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
+HazardKind = Literal[
+    "read after write", "write after read", "write after write", "reuse of freed memory",
+    "use before a copy ended", "host access too early",
+]  # fmt: skip
+
+
+class HazardFact(Facts, frozen=True):
+    """Two pieces of work that access common bytes, one of them to write, in no order.
+
+    Attributes
+    ----------
+    first, second
+        Rows of the two, in the order of their calls; ``None`` for what has none, as the host's.
+    first_stream, second_stream
+        Names of their streams; ``"host"``.
+    address, nbytes
+        Where the bytes begin that they have in common, and about how many these are.
+    buffer
+        Its name, where one is known.
+    count
+        How many pairs there are of these names, streams and kind; the rest is of the first.
+    mend
+        The call that is missing, as code.
+    status
+        What a run with the first delayed showed: ``"confirmed"``, ``"not reproduced"``, or
+        ``"could not be tried: …"``; empty where none was made.
+    """
+
+    kind: HazardKind
+    first: _Whole | None = None
+    second: _Whole | None = None
+    first_name: str = ""
+    second_name: str = ""
+    first_stream: str = ""
+    second_stream: str = ""
+    address: _Whole = 0
+    nbytes: _Whole = 0
+    buffer: str = ""
+    count: _Whole = 1
+    mend: str = ""
+    status: str = ""
+
+
+class HazardFacts(Facts, frozen=True):
+    """Which hazards a recording found, among how much.
+
+    Attributes
+    ----------
+    accesses
+        How many pieces of work were seen with what they read and write.
+    unseen, unseen_names
+        How many were not, and the names of a few.
+    found
+        The hazards, equal ones as one.
+    left_out
+        How many pairs are in none of them, since there were too many.
+    """
+
+    accesses: _Whole = 0
+    unseen: _Whole = 0
+    unseen_names: tuple[str, ...] = ()
+    found: tuple[HazardFact, ...] = ()
+    left_out: _Whole = 0
+
+
 _UNKNOWN_DEVICE, _UNKNOWN_PARTITION = DeviceFacts(), PartitionFacts()
 
 
@@ -229,6 +294,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         read, against CUPTI's time if there is CUPTI.
     experiment
         The experiment, if the trace is of a run.
+    hazards
+        :class:`HazardFacts` where hazards were looked for.
     counts
         Counts from the sources: received, dropped, unmatched (gpuscope's launches without a
         record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard of
@@ -268,6 +335,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     kept: KeptFacts | None = None
     solo: Mapping[str, SoloFacts] = {}
     clocks: Mapping[str, ClockFacts] = {}
+    hazards: HazardFacts | None = None
     device_max_connections: str | None = None
     versions: Mapping[str, str] = {}
     experiment: Description | None = None

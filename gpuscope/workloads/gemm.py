@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from gpuscope._checks import count, given, require_kind
+from gpuscope.device.accesses import Access
 from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
@@ -28,6 +29,7 @@ from gpuscope.workloads.product import (
     PlacedOperands,
     check,
     key_of,
+    of_product,
     place,
     queue_product,
     queued,
@@ -113,14 +115,17 @@ class _GemmContext(Context):
     out: NativeArray = NOTHING
     plan: MatmulPlan | None = None
     placed: PlacedOperands = None
+    arrays: Operands | tuple[()] = ()
     result: NativeArray = None
     sm_count: int = 0
     launch: tuple[str, int, int] = ("", 0, 0)
     """Name, floating-point operations and bytes of the plan's launch."""
+    accesses: tuple[Access, ...] | None = None
+    """What that reads and writes, once a watcher asked."""
 
-    def take_plan(self, plan: MatmulPlan) -> None:
-        """Launch ``plan`` from now on."""
-        self.plan = plan
+    def take_plan(self, plan: MatmulPlan, placed: PlacedOperands, arrays: Operands) -> None:
+        """Launch ``plan`` with these operands from now on."""
+        self.plan, self.placed, self.arrays, self.accesses = plan, placed, arrays, None
         self.launch = plan.name, plan.flop_count, plan.bytes_out + plan.bytes_a + plan.bytes_b
 
     def forget(self, device: Device) -> None:
@@ -128,6 +133,7 @@ class _GemmContext(Context):
         Context.forget(self, device)  # dataclass made this class anew: no bare super()
         self.a = self.b = self.out = NOTHING
         self.plan = self.placed = self.result = None
+        self.arrays, self.accesses = (), None
 
 
 _Ready: TypeAlias = Any
@@ -289,7 +295,12 @@ class Gemm(Handle):
                 call, behind = None, event
                 if recorders:
                     behind = None  # what is told of is recorded by itself
-                    call = calls.begin_execution(self.name, context.launch, selected, event)
+                    accesses = context.accesses
+                    if calls.watchers and accesses is None:
+                        accesses = context.accesses = of_product(context.arrays)
+                    call = calls.begin_execution(
+                        self.name, context.launch, selected, event, accesses
+                    )
                 number = self._next_correlation() if call is None else call.correlation
                 try:
                     self._matmul(
@@ -341,8 +352,7 @@ class Gemm(Handle):
         plan = PLANS.get(key_of(out, a, b))
         if plan is None or plan.copies or not self._fits(plan):
             return False
-        context.placed = place(self.device, plan, out, a, b)
-        context.take_plan(plan)
+        context.take_plan(plan, place(self.device, plan, out, a, b), (out, a, b))
         context.a, context.b, context.out, context.result = a, b, out, out
         stream.hold(out, a, b)
         return True
@@ -444,7 +454,7 @@ class Gemm(Handle):
             return  # only its own _launch knows what to launch
         assert isinstance(context, _GemmContext)  # noqa: S101 - it was made as one
         context.a, context.b, context.out = given
-        context.placed, context.result = placed, work.result
-        context.take_plan(plan)
+        context.result = work.result
+        context.take_plan(plan, placed, (out, a, b))
         context.sm_count = self._sm_count(stream)
         context.ready = stream

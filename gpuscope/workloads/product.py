@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope._compiled import fastpath
 from gpuscope._types import Array
+from gpuscope.device.accesses import Access, of_arrays
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
@@ -174,9 +175,20 @@ def _extent(array: NativeArray, address: int) -> Array:
     return np.asarray(SimpleNamespace(__array_interface__=facts))
 
 
+def of_product(arrays: Operands) -> tuple[Access, ...]:
+    """Return what a product reads and writes."""
+    out, a, b = arrays
+    return of_arrays((a, b), (out,))
+
+
 # -- queueing ------------------------------------------------------------------------------
 def _matmul(
-    device: Device, stream: Stream, plan: MatmulPlan, operands: PlacedOperands, sm_count: int
+    device: Device,
+    stream: Stream,
+    plan: MatmulPlan,
+    operands: PlacedOperands,
+    arrays: Operands,
+    sm_count: int,
 ) -> None:
     if not device.calls.observers:
         device.backend.matmul(stream, plan, operands, sm_count, device.calls.next_correlation())
@@ -184,6 +196,7 @@ def _matmul(
     call = device.calls.begin(
         "launch", plan.name, stream, stream, flop_count=plan.flop_count,
         nbytes=plan.bytes_out + plan.bytes_a + plan.bytes_b,
+        accesses=of_product(arrays) if device.calls.wants_accesses else None,
     )  # fmt: skip
     try:
         device.backend.matmul(stream, plan, operands, sm_count, call.correlation)
@@ -206,7 +219,7 @@ def queue_product(
         if plan.copies:
             _product_of_copies(device, stream, plan, arrays, sm_count)
         else:
-            _matmul(device, stream, plan, placed, sm_count)
+            _matmul(device, stream, plan, placed, arrays, sm_count)
     finally:
         stream.hold(*arrays)
 
@@ -228,7 +241,8 @@ def _product_of_copies(
             a = _copied(device, stream, a, taken if ordered else None)
         if plan.copy_b:
             b = _copied(device, stream, b, taken if ordered else None)
-        _matmul(device, stream, plan, device.backend.place(out, a, b)[2], sm_count)
+        placed = device.backend.place(out, a, b)[2]
+        _matmul(device, stream, plan, placed, (out, a, b), sm_count)
     finally:
         stream.hold(a, b)
         for memory in taken:
@@ -245,7 +259,9 @@ def _copied(
         memory = allocate(device, array.nbytes, stream)
         taken.append(memory)
         copy = memory.array.view(array.dtype).reshape(array.shape)
-    nbytes = 2 * array.nbytes
-    with device.calls.observed("launch", "rearrange", stream, stream, nbytes=nbytes) as call:
+    accesses = of_arrays([array], [copy]) if device.calls.wants_accesses else None
+    with device.calls.observed(
+        "launch", "rearrange", stream, stream, nbytes=2 * array.nbytes, accesses=accesses
+    ) as call:
         device.backend.rearrange(stream, copy, array, call.correlation)
     return copy

@@ -1,0 +1,185 @@
+"""Accesses: which bytes a piece of work reads or writes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gpuscope.device.api import Kernel
+    from gpuscope.device.raw import KernelArgs
+
+_PIECES = 256
+"""Into so many accesses an array falls at most; beyond, it counts by its outer bounds."""
+_ROWS = 1 << 14
+
+
+class Access(NamedTuple):
+    """Bytes of memory that a piece of work reads or writes.
+
+    Attributes
+    ----------
+    start, stop
+        Addresses of the first byte and of the one after the last.
+    reads, writes
+        What it does there.
+    step, width
+        Of rows that lie apart, as the columns of a matrix do: bytes from one row to the next, and
+        of each; 0 where every byte between ``start`` and ``stop`` counts.
+    """
+
+    start: int
+    stop: int
+    reads: bool = True
+    writes: bool = False
+    step: int = 0
+    width: int = 0
+
+    def within(self, start: int, stop: int) -> tuple[int, int, int]:
+        """Return start, count and width of its rows that reach into a range of bytes."""
+        if not self.step:
+            first, last = max(start, self.start), min(stop, self.stop)
+            return first, int(first < last), last - first
+        first = max(0, -(-(start - self.start - self.width + 1) // self.step))
+        last = min(
+            (self.stop - self.start - self.width) // self.step, (stop - 1 - self.start) // self.step
+        )
+        return self.start + first * self.step, max(0, last - first + 1), self.width
+
+
+def common(one: Access, other: Access, start: int, stop: int) -> bool:
+    """Whether two accesses have a byte in common between two addresses."""
+    if not (one.step or other.step):
+        return max(one.start, other.start, start) < min(one.stop, other.stop, stop)
+    at, count, width = one.within(start, stop)
+    other_at, other_count, other_width = other.within(start, stop)
+    if not (count and other_count):
+        return False
+    if one.step == other.step:
+        rows, apart = divmod(other_at - at, one.step)
+        near = -other_count < rows < count and apart < width
+        return near or (-other_count < rows + 1 < count and one.step - apart < other_width)
+    if count > other_count:
+        one, other, at, count, width = other, one, other_at, other_count, other_width
+    return count > _ROWS or any(
+        other.within(max(row, start), min(row + width, stop))[1] > 0
+        for row in range(at, at + count * (one.step or 1), one.step or 1)
+    )
+
+
+def accesses_of(value: object, *, reads: bool = True, writes: bool = False) -> tuple[Access, ...]:
+    """Return the accesses to an array: ours, NumPy's, or one with a CUDA array interface.
+
+    Whatever tells no address has none.
+    """
+    address = address_of(value)
+    if address is None:
+        return ()
+    shape, strides = tuple(value.shape), value.strides  # type: ignore[attr-defined]
+    item = int(value.dtype.itemsize)  # type: ignore[attr-defined]
+    if callable(strides) or strides is None:  # of other libraries, of which some count elements
+        strides = _strides_of(value, shape, item)
+    return ranges(address, shape, strides, item, reads=reads, writes=writes)
+
+
+def address_of(value: object) -> int | None:
+    """Return the address of an array's first element; ``None`` of what tells none."""
+    address = getattr(value, "address", None)  # the simulated GPU's
+    if type(address) is int:
+        return address
+    if isinstance(value, np.ndarray):
+        return int(value.__array_interface__["data"][0])
+    pointer = getattr(getattr(value, "data", None), "ptr", None)  # CuPy's
+    if type(pointer) is int:
+        return pointer
+    offered = getattr(value, "__cuda_array_interface__", None)
+    return int(offered["data"][0] or 0) if isinstance(offered, dict) else None
+
+
+def _strides_of(value: object, shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    offered = getattr(value, "__cuda_array_interface__", None)
+    strides = offered.get("strides") if isinstance(offered, dict) else None
+    if strides is not None:
+        return tuple(strides)
+    return tuple(item * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def ranges(
+    address: int,
+    shape: Iterable[int],
+    strides: Iterable[int],
+    item: int,
+    *,
+    reads: bool = True,
+    writes: bool = False,
+) -> tuple[Access, ...]:
+    """Return the accesses to elements of ``item`` bytes in a shape, with strides in bytes."""
+    axes = []
+    for size, step in zip(shape, strides, strict=True):
+        if size == 0:
+            return ()
+        if size > 1 and step:
+            address += min(0, (size - 1) * step)
+            axes.append((abs(step), size))
+    width, step, count = item, 0, 1
+    pieces = [address]
+    stop = address + sum((size - 1) * step for step, size in axes) + item
+    for apart, size in sorted(axes):
+        if not step and apart <= width:  # they touch each other
+            width += (size - 1) * apart
+        elif not step:
+            step, count = apart, size
+        elif apart == step * count:
+            count *= size
+        elif apart >= step * (count - 1) + width and len(pieces) * size <= _PIECES:
+            pieces = [piece + index * apart for piece in pieces for index in range(size)]
+        else:
+            return (Access(address, stop, reads, writes),)
+    length = (count - 1) * step + width
+    return tuple(
+        Access(piece, piece + length, reads, writes, step, width if step else 0) for piece in pieces
+    )
+
+
+def constants_of(source: str, name: str) -> tuple[bool, ...] | None:
+    """Return of each parameter of a kernel whether it points to ``const``; ``None`` if unknown."""
+    found = re.search(rf"\b{re.escape(name)}\s*\(([^)]*)\)\s*\{{", source)
+    if found is None:
+        return None
+    return tuple(
+        bool(re.search(r"\bconst\b[^*]*\*", parameter)) for parameter in found[1].split(",")
+    )
+
+
+def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Access, ...]:
+    """Return what a launch reads and writes.
+
+    What the kernel's model names; of other arrays, what its source declares ``const`` is read, and
+    everything else read and written.
+    """
+    reads: list[object] = []
+    writes: list[object] = []
+    if kernel.model is not None:
+        target = kernel.model.writes(args)
+        reads, writes = [*kernel.model.reads(args)], [] if target is None else [target]
+    named = {id(array) for array in (*reads, *writes)}
+    constants = kernel.constants or ()
+    for place, value in enumerate(args):
+        if id(value) not in named and hasattr(value, "dtype") and hasattr(value, "strides"):
+            is_constant = place < len(constants) and constants[place]
+            (reads if is_constant else writes).append(value)
+    return of_arrays(reads, writes)
+
+
+def of_arrays(reads: Iterable[object], writes: Iterable[object]) -> tuple[Access, ...]:
+    """Return the accesses of work that reads some arrays and writes others."""
+    return tuple(
+        access
+        for arrays, does_write in ((reads, False), (writes, True))
+        for array in arrays
+        for access in accesses_of(array, reads=not does_write, writes=does_write)
+    )

@@ -1,0 +1,141 @@
+"""What devices tell of their calls, as notes for the detector of hazards."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpuscope.device.calls import Activity, Call, Execution
+from gpuscope.device.stream import Stream
+from gpuscope.record.hazards import (
+    Detector,
+    HostAccess,
+    HostWait,
+    Memory,
+    Node,
+    Note,
+    Queue,
+    Record,
+    Returned,
+    Wait,
+    Work,
+)
+from gpuscope.record.rows import node_row, work_row
+from gpuscope.trace.metadata import HazardFacts
+
+_WORK = ("launch", "copy", "host_call")
+
+
+class HazardLog:
+    """Watches devices, and finds hazards among what they and others tell.
+
+    What is launched waits for it, so it only takes note; :meth:`read` does the rest.
+    """
+
+    def __init__(self) -> None:
+        self._detector = Detector()
+        self._noted: deque[Note | Call | str] = deque()
+        """In the order of the host's calls. A text is the name of work that was not seen."""
+
+    def note(self, note: Note) -> None:
+        """Take a note of something that no device of ours tells, when it happens."""
+        self._noted.append(note)
+
+    def note_unseen(self, name: str) -> None:
+        """Count work of which nobody knows what it accesses."""
+        self._noted.append(name)
+
+    # -- what devices say -------------------------------------------------------------
+    def call_begins(self, call: Call) -> None:
+        """Note a call that is about to reach the device."""
+        if call.kind in _WORK:
+            if call.accesses is not None or call.graph is not None:
+                self._noted.append(call)
+        elif call.kind in ("record", "wait", "sync"):
+            self._noted.append(call)
+
+    def call_ends(self, call: Call) -> None:
+        """Note a call that returned."""
+        if call.kind == "sync":
+            self._noted.append(Returned(call.correlation))
+        elif (
+            call.kind in _WORK
+            and call.accesses is None
+            and call.graph is None
+            and not call.superseded
+        ):
+            self._noted.append(call.name)
+
+    def execution_begins(self, execution: Execution) -> None:
+        """Note a launch and the event behind it."""
+        self._noted.append(execution)
+
+    def execution_seen(self, execution: Execution) -> None:
+        """Note that the host saw the end of an execution."""
+        if execution.event is not None:
+            self._noted.append(HostWait(execution.event))
+
+    def noted(self, call: Call) -> None:
+        """Note what is no call."""
+        self._noted.append(call)
+
+    def activity(self, activity: Activity) -> None:
+        """Pass over what a device says it did: calls tell it."""
+
+    # -- notes ------------------------------------------------------------------------
+    def read(self) -> None:
+        """Look for hazards in what was noted; one that was interrupted goes on."""
+        noted, detector = self._noted, self._detector
+        while noted:
+            first = noted[0]
+            if isinstance(first, str):
+                detector.count_unseen(first)
+            else:
+                for note in notes_of(first) if isinstance(first, Call) else (first,):
+                    detector.take(note)
+            noted.popleft()
+
+    def facts(self) -> HazardFacts:
+        """Return what was found in what was read."""
+        return self._detector.facts()
+
+
+def queue_of(stream: Stream, thread: int) -> Queue:
+    """Return the queue that a stream is, or is for a thread."""
+    kind = stream.kind
+    return Queue(
+        stream.device.info.key, stream.queue_number,
+        thread if kind == "per-thread default" else 0, kind,
+    )  # fmt: skip
+
+
+def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each kind
+    """Return what a call means for the order of work, and for memory."""
+    stream, kind, event = call.stream, call.kind, call.event
+    queue = queue_of(stream, call.thread) if stream is not None else None
+    accesses = call.accesses or ()
+    if kind == "memory":
+        return [Memory(access.start, access.stop, queue) for access in accesses]
+    if kind == "host access":
+        return [HostAccess(call.name, accesses)]
+    if kind == "seen":
+        return [HostWait(event, queue, call.device_key)]
+    if kind == "sync":
+        return [HostWait(event, queue, call.device_key, call.correlation)]
+    if queue is None:
+        return []
+    if kind == "wait":
+        return [Wait(queue, event)] if event is not None else []
+    if kind == "record":
+        return [Record(queue, event)]
+    assert stream is not None  # noqa: S101 - it has a queue
+    number, graph = call.correlation, call.graph
+    if graph is not None:
+        nodes = tuple(Node(call.name, None) for _ in range(1))
+        spans = tuple(node_row(number, node) for node in range(len(nodes)))
+        return [Work(queue, call.name, None, spans, graph=graph, nodes=nodes, stream=stream.name)]
+    work = Work(
+        queue, call.name, call.accesses, (work_row(number),), kind == "copy", stream=stream.name
+    )
+    if isinstance(call, Execution) and event is not None:
+        return [work, Record(queue, event)]
+    return [work]

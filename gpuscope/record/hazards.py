@@ -1,0 +1,498 @@
+"""Hazards: accesses to common bytes, one of them a write, that nothing orders.
+
+The detector takes notes in the order of the host's calls. It follows what happens before what by
+vector clocks: of streams, events, graphs and the host, which counts as one thread.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from msgspec.structs import replace
+
+from gpuscope.device.accesses import Access, common
+from gpuscope.device.raw import StreamKind
+from gpuscope.trace.metadata import HazardFact, HazardFacts, HazardKind
+
+_GROUPS = 1000
+_UNSEEN_NAMES = 8
+_FEW_CELLS = 4096
+
+
+class Queue(NamedTuple):
+    """What runs work in order: a stream, of a thread where each thread has its own."""
+
+    device: str
+    handle: int
+    thread: int = 0
+    kind: StreamKind = "non-blocking"
+
+
+class Node(NamedTuple):
+    """Work in a graph.
+
+    Attributes
+    ----------
+    accesses
+        ``None``: not seen.
+    after
+        Numbers of the nodes that it follows, which come before it.
+    """
+
+    name: str
+    accesses: tuple[Access, ...] | None
+    after: tuple[int, ...] = ()
+    is_copy: bool = False
+
+
+class Work(NamedTuple):
+    """A kernel, a copy, a host function, or a graph, queued.
+
+    Attributes
+    ----------
+    accesses
+        ``None``: not seen.
+    spans
+        The id of its row in the trace, or of its nodes' rows.
+    is_copy
+        Whether it is an asynchronous copy.
+    graph, nodes
+        Of a graph's launch: which graph, as an object that can be referenced weakly, whose
+        launches follow each other; and its work.
+    stream
+        The queue's name.
+    """
+
+    queue: Queue
+    name: str
+    accesses: tuple[Access, ...] | None
+    spans: tuple[int, ...] = ()
+    is_copy: bool = False
+    graph: object = None
+    nodes: tuple[Node, ...] = ()
+    stream: str = ""
+
+
+class Record(NamedTuple):
+    """An event recorded behind a queue's work: any object that can be referenced weakly."""
+
+    queue: Queue
+    event: object
+
+
+class Wait(NamedTuple):
+    """A queue's wait for the latest record of an event."""
+
+    queue: Queue
+    event: object
+
+
+class HostWait(NamedTuple):
+    """The host's wait for an event, a queue, or else a device; or that it saw it done.
+
+    Attributes
+    ----------
+    call
+        Where :class:`Returned` tells that the wait has ended: the call's number. Without one it
+        has ended.
+    """
+
+    event: object = None
+    queue: Queue | None = None
+    device: str = ""
+    call: int | None = None
+
+
+class Returned(NamedTuple):
+    """The end of a host's wait."""
+
+    call: int
+
+
+class HostAccess(NamedTuple):
+    """The host reads or writes memory that the device can access, too."""
+
+    name: str
+    accesses: tuple[Access, ...]
+    span: int | None = None
+
+
+class Memory(NamedTuple):
+    """Memory that was freed or given out in the order of a queue; of none, when all was done.
+
+    What used it before and is not in front of that place in the queue is unordered with what
+    uses it next, which is then a reuse of freed memory.
+    """
+
+    start: int
+    stop: int
+    queue: Queue | None = None
+
+
+Note: TypeAlias = Work | Record | Wait | HostWait | Returned | HostAccess | Memory
+
+_Clock: TypeAlias = Mapping[Queue, int]
+"""Queue → how many of its pieces have ended."""
+
+
+class _Place(NamedTuple):
+    """A place in a queue's work, or in the host's: what happens before it."""
+
+    clock: _Clock
+    queue: Queue | None = None
+    number: int = 0
+
+    def joined(self, other: _Place) -> _Place:
+        """Return it with what happens before another place, too."""
+        mine, theirs = self.clock, other.clock
+        new = {} if theirs is mine else {
+            queue: number for queue, number in theirs.items()
+            if queue != self.queue and mine.get(queue, 0) < number
+        }  # fmt: skip
+        queue = other.queue
+        if queue is not None and queue != self.queue and mine.get(queue, 0) < other.number:
+            new[queue] = other.number
+        return self._replace(clock={**mine, **new}) if new else self
+
+
+_START = _Place({})
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """A piece of work, or a moment of the host's.
+
+    Attributes
+    ----------
+    node, before
+        Of a graph's node: which, and a bit mask of the nodes that it follows.
+    """
+
+    place: _Place
+    name: str
+    span: int | None
+    stream: str = "host"
+    is_copy: bool = False
+    node: int = 0
+    before: int = 0
+
+    def follows(self, first: _Piece) -> bool:
+        """Whether an earlier piece happens before it."""
+        mine, theirs = self.place, first.place
+        if mine.queue == theirs.queue:
+            return theirs.number < mine.number or bool(self.before >> first.node & 1)
+        queue = theirs.queue
+        return queue is None or mine.clock.get(queue, 0) >= theirs.number
+
+
+class _Entry(NamedTuple):
+    """What memory remembers of an access."""
+
+    piece: _Piece
+    access: Access
+    freed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    fact: HazardFact
+    count: int = 0
+
+
+_Group: TypeAlias = tuple[HazardKind, str, str, Queue | None, Queue | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """Who accessed which bytes last: ranges that do not overlap, in order."""
+
+    starts: list[int] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
+    entries: list[tuple[_Entry, ...]] = field(default_factory=list)
+
+    def _cut(self, at: int) -> int:
+        """Let a range begin at an address if one reaches over it; returns the first from there."""
+        place = bisect_left(self.starts, at)
+        if place and self.stops[place - 1] > at:
+            self._insert(place, at, self.stops[place - 1], self.entries[place - 1])
+            self.stops[place - 1] = at
+        return place
+
+    def _insert(self, place: int, start: int, stop: int, entries: tuple[_Entry, ...]) -> None:
+        self.starts.insert(place, start)
+        self.stops.insert(place, stop)
+        self.entries.insert(place, entries)
+
+    def cover(self, start: int, stop: int) -> Iterable[int]:
+        """Return the places of the ranges that make up one, new ones where there was none."""
+        first = place = self._cut(start)
+        self._cut(stop)
+        at = start
+        while at < stop:
+            if place == len(self.starts) or self.starts[place] > at:
+                end = min(stop, self.starts[place]) if place < len(self.starts) else stop
+                self._insert(place, at, end, ())
+            at = self.stops[place]
+            place += 1
+        return range(first, place)
+
+    def touched(self, start: int, stop: int) -> Iterable[int]:
+        """Return the places of the ranges that reach into one."""
+        first = bisect_right(self.stops, start)
+        return range(first, bisect_left(self.starts, stop, lo=first))
+
+    def keep(self, of: Iterable[int], entries: Iterable[tuple[_Entry, ...]]) -> None:
+        """Put other entries into ranges; those without any go."""
+        empty = []
+        for place, kept in zip(of, entries, strict=True):
+            self.entries[place] = kept
+            if not kept:
+                empty.append(place)
+        for columns in (self.starts, self.stops, self.entries) if empty else ():
+            for place in reversed(empty):
+                del columns[place]
+
+
+class Detector:
+    """Finds hazards in notes that come in the order of the host's calls."""
+
+    def __init__(self) -> None:
+        self._places: dict[Queue, _Place] = {}
+        self._host = _START
+        self._events: weakref.WeakKeyDictionary[object, _Place] = weakref.WeakKeyDictionary()
+        self._graphs: weakref.WeakKeyDictionary[object, _Place] = weakref.WeakKeyDictionary()
+        self._waits: dict[int, _Place] = {}
+        self._memory = _Memory()
+        self._most_cells = _FEW_CELLS
+        self._found: dict[_Group, _Found] = {}
+        self._left_out = 0
+        self._accesses = 0
+        self._unseen: dict[str, int] = {}
+
+    def facts(self) -> HazardFacts:
+        """Return what was found by now."""
+        return HazardFacts(
+            accesses=self._accesses,
+            unseen=sum(self._unseen.values()),
+            unseen_names=tuple(list(self._unseen)[:_UNSEEN_NAMES]),
+            found=tuple(replace(found.fact, count=found.count) for found in self._found.values()),
+            left_out=self._left_out,
+        )
+
+    def count_unseen(self, name: str) -> None:
+        """Count work whose accesses nobody knows."""
+        self._unseen[name] = self._unseen.get(name, 0) + 1
+
+    def take(self, note: Note) -> None:
+        """Take the next note."""
+        if isinstance(note, Work):
+            self._work(note)
+        elif isinstance(note, Record):
+            self._events[note.event] = self._enter(note.queue)
+        elif isinstance(note, Wait):
+            place = self._enter(note.queue)
+            recorded = self._events.get(note.event)
+            if recorded is not None:
+                self._places[note.queue] = place.joined(recorded)
+        elif isinstance(note, HostWait):
+            place = self._awaited(note)
+            if note.call is None:
+                self._host = self._host.joined(place)
+            else:
+                self._waits[note.call] = place
+        elif isinstance(note, Returned):
+            self._host = self._host.joined(self._waits.pop(note.call, _START))
+        elif isinstance(note, HostAccess):
+            self._accesses += 1
+            self._check(_Piece(self._host, note.name, note.span), note.accesses)
+        else:
+            self._change_hands(note)
+
+    # -- order ------------------------------------------------------------------------
+    def _enter(self, queue: Queue) -> _Place:
+        """Let the next piece of a queue follow what it must; returns its place."""
+        place = self._places.get(queue)
+        if place is None:
+            place = _Place({}, queue)
+        place = place.joined(self._host)
+        for other, its in self._places.items() if queue.kind != "non-blocking" else ():
+            if (
+                other.device == queue.device
+                and other != queue
+                and (
+                    other.kind == "legacy default"
+                    or (queue.kind == "legacy default" and other.kind != "non-blocking")
+                )
+            ):
+                place = place.joined(its)
+        self._places[queue] = place = place._replace(number=place.number + 1)
+        return place
+
+    def _awaited(self, wait: HostWait) -> _Place:
+        if wait.event is not None:
+            return self._events.get(wait.event, _START)
+        if wait.queue is not None:
+            return self._places.get(wait.queue, _START)
+        place = _START
+        for queue, its in self._places.items():
+            if queue.device == wait.device:
+                place = place.joined(its)
+        return place
+
+    # -- accesses ---------------------------------------------------------------------
+    def _work(self, work: Work) -> None:
+        place = self._enter(work.queue)
+        if work.graph is not None:
+            last = self._graphs.get(work.graph)
+            if last is not None:
+                place = self._places[work.queue] = place.joined(last)
+            self._graphs[work.graph] = place
+        nodes = work.nodes
+        if work.graph is None:
+            nodes = (Node(work.name, work.accesses, (), work.is_copy),)
+        befores: list[int] = []
+        for number, node in enumerate(nodes):
+            before = 0
+            for other in node.after:
+                before |= befores[other] | 1 << other
+            befores.append(before)
+            span = work.spans[number] if number < len(work.spans) else None
+            if node.accesses is None:
+                self.count_unseen(node.name)
+                continue
+            self._accesses += 1
+            stream = work.stream or hex(work.queue.handle)
+            piece = _Piece(place, node.name, span, stream, node.is_copy, number, before)
+            self._check(piece, node.accesses)
+
+    def _check(  # noqa: PLR0912 - one loop over ranges and what each remembers
+        self, piece: _Piece, accesses: Iterable[Access]
+    ) -> None:
+        """Compare a piece's accesses with those that memory remembers, and remember them."""
+        pairs: dict[int, tuple[_Entry, Access, int, int]] = {}
+        is_host = piece.place.queue is None
+        memory = self._memory
+        for access in accesses:
+            start, stop = access.start, access.stop
+            if start >= stop:
+                continue
+            places = memory.touched(start, stop) if is_host else memory.cover(start, stop)
+            kept = []
+            for cell in places:
+                low, high = max(start, memory.starts[cell]), min(stop, memory.stops[cell])
+                rest = []
+                for entry in memory.entries[cell]:
+                    other, before = entry.access, entry.piece
+                    if before is piece:
+                        rest.append(entry)
+                        continue
+                    if piece.follows(before):
+                        if is_host or not (
+                            (access.writes or not other.writes)
+                            and (not access.step or _same_rows(access, other))
+                        ):
+                            rest.append(entry)
+                        continue
+                    rest.append(entry)
+                    if (access.writes or other.writes) and common(access, other, low, high):
+                        known = pairs.get(id(before))
+                        if known is None:
+                            pairs[id(before)] = entry, access, low, high - low
+                        else:
+                            pairs[id(before)] = (*known[:3], known[3] + high - low)
+                if not is_host:
+                    rest.append(_Entry(piece, access))
+                kept.append(tuple(rest))
+            if not is_host:
+                memory.keep(places, kept)
+        for entry, access, address, nbytes in pairs.values():
+            self._add(entry, piece, access, address, nbytes)
+        if len(memory.starts) > self._most_cells:
+            self._forget()
+
+    def _change_hands(self, note: Memory) -> None:
+        """Forget who used memory in order before it was freed or given out; mark who did not."""
+        memory, kept = self._memory, []
+        places = memory.touched(note.start, note.stop)
+        if not places:
+            return
+        places = memory.cover(note.start, note.stop)
+        for cell in places:
+            rest: tuple[_Entry, ...] = ()
+            if note.queue is not None:
+                now = _Piece(self._enter(note.queue), "", None)
+                rest = tuple(
+                    entry._replace(freed=True)
+                    for entry in memory.entries[cell]
+                    if not now.follows(entry.piece)
+                )
+            kept.append(rest)
+        memory.keep(places, kept)
+
+    def _forget(self) -> None:
+        """Forget what the host knows to be done: all that comes follows it."""
+        memory, now = self._memory, _Piece(self._host, "", None)
+        places = range(len(memory.starts))
+        memory.keep(
+            places,
+            [
+                tuple(entry for entry in memory.entries[cell] if not now.follows(entry.piece))
+                for cell in places
+            ],
+        )
+        self._most_cells = max(_FEW_CELLS, 2 * len(memory.starts))
+
+    def _add(
+        self, entry: _Entry, second: _Piece, access: Access, address: int, nbytes: int
+    ) -> None:
+        first = entry.piece
+        kind = _kind(entry, second, access)
+        queues = first.place.queue, second.place.queue
+        group = (kind, first.name, second.name, *queues)
+        known = self._found.get(group)
+        if known is None:
+            if len(self._found) >= _GROUPS:
+                self._left_out += 1
+                return
+            names = [first.stream, second.stream]
+            known = self._found[group] = _Found(
+                HazardFact(
+                    kind=kind, first=first.span, second=second.span, first_name=first.name,
+                    second_name=second.name, first_stream=names[0], second_stream=names[1],
+                    address=address, nbytes=nbytes, mend=_mend(kind, names, second.name),
+                )
+            )  # fmt: skip
+        known.count += 1
+
+
+def _same_rows(one: Access, other: Access) -> bool:
+    return (one.start, one.stop, one.step, one.width) == (
+        other.start, other.stop, other.step, other.width,
+    )  # fmt: skip
+
+
+def _kind(entry: _Entry, second: _Piece, access: Access) -> HazardKind:
+    if second.place.queue is None:
+        return "host access too early"
+    if entry.freed:
+        return "reuse of freed memory"
+    if entry.piece.is_copy:
+        return "use before a copy ended"
+    if not access.writes:
+        return "read after write"
+    return "write after write" if entry.access.writes else "write after read"
+
+
+def _mend(kind: HazardKind, streams: list[str], name: str) -> str:
+    """Return the call that is missing, as code."""
+    first, second = (re.sub(r"\W", "_", stream) for stream in streams)
+    if kind == "host access too early":
+        return f"{first}.synchronize()  # before the host's {name}"
+    if first == second:  # branches of a graph, captured on streams that it does not name
+        return f"# let {name!r} follow in the capture: consumer.wait(producer.record())"
+    return f"{second}.wait({first}.record())  # before {name!r}"

@@ -1,0 +1,243 @@
+"""Hazards on the simulated GPU: who is accused, of what, and who is not."""
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope.device.accesses import Access, accesses_of, common, constants_of
+from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope.errors import MissingEvidence
+from gpuscope.record.hazards import Detector, HostWait, Queue, Record, Wait, Work
+
+
+def found(program, *args):
+    """Return the kinds of what is found in a program on two streams."""
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:  # noqa: SIM117
+        with gs.profile(gpu, hazards=True) as recording:
+            program(gpu, a, b, *args)
+    return [fact.kind for fact in gs.analysis.hazards(recording.trace).found]
+
+
+def touch(gpu):
+    """Return a kernel that writes its first argument and reads the others."""
+    model = KernelModel(
+        lambda _profile, grid, _args, _sms: KernelCost(grid, 5_000),
+        reads=lambda args: args[1:],
+        writes=lambda args: args[0],
+        compute=lambda *values: values[0] if values else np.zeros(100, "float32"),
+    )
+    return gpu.compile("", "touch", model=model)
+
+
+def launch(stream, *args):
+    stream.launch(touch(stream.device), *args, grid=1, block=32)
+
+
+def pair(gpu, a, b, second, order):
+    x, y, z = (gpu.empty(100) for _ in range(3))
+    launch(a, x, y)
+    order(gpu, a, b)
+    launch(b, *{"read": (z, x), "write": (x, z), "read only": (z, y), "overwrite": (y, z)}[second])
+
+
+ORDERS = {
+    "event": lambda gpu, a, b: b.wait(a.record()),
+    "stream": lambda gpu, a, b: a.synchronize(),
+    "device": lambda gpu, a, b: gpu.synchronize(),
+    "host": lambda gpu, a, b: a.record().synchronize(),
+    "query": lambda gpu, a, b: (gpu.backend.sync_stream(a.raw), a.is_done),
+    "event query": lambda gpu, a, b: [
+        event := a.record(), gpu.backend.sync_stream(a.raw), event.is_done
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("second", "kind"),
+    [
+        ("read", ["read after write"]),
+        ("write", ["write after write"]),
+        ("overwrite", ["write after read"]),
+        ("read only", []),
+    ],
+)
+def test_kinds(second, kind):
+    assert found(pair, second, lambda *_: None) == kind
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("second", ["read", "write", "overwrite"])
+def test_order_is_seen(order, second):
+    assert found(pair, second, ORDERS[order]) == []
+
+
+def test_an_event_recorded_too_early_orders_nothing():
+    def program(gpu, a, b):
+        x, y = gpu.empty(100), gpu.empty(100)
+        event = a.record()
+        launch(a, x, y)
+        b.wait(event)
+        launch(b, gpu.empty(100), x)
+
+    assert found(program) == ["read after write"]
+
+
+def test_order_passes_on_over_a_third_stream():
+    def program(gpu, a, b):
+        x, y = gpu.empty(100), gpu.empty(100)
+        with gpu.create_stream() as c:
+            launch(a, x)
+            c.wait(a.record())
+            b.wait(c.record())
+            launch(b, y, x)
+            b.synchronize()
+
+    assert found(program) == []
+
+
+def test_a_copy_that_has_not_ended():
+    def program(gpu, a, b):
+        x, y, z = (gpu.empty(100) for _ in range(3))
+        a.copy(x, y)
+        launch(b, z, x)
+
+    assert found(program) == ["use before a copy ended"]
+
+
+def test_memory_given_out_again_is_in_order():
+    def program(gpu, a, b):
+        z = gpu.empty(100)
+        for stream in (a, b) * 3:
+            launch(stream, gpu.empty(100))
+            gpu.backend.sync_stream(a.raw)
+            gpu.backend.sync_stream(b.raw)
+        launch(a, z)
+
+    assert found(program) == []
+
+
+def test_the_mend_names_the_missing_call_and_groups_have_a_count():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    x, y = gpu.empty(100), gpu.empty(100)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:  # noqa: SIM117
+        with gs.profile(gpu, hazards=True) as recording:
+            for _ in range(3):
+                launch(a, x)
+                launch(b, y, x)
+                gpu.synchronize()
+    result = gs.analysis.hazards(recording.trace)
+    (fact,) = result.found
+    assert (fact.count, fact.nbytes, fact.address) == (3, 400, x.address)
+    assert fact.mend == "b.wait(a.record())  # before 'touch'"
+    names = dict(zip(recording.trace.array("id"), recording.trace.texts("name"), strict=True))
+    assert names[fact.first] == names[fact.second] == "touch"
+    assert result.verdict == "3 hazards among 6 accesses, 0 unseen"
+
+
+def test_the_facts_survive_their_file(tmp_path):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    x, y = gpu.empty(100), gpu.empty(100)
+    with gpu.create_stream() as a, gpu.create_stream() as b:  # noqa: SIM117
+        with gs.profile(gpu, hazards=True) as recording:
+            launch(a, x)
+            launch(b, y, x)
+    gs.export(recording.trace, tmp_path / "t.parquet")
+    again = gs.load_trace(tmp_path / "t.parquet")
+    assert again.metadata.hazards == recording.trace.metadata.hazards
+    assert len(again.metadata.hazards.found) == 1
+
+
+def test_a_trace_without_facts_says_how_to_get_them():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gs.profile(gpu) as recording:
+        pass
+    with pytest.raises(MissingEvidence, match="profile\\(hazards=True\\)"):
+        gs.analysis.hazards(recording.trace)
+
+
+def test_prepared_products_are_seen_and_ordered_by_their_wait():
+    def program(gpu, a, b, *, wait):
+        one, two = (gs.Gemm(gpu, m=64, n=64, k=64) for _ in range(2))
+        x, y, z = (gpu.random((64, 64), "float16") for _ in range(3))
+        for _ in range(3):
+            one.execute(x, x, y, stream=a)
+            if wait:
+                one.wait()
+            two.execute(y, x, z, stream=b)
+            two.wait()
+            a.synchronize()
+
+    assert found(lambda *args: program(*args, wait=True)) == []
+    assert found(lambda *args: program(*args, wait=False)) == ["read after write"]
+
+
+# -- ranges --------------------------------------------------------------------------------
+def test_columns_of_a_matrix_have_nothing_in_common():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    x = gpu.empty((50, 40))
+    (left,), (right,), (some,) = (
+        accesses_of(x[:, part], writes=True) for part in (slice(0, 8), slice(8, 40), slice(6, 9))
+    )
+    everything = Access(x.address, x.address + x.nbytes)
+    first, last = everything[:2]
+    assert not common(left, right, first, last)
+    assert common(left, some, first, last)
+    assert common(some, right, first, last)
+    assert common(left, everything, first, last)
+    assert not common(left, everything, first + 32, first + 160)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_common_bytes_are_those_of_numpy(seed):
+    rng = np.random.default_rng(seed)
+    block = np.zeros((12, 10, 8), "u1")
+
+    def view():
+        parts = []
+        for size in block.shape:
+            start = rng.integers(0, size)
+            parts.append(slice(start, rng.integers(start, size + 1), rng.integers(1, 4)))
+        array = block[tuple(parts)]
+        return array[::-1] if rng.random() < 0.3 else array
+
+    for _ in range(100):
+        one, other = view(), view()
+        expected = np.shares_memory(one, other)
+        low = block.ctypes.data
+        assert expected == any(
+            common(mine, theirs, low, low + block.nbytes)
+            for mine in accesses_of(one)
+            for theirs in accesses_of(other)
+        ), (one.shape, one.strides, other.shape, other.strides)
+
+
+def test_const_pointers_of_a_kernels_source_are_read():
+    source = 'extern "C" __global__ void f(const float* a, float *b, int n, float const *c) {}'
+    assert constants_of(source, "f") == (True, False, False, True)
+    assert constants_of("", "f") is None
+
+
+# -- the detector alone --------------------------------------------------------------------
+def test_notes_need_no_device():
+    class Event:
+        pass
+
+    detector, event = Detector(), Event()
+    one, two = Queue("gpu", 1), Queue("gpu", 2)
+    write, read = (Access(0, 100, reads=False, writes=True),), (Access(50, 60),)
+    for note in (
+        Work(one, "w", write),
+        Record(one, event),
+        Work(two, "too early", read),
+        Wait(two, event),
+        Work(two, "in order", read),
+        HostWait(queue=two),
+        Work(one, "again", write),
+    ):
+        detector.take(note)
+    facts = detector.facts()
+    assert [(fact.first_name, fact.second_name, fact.nbytes) for fact in facts.found] == [
+        ("w", "too early", 10)
+    ]
+    assert facts.accesses == 4

@@ -1,6 +1,8 @@
 """A device's calls: what observers are told of them, and which call was made inside which.
 
 The way of recording: everything that watches a device subscribes to its :class:`CallLog`.
+
+Long because what a call is, who is told of it and what it is made inside of belong together.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ from collections import deque
 
 from gpuscope.device.calls import Activity, Call, Execution
 from gpuscope.device.stream import Stream
-from gpuscope.record.hazards import (
-    Detector,
+from gpuscope.record.hazard_notes import (
     HostAccess,
     HostWait,
     Memory,
@@ -19,6 +18,7 @@ from gpuscope.record.hazards import (
     Wait,
     Work,
 )
+from gpuscope.record.hazards import Detector
 from gpuscope.record.rows import node_row, work_row
 from gpuscope.trace.metadata import HazardFacts
 

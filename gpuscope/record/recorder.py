@@ -1,4 +1,7 @@
-"""The recorder: watches devices, collects rows, hands out batches, ends as a Trace."""
+"""The recorder: watches devices, collects rows, hands out batches, ends as a Trace.
+
+Long because all of a recording's steps share the state that a failed reading must leave whole.
+"""
 
 from __future__ import annotations
 

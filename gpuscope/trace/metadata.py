@@ -1,4 +1,7 @@
-"""Everything about a trace that is not a row: typed, checked once, where it is made."""
+"""Everything about a trace that is not a row: typed, checked once, where it is made.
+
+Long because every fact of a trace is declared here, each with what it means.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Matrix products: ``mm_out`` and the reusable ``Gemm``."""
+"""Matrix products: ``mm_out`` and the reusable ``Gemm``.
+
+Long because a prepared product and its quick way share what they remember of the operands.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import gpuscope as gs
 from gpuscope.device.accesses import Access, accesses_of, common, constants_of
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.errors import MissingEvidence
-from gpuscope.record.hazards import Detector, HostWait, Queue, Record, Wait, Work
+from gpuscope.record.hazard_notes import HostWait, Queue, Record, Wait, Work
+from gpuscope.record.hazards import Detector
 
 
 def found(program, *args):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import statistics
 import sys
 import textwrap
@@ -571,7 +572,10 @@ def forecast_picture(results: dict[str, Any]) -> str:
     for number, name in enumerate("ab"):
         at = left + number * (panel + 60)
         of = [row for row in mine if row["of"] == name]
-        most = 1.1 * max(max(row["measured_us"], row["forecast_us"]) for row in of)
+        greatest = max(max(row["measured_us"], row["forecast_us"]) for row in of)
+        power = 10.0 ** math.floor(math.log10(greatest / 4))
+        round_steps = (power * times for times in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10))
+        most = 4 * next(one for one in round_steps if 4 * one >= greatest)
         lines.append(f'<text x="{at}" y="20" font-weight="bold">{first[name]}: cycle, ms</text>')
         for step in range(5):
             value, y = most * step / 4, top + (height - 90) * (1 - step / 4)
@@ -601,7 +605,9 @@ def forecast_picture(results: dict[str, Any]) -> str:
         ),
         (
             f'<rect x="{left + 90}" y="{height - 18}" width="10" height="10" fill="#E08A2E"/>'
-            f'<text x="{left + 105}" y="{height - 9}">forecast; SMs of both</text>'
+            f'<text x="{left + 105}" y="{height - 9}">forecast</text>'
+            f'<text x="{left + 190}" y="{height - 9}">below each: SMs of {first["a"]} | '
+            f"{first['b']}; none: the whole GPU for both</text>"
         ),
         "</svg>",
     ]

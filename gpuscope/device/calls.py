@@ -360,7 +360,9 @@ class CallLog:
         )  # fmt: skip
         if stream is not None:
             if stream.capturing:
-                return call  # it becomes part of a graph: nothing happens now
+                if stream.graph is not None:  # it becomes part of it: nothing happens now
+                    stream.graph.take(call)
+                return call
             if nesting.meant is not None and intended is not None:
                 call.intended = nesting.meant
         handle = nesting.handle

@@ -8,13 +8,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuscope._fork import free_in_children
 from gpuscope.device.unique import Closable, Closing
 from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 
 if TYPE_CHECKING:
+    from gpuscope.device.accesses import Access
+    from gpuscope.device.calls import Activity, Call, Execution
+    from gpuscope.device.event import Event
     from gpuscope.device.handles import AnyStream
     from gpuscope.device.raw import NativeArray, RawGraph
     from gpuscope.device.stream import Stream
@@ -55,6 +58,41 @@ def after_capture(act: Callable[[], object]) -> None:
         _thread.later.append(act)
     else:
         act()
+
+
+class Node(NamedTuple):
+    """Work in a graph: its call's name, stream and accesses, and which nodes it follows."""
+
+    name: str
+    stream: str
+    accesses: tuple[Access, ...] | None
+    after: tuple[int, ...]
+    is_copy: bool
+
+
+class _Capture:
+    """Watches a device's calls while a graph is captured, which is told of those in it.
+
+    So each call says what it reads and writes; what others do meanwhile is passed over.
+    """
+
+    def call_begins(self, call: Call) -> None:
+        """Pass over a call."""
+
+    def call_ends(self, call: Call) -> None:
+        """Pass over its end."""
+
+    def activity(self, activity: Activity) -> None:
+        """Pass over what a device did."""
+
+    def execution_begins(self, execution: Execution) -> None:
+        """Pass over a launch."""
+
+    def execution_seen(self, execution: Execution) -> None:
+        """Pass over its end."""
+
+    def noted(self, call: Call) -> None:
+        """Pass over what is no call."""
 
 
 class Graph(Closing):
@@ -99,6 +137,10 @@ class Graph(Closing):
         """The streams that are being captured into it."""
         self.workspaces: dict[int, NativeArray] = {}
         """What its products compute in, by the handle of the stream they were captured on."""
+        self.nodes: list[Node] = []
+        """Its work, as the calls in its capture told it."""
+        self._tails: dict[Stream, tuple[int, ...]] = {}
+        self._events: dict[Event, tuple[int, ...]] = {}
         self._lock = free_in_children(threading.Lock())
         self.closed = False
         self._held: list[tuple[object, ...]] = []
@@ -139,6 +181,28 @@ class Graph(Closing):
             raise ClosedError(
                 f"{self.name!r} is closed or was never captured to its end: capture it again"
             )
+
+    def take(self, call: Call) -> None:
+        """Note a call in its capture."""
+        stream = call.stream
+        assert stream is not None  # noqa: S101 - one that is captured
+        after = self._tails.get(stream, ())
+        if call.kind == "record" and call.event is not None:
+            self._events[call.event] = after
+        elif call.kind in ("launch", "copy", "host_call"):
+            self._tails[stream] = (len(self.nodes),)
+            is_copy = call.kind == "copy"
+            self.nodes.append(Node(call.name, stream.name, call.accesses, after, is_copy))
+
+    def follow(self, stream: Stream, event: Event) -> None:
+        """Note a wait in its capture."""
+        after = self._tails.get(stream, ()) + self._events.get(event, ())
+        self._tails[stream] = tuple(dict.fromkeys(after))
+
+    def end_notes(self) -> None:
+        """Forget what was needed during its capture."""
+        self._tails.clear()
+        self._events.clear()
 
     def keep(self, item: Closable) -> None:
         """Close ``item``, which its work uses, when it is closed itself."""
@@ -190,9 +254,11 @@ def capture(stream: Stream, name: str | None) -> Iterator[Graph]:
     if stream.capturing:
         raise StreamError(f"stream {stream.name!r} is being captured already: end that first")
     backend, graph = stream.device.backend, Graph(stream, name)
+    calls, watcher = stream.device.calls, _Capture()
     with capturing():
         refused = False
         try:
+            calls.observe(watcher)
             stream.join(graph)
             try:
                 backend.begin_capture(stream)
@@ -210,6 +276,8 @@ def capture(stream: Stream, name: str | None) -> Iterator[Graph]:
             graph.close()
             raise
         finally:
+            calls.unobserve(watcher)
+            graph.end_notes()
             for joined in graph.streams:
                 joined.leave()
             graph.streams.clear()

@@ -431,9 +431,12 @@ class Stream(Closing, EventQueue):
                 graph.streams.remove(self)
                 self.leave()
                 raise
+            graph.follow(self, event)
             return
         if not device.calls.observers or graph is not None:  # joining a graph, nothing happens now
             self._backend.wait(raw, event.usable())
+            if self.graph is not None:
+                self.graph.follow(self, event)
             return
         recorded = event if event.correlation is not None else None  # else it orders nothing
         with device.calls.observed("wait", "stream.wait", self, self, event=recorded):

@@ -130,7 +130,12 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     assert stream is not None  # noqa: S101 - it has a queue
     number, graph = call.correlation, call.graph
     if graph is not None:
-        nodes = tuple(Node(call.name, None) for _ in range(1))
+        nodes = tuple(
+            Node(node.name, node.accesses, node.after, node.is_copy, node.stream)
+            for node in graph.nodes
+        )
+        if not nodes and not graph.is_empty:
+            nodes = (Node(call.name, None),)
         spans = tuple(node_row(number, node) for node in range(len(nodes)))
         return [Work(queue, call.name, None, spans, graph=graph, nodes=nodes, stream=stream.name)]
     work = Work(

@@ -26,12 +26,15 @@ class Node(NamedTuple):
         ``None``: not seen.
     after
         Numbers of the nodes that it follows, which come before it.
+    stream
+        Name of the stream that it was captured on.
     """
 
     name: str
     accesses: tuple[Access, ...] | None
     after: tuple[int, ...] = ()
     is_copy: bool = False
+    stream: str = ""
 
 
 class Work(NamedTuple):

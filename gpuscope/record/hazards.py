@@ -103,7 +103,7 @@ class _Found:
     count: int = 0
 
 
-_Group: TypeAlias = tuple[HazardKind, str, str, Queue | None, Queue | None]
+_Group: TypeAlias = tuple[str, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -265,7 +265,7 @@ class Detector:
                 self.count_unseen(node.name)
                 continue
             self._accesses += 1
-            stream = work.stream or hex(work.queue.handle)
+            stream = node.stream or work.stream or hex(work.queue.handle)
             piece = _Piece(place, node.name, span, stream, node.is_copy, number, before)
             self._check(piece, node.accesses)
 
@@ -351,14 +351,13 @@ class Detector:
     ) -> None:
         first = entry.piece
         kind = _kind(entry, second, access)
-        queues = first.place.queue, second.place.queue
-        group = (kind, first.name, second.name, *queues)
+        names = [first.stream, second.stream]
+        group = (kind, first.name, second.name, *names)
         known = self._found.get(group)
         if known is None:
             if len(self._found) >= _GROUPS:
                 self._left_out += 1
                 return
-            names = [first.stream, second.stream]
             known = self._found[group] = _Found(
                 HazardFact(
                     kind=kind, first=first.span, second=second.span, first_name=first.name,

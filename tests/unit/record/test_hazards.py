@@ -242,3 +242,169 @@ def test_notes_need_no_device():
         ("w", "too early", 10)
     ]
     assert facts.accesses == 4
+
+
+# -- graphs --------------------------------------------------------------------------------
+def branches(gpu, a, b, *, joined):
+    """Capture two branches that write and read one array."""
+    x, y = gpu.empty(100), gpu.empty(100)
+    with a.capture() as graph:
+        b.wait(a.record())
+        launch(a, x)
+        if joined:
+            b.wait(a.record())
+        launch(b, y, x)
+        a.wait(b.record())
+    return graph, x, y
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_branches_of_a_graph(joined):
+    def program(gpu, a, b):
+        graph, _, y = branches(gpu, a, b, joined=joined)
+        graph.launch(stream=a)
+        launch(a, gpu.empty(100), y)
+        graph.launch(stream=a)
+
+    assert found(program) == ([] if joined else ["read after write"])
+
+
+def test_a_graph_captured_before_the_recording_counts_by_its_nodes():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        graph, x, y = branches(gpu, a, b, joined=True)
+        assert not gpu.calls.observers
+        with gs.profile(gpu, hazards=True) as recording:
+            graph.launch(stream=a)
+            graph.launch(stream=b)  # launches of one graph follow each other
+            launch(a, y)
+    result = gs.analysis.hazards(recording.trace)
+    (fact,) = result.found
+    assert (fact.kind, fact.first_stream, result.facts.accesses) == ("write after write", "b", 5)
+    assert fact.first in recording.trace.array("id")
+
+
+def test_host_functions_and_unknown_work_count_as_unseen():
+    gpu = gs.open_device("sim:h200", quiet=True)
+
+    def hello():
+        pass
+
+    with gpu.create_stream() as a, gs.profile(gpu, hazards=True) as recording:
+        a.host_call(hello)
+    assert gs.analysis.hazards(recording.trace).verdict == "none found among 0 accesses, 1 unseen"
+
+
+# -- the legacy default stream ---------------------------------------------------------------
+@pytest.mark.parametrize("blocking", [False, True])
+def test_the_legacy_default_stream_orders_blocking_streams_alone(blocking):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    x, y = gpu.empty(100), gpu.empty(100)
+    legacy = gpu.wrap_stream(0)
+    with gpu.create_stream(blocking=blocking) as a, gs.profile(gpu, hazards=True) as recording:
+        launch(a, x)
+        launch(legacy, y, x)
+        launch(a, x)
+    kinds = [fact.kind for fact in gs.analysis.hazards(recording.trace).found]
+    assert kinds == ([] if blocking else ["read after write", "write after read"])
+
+
+# -- random programs -------------------------------------------------------------------------
+def run_random(seed, delayed=None):
+    """Run a program, one launch delayed; return which launches read, wrote and found what.
+
+    Each launch notes in the engine which launches wrote before it began, or before it ended.
+    """
+    rng = np.random.default_rng(seed)
+    gpu = gs.open_device("sim:h200", quiet=True)
+    arrays = [gpu.empty(64) for _ in range(3)]
+    streams = [gpu.create_stream(name=f"s{n}", blocking=bool(rng.random() < 0.3)) for n in range(3)]
+    streams.append(gpu.wrap_stream(0))
+    began, ended, spans = {}, {}, []
+
+    def started(number):
+        return KernelModel(
+            lambda _profile, grid, _args, _sms: KernelCost(
+                1, 50_000_000 if number == delayed else 2_000
+            )
+        )
+
+    class Trail:
+        def call_begins(self, call):
+            if call.kind == "launch":
+                spans.append(call.correlation)
+
+        def call_ends(self, call):
+            pass
+
+        def activity(self, activity):
+            if activity.kind == "kernel":
+                began[activity.correlation] = activity.start_ns
+                ended[activity.correlation] = activity.end_ns
+
+    trail, uses = Trail(), []
+    gpu.calls.observe(trail)
+    events = []
+    with gs.profile(gpu, hazards=True) as recording:
+        for _ in range(12):
+            action, stream = rng.random(), streams[rng.integers(len(streams))]
+            if action < 0.55:
+                written, read = rng.choice(3, 2, replace=False)
+                model = started(len(uses))
+                model = KernelModel(
+                    model.cost, reads=lambda args: args[1:], writes=lambda args: args[0]
+                )
+                first = int(rng.integers(0, 2)) * 32
+                target = arrays[written][first : first + 32]
+                uses.append((target, arrays[read]))
+                kernel = gpu.compile("", f"k{len(uses) - 1}", model=model)
+                stream.launch(kernel, target, arrays[read], grid=1, block=32)
+            elif action < 0.7:
+                events.append(stream.record())
+            elif action < 0.9 and events:
+                stream.wait(events[rng.integers(len(events))])
+            elif action < 0.93 and events:
+                events[rng.integers(len(events))].synchronize()
+            elif action < 0.95:
+                stream.synchronize()
+            elif action < 0.96:
+                gpu.synchronize()
+        gpu.synchronize()
+    gpu.calls.unobserve(trail)
+    for stream in streams[:3]:
+        stream.close()
+    return uses, [(began[number], ended[number]) for number in spans], recording.trace
+
+
+def conflict(one, other):
+    """Whether two launches share bytes of which one is written."""
+
+    def meet(mine, theirs):
+        (first,), (second,) = accesses_of(mine), accesses_of(theirs)
+        return first.start < second.stop and second.start < first.stop
+
+    return meet(one[0], other[0]) or meet(one[0], other[1]) or meet(one[1], other[0])
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_programs_are_judged_as_the_engine_runs_them(seed):
+    """The truth: what starts before a launch ends, however long that takes, is unordered."""
+    uses, _, trace = run_random(seed)
+    races = set()
+    for late in range(len(uses)):
+        _, times, _ = run_random(seed, delayed=late)
+        races |= {
+            (late, other)
+            for other in range(late + 1, len(uses))
+            if times[other][0] < times[late][1] and conflict(uses[late], uses[other])
+        }
+    reported = {
+        (int(fact.first_name[1:]), int(fact.second_name[1:]))
+        for fact in gs.analysis.hazards(trace).found
+    }
+    assert reported <= races  # no false alarm
+    for first, second in races - reported:  # hidden only behind a later one that it is ordered with
+        assert any(
+            (between, second) in reported and first < between and (first, between) not in races
+            for between in range(len(uses))
+        ), (first, second)

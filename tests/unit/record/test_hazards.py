@@ -272,7 +272,7 @@ def test_branches_of_a_graph(joined):
 def test_a_graph_captured_before_the_recording_counts_by_its_nodes():
     gpu = gs.open_device("sim:h200", quiet=True)
     with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
-        graph, x, y = branches(gpu, a, b, joined=True)
+        graph, _, y = branches(gpu, a, b, joined=True)
         assert not gpu.calls.observers
         with gs.profile(gpu, hazards=True) as recording:
             graph.launch(stream=a)

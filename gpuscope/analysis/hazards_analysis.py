@@ -33,7 +33,10 @@ class HazardsResult(Result):
         """What was found, among how much, in words."""
         count = sum(fact.count for fact in self.found) + self.facts.left_out
         what = "none found" if not count else f"{count:,} hazard{'s' if count > 1 else ''}"
-        return f"{what} among {self.facts.accesses:,} accesses, {self.facts.unseen:,} unseen"
+        unsure = f", {self.facts.undecided:,} undecided" if self.facts.undecided else ""
+        return (
+            f"{what} among {self.facts.accesses:,} accesses, {self.facts.unseen:,} unseen{unsure}"
+        )
 
     def _rows(self) -> list[Row]:
         """One row per group."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gpuscope.device.handles import Library
+
 if TYPE_CHECKING:
     from gpuscope.device.api import Kernel
     from gpuscope.device.raw import KernelArgs
@@ -76,6 +78,8 @@ def accesses_of(value: object, *, reads: bool = True, writes: bool = False) -> t
 
     Whatever tells no address has none.
     """
+    if hasattr(value, "data_ptr"):  # PyTorch's
+        return accesses_of_tensor(value, reads=reads, writes=writes)
     address = address_of(value)
     if address is None:
         return ()
@@ -84,6 +88,16 @@ def accesses_of(value: object, *, reads: bool = True, writes: bool = False) -> t
     if callable(strides) or strides is None:  # of other libraries, of which some count elements
         strides = _strides_of(value, shape, item)
     return ranges(address, shape, strides, item, reads=reads, writes=writes)
+
+
+def accesses_of_tensor(tensor: Library, *, reads: bool, writes: bool) -> tuple[Access, ...]:
+    """Return the accesses to a tensor of PyTorch's."""
+    item = tensor.element_size()
+    if tensor.is_contiguous():
+        start = tensor.data_ptr()
+        return (Access(start, start + tensor.numel() * item, reads, writes),)
+    strides = [step * item for step in tensor.stride()]
+    return ranges(tensor.data_ptr(), tensor.shape, strides, item, reads=reads, writes=writes)
 
 
 def address_of(value: object) -> int | None:
@@ -169,7 +183,7 @@ def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Access, ...]:
     named = {id(array) for array in (*reads, *writes)}
     constants = kernel.constants or ()
     for place, value in enumerate(args):
-        if id(value) not in named and hasattr(value, "dtype") and hasattr(value, "strides"):
+        if id(value) not in named and hasattr(value, "dtype") and hasattr(value, "shape"):
             is_constant = place < len(constants) and constants[place]
             (reads if is_constant else writes).append(value)
     return of_arrays(reads, writes)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from threading import get_native_id
 
 from gpuscope.device.calls import Activity, Call, Execution
+from gpuscope.device.raw import StreamKind
+from gpuscope.device.select import open_devices
 from gpuscope.device.stream import Stream
 from gpuscope.record.hazard_notes import (
     HostAccess,
@@ -19,6 +22,7 @@ from gpuscope.record.hazard_notes import (
     Work,
 )
 from gpuscope.record.hazards import Detector
+from gpuscope.record.outside import Calls
 from gpuscope.record.rows import node_row, work_row
 from gpuscope.trace.metadata import HazardFacts
 
@@ -35,6 +39,8 @@ class HazardLog:
         self._detector = Detector()
         self._noted: deque[Note | Call | str] = deque()
         """In the order of the host's calls. A text is the name of work that was not seen."""
+        self.outside = Calls()
+        """Those of other libraries."""
 
     def note(self, note: Note) -> None:
         """Take a note of something that no device of ours tells, when it happens."""
@@ -97,6 +103,34 @@ class HazardLog:
     def facts(self) -> HazardFacts:
         """Return what was found in what was read."""
         return self._detector.facts()
+
+
+class Streams:
+    """Finds the queues of other libraries' streams, as calls of ours on the same ones have them."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[tuple[int, int], Stream] = {}
+        """Those that no device of ours made, by GPU and handle."""
+
+    def queue(self, gpu: int, handle: int) -> Queue:
+        """Return the queue of a stream, by its GPU's ordinal and its handle."""
+        for device in open_devices():
+            if device.info.key == f"cuda:{gpu}":
+                stream = device.find_stream(handle) or self._wrapped.get((gpu, handle))
+                if stream is None:
+                    stream = self._wrapped[gpu, handle] = device.wrap_stream(handle)
+                return queue_of(stream, get_native_id())
+        kind: StreamKind = "non-blocking" if handle else "legacy default"
+        return Queue(f"cuda:{gpu}", handle, kind=kind)
+
+    def is_capturing(self, queue: Queue) -> bool:
+        """Whether a stream is being captured into a graph of ours."""
+        streams = (
+            device.find_stream(queue.handle)
+            for device in open_devices()
+            if device.info.key == queue.device
+        )
+        return any(stream is not None and stream.capturing for stream in streams)
 
 
 def queue_of(stream: Stream, thread: int) -> Queue:

@@ -114,11 +114,17 @@ class Memory(NamedTuple):
 
     What used it before and is not in front of that place in the queue is unordered with what
     uses it next, which is then a reuse of freed memory.
+
+    Attributes
+    ----------
+    others
+        Queues whose work by now its owner waits for, too, before it gives it out.
     """
 
     start: int
     stop: int
     queue: Queue | None = None
+    others: tuple[Queue, ...] = ()
 
 
 Note: TypeAlias = Work | Record | Wait | HostWait | Returned | HostAccess | Memory

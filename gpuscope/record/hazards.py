@@ -324,7 +324,10 @@ class Detector:
         for cell in places:
             rest: tuple[_Entry, ...] = ()
             if note.queue is not None:
-                now = _Piece(self._enter(note.queue), "", None)
+                place = self._enter(note.queue)
+                for other in note.others:
+                    place = place.joined(self._places.get(other, _START))
+                now = _Piece(place, "", None)
                 rest = tuple(
                     entry._replace(freed=True)
                     for entry in memory.entries[cell]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -197,8 +198,14 @@ def watching(torch: Library, dispatch: Dispatch) -> Iterator[None]:
         "__torch_dispatch__": run,
         "ignore_compile_internals": classmethod(lambda _mode: True),
     }
-    with type("Watching", (base,), methods)():
+    mode, thread = type("Watching", (base,), methods)(), threading.get_ident()
+    mode.__enter__()
+    try:
+        torch.empty(0)  # what PyTorch imports at the first operator takes seconds
         yield
+    finally:
+        if threading.get_ident() == thread:  # modes are of a thread
+            mode.__exit__(None, None, None)
 
 
 def current_stream(torch: Library, device: int) -> int:

@@ -5,6 +5,7 @@ Long because all of a recording's steps share the state that a failed reading mu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ from gpuscope.record.calls import CallLog, Ended
 from gpuscope.record.clock import ClockFit
 from gpuscope.record.facts import device_facts, one_clock, partition_facts, thread_names, versions
 from gpuscope.record.hazard_log import HazardLog
+from gpuscope.record.libraries import watching_libraries
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.source import Calibration, Options, Source, Tap
@@ -85,6 +87,7 @@ class Recording:
 
     def __init__(self, devices: tuple[Device, ...], options: Options | None = None) -> None:
         self._simulated = one_clock(devices) == "virtual"
+        self._on_gpu = any(device.info.kind == "cuda" for device in devices) or not devices
         self.devices = devices
         self._device_by_key = {device.info.key: device for device in devices}
         self._clock = devices[0].now_ns if devices else time.time_ns
@@ -100,6 +103,7 @@ class Recording:
         self.ranges = RangeLog(self._clock, thread, self._process)
         self._calls = CallLog(self._source_of, self.ranges, self._process)
         self.hazards = HazardLog() if self._options.hazards else None
+        self._libraries = contextlib.ExitStack()
         self._reading = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
         self._kept = Kept()
@@ -131,6 +135,8 @@ class Recording:
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
             self._watch(device)
+        if self.hazards is not None and self._on_gpu:
+            self._libraries.enter_context(watching_libraries(self.hazards))
         self._span.begin()
         if not any(source.sees_ranges for source in self.sources):
             with _running_lock:
@@ -161,10 +167,9 @@ class Recording:
         """
         if self._options.keep_ns is None:
             return
-        on_gpu = any(device.info.kind == "cuda" for device in self.devices) or not self.devices
         for log in (self._calls, self.ranges):
-            log.relieve_at(OVERFULL if on_gpu else FULL, self._relieve)
-        if on_gpu:
+            log.relieve_at(OVERFULL if self._on_gpu else FULL, self._relieve)
+        if self._on_gpu:
             self._reader = Reader(self.batches, self._options.keep_ns, self._notes)
             self._reader.start()
 
@@ -214,6 +219,7 @@ class Recording:
         """Record no more, and make the trace; where that failed, again does what is left."""
         if self._reader is not None:
             self._reader.close()
+        self._libraries.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
             if self.hazards is not None:
@@ -286,7 +292,12 @@ class Recording:
         if left:
             counts = {**metadata.counts, **{f"{what} left out": n for what, n in left.items()}}
             metadata = replace(metadata, complete=False, counts=counts)
-        return Trace(spans, edges, metadata)
+        trace = Trace(spans, edges, metadata)
+        if self.hazards is not None and self._on_gpu:
+            orders = [order for source in self.sources if (order := source.order())]
+            hazards = self.hazards.outside.placed(self.hazards.facts(), trace, *orders)
+            trace = trace.with_metadata(hazards=hazards)
+        return trace
 
     def known(self) -> TraceMetadata:
         """Return what is known by now of devices, streams and partitions, at little cost."""

@@ -133,6 +133,11 @@ class Tap(Protocol):
         """Get no more."""
 
 
+Ordered = Callable[[tuple[int, int], tuple[int, int]], bool | None]
+"""Whether the second of two pieces of work, by call and stream, waits for the first; ``None``:
+perhaps."""
+
+
 class Source:
     """Finds out when the work of some devices ran. What a source has no use for does nothing.
 
@@ -189,6 +194,10 @@ class Source:
 
     def activity(self, activity: Activity) -> None:
         """Take work that a device says it did."""
+
+    def order(self) -> Ordered | None:
+        """Return what says which waits order two pieces of work, if it sees other libraries'."""
+        return None
 
     def hold(self, call: Call, row: Row, rows: Rows, /) -> None:
         """Add the row of a timed call to ``rows``, now or when more is known of the call."""

@@ -254,6 +254,9 @@ class HazardFacts(Facts, frozen=True):
         The hazards, equal ones as one.
     left_out
         How many pairs are in none of them, since there were too many.
+    undecided
+        How many more have an order, or none, by a wait of another library's that nobody could
+        follow.
     """
 
     accesses: _Whole = 0
@@ -261,6 +264,7 @@ class HazardFacts(Facts, frozen=True):
     unseen_names: tuple[str, ...] = ()
     found: tuple[HazardFact, ...] = ()
     left_out: _Whole = 0
+    undecided: _Whole = 0
 
 
 _UNKNOWN_DEVICE, _UNKNOWN_PARTITION = DeviceFacts(), PartitionFacts()

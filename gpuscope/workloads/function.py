@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, overload
+from typing import Generic, NamedTuple, TypeVar, overload
 
 from gpuscope._checks import MappingOf, given, require_kind
 from gpuscope.device import caller, handles
+from gpuscope.device.accesses import Access, of_arrays
 from gpuscope.device.arena import Arena
 from gpuscope.device.arrays import holding_arrays
 from gpuscope.device.caller import CallerStreamGuard
@@ -39,10 +40,13 @@ class Workload(Generic[_R]):
     workload(<lambda>)
     """
 
-    def __init__(self, function: Callable[..., _R], stated: CallFacts) -> None:
+    def __init__(
+        self, function: Callable[..., _R], stated: CallFacts, accesses: Declared | None = None
+    ) -> None:
         _check_function(function)
         self.function = function
         self.stated = stated
+        self.accesses = _checked(accesses, function)
         functools.update_wrapper(self, function)
 
     def __call__(
@@ -83,7 +87,7 @@ class Workload(Generic[_R]):
             nbytes = self.stated.get("nbytes")
         return FunctionHandle(
             owner, self.function, name=name, max_in_flight=max_in_flight,
-            flop_count=flop_count, nbytes=nbytes, arguments=arguments,
+            flop_count=flop_count, nbytes=nbytes, arguments=arguments, accesses=self.accesses,
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -96,7 +100,11 @@ def workload(function: Callable[..., _R], /) -> Workload[_R]: ...
 
 @overload
 def workload(
-    *, flop_count: int | None = None, nbytes: int | None = None
+    *,
+    flop_count: int | None = None,
+    nbytes: int | None = None,
+    reads: Sequence[str] | None = None,
+    writes: Sequence[str] | None = None,
 ) -> Callable[[Callable[..., _R]], Workload[_R]]: ...
 
 
@@ -106,6 +114,8 @@ def workload(
     *,
     flop_count: int | None = None,
     nbytes: int | None = None,
+    reads: Sequence[str] | None = None,
+    writes: Sequence[str] | None = None,
 ) -> Workload[_R] | Callable[[Callable[..., _R]], Workload[_R]]:
     """Turn a function into a workload: calling the result with a device returns a handle.
 
@@ -119,12 +129,18 @@ def workload(
     flop_count, nbytes
         Floating-point operations of one call, and bytes that it reads and writes: then its rate
         is known in TFLOP/s and GB/s, too. Used as ``@workload(flop_count=…)``.
+    reads, writes
+        Names of the parameters whose arrays its work reads and writes, for
+        ``profile(hazards=True)``. Without either, what it launches by CuPy or its own kernels
+        counts as unseen.
 
     Raises
     ------
     TypeError
         It is not a function, is asynchronous or a generator, takes no context, or has an argument
         called ``stream``, which belongs to ``execute()``.
+    InvalidOperand
+        ``reads`` or ``writes`` names what is no parameter.
 
     Notes
     -----
@@ -146,9 +162,40 @@ def workload(
     (4, 2)
     """
     stated = stated_facts(flop_count, nbytes)
+    declared = None
+    if reads is not None or writes is not None:
+        declared = Declared(tuple(reads or ()), tuple(writes or ()))
     if function is None:
-        return lambda decorated: Workload(decorated, stated)
-    return Workload(function, stated)
+        return lambda decorated: Workload(decorated, stated, declared)
+    return Workload(function, stated, declared)
+
+
+class Declared(NamedTuple):
+    """Names of the parameters whose arrays a function's work reads, and those that it writes."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    def of(self, function: Callable[..., object], call: _Invocation) -> tuple[Access, ...]:
+        """Return what one call accesses."""
+        bound = inspect.signature(function).bind(None, *call.arguments, **call.keywords)
+        bound.apply_defaults()
+        reads, writes = (
+            inside([bound.arguments[name] for name in names]) for names in (self.reads, self.writes)
+        )
+        return of_arrays(reads, writes)
+
+
+def _checked(declared: Declared | None, function: Callable[..., object]) -> Declared | None:
+    """Refuse names that a function has no parameters of."""
+    _, *names = inspect.signature(function).parameters
+    for name in (*declared.reads, *declared.writes) if declared is not None else ():
+        if name not in names:
+            raise InvalidOperand(
+                f"reads or writes names {name!r}, which is no parameter of {_name_of(function)}: "
+                f"it has {', '.join(names) or 'none'}"
+            )
+    return declared
 
 
 def _check_function(function: Callable[..., object]) -> None:
@@ -217,6 +264,7 @@ class FunctionHandle(Handle, Generic[_R]):
         flop_count: int | None = None,
         nbytes: int | None = None,
         arguments: Mapping[str, object] | None = None,
+        accesses: Declared | None = None,
     ) -> None:
         if not isinstance(owner, Device | Partition):
             raise InvalidOperand(
@@ -228,6 +276,7 @@ class FunctionHandle(Handle, Generic[_R]):
         require_kind("arguments", arguments, MappingOf(object), None)
         self._function = function
         self._function_name = _name_of(function)
+        self._accesses = accesses
         self._arguments = dict(arguments or {})
         try:
             inspect.signature(function).bind_partial(None, **self._arguments)
@@ -274,7 +323,7 @@ class FunctionHandle(Handle, Generic[_R]):
                 with (
                     CallerStreamGuard(stream),
                     WorkloadContext(device, stream, self._arena) as context,
-                    self._seen(stream),
+                    self._seen(stream, operands),
                     holding_arrays(stream),
                 ):
                     operands.result = self._function(
@@ -291,7 +340,7 @@ class FunctionHandle(Handle, Generic[_R]):
                 stream.hold(*inside((operands.arguments, operands.keywords)))
 
     @contextlib.contextmanager
-    def _seen(self, stream: Stream) -> Iterator[None]:
+    def _seen(self, stream: Stream, operands: _Invocation) -> Iterator[None]:
         """Show work that no launch of ours tells of as one launch, named after the function.
 
         On a GPU, CuPy or PyTorch may have done it, on the CPU NumPy; a simulated GPU runs
@@ -301,7 +350,10 @@ class FunctionHandle(Handle, Generic[_R]):
         if not device.calls.observers or device.is_simulated or stream.capturing:
             yield
             return
-        call = device.calls.begin("launch", self._function_name, stream, stream, **self.stated)
+        facts: CallFacts = {**self.stated}
+        if self._accesses is not None and device.calls.wants_accesses:
+            facts["accesses"] = self._accesses.of(self._function, operands)
+        call = device.calls.begin("launch", self._function_name, stream, stream, **facts)
         before = device.calls.launch_around(call)
         try:
             yield

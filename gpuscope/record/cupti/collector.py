@@ -22,7 +22,7 @@ from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION, arranged
 from gpuscope._types import Array
 from gpuscope.errors import CapabilityError, GpuscopeError, RecorderBusy
-from gpuscope.record.cupti import layout
+from gpuscope.record.cupti import layout, order
 from gpuscope.record.cupti.library import (
     COMPLETED,
     DRIVER_API,
@@ -241,7 +241,7 @@ class Collector:
         """Return what ends the last recording, in order."""
         steps: list[Callable[[], object]] = []
         if self._registered and not taken_over:
-            kinds = (layout.SYNCHRONIZATION, *reversed(KINDS), *_API_KINDS["all"])
+            kinds = (*order.KINDS, *reversed(KINDS), *_API_KINDS["all"])
             steps += [partial(self.library.disable, kind) for kind in kinds]
             steps += [partial(self.library.flush, forced=True), self._hand_over_rest]
         return [*steps, self._forget, self._undo.close, self._owners.clear]

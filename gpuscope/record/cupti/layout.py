@@ -18,7 +18,7 @@ from gpuscope.errors import TraceFormatError
 
 MEMCPY, MEMSET, DRIVER, RUNTIME, CONTEXT = 1, 2, 4, 5, 9
 KERNEL, MARKER, MARKER_DATA, OVERHEAD, PEER_COPY = 10, 12, 13, 17, 22
-STREAM, SYNCHRONIZATION, EXTERNAL, GRAPH = 37, 38, 39, 51
+CUDA_EVENT, STREAM, SYNCHRONIZATION, EXTERNAL, GRAPH = 36, 37, 38, 39, 51
 """Numbers of ``CUpti_ActivityKind``; KERNEL is CONCURRENT_KERNEL, which serialises nothing."""
 NOTED_DRIVER, NOTED_RUNTIME = 0x1000 + DRIVER, 0x1000 + RUNTIME
 """Launches that were noted by ``_fastpath.c`` in CUPTI's place."""
@@ -39,6 +39,7 @@ _SIZES: Mapping[int, tuple[tuple[int, int], ...]] = {
     MARKER: ((OLDEST, 56),),
     MARKER_DATA: ((OLDEST, 32), (130000, 40)),
     OVERHEAD: ((OLDEST, 56),),
+    CUDA_EVENT: ((OLDEST, 56),),
     STREAM: ((OLDEST, 24),),
     SYNCHRONIZATION: ((OLDEST, 56),),
     EXTERNAL: ((OLDEST, 24),),
@@ -102,7 +103,10 @@ FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
     },
     SYNCHRONIZATION: {
         "type": (4, "u4"), "start": (8, "u8"), "end": (16, "u8"), "correlation": (24, "u4"),
-        "context": (28, "u4"), "stream": (32, "u4"),
+        "context": (28, "u4"), "stream": (32, "u4"), "sync": (40, "u8"),
+    },
+    CUDA_EVENT: {
+        "correlation": (4, "u4"), "context": (8, "u4"), "stream": (12, "u4"), "sync": (48, "u8"),
     },
 }  # fmt: skip
 """Kind → field → (offset in bytes, NumPy type): the fields that traces use."""

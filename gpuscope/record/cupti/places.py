@@ -94,7 +94,7 @@ class Known:
         devices, numbers = arrow.coded(work["device"])
         columns: dict[str, Column] = {
             "device_uuid": arrow.text_column(devices, map(self._uuids.get, numbers)),
-            "stream": self._streams_of(work),
+            "stream": self.streams_of(work),
             "partition": self._partitions_at(codes, distinct, launched),
         }
         green = np.array([context in self.green for context in distinct], bool)[codes]
@@ -102,7 +102,7 @@ class Known:
             columns["green_context"] = arrow.nullable(contexts, ~green)
         return columns
 
-    def _streams_of(self, work: Columns) -> Ints:
+    def streams_of(self, work: Columns) -> Ints:
         """Return our number of each stream; one that is none of ours has CUPTI's, moved up."""
         both = work["context"].astype(np.int64) << 32 | work["stream"].astype(np.int64)
         codes, distinct = arrow.coded(both)

@@ -24,6 +24,7 @@ from gpuscope.record.cupti.library import (
     is_launch,
     text_at,
 )
+from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.rows import keep, together
@@ -205,6 +206,7 @@ class Records:
         which: str,
         found: Completeness,
         text: Callable[[int], str] = text_at,
+        order: Order | None = None,
     ) -> None:
         self._library = library
         self._sizes = layout.record_sizes(library.version)
@@ -213,6 +215,7 @@ class Records:
         self.work: list[Columns] = []
         self.apis: list[Columns] = []
         self.syncs: list[Columns] = []
+        self.order = order
         self.ranges = Ranges(text)
         self.canaries: list[Canaries] = []
         self._flights = Flights()
@@ -246,6 +249,8 @@ class Records:
             self._add(self.apis, self._wanted(apis))
         if self._which == "all" and layout.SYNCHRONIZATION in records:
             self._add(self.syncs, records[layout.SYNCHRONIZATION])
+        if self.order is not None:
+            self.order.take(records)
         self.ranges.take(records)
         contexts = records.get(layout.CONTEXT)
         return set(contexts["context"][contexts["is_green"] != 0].tolist()) if contexts else set()

@@ -17,15 +17,16 @@ from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
-from gpuscope.record.cupti import layout
+from gpuscope.record.cupti import layout, order
 from gpuscope.record.cupti.afar import BufferTap, Facts
 from gpuscope.record.cupti.collector import get_collector
 from gpuscope.record.cupti.links import Links
+from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.places import Places
 from gpuscope.record.cupti.records import Canaries, Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Row, Rows, together
-from gpuscope.record.source import Calibration, Completeness, Options, Source, SourceFacts
+from gpuscope.record.source import Calibration, Completeness, Options, Ordered, Source, SourceFacts
 
 _GRAPHS_S = 3.0
 """How long the end of a recording waits for what graphs did."""
@@ -65,7 +66,8 @@ class CuptiSource(Source):
         """Numbers of the buffers that were read."""
         self._places = Places(devices, library)
         self._selections = SelectionLog(self._places.learn)
-        self._records = Records(library, self._which, self._found)
+        self._order = Order() if options.hazards else None
+        self._records = Records(library, self._which, self._found, order=self._order)
         self._links = Links(
             self._records, self._places, self._selections, self._found,
             all_calls=self._which != "runtime",
@@ -105,6 +107,9 @@ class CuptiSource(Source):
         self._before = (self._collector.dropped, self._collector.refused)
         if self._which == "all":
             self._collector.library.enable(layout.SYNCHRONIZATION)
+        if self._order is not None:
+            for kind in order.KINDS:
+                self._collector.library.enable(kind)
         if self._collector.note:
             self._found.notes.append(self._collector.note)
         self._records.canaries = [Canaries(device, self._tag) for device in self._cuda]
@@ -250,6 +255,10 @@ class CuptiSource(Source):
         return SourceFacts(
             places.streams.copy(), places.partitions.copy(), places.contexts.copy(), self._found
         )
+
+    def order(self) -> Ordered | None:
+        """Return whether waits that CUPTI saw order two pieces of work."""
+        return self._order.between(self._places.streams_of) if self._order is not None else None
 
     # -- what is told while it runs ---------------------------------------------------
     def meet(self, call: Call, stream: Stream) -> None:

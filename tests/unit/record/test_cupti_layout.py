@@ -14,6 +14,7 @@ from gpuscope.errors import TraceFormatError
 from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.layout import (
     CONTEXT,
+    CUDA_EVENT,
     DRIVER,
     EXTERNAL,
     FIELDS,
@@ -47,6 +48,7 @@ SIZES = {  # in the order of VERSIONS, as cupti_activity.h of each has them
     MARKER: (56,) * 7,
     MARKER_DATA: (32, 40, 40, 40, 40, 40, 40),
     OVERHEAD: (56,) * 7,
+    CUDA_EVENT: (56,) * 7,
     STREAM: (24,) * 7,
     SYNCHRONIZATION: (56,) * 7,
     EXTERNAL: (24,) * 7,
@@ -88,7 +90,10 @@ OFFSETS = {  # field, offset and bytes, as a C compiler places them (12.9 and 13
         flags:4:4 marker:8:4 payload_kind:12:4 payload:16:8 color:24:4 category:28:4
     """,
     SYNCHRONIZATION: """
-        type:4:4 start:8:8 end:16:8 correlation:24:4 context:28:4 stream:32:4
+        type:4:4 start:8:8 end:16:8 correlation:24:4 context:28:4 stream:32:4 sync:40:8
+    """,
+    CUDA_EVENT: """
+        correlation:4:4 context:8:4 stream:12:4 sync:48:8
     """,
 }
 OFFSETS[DRIVER] = OFFSETS[NOTED_DRIVER] = OFFSETS[NOTED_RUNTIME] = OFFSETS[RUNTIME]

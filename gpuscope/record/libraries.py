@@ -1,0 +1,56 @@
+"""What other libraries do while hazards are looked for: PyTorch, and CuPy's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+
+from gpuscope.device.handles import Library
+from gpuscope.record.hazard_log import HazardLog, Streams
+from gpuscope.record.hazard_notes import Memory, Queue
+from gpuscope.record.operators import pytorch
+from gpuscope.record.pytorch import PyTorch
+
+
+@contextlib.contextmanager
+def watching_libraries(log: HazardLog) -> Iterator[None]:
+    """Tell of the libraries that are imported by now."""
+    streams = Streams()
+    with contextlib.ExitStack() as undo:
+        torch, cupy = pytorch(), sys.modules.get("cupy")
+        if torch is not None:
+            undo.enter_context(PyTorch(torch, log, streams).watching())
+        if cupy is not None:
+            undo.enter_context(_watching_memory(cupy, log, streams))
+        yield
+
+
+@contextlib.contextmanager
+def _watching_memory(cupy: Library, log: HazardLog, streams: Streams) -> Iterator[None]:
+    """Tell of memory that this thread gives back to CuPy's pool.
+
+    It gives a piece out again to the stream that it was given to first, in that one's order.
+    """
+    homes: dict[int, Queue] = {}
+    thread = threading.get_ident()
+
+    def given(_hook: object, *, device_id: int, mem_ptr: int, **_: int) -> None:
+        homes[mem_ptr] = streams.queue(device_id, int(cupy.cuda.get_current_stream().ptr))
+
+    def freed(_hook: object, *, mem_ptr: int, mem_size: int, **_: int) -> None:
+        home = homes.pop(mem_ptr, None)
+        if home is not None:
+            log.note(Memory(mem_ptr, mem_ptr + mem_size, home))
+
+    methods = {
+        "name": f"gpuscope {id(homes)}", "malloc_postprocess": given, "free_preprocess": freed,
+    }  # fmt: skip
+    hook = type("_Watching", (cupy.cuda.MemoryHook,), methods)()
+    hook.__enter__()
+    try:
+        yield
+    finally:
+        if threading.get_ident() == thread:  # hooks are of a thread
+            hook.__exit__()

@@ -1,0 +1,82 @@
+"""Rows of other libraries' work: which call launched which, and what nobody saw."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import Counter
+
+import numpy as np
+from msgspec.structs import replace
+
+from gpuscope.record.source import Ordered
+from gpuscope.trace import joins
+from gpuscope.trace.arrow import NONE
+from gpuscope.trace.metadata import HazardFact, HazardFacts
+from gpuscope.trace.model import Trace
+
+_FIRST = 1 << 60
+"""Ids of rows from here on stand for a call, until its row is known."""
+_NAMES = 8
+_WORK = ("kernel", "memcpy", "memset")
+
+
+class Calls:
+    """When other libraries' calls that were seen were made, on which threads."""
+
+    def __init__(self) -> None:
+        self._threads, self._starts, self._ends = array("q"), array("q"), array("q")
+
+    def add(self, start_ns: int, end_ns: int) -> int:
+        """Note a call of this thread; returns what stands for the row of its work."""
+        self._starts.append(start_ns)
+        self._ends.append(end_ns)
+        self._threads.append(threading.get_native_id())
+        return _FIRST + len(self._threads) - 1
+
+    def placed(self, facts: HazardFacts, trace: Trace, *orders: Ordered) -> HazardFacts:
+        """Return the facts with the rows of the calls' work, and work that nobody saw counted.
+
+        Work of a call is what the thread launched meanwhile, as CUPTI tells it. Left out are
+        pairs that have an order by waits that only CUPTI saw; where that may be so, they count as
+        undecided.
+        """
+        work = trace.where(kind=_WORK, source="cupti")
+        threads, queued = (work.array(name, fill=NONE) for name in ("thread", "queued_ns"))
+        ids = work.array("id")
+        intervals = [
+            np.array(part[: len(self._threads)])
+            for part in (self._threads, self._starts, self._ends)
+        ]
+        at = joins.innermost(threads, queued, *intervals)
+        called, first = np.unique(at, return_index=True)
+        row_of = dict(zip((called + _FIRST).tolist(), ids[first].tolist(), strict=True))
+
+        def row(number: int | None) -> int | None:
+            return number if number is None or number < _FIRST else row_of.get(number)
+
+        ours = work.array("external_correlation", fill=NONE) != NONE
+        outside = (at == NONE) & (queued != NONE) & ~ours
+        names = [
+            name for name, is_outside in zip(work.texts("name"), outside, strict=True) if is_outside
+        ]
+        place_of = {number: place for place, number in enumerate(ids.tolist())}
+        numbers, streams = (work.array(name, fill=NONE) for name in ("correlation", "stream"))
+
+        def is_ordered(fact: HazardFact) -> bool | None:
+            places = [place_of.get(number or NONE) for number in (fact.first, fact.second)]
+            pair = [(int(numbers[at]), int(streams[at])) for at in places if at is not None]
+            verdicts = [ordered(*pair) for ordered in orders if len(pair) == 2]
+            return any(verdicts) or (None if None in verdicts else False)
+
+        found = [
+            replace(fact, first=row(fact.first), second=row(fact.second)) for fact in facts.found
+        ]
+        verdicts = [is_ordered(fact) for fact in found]
+        return replace(
+            facts,
+            unseen=facts.unseen + len(names),
+            unseen_names=(*facts.unseen_names, *Counter(filter(None, names)))[:_NAMES],
+            found=tuple(found[place] for place, is_one in enumerate(verdicts) if is_one is False),
+            undecided=verdicts.count(None),
+        )

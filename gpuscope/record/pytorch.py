@@ -1,0 +1,370 @@
+"""What PyTorch does, for who looks for hazards: work, order and memory, as it calls CUDA.
+
+Operators come through a dispatch mode, with what they read and write; events, waits and the
+allocator through PyTorch's own trace of its CUDA calls. Both tell handles of streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from gpuscope.device.accesses import Access, accesses_of_tensor
+from gpuscope.device.handles import Library
+from gpuscope.record import operators
+from gpuscope.record.hazard_log import HazardLog, Streams
+from gpuscope.record.hazard_notes import (
+    HostAccess,
+    HostWait,
+    Memory,
+    Node,
+    Queue,
+    Record,
+    Wait,
+    Work,
+)
+from gpuscope.record.operators import Operator, Tensor, Use
+
+_Steps = list[Callable[[], None]]
+_TRACED = (
+    "EventDeletion", "EventRecord", "EventWait", "MemoryAllocation", "MemoryDeallocation",
+    "DeviceSynchronization", "StreamSynchronization", "EventSynchronization",
+)  # fmt: skip
+
+
+class _OfThread(threading.local):
+    """The order that a thread's operator makes while it runs; ``None`` outside."""
+
+    steps: _Steps | None = None
+
+
+class _Capture:
+    """A graph: its nodes, and after which of them each queue goes on while it is captured."""
+
+    def __init__(self, first: Queue) -> None:
+        self.nodes: list[Node] = []
+        self.fronts: dict[Queue, tuple[int, ...]] = {first: ()}
+
+
+class _Event:
+    """Stands for an event."""
+
+    capture: _Capture | None = None
+    """The capture that it was recorded in."""
+    front: tuple[int, ...] = ()
+    """After which of its nodes."""
+
+
+class PyTorch:
+    """Tells of PyTorch's work, order and memory.
+
+    Parameters
+    ----------
+    torch
+        The module.
+    log
+        Who is told.
+    streams
+        Tell which queue a stream is.
+    """
+
+    def __init__(self, torch: Library, log: HazardLog, streams: Streams) -> None:
+        self._torch, self._log, self._streams = torch, log, streams
+        self._lock = threading.RLock()
+        self._of_thread = _OfThread()
+        self._events: dict[int, _Event] = {}
+        """Handle → what stands for the event, as another may get the handle."""
+        self._sizes: dict[int, int] = {}
+        """Address → bytes of the tensors' memory that was used."""
+        self._homes: dict[int, Queue] = {}
+        """Address → the queue in whose order memory is given out again."""
+        self._kept_for: dict[int, set[Queue]] = {}
+        """Address → queues given to ``record_stream``."""
+        self._pinned: dict[int, Library] = {}
+        """Address → memory of the host that copies use behind its back, held weakly."""
+        self._capturing: dict[Queue, _Capture] = {}
+        self._graphs: weakref.WeakKeyDictionary[Library, _Capture] = weakref.WeakKeyDictionary()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Tell of what this thread calls, of backward passes, and of all threads' order."""
+        with contextlib.ExitStack() as undo:
+            self._torch._C._activate_gpu_trace()
+            trace = importlib.import_module("torch.cuda._gpu_trace")
+            steps = (
+                self._event_deleted, self._recorded, self._waited, self._allocated, self._freed,
+                self._synchronized, self._stream_synchronized, self._event_synchronized,
+            )  # fmt: skip
+            for name, callback in zip(_TRACED, steps, strict=True):
+                callbacks = getattr(trace, f"{name}Callbacks").callback_list
+                callbacks.append(callback)
+                undo.callback(callbacks.remove, callback)
+            cuda = self._torch.cuda
+            for owner, name, after in (
+                (cuda.CUDAGraph, "capture_begin", self._capture_began),
+                (cuda.CUDAGraph, "capture_end", self._capture_ended),
+                (cuda.CUDAGraph, "replay", self._replayed),
+                (cuda.Event, "query", self._event_queried),
+                (cuda.Stream, "query", self._stream_queried),
+            ):
+                undo.callback(_wrap(owner, name, after))
+            undo.enter_context(operators.watching(self._torch, self._dispatch))
+            yield
+
+    # -- operators --------------------------------------------------------------------
+    def _dispatch(
+        self, function: Library, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        operator = operators.operator_of(function)
+        if operator is None:
+            if getattr(function, "__name__", "").startswith("record_stream"):
+                self._keep_for(args[0], args[1])
+            return function(*args, **kwargs)
+        of_thread = self._of_thread
+        outer, of_thread.steps = of_thread.steps, []
+        start_ns = time.time_ns()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            steps, of_thread.steps = of_thread.steps, outer
+            self._take(steps)
+            raise
+        steps, of_thread.steps = of_thread.steps, outer
+        uses = operator.uses(args, kwargs, result)
+        with self._lock:
+            # What makes its result may wait to know the size; a copy waits for its end.
+            first = operator.makes and not operator.copies
+            if first:
+                self._take(steps)
+            at_once = operator.returns_at_once(args, kwargs)
+            self._work(operator, uses, start_ns, at_once=at_once)
+            if not first:
+                self._take(steps)
+        return result
+
+    def _work(self, operator: Operator, uses: list[Use], start_ns: int, *, at_once: bool) -> None:
+        """Tell what an operator did that ran in this thread's current stream."""
+        found = (operators.gpu_of(use.tensor) for use in uses)
+        gpus = dict.fromkeys(gpu for gpu in found if gpu is not None)
+        copied = operator.copies and bool(gpus)
+        on_gpu: list[Access] = []
+        on_host: list[Access] = []
+        seen, waits = operator.seen, False
+        for use in uses if gpus or self._pinned else ():
+            touched = accesses_of(use)
+            if touched is None:
+                seen = False
+            elif operators.gpu_of(use.tensor) is not None:
+                self._know(use.tensor)
+                on_gpu += touched
+            elif self._is_pinned(use.tensor, from_now_on=copied and at_once):
+                (on_gpu if copied else on_host).extend(touched)
+            else:  # into memory that is not pinned, a copy returns at its end
+                waits |= copied and use.writes
+        if not seen:
+            self._log.note_unseen(operator.name)
+        if on_host:
+            self._log.note(HostAccess(operator.name, tuple(on_host)))
+        if on_gpu:
+            queue, *others = map(self._current, gpus)
+            for other in others:  # a copy between GPUs, in order with both
+                self._follow(queue, other)
+            self._queue_work(queue, operator, tuple(on_gpu), start_ns)
+            for other in others:
+                self._follow(other, queue)
+            if waits:
+                self._log.note(HostWait(queue=queue))
+
+    def _queue_work(
+        self, queue: Queue, operator: Operator, accesses: tuple[Access, ...], start_ns: int
+    ) -> None:
+        """Tell of work, or make it a node of the graph that is captured."""
+        capture, name, copies = self._capturing.get(queue), operator.name, operator.copies
+        if capture is None and not self._streams.is_capturing(queue):
+            row = self._log.outside.add(start_ns, time.time_ns())
+            self._log.note(Work(queue, name, accesses, (row,), copies))
+        elif capture is not None:  # a graph of ours tells of itself
+            front = capture.fronts.get(queue, ())
+            capture.fronts[queue] = (len(capture.nodes),)
+            capture.nodes.append(Node(name, accesses, front, copies))
+
+    def _know(self, tensor: Tensor) -> int:
+        """Remember how large a tensor's memory is; returns its address."""
+        storage = tensor.untyped_storage()
+        start: int = storage.data_ptr()
+        self._sizes[start] = storage.nbytes()
+        return start
+
+    def _is_pinned(self, tensor: Tensor, *, from_now_on: bool) -> bool:
+        """Whether copies use a tensor's memory behind the host's back.
+
+        PyTorch gives pinned memory out again only when the copies of who had it before have ended.
+        """
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        known = self._pinned.get(start)
+        if known is not None and known.expired():
+            del self._pinned[start]
+            self._log.note(Memory(start, start + self._sizes.pop(start)))
+            known = None
+        if known is None and from_now_on and operators.is_pinned(storage):
+            weak = self._torch.multiprocessing.reductions.StorageWeakRef
+            self._pinned[start] = known = weak(storage)
+            self._know(tensor)
+        return known is not None
+
+    def _keep_for(self, tensor: Library, stream: Library) -> None:
+        storage = tensor.untyped_storage().data_ptr()
+        made = self._torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index,
+            device_type=stream.device_type,
+        )  # fmt: skip
+        queue = self._streams.queue(stream.device_index, made.cuda_stream)
+        self._kept_for.setdefault(storage, set()).add(queue)
+
+    # -- order ------------------------------------------------------------------------
+    def _current(self, gpu: int | None = None) -> Queue:
+        """Return the queue of the current stream, of the current GPU or another."""
+        gpu = self._torch._C._cuda_getDevice() if gpu is None else gpu
+        return self._streams.queue(gpu, operators.current_stream(self._torch, gpu))
+
+    def _queue(self, stream: int) -> Queue:
+        return self._streams.queue(self._torch._C._cuda_getDevice(), stream)
+
+    def _record(self, queue: Queue, event: _Event) -> None:
+        event.capture = capture = self._capturing.get(queue)
+        if capture is None:
+            self._log.note(Record(queue, event))
+        else:
+            event.front = capture.fronts.get(queue, ())
+
+    def _wait(self, queue: Queue, event: _Event) -> None:
+        if event.capture is None:
+            self._log.note(Wait(queue, event))
+        elif event.capture.fronts:  # the queue may join the capture by this
+            self._capturing[queue] = capture = event.capture
+            capture.fronts[queue] = tuple({*capture.fronts.get(queue, ()), *event.front})
+
+    def _follow(self, queue: Queue, other: Queue) -> None:
+        """Let a queue follow all that is in another."""
+        event = _Event()
+        self._record(other, event)
+        self._wait(queue, event)
+
+    def _note(self, step: Callable[[], None]) -> None:
+        """Take a step of order now, or with the operator that makes it."""
+        steps = self._of_thread.steps
+        if steps is not None:
+            steps.append(step)
+        else:
+            self._take([step])
+
+    def _take(self, steps: _Steps) -> None:
+        with self._lock:
+            for step in steps:
+                step()
+
+    def _event_deleted(self, handle: int) -> None:
+        def step() -> None:
+            self._events.pop(handle, None)
+
+        self._note(step)
+
+    def _recorded(self, handle: int, stream: int) -> None:
+        queue = self._queue(stream)
+
+        def step() -> None:
+            self._events[handle] = event = _Event()
+            self._record(queue, event)
+
+        self._note(step)
+
+    def _waited(self, handle: int, stream: int) -> None:
+        queue = self._queue(stream)
+        self._note(lambda: self._wait(queue, self._events.get(handle) or _Event()))
+
+    def _synchronized(self) -> None:
+        self._note(partial(self._log.note, HostWait(device=self._current().device)))
+
+    def _stream_synchronized(self, stream: int) -> None:
+        self._note(partial(self._log.note, HostWait(queue=self._queue(stream))))
+
+    def _event_synchronized(self, handle: int) -> None:
+        self._note(lambda: self._log.note(HostWait(self._events.get(handle) or _Event())))
+
+    def _event_queried(self, event: Library, is_done: object, _start_ns: int) -> None:
+        if is_done:
+            self._event_synchronized(event.cuda_event)
+
+    def _stream_queried(self, stream: Library, is_done: object, _start_ns: int) -> None:
+        if is_done:
+            queue = self._streams.queue(stream.device_index, stream.cuda_stream)
+            self._note(partial(self._log.note, HostWait(queue=queue)))
+
+    # -- memory -----------------------------------------------------------------------
+    def _allocated(self, start: int) -> None:
+        self._homes[start] = self._current()
+
+    def _freed(self, start: int) -> None:
+        # Without the lock: the collector frees tensors anywhere, perhaps inside PyTorch's own.
+        home, kept_for = self._homes.pop(start, None), self._kept_for.pop(start, ())
+        nbytes = self._sizes.pop(start, 0)
+        if nbytes and home is not None:
+            self._log.note(Memory(start, start + nbytes, home, tuple(kept_for)))
+
+    # -- graphs -----------------------------------------------------------------------
+    def _capture_began(self, graph: Library, _result: object, _start_ns: int) -> None:
+        with self._lock:
+            first = self._current()
+            self._graphs[graph] = self._capturing[first] = _Capture(first)
+
+    def _capture_ended(self, graph: Library, _result: object, _start_ns: int) -> None:
+        with self._lock:
+            capture = self._graphs.get(graph)
+            if capture is not None:
+                for queue in capture.fronts:
+                    self._capturing.pop(queue, None)
+                capture.fronts.clear()
+
+    def _replayed(self, graph: Library, _result: object, start_ns: int) -> None:
+        with self._lock:
+            capture, queue = self._graphs.get(graph), self._current()
+            if capture is None:
+                self._log.note_unseen("CUDAGraph")
+            else:
+                nodes = tuple(capture.nodes)
+                rows = (self._log.outside.add(start_ns, time.time_ns()),) * len(nodes)
+                self._log.note(Work(queue, "CUDAGraph", None, rows, graph=capture, nodes=nodes))
+
+
+def _wrap(
+    owner: Library, name: str, after: Callable[[Library, object, int], None]
+) -> Callable[[], None]:
+    """Have a method of a class tell of each call that returned; returns what undoes it."""
+    method = getattr(owner, name)
+    own = vars(owner).get(name)
+
+    def told(self: Library, *args: object, **kwargs: object) -> object:
+        start_ns = time.time_ns()
+        result = method(self, *args, **kwargs)
+        after(self, result, start_ns)
+        return result
+
+    setattr(owner, name, told)
+    return lambda: delattr(owner, name) if own is None else setattr(owner, name, own)
+
+
+def accesses_of(use: Use) -> Sequence[Access] | None:
+    """Return the bytes that a use touches; ``None`` where its tensor has no memory of its own."""
+    tensor = use.tensor
+    if 0 in tensor.shape:
+        return ()
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # it stands for others
+        if tensor.data_ptr():
+            return accesses_of_tensor(tensor, reads=use.reads, writes=use.writes)
+    return None

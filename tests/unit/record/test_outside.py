@@ -1,0 +1,90 @@
+"""Rows of other libraries' work: found by thread and time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpuscope.record.outside import Calls
+from gpuscope.trace import Trace
+from gpuscope.trace.metadata import HazardFact, HazardFacts
+
+
+def trace(*rows):
+    """Return a trace of kernels: (id, name, thread, queued, our call's number)."""
+    ids, names, threads, queued, numbers = zip(*rows, strict=True)
+    return Trace.from_columns(
+        {
+            "id": ids,
+            "kind": ["kernel"] * len(rows),
+            "name": names,
+            "thread": threads,
+            "queued_ns": queued,
+            "external_correlation": numbers,
+            "start_ns": [100] * len(rows),
+            "end_ns": [200] * len(rows),
+            "correlation": [100 + number for number in ids],
+            "stream": [3] * len(rows),
+            "source": ["cupti"] * len(rows),
+        }
+    )
+
+
+def test_work_is_found_by_the_thread_and_time_of_its_call():
+    calls, me = Calls(), threading.get_native_id()
+    first, second, without = calls.add(10, 20), calls.add(30, 40), calls.add(50, 60)
+    told = trace(
+        (7, "other thread", me + 1, 35, None),
+        (8, "a", me, 15, None),
+        (9, "b", me, 33, None),
+        (10, "b2", me, 38, None),
+        (11, "outside", me, 45, None),
+        (12, "outside", me, 46, None),
+        (13, "ours", me, 47, 5),
+        (14, "no call known", None, None, None),
+    )
+    facts = HazardFacts(
+        unseen=2,
+        unseen_names=("c10d::allreduce_",),
+        found=(
+            HazardFact(kind="read after write", first=first, second=second),
+            HazardFact(kind="read after write", first=3, second=without),
+            HazardFact(kind="host access too early", first=second),
+        ),
+    )
+    placed = calls.placed(facts, told)
+    assert [(fact.first, fact.second) for fact in placed.found] == [(8, 9), (3, None), (9, None)]
+    assert placed.unseen == 2 + 3
+    assert placed.unseen_names == ("c10d::allreduce_", "other thread", "outside")
+
+
+def test_a_trace_without_work_places_nothing():
+    calls = Calls()
+    fact = HazardFact(kind="read after write", first=calls.add(1, 2), second=4)
+    placed = calls.placed(HazardFacts(found=(fact,)), trace((1, "k", None, None, None)))
+    assert [(one.first, one.second) for one in placed.found] == [(None, 4)]
+    assert placed.unseen == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "left", "undecided"), [(True, 0, 0), (None, 0, 1), (False, 1, 0)]
+)
+def test_pairs_with_an_order_that_only_cupti_saw_are_left_out(answer, left, undecided):
+    asked = []
+
+    def ordered(first, second):
+        asked.append((first, second))
+        return answer
+
+    told = trace((7, "a", 1, 5, 1), (8, "b", 1, 6, 2))
+    facts = HazardFacts(found=(HazardFact(kind="read after write", first=7, second=8),))
+    placed = Calls().placed(facts, told, ordered)
+    assert (len(placed.found), placed.undecided) == (left, undecided)
+    assert asked == [((107, 3), (108, 3))]
+
+
+def test_what_the_host_did_is_not_asked_of():
+    fact = HazardFact(kind="host access too early", first=7)
+    placed = Calls().placed(HazardFacts(found=(fact,)), trace((7, "a", 1, 5, 1)), lambda *_: True)
+    assert placed.found == (fact,)

@@ -1,0 +1,494 @@
+"""Hazards among PyTorch's calls: its operators run on the host here, its CUDA side is faked."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+
+import pytest
+
+from gpuscope.device.accesses import accesses_of
+from gpuscope.record import libraries, operators
+from gpuscope.record.hazard_log import HazardLog, Streams
+from gpuscope.record.hazard_notes import Queue, Work
+from gpuscope.record.pytorch import PyTorch
+from gpuscope.record.recorder import Recording
+from gpuscope.record.source import Options
+
+torch = pytest.importorskip("torch")
+
+
+class Cuda:
+    """PyTorch's CUDA side as far as it is asked: streams and events are numbers."""
+
+    def __init__(self):
+        self.log = HazardLog()
+        self.stream = 0
+        self.on_host = set()
+        self.trace = importlib.import_module("torch.cuda._gpu_trace")
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def record(self, event, stream=None):
+        self.trace.EventRecordCallbacks.fire_callbacks(
+            event, self.stream if stream is None else stream
+        )
+
+    def wait(self, event, stream=None):
+        self.trace.EventWaitCallbacks.fire_callbacks(
+            event, self.stream if stream is None else stream
+        )
+
+    def wait_stream(self, stream, other):
+        self.record(99, other)
+        self.wait(99, stream)
+
+    def synchronize(self):
+        self.trace.DeviceSynchronizationCallbacks.fire_callbacks()
+
+    def synchronize_stream(self, stream):
+        self.trace.StreamSynchronizationCallbacks.fire_callbacks(stream)
+
+    def synchronize_event(self, event):
+        self.trace.EventSynchronizationCallbacks.fire_callbacks(event)
+
+    def allocate(self, tensor):
+        self.trace.MemoryAllocationCallbacks.fire_callbacks(tensor.data_ptr())
+
+    def free(self, tensor):
+        self.trace.MemoryDeallocationCallbacks.fire_callbacks(tensor.data_ptr())
+
+    def pinned(self, *shape):
+        tensor = torch.empty(*shape)
+        self.on_host.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+
+class Graph:
+    """In place of ``torch.cuda.CUDAGraph``."""
+
+    def capture_begin(self):
+        pass
+
+    def capture_end(self):
+        pass
+
+    def replay(self):
+        pass
+
+
+class Event:
+    """In place of ``torch.cuda.Event``."""
+
+    def __init__(self, handle, done):
+        self.cuda_event, self.done = handle, done
+
+    def query(self):
+        return self.done
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    cuda = Cuda()
+
+    def gpu_of(tensor):
+        return None if tensor.untyped_storage().data_ptr() in cuda.on_host else 0
+
+    monkeypatch.setattr(operators, "gpu_of", gpu_of)
+    monkeypatch.setattr(operators, "is_pinned", lambda storage: storage.data_ptr() in cuda.on_host)
+    monkeypatch.setattr(operators, "current_stream", lambda _torch, _gpu: cuda.stream)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0)
+    monkeypatch.setattr(torch._C, "_activate_gpu_trace", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    with PyTorch(torch, cuda.log, Streams()).watching():
+        yield cuda
+    for callbacks in vars(cuda.trace).values():
+        assert not getattr(callbacks, "callback_list", ())
+    assert "told" not in Graph.replay.__qualname__
+
+
+A, B = 1, 2
+
+
+@pytest.fixture
+def x(cuda):
+    with cuda.on(A):
+        x = torch.zeros(64)
+        cuda.allocate(x)
+    cuda.synchronize()
+    return x
+
+
+def found(cuda):
+    cuda.log.read()
+    return cuda.log.facts().found
+
+
+def pairs(cuda):
+    """The names of each pair, without their namespace."""
+    names = [(fact.first_name[6:], fact.second_name[6:]) for fact in found(cuda)]
+    return [name for name, fact in zip(names, found(cuda), strict=True) for _ in range(fact.count)]
+
+
+# -- the ordering cases: work in streams A and B on one tensor -----------------------------
+def write(cuda, x, stream):
+    with cuda.on(stream):
+        x.add_(1)
+
+
+def read(cuda, x, stream):
+    with cuda.on(stream):
+        return x.sum()
+
+
+def test_a_read_after_an_unordered_write(cuda, x):
+    write(cuda, x, A)
+    read(cuda, x, B)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+def test_a_write_after_an_unordered_read(cuda, x):
+    read(cuda, x, A)
+    write(cuda, x, B)
+    assert pairs(cuda) == [("sum", "add_")]
+
+
+def test_reads_need_no_order(cuda, x):
+    read(cuda, x, A)
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+@pytest.mark.parametrize("first", [read, write])
+def test_an_event_orders(cuda, x, first):
+    first(cuda, x, A)
+    cuda.record(7, A)
+    cuda.wait(7, B)
+    write(cuda, x, B)
+    assert not pairs(cuda)
+
+
+def test_an_event_recorded_too_early_does_not(cuda, x):
+    cuda.record(7, A)
+    write(cuda, x, A)
+    cuda.wait(7, B)
+    read(cuda, x, B)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+def test_an_event_recorded_again_is_another(cuda, x):
+    write(cuda, x, A)
+    cuda.record(7, A)
+    cuda.record(7, B)
+    cuda.wait(7, 3)
+    read(cuda, x, 3)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+def test_a_wait_keeps_the_record_that_it_met(cuda, x):
+    write(cuda, x, A)
+    cuda.record(7, A)
+    cuda.wait(7, B)
+    cuda.record(7, 3)
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+def test_a_deleted_event_leaves_no_order_to_the_next_with_its_handle(cuda, x):
+    write(cuda, x, A)
+    cuda.record(7, A)
+    cuda.trace.EventDeletionCallbacks.fire_callbacks(7)
+    cuda.wait(7, B)
+    read(cuda, x, B)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+def test_order_passes_through_a_third_stream(cuda, x):
+    write(cuda, x, A)
+    cuda.wait_stream(3, A)
+    cuda.wait_stream(B, 3)
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+def test_two_readers_must_both_be_waited_for(cuda, x):
+    read(cuda, x, A)
+    read(cuda, x, 3)
+    cuda.wait_stream(B, A)
+    write(cuda, x, B)
+    assert pairs(cuda) == [("sum", "add_")]
+
+
+def test_every_pair_is_found(cuda, x):
+    y = torch.zeros(8)
+    cuda.synchronize()
+    write(cuda, x, A)
+    write(cuda, y, A)
+    with cuda.on(B):
+        torch.add(x[:8], y)
+    assert len(pairs(cuda)) == 2
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda cuda: cuda.synchronize(),
+        lambda cuda: cuda.synchronize_stream(A),
+        lambda cuda: (cuda.record(7, A), cuda.synchronize_event(7)),
+        lambda cuda: (cuda.record(7, A), torch.cuda.Event(7, done=True).query()),
+    ],
+)
+def test_the_host_waits(cuda, x, wait):
+    write(cuda, x, A)
+    wait(cuda)
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda cuda: cuda.synchronize_stream(B),
+        lambda cuda: (cuda.record(7, A), torch.cuda.Event(7, done=False).query()),
+    ],
+)
+def test_the_host_waits_for_something_else(cuda, x, wait):
+    write(cuda, x, A)
+    wait(cuda)
+    read(cuda, x, B)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+def test_a_wait_before_the_work_does_not_count(cuda, x):
+    cuda.synchronize()
+    write(cuda, x, A)
+    read(cuda, x, B)
+    assert len(pairs(cuda)) == 1
+
+
+# -- memory --------------------------------------------------------------------------------
+def test_views_of_other_bytes_do_not_meet(cuda, x):
+    write(cuda, x[:32], A)
+    write(cuda, x[32:], B)
+    assert not pairs(cuda)
+    read(cuda, x[16:48], B)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+def test_making_a_view_is_no_access(cuda, x):
+    write(cuda, x, A)
+    with cuda.on(B):
+        x.view(8, 8).t()[1:]
+        torch.empty_like(x)
+    assert not pairs(cuda)
+
+
+def test_memory_that_was_freed_and_is_used_anew(cuda, x):
+    read(cuda, x, B)
+    cuda.free(x)
+    write(cuda, x, A)  # another tensor at its address
+    assert [fact.kind for fact in found(cuda)] == ["reuse of freed memory"]
+
+
+def test_record_stream_makes_the_allocator_wait(cuda, x, monkeypatch):
+    class Stream:
+        def __init__(self, stream_id, device_index, device_type):
+            self.cuda_stream = stream_id
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    operator = type("Operator", (), {"__call__": lambda *_: None, "__name__": "record_stream"})()
+    schema = type("Schema", (), {"name": "aten::record_stream"})
+    operator._schema = schema
+    read(cuda, x, B)
+    stream = type("S", (), {"stream_id": B, "device_index": 0, "device_type": 1})()
+    PyTorch._dispatch(_source_of(cuda), operator, (x, stream), {})
+    cuda.free(x)
+    write(cuda, x, A)
+    assert not pairs(cuda)
+
+
+def _source_of(cuda):
+    (callback,) = cuda.trace.MemoryDeallocationCallbacks.callback_list
+    return callback.__self__
+
+
+# -- copies --------------------------------------------------------------------------------
+def test_a_copy_to_pinned_memory_is_read_too_early(cuda, x):
+    host = cuda.pinned(64)
+    with cuda.on(A):
+        host.copy_(x, non_blocking=True)
+    host.add(1)
+    assert pairs(cuda) == [("copy_", "add")]
+
+
+def test_a_copy_to_pinned_memory_was_waited_for(cuda, x):
+    host = cuda.pinned(64)
+    with cuda.on(A):
+        host.copy_(x, non_blocking=True)
+    cuda.synchronize_stream(A)
+    host.add(1)
+    assert not pairs(cuda)
+
+
+def test_pinned_memory_is_written_while_it_is_copied(cuda, x):
+    host = cuda.pinned(64)
+    with cuda.on(A):
+        x.copy_(host, non_blocking=True)
+    host.fill_(1)
+    assert pairs(cuda) == [("copy_", "fill_")]
+
+
+def test_a_copy_that_waits_is_over(cuda, x, monkeypatch):
+    host = cuda.pinned(64)
+    with cuda.on(A):
+        host.copy_(x, non_blocking=True)  # from now on it is known
+        cuda.synchronize_stream(A)
+        host.copy_(x)
+        cuda.synchronize_stream(A)  # which the operator does itself
+    host.add(1)
+    assert not pairs(cuda)
+
+
+def test_pinned_memory_that_was_given_out_anew_is_not_accused(cuda, x, monkeypatch):
+    host = cuda.pinned(64)
+    with cuda.on(A):
+        x.copy_(host, non_blocking=True)
+    (weak,) = _source_of(cuda)._pinned.values()
+    monkeypatch.setattr(type(weak), "expired", lambda _self: True)
+    host.fill_(1)
+    assert not pairs(cuda)
+
+
+def test_a_copy_to_other_host_memory_returns_at_its_end(cuda, x, monkeypatch):
+    monkeypatch.setattr(operators, "is_pinned", lambda _storage: False)
+    host = cuda.pinned(64)
+    with cuda.on(A):
+        x.add_(1)
+        host.copy_(x, non_blocking=True)
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+# -- graphs --------------------------------------------------------------------------------
+def captured(cuda, x, stream=5):
+    graph = torch.cuda.CUDAGraph()
+    with cuda.on(stream):
+        graph.capture_begin()
+        x.add_(1)
+        graph.capture_end()
+    return graph
+
+
+def test_a_capture_does_nothing_yet(cuda, x):
+    captured(cuda, x)
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+def test_a_launch_of_a_graph_is_its_work(cuda, x):
+    graph = captured(cuda, x)
+    with cuda.on(A):
+        graph.replay()
+    read(cuda, x, A)
+    assert not pairs(cuda)
+    read(cuda, x, B)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+def test_a_graph_follows_its_stream(cuda, x):
+    graph = captured(cuda, x)
+    write(cuda, x, B)
+    cuda.wait_stream(A, B)
+    with cuda.on(A):
+        graph.replay()
+        graph.replay()
+    assert not pairs(cuda)
+    write(cuda, x, B)
+    assert pairs(cuda)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_branches_inside_a_graph(cuda, x, joins):
+    graph = torch.cuda.CUDAGraph()
+    with cuda.on(5):
+        graph.capture_begin()
+        cuda.wait_stream(6, 5)
+        if joins:
+            write(cuda, x, 6)
+            cuda.wait_stream(5, 6)
+            write(cuda, x, 5)
+        else:
+            write(cuda, x, 6)
+            write(cuda, x, 5)
+            cuda.wait_stream(5, 6)
+        graph.capture_end()
+    assert not pairs(cuda)
+    for _ in range(2):
+        with cuda.on(A):
+            graph.replay()
+    assert len(pairs(cuda)) == (0 if joins else 2)
+    read(cuda, x, A)
+    assert len(pairs(cuda)) == (0 if joins else 2)
+
+
+# -- what is not seen, threads, errors -----------------------------------------------------
+def test_the_backward_pass_and_its_stream(cuda):
+    with cuda.on(A):
+        x = torch.ones(4, requires_grad=True)
+        loss = (x * 2).sum()
+    cuda.synchronize()
+    with cuda.on(B):
+        loss.backward()
+    assert not pairs(cuda)
+    with cuda.on(A):
+        x.grad.add_(1)
+    assert pairs(cuda) == [("mul", "add_")]
+
+
+def test_an_operator_that_fails_did_nothing(cuda, x):
+    with cuda.on(A), pytest.raises(RuntimeError):
+        x.add_(torch.zeros(5))
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+def test_threads_do_not_mix_their_steps(cuda, x):
+    write(cuda, x, A)
+    thread = threading.Thread(target=cuda.wait_stream, args=(B, A))
+    thread.start()
+    thread.join()
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+# -- operands of gpuscope's own work ----------------------------------------------------------
+def test_a_tensor_is_the_same_bytes_to_a_launch_of_ours(cuda, x):
+    half = x[16:48].requires_grad_()
+    (access,) = accesses_of(half, reads=False, writes=True)
+    assert access[:4] == (x.data_ptr() + 64, x.data_ptr() + 192, False, True)
+    write(cuda, x, A)
+    cuda.log.note(Work(Queue("cuda:0", B), "gpuscope's", (access,)))
+    assert [fact.second_name for fact in found(cuda)] == ["gpuscope's"]
+
+
+def test_a_recording_tells_what_was_found(cuda, x, monkeypatch):
+    monkeypatch.setattr(libraries, "pytorch", lambda: torch)
+    recording = Recording((), Options("events", hazards=True))
+    recording.start()
+    write(cuda, x, A)
+    read(cuda, x, B)
+    facts = recording.stop().metadata.hazards
+    assert [(fact.first_name, fact.second_name) for fact in facts.found] == [
+        ("aten::add_", "aten::sum")
+    ]
+    assert facts.found[0].first is None  # no CUPTI, no row
+    write(cuda, x, A)
+    assert recording.trace.metadata.hazards.accesses == 2

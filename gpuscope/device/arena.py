@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from gpuscope._checks import given
 from gpuscope._fork import free_in_children
+from gpuscope.device.accesses import accesses_of
 from gpuscope.device.graph import Graph, after_capture
 from gpuscope.device.raw import Memory
 from gpuscope.errors import InvalidOperand
@@ -42,7 +43,12 @@ def allocate(device: Device, nbytes: int, stream: Stream | None) -> Memory:
     """Take memory in the order of ``stream``; for ``None`` wait for the device."""
     if not device.capabilities.stream_ordered_memory:
         stream = None
-    return device.backend.allocate(nbytes, stream)
+    memory = device.backend.allocate(nbytes, stream)
+    if device.calls.watchers:
+        if stream is None:
+            device.calls.tell("seen", "scratch")
+        device.calls.tell("memory", "scratch", accesses=accesses_of(memory.array))
+    return memory
 
 
 def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
@@ -60,6 +66,8 @@ def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
 
 def _free(device: Device, memory: Memory, stream: Stream | None) -> None:
     if stream is not None and not stream.closed and device.capabilities.stream_ordered_memory:
+        if device.calls.watchers:
+            device.calls.tell("memory", "scratch", stream, accesses=accesses_of(memory.array))
         device.backend.free(memory, stream)
         return
     idle = stream is not None and stream.tag is not None and stream.tag.is_done

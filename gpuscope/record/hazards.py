@@ -322,7 +322,7 @@ class Detector:
             return
         places = memory.cover(note.start, note.stop)
         for cell in places:
-            rest: tuple[_Entry, ...] = ()
+            rest = tuple(entry for entry in memory.entries[cell] if entry.freed)
             if note.queue is not None:
                 place = self._enter(note.queue)
                 for other in note.others:

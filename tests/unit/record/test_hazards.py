@@ -408,3 +408,19 @@ def test_random_programs_are_judged_as_the_engine_runs_them(seed):
             (between, second) in reported and first < between and (first, between) not in races
             for between in range(len(uses))
         ), (first, second)
+
+
+# -- scratch -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("ordered", [False, True])
+def test_scratch_used_outside_its_stream(ordered):
+    from gpuscope.device.arena import allocate, give_back
+
+    def program(gpu, a, b):
+        for stream in (b, a):
+            memory = allocate(gpu, 400, a)
+            launch(stream, memory.array.view(np.dtype("float32")))
+            if ordered and stream is b:
+                a.wait(b.record())
+            give_back(gpu, memory, a)
+
+    assert found(program) == ([] if ordered else ["reuse of freed memory"])

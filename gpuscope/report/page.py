@@ -83,7 +83,7 @@ def table(rows: Sequence[Row], shares: Sequence[str] = (), *, limit: int = 120) 
         for row in rows
     )
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="scroll"><table>{inside}</table></div>'
+    return f'<div class="scroll"><table style="--columns:{len(names)}">{inside}</table></div>'
 
 
 def number(value: float | str | None, *, is_share: bool = False) -> str:

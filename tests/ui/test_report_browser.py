@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpuscope as gs
+from gpuscope import report as reports
 from gpuscope.report import html_report
 
 pytestmark = pytest.mark.ui
@@ -46,6 +47,8 @@ SIZES = """() => {
             one => [one.scrollWidth, one.clientWidth]),
     };
 }"""
+WIDTHS = """() => [document.documentElement, ...document.querySelectorAll('.scroll, .figure')]
+    .map(one => [one.scrollWidth, one.clientWidth])"""
 LIGHT_ON_DARK = """() => {
     const sum = colour => colour.match(/[0-9.]+/g).slice(0, 3).map(Number)
         .reduce((left, right) => left + right);
@@ -95,6 +98,73 @@ def test_the_first_screen_tells_it_all_and_nothing_is_cut_off(
     assert all((one < 150) == is_dark for one in (seen["page"], *seen["papers"]))
     assert all((one > 400) == is_dark for one in seen["texts"])
     assert set(seen["names"]) <= {"rgb(27, 31, 36)", "rgb(255, 255, 255)"}, "as the bars need"
+
+
+CARVED = {
+    **{key: PLAN[key] for key in ("name", "alone_repeats")},
+    "partitions": {"small": 16, "load": "rest"},
+    "streams": {"decode": {"partition": "small"}, "load": {"partition": "load"}},
+    "workloads": {**PLAN["workloads"], "small": {**PLAN["workloads"]["small"], "repeats": 100}},
+}
+REQUESTS = {
+    "name": "chat",
+    "streams": {"prefill": {}, "decode": {}},
+    "workloads": {
+        "prefill": {"kind": "gemm", "m": 1024, "n": 1024, "k": 1024, "stream": "prefill"},
+        "decode": {"kind": "gemm", "m": 16, "n": 1024, "k": 1024, "stream": "decode"},
+        "chat": {"kind": "requests", "prefill": "prefill", "decode": "decode", "repeats": 50,
+                 "arrival": "poisson", "rate_hz": 400, "output_tokens": "geometric 16",
+                 "slo": {"ttft_ms": 8, "tbt_ms": 0.4}},
+    },
+}  # fmt: skip
+
+
+def write_trace(path, gpu):
+    (trace,) = gs.run(REQUESTS, gpu).traces.values()
+    reports.trace_report(trace, path)
+
+
+def write_prediction(path, gpu):
+    reports.prediction_report(gs.runs.predict(CARVED).traces, gs.run(CARVED, gpu).traces, path)
+
+
+def write_sweep(path, gpu):
+    varied = {"partitions.small": [8, 16], "workloads.load.m": [4096, 8192]}
+    reports.sweep_report(gs.runs.sweep(CARVED, varied, gpu), path)
+
+
+def write_tuning(path, gpu):
+    limit = {"small.latency_p90_us": "<= 100"}
+    varied = {"partitions.small": [8, 16]}
+    reports.tune_report(gs.tune(CARVED, varied, "small.calls_per_s", limit, gpu, repeats=3), path)
+
+
+def write_interference(path, gpu):
+    shapes = {"small": 512, "load": 4096}
+    workloads = {
+        name: {"kind": "gemm", "m": size, "n": size, "k": size, "partition": name}
+        for name, size in shapes.items()
+    }
+    result = gs.runs.measure_interference(
+        gpu, CARVED["partitions"], workloads, repeats=20, rounds=1
+    )
+    reports.interference_report(result, path)
+
+
+@pytest.mark.parametrize(
+    "write", [write_trace, write_prediction, write_sweep, write_tuning, write_interference]
+)
+def test_nothing_of_any_other_report_is_cut_off_at_900_px(write, browser_page, tmp_path):
+    path = tmp_path / "report.html"
+    write(path, gs.open_device("sim:h200", quiet=True))
+    browser_page.set_viewport_size({"width": 900, "height": 900})
+    for theme in ("light", "dark"):
+        browser_page.emulate_media(color_scheme=theme)
+        browser_page.goto(path.as_uri())
+        browser_page.wait_for_function(DRAWN)
+        pairs = browser_page.evaluate(WIDTHS)
+        assert len(pairs) > 1, "no table"
+        assert not [pair for pair in pairs if pair[0] > pair[1]]
 
 
 def test_a_change_of_theme_redraws_the_figures(report, browser_page):

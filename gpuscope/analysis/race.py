@@ -206,6 +206,23 @@ class Race:
             [enough - gain for gain in gains]
         )
 
+    def behind(self, number: int, others: Collection[int]) -> float | None:
+        """Return by how much others are better at most; ``None`` if that is not known.
+
+        It is not known of what may miss the SLO, or was measured with others in too few turns.
+
+        Parameters
+        ----------
+        others
+            Those that are not out.
+        """
+        if number not in others or not self.meets(number):
+            return None
+        every = [self._gains(other, number) for other in others]  # of itself, too
+        if min(map(len, every)) < FEWEST:
+            return None
+        return max(interval(gains, self.tail)[1] for gains in every)
+
     def _gains(self, number: int, other: int) -> list[float]:
         """Return by how much a setting was better than another, turn by turn."""
         mine, theirs, name = self.samples[number], self.samples[other], self.objective.name

@@ -31,6 +31,9 @@ class TunedSetting:
         ``workload.column`` → what each measurement gave.
     forecast
         ``workload.column`` → what was forecast.
+    behind
+        By how much of the objective others that noise does not tell from it are better at most,
+        with the confidence of all comparisons. ``None``: that is not known, or it may miss the SLO.
     error
         Why it cannot run.
     """
@@ -43,6 +46,7 @@ class TunedSetting:
     forecast: Values
     verdict: Verdict
     on_front: bool = False
+    behind: float | None = None
     error: str = ""
 
     def mean(self, goal: Goal) -> float | None:
@@ -101,6 +105,15 @@ class Tuning(Result):
     def equals(self) -> tuple[TunedSetting, ...]:
         """The settings of which any will do: noise does not tell them apart."""
         return tuple(one for one in self.settings if one.verdict in ("best", "equal"))
+
+    @property
+    def choice(self) -> TunedSetting | None:
+        """Which to take: the best or, where noise hides it, the one that is least behind at most.
+
+        ``None`` if nothing surely meets the SLO, or too little was measured.
+        """
+        sure = (one for one in self.settings if one.behind is not None)
+        return min(sure, key=lambda one: one.behind or 0.0, default=None)
 
     @property
     def front(self) -> tuple[TunedSetting, ...]:
@@ -168,7 +181,7 @@ class Tuning(Result):
             text = f"best: {self._told(best)}; {sure} better than the {others} others measured"
         elif len(equals) > 1:
             names = "; ".join(map(self._told, equals))
-            text = f"noise does not tell these apart, any of them will do: {names}"
+            text = f"noise does not tell these apart: {names}{self._taking(sure)}"
         elif not any(one.values for one in self.settings):
             text = "nothing was measured"
         elif all(one.verdict == "misses SLO" for one in self.settings if one.values):
@@ -177,8 +190,20 @@ class Tuning(Result):
             open_still = ("equal", "undecided")
             told = [self._told(one) for one in self.settings if one.verdict in open_still]
             more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-            text = f"not decided between {'; '.join(told[:_TOLD])}{more}"
+            text = f"not decided between {'; '.join(told[:_TOLD])}{more}{self._taking(sure)}"
         return clean(f"{sought}: {text}")
+
+    def _taking(self, sure: str) -> str:
+        """Say which setting to take where none is the best, and what that costs at most."""
+        one = self.choice
+        mean = None if one is None else one.mean(self.objective)
+        if one is None or one.behind is None or not mean:
+            return ""
+        share = f"{100 * one.behind / mean:.2g} %"
+        return (
+            f"; take {one.label}: {sure}, no other of these is better by more than "
+            f"{format_value(one.behind)} ({share})"
+        )
 
     def _told(self, setting: TunedSetting) -> str:
         found = self.interval(setting)
@@ -200,9 +225,12 @@ class Tuning(Result):
     @property
     def bill(self) -> str:
         """Say in one sentence what was won and what was paid; empty where that is not known."""
-        changes = {} if self.best is None else self.won(self.best)
+        chosen = self.choice
+        changes = {} if chosen is None else self.won(chosen)
         parts = [f"{name} {100 * change:+.1f} %" for name, change in changes.items()]
-        return clean(f"from {self.reference!r}: {', '.join(parts)}") if parts else ""
+        if chosen is None or not parts:
+            return ""
+        return clean(f"from {self.reference!r} to {chosen.label!r}: {', '.join(parts)}")
 
     @property
     def method(self) -> str:

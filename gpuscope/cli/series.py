@@ -101,7 +101,7 @@ def tune_command(
     """Find the best setting of a grid: forecast all, measure the promising ones in turns, stop.
 
     It names no winner that noise does not tell from others. It writes a report, all numbers as
-    JSON and, for the best split, SGLang's manual_divisions and code that makes its partitions.
+    JSON and, for the split to take, SGLang's manual_divisions and code that makes its partitions.
     Each finished measurement is kept in the folder at once. After Ctrl-C the same command goes on
     where it was stopped.
 
@@ -118,9 +118,9 @@ def tune_command(
             confidence=confidence, path=out, viewer=view,
         )  # fmt: skip
     names = ["tune.html", "tune.json"]
-    if result.best is not None and result.best.sizes:
+    if result.choice is not None and result.choice.sizes:
         names += ["carve.py", "carve.cpp"]
-        names += ["divisions.yaml"] * ({PREFILL, DECODE} <= result.best.sizes.keys())
+        names += ["divisions.yaml"] * ({PREFILL, DECODE} <= result.choice.sizes.keys())
     written = [result.export(out / name) for name in names]
     _tell(result, written, as_json=as_json)
 

@@ -25,7 +25,7 @@ def write_tuning(result: Tuning, path: str | Path, label: str | None) -> Path:
     Parameters
     ----------
     label
-        Of the setting whose partitions are written; the best if not given.
+        Of the setting whose partitions are written; ``choice`` if not given.
 
     Raises
     ------
@@ -55,12 +55,12 @@ def _chosen(result: Tuning, label: str | None) -> TunedSetting:
             chosen = result[label]
         except KeyError as error:
             raise InvalidArgument(f"setting is {given(label)}: {error.args[0]}") from None
-    elif result.best is not None:
-        chosen = result.best
+    elif result.choice is not None:
+        chosen = result.choice
     else:
-        equals = [one.label for one in result.equals] or [one.label for one in result.settings]
         raise InvalidArgument(
-            f"setting: noise does not tell which is best, so name one of {equals}"
+            "setting: it is not known which to take, so name one of "
+            f"{[one.label for one in result.settings]}"
         )
     if not chosen.sizes:
         raise InvalidArgument(f"setting {chosen.label!r} has no partitions: there is none to make")
@@ -72,6 +72,7 @@ def tuning_facts(result: Tuning) -> dict[str, object]:
     return {
         "outcome": result.outcome,
         "best": None if result.best is None else result.best.label,
+        "choice": None if result.choice is None else result.choice.label,
         "equals": [one.label for one in result.equals],
         "front": [one.label for one in result.front],
         "won": result.bill,
@@ -90,8 +91,8 @@ def tuning_facts(result: Tuning) -> dict[str, object]:
         "settings": [
             {
                 "label": one.label, "point": one.point, "setting": one.setting, "sms": one.sizes,
-                "verdict": one.verdict, "values": one.values, "forecast": one.forecast,
-                "error": one.error,
+                "verdict": one.verdict, "behind": one.behind, "values": one.values,
+                "forecast": one.forecast, "error": one.error,
             }
             for one in result.settings
         ],
@@ -109,12 +110,12 @@ def manual_divisions(results: Mapping[int, Tuning], labels: Mapping[int, str] | 
         Decode batch → the tuning at that batch; its partitions are called ``prefill`` and
         ``decode``. Batches that have the same split give one row.
     labels
-        Decode batch → label of the setting to write; the best if not given.
+        Decode batch → label of the setting to write; ``choice`` if not given.
 
     Raises
     ------
     InvalidArgument
-        There is no result, partitions have other names, or noise does not tell which is best.
+        There is no result, partitions have other names, or it is not known which setting to take.
 
     Examples
     --------

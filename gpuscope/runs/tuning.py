@@ -42,16 +42,14 @@ _FORECAST_CALLS = 100
 """Calls of a workload that a forecast runs, unless a p99 is asked for."""
 _OF_ALONE = ("share_of_alone_on_whole_gpu", "gain")
 """Columns for which workloads are measured alone, too."""
-_RATE = "calls_per_s"
 
 
 @dataclass(frozen=True)
 class TuneResult(Tuning):
     """What :func:`gpuscope.tune` found: a table, a winner if there is one, and ways to use it.
 
-    ``best`` is the winner, or ``None`` where noise does not tell it from others: then any of
-    ``equals`` will do. ``front`` are those that no other beats in the objective and all costs.
-    Each is a ``TunedSetting`` with a ``label``, ``sizes``, ``values`` and a ``verdict``.
+    ``best`` is the winner; ``None`` where noise does not tell it from others: then take ``choice``.
+    ``front`` are those that no other beats. Each is a ``TunedSetting``.
 
     Examples
     --------
@@ -83,12 +81,12 @@ class TuneResult(Tuning):
         path
             The file.
         setting
-            The label of the setting whose partitions are written; the best if not given.
+            The label of the setting whose partitions are written; ``choice`` if not given.
 
         Raises
         ------
         InvalidArgument
-            Of another suffix, or no setting was named where noise does not tell which is best.
+            Of another suffix, or no setting was named where it is not known which to take.
         GpuscopeError
             The file cannot be written.
         """
@@ -196,11 +194,12 @@ def tune(
     goal = Goal.parse(objective, names)
     limits = tuple(Goal.parse(name, names, limit) for name, limit in (slo or {}).items())
     serving = described.driven | {goal.workload}  # which have no rate that a setting could cost
-    others = (Goal(key, _RATE) for key in names if names[key].launches and key not in serving)
+    others = [key for key in names if names[key].launches and key not in serving]
     search = _Search(
         described, checked(vary, target), target, goal, limits,
-        costs=limits or tuple(others), confidence=confidence, repeats=repeats,
-        gpu_profile=str(gpu_profile), path=path, viewer=viewer, stop=stop or threading.Event(),
+        costs=limits or tuple(Goal(key, "calls_per_s") for key in others),
+        confidence=confidence, repeats=repeats, gpu_profile=str(gpu_profile), path=path,
+        viewer=viewer, stop=stop or threading.Event(),
     )  # fmt: skip
     return as_far_as_measured(search.measure, search.result)
 
@@ -281,8 +280,8 @@ class _Search:
         try:
             self._forecast_all()
         except GpuscopeError as error:
-            if isinstance(error, NothingRecorded):  # it was stopped
-                raise
+            if isinstance(error, NothingRecorded):
+                raise  # it was stopped
             self.forecast, self.forecasts = None, no_forecasts(str(error))
         for turn in itertools.count():
             if self.first.stopped:
@@ -315,9 +314,9 @@ class _Search:
         if self.foreign and self.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="gpuscope-")
             self.folder = Path(self._temporary.name)
-        wanted = self.experiment, self.foreign, self.device
         if self.folder is not None:
-            self.stand_ins = stand_ins(*wanted, self.folder, self.stop)
+            wanted = self.experiment, self.foreign, self.device, self.folder
+            self.stand_ins = stand_ins(*wanted, self.stop)
         for number in self.able:
             if not (self.forecast.is_finished(number) or self.first.stopped):
                 one, plan = self.candidates[number], self._short(number)
@@ -400,6 +399,7 @@ class _Search:
             raise NothingRecorded("it was stopped before anything was recorded: tune again")
         race = self._race(samples)
         verdicts = race.verdicts()
+        inside = [n for n, verdict in verdicts.items() if verdict in ("best", "equal", "undecided")]
         tables = [*self.measured.tables.values()]
         missing = dict.fromkeys(
             line for table in tables for line in table.column("incomplete").to_pylist() if line
@@ -422,7 +422,7 @@ class _Search:
                     },
                     forecast=forecast.get(number, {}), error=error,
                     verdict="refused" if error else verdicts.get(number, "not measured"),
-                    on_front=number in front,
+                    on_front=number in front, behind=race.behind(number, inside),
                 )
             )  # fmt: skip
         info = self.device.info

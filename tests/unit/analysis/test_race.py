@@ -58,6 +58,32 @@ def test_what_it_does_not_has_none_however_the_means_lie():
     assert race(values).verdicts() == {0: "equal", 1: "equal"}
 
 
+def test_how_far_behind_a_setting_is_at_most_is_known_of_those_that_surely_meet_the_slo():
+    shared = np.array([0, 30, -20, 10])  # noise of a turn, which all settings share
+    found = race({0: 100 + shared, 1: 99 + shared + [1, -1, 1, -1], 2: [100, 130]})
+    assert found.behind(0, [0, 1]) == pytest.approx(interval([-2, 0, -2, 0], found.tail)[1])
+    assert found.behind(1, [0, 1]) == pytest.approx(interval([2, 0, 2, 0], found.tail)[1])
+    assert found.behind(0, [0, 1, 2]) is None, "two turns of the third say nothing"
+    assert found.behind(0, [1]) is None, "it is out"
+    assert race({0: [100] * 3}).behind(0, [0]) == 0
+    slow = race({0: [(100, 90), (100, 130), (100, 90)]}, slo=(TIME,))
+    assert slow.behind(0, [0]) is None, "it may miss the limit"
+
+
+@pytest.mark.parametrize(("shared", "own"), [(10, 1), (10, 4), (0, 10)])
+def test_what_is_taken_is_no_further_behind_than_stated(shared, own):
+    rng, truth, wrong = np.random.default_rng(5), (138.6, 140, 139.3, 137.2), 0
+    for _ in range(200):
+        turns = rng.normal(0, shared, 7)
+        found = race({n: mean + turns + rng.normal(0, own, 7) for n, mean in enumerate(truth)},
+                     repeats=7)  # fmt: skip
+        inside = [n for n, verdict in found.verdicts().items() if verdict in ("best", "equal")]
+        bounds = {n: found.behind(n, inside) for n in inside}
+        taken = min(bounds, key=bounds.get)
+        wrong += max(truth) - truth[taken] > bounds[taken]
+    assert wrong <= 200 * 0.05
+
+
 def test_drift_that_meets_all_alike_hides_nothing():
     drift = np.array([0, 10, -20, 30, 5])
     apart = race({0: 100 + drift, 1: 98 + drift + [0.1, -0.1, 0, 0.1, 0]})

@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -298,9 +299,29 @@ def test_other_names_than_sglangs_are_refused(gpu):
         gs.runs.manual_divisions({1: found}, {1: "a = 64"})
 
 
-def test_without_a_winner_a_setting_must_be_named(tuned, tmp_path, monkeypatch):
-    monkeypatch.setattr(gs.runs.TuneResult, "best", None)
-    with pytest.raises(gs.errors.InvalidArgument, match="noise does not tell"):
+def test_without_a_winner_it_says_which_to_take_and_what_that_costs_at_most(tuned, tmp_path):
+    one, two = [setting for setting in tuned.settings if setting.sizes and setting.values][:2]
+    hidden = replace(
+        tuned,
+        settings=(
+            replace(one, verdict="equal", behind=4.0),
+            replace(two, verdict="equal", behind=2.0),
+        ),
+        reference=None,
+    )
+    assert hidden.best is None
+    assert hidden.choice.label == two.label
+    words = f"take {two.label}: at 95.0 % confidence, no other of these is better by more than 2 ("
+    assert words in hidden.outcome
+    assert two.label in hidden.export(tmp_path / "carve.py").read_text()
+    open_still = replace(hidden, settings=(replace(one, verdict="undecided", behind=None),))
+    assert open_still.choice is None
+    assert "take" not in open_still.outcome
+
+
+def test_where_it_is_not_known_which_to_take_a_setting_must_be_named(tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(gs.runs.TuneResult, "choice", None)
+    with pytest.raises(gs.errors.InvalidArgument, match="not known which to take"):
         tuned.export(tmp_path / "carve.py")
     with pytest.raises(gs.errors.InvalidArgument, match="no setting 'x'"):
         tuned.export(tmp_path / "carve.py", "x")

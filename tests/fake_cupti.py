@@ -308,6 +308,12 @@ class FakeLibrary:
     def context_id(self, handle):
         return handle - 0xC000
 
+    def device_info(self, index):
+        self._does("device_info", index)
+        return DeviceInfo(
+            f"cuda:{index}", "cuda", index, "Fake GPU", f"GPU-{index}", 132, (9, 0), 1 << 37, "fake"
+        )
+
     def stream_id(self, context, stream, *, per_thread=False):
         return 0x800 + threading.get_native_id() % 0x400 if per_thread else stream & 0xFFF
 

@@ -11,6 +11,7 @@ from functools import cache
 
 import msgspec
 
+from gpuscope.device.api import DeviceInfo
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
@@ -42,8 +43,13 @@ def device_facts(device: Device, *, health: bool) -> DeviceFacts:
     health
         Also ask the driver for clocks, power and throttling, which takes a while.
     """
-    facts = msgspec.convert(device.info, DeviceFacts, from_attributes=True)
+    facts = info_facts(device.info)
     return msgspec.structs.replace(facts, **(device.backend.health() if health else {}))
+
+
+def info_facts(info: DeviceInfo) -> DeviceFacts:
+    """Return the facts of a device that may not be open."""
+    return msgspec.convert(info, DeviceFacts, from_attributes=True)
 
 
 def stream_facts(stream: Stream) -> StreamFacts:

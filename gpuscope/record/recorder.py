@@ -440,7 +440,9 @@ class Recording:
             begin_ns = kept.since_ns
             notes.append(note_of(kept))
         complete = not any(self._lost.values())
-        for facts in [source.facts() for source in self.sources]:
+        every = [source.facts() for source in self.sources]
+        devices = {key: facts for told in every for key, facts in told.devices.items()}
+        for facts in every:
             streams.update(facts.streams)
             for name, partition in facts.partitions.items():
                 partitions.setdefault(name, partition_facts(partition))
@@ -452,14 +454,13 @@ class Recording:
             notes += facts.completeness.notes
             complete &= facts.completeness.complete
         streams.update(self._calls.streams.copy())
+        for key, device in self._device_by_key.items():
+            devices[key] = device_facts(device, health=health)
         return TraceMetadata(
             time_base="virtual" if self._simulated else "unix",
             simulated=self._simulated,
-            devices={
-                key: device_facts(device, health=health)
-                for key, device in self._device_by_key.items()
-            },
-            driver=self.devices[0].info.driver if self.devices else None,
+            devices=devices,
+            driver=next((told.driver for told in devices.values()), None),
             process_names={str(self._process): "python"},
             thread_names=thread_names(self.ranges.thread_names.copy(), alive=not self._simulated),
             partitions=partitions,

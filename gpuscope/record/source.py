@@ -16,7 +16,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
 from gpuscope.record.clock import ClockFit
 from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, together, work_row
-from gpuscope.trace.metadata import StreamFacts
+from gpuscope.trace.metadata import DeviceFacts, StreamFacts
 
 Calibration = Mapping[str, float]
 """How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
@@ -99,6 +99,8 @@ class SourceFacts:
 
     Attributes
     ----------
+    devices
+        Key → what is known of a device that nobody opened.
     streams
         Stream of the trace → facts.
     partitions
@@ -111,6 +113,7 @@ class SourceFacts:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     contexts: Mapping[str, int] = field(default_factory=dict)
     completeness: Completeness = field(default_factory=Completeness)
+    devices: Mapping[str, DeviceFacts] = field(default_factory=dict)
 
 
 class Tap(Protocol):

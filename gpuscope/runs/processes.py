@@ -263,13 +263,13 @@ class _Recorder:
             pause_s = max(_FIRST_S, (time.monotonic() - began_s) / share)
 
     def _meet_gpus(self) -> None:
-        """Open the GPUs on which other libraries worked, to wait for them and to know them."""
+        """Open the GPUs on which other libraries worked, to wait for them."""
         recording = self._cuda
         if recording is None or recording.devices or self._over.is_set():
             return
         from gpuscope.device.select import open_device  # noqa: PLC0415 - only where it is needed
 
-        with self._noting("which GPU it was is not known"):
+        with self._noting("its GPU was not waited for"):
             numbers = recording.snapshot().spans.column("device").unique().to_pylist()
             for number in set(numbers) - {None}:
                 open_device(f"cuda:{number}", quiet=True)

@@ -97,8 +97,6 @@ class CudaContext(Backend):
         self.layout: SmLayout = (
             self._splitter.layout if self._splitter else SmLayout(sm_count, 1, 0)
         )
-        release = versions.driver_release()
-        driver = f"{release}, " if release else ""
         self.info = DeviceInfo(
             key=f"cuda:{index}",
             kind="cuda",
@@ -108,7 +106,7 @@ class CudaContext(Backend):
             sm_count=sm_count,
             compute_capability=(int(properties["major"]), int(properties["minor"])),
             memory_bytes=int(properties["totalGlobalMem"]),
-            driver=f"driver {driver}CUDA {versions.version_text(version)}",
+            driver=versions.driver_text(version),
         )
 
     @contextlib.contextmanager

@@ -7,13 +7,14 @@ import ctypes
 import importlib
 import importlib.metadata
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from gpuscope._compiled import fastpath
 from gpuscope._optional import how_to_install, require
-from gpuscope.device.api import Capabilities
+from gpuscope.device.api import Capabilities, DeviceInfo
 from gpuscope.errors import DeviceUnavailable, GpuscopeError, MissingDependency
 
 CudaObject: TypeAlias = Any
@@ -27,6 +28,8 @@ ELSEWHERE = ": use a machine with an NVIDIA GPU, or open_device('sim:h200')"
 _NO_DRIVER = f"no NVIDIA driver was found (libcuda.so.1 cannot be loaded){ELSEWHERE}"
 STREAM_ORDERED_MEMORY = 11020
 """Driver version that brought memory pools and allocation in stream order: CUDA 11.2."""
+_ATTRIBUTES = (16, 75, 76)
+"""``CUdevice_attribute``: how many SMs there are, and the compute capability."""
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 """What CUDA calls on the host; whoever passes one keeps it."""
 _CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
@@ -144,6 +147,44 @@ def driver_release() -> str | None:
         return None
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+[\d.]*)\s", text)
     return found.group(1) if found else None
+
+
+def driver_text(version: int) -> str:
+    """Describe the driver: its release, where that is known, and its CUDA version."""
+    release = driver_release()
+    return f"driver {f'{release}, ' if release else ''}CUDA {version_text(version)}"
+
+
+def info_of(index: int) -> DeviceInfo:
+    """Describe a GPU by the driver's library alone; whoever calls has initialised it.
+
+    Raises
+    ------
+    GpuscopeError
+        The driver does not know it.
+    """
+    library, by = ctypes.CDLL("libcuda.so.1"), ctypes.byref
+    device, version, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    name, number = ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
+    values = [ctypes.c_int() for _ in _ATTRIBUTES]
+    refused = library.cuDeviceGet(by(device), index) or any(
+        [
+            library.cuDriverGetVersion(by(version)),
+            library.cuDeviceGetName(name, len(name), device),
+            library.cuDeviceGetUuid_v2(number, device),
+            library.cuDeviceTotalMem_v2(by(memory), device),
+            *map(library.cuDeviceGetAttribute, map(by, values), _ATTRIBUTES, [device] * 3),
+        ]
+    )
+    if refused:
+        raise GpuscopeError(f"the driver does not describe GPU {index}")
+    sm_count, major, minor = (value.value for value in values)
+    return DeviceInfo(
+        key=f"cuda:{index}", kind="cuda", index=index, name=name.value.decode(errors="replace"),
+        uuid=str(uuid.UUID(bytes=number.raw)), sm_count=sm_count,
+        compute_capability=(major, minor), memory_bytes=memory.value,
+        driver=driver_text(version.value),
+    )  # fmt: skip
 
 
 def check_driver(version: int, runtime: int) -> None:

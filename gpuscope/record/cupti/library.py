@@ -16,6 +16,7 @@ from typing import Any
 from gpuscope._compiled import fastpath
 from gpuscope._libcupti import library_path
 from gpuscope._optional import require
+from gpuscope.device.api import DeviceInfo
 from gpuscope.errors import CapabilityError
 from gpuscope.record.cupti.layout import RUNTIME
 
@@ -194,7 +195,7 @@ class Library:
         status = self._c.cuptiGetCallbackName(domain, number, ctypes.byref(text))
         return text.value.decode() if not status and text.value else ""
 
-    # -- ids and time -----------------------------------------------------------------
+    # -- ids, devices and time -----------------------------------------------------------------
     def use_system_thread_ids(self) -> Callable[[], None]:
         """Let records carry the system's thread ids; returns what restores the old choice."""
         before = self._call("get_thread_id_type")
@@ -208,6 +209,12 @@ class Library:
     def context_id(self, handle: int) -> int:
         """Return the number that records have for a context."""
         return int(self._call("get_context_id", handle))
+
+    def device_info(self, index: int) -> DeviceInfo:
+        """Describe a GPU that records name; see :func:`~gpuscope.device.cuda.driver.info_of`."""
+        from gpuscope.device.cuda import driver  # noqa: PLC0415 - there is a GPU
+
+        return driver.info_of(index)
 
     def stream_id(self, context: int, stream: int, *, per_thread: bool) -> int:
         """Return the number that records have for a stream of a context.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -13,13 +14,14 @@ from gpuscope.device.device import Device
 from gpuscope.device.handles import raw_handle
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
+from gpuscope.errors import GpuscopeError
 from gpuscope.record.cupti.library import Library
 from gpuscope.record.cupti.tables import Column, Columns
-from gpuscope.record.facts import stream_facts
+from gpuscope.record.facts import info_facts, stream_facts
 from gpuscope.record.rows import partition_name
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE
-from gpuscope.trace.metadata import StreamFacts
+from gpuscope.trace.metadata import DeviceFacts, StreamFacts
 
 FOREIGN_STREAM = 1_000_000_000
 """Streams that are none of ours are numbered from here, by context and CUPTI's number."""
@@ -93,7 +95,7 @@ class Known:
         codes, distinct = arrow.coded(contexts)
         devices, numbers = arrow.coded(work["device"])
         columns: dict[str, Column] = {
-            "device_uuid": arrow.text_column(devices, map(self._uuids.get, numbers)),
+            "device_uuid": arrow.text_column(devices, map(self._uuid, numbers)),
             "stream": self.streams_of(work),
             "partition": self._partitions_at(codes, distinct, launched),
         }
@@ -101,6 +103,9 @@ class Known:
         if green.any():
             columns["green_context"] = arrow.nullable(contexts, ~green)
         return columns
+
+    def _uuid(self, index: int) -> str | None:
+        return self._uuids.get(index)
 
     def streams_of(self, work: Columns) -> Ints:
         """Return our number of each stream; one that is none of ours has CUPTI's, moved up."""
@@ -147,6 +152,8 @@ class Places(Known):
 
     Attributes
     ----------
+    devices
+        Key → what the driver says of a GPU that was not open when work of it was first read.
     partitions
         Name → the first partition of that name that was seen.
     contexts
@@ -159,6 +166,7 @@ class Places(Known):
         for device in devices:
             self.add(device)
         self._library = library
+        self.devices: dict[str, DeviceFacts] = {}
         self.partitions: dict[str, Partition] = {}
         self.contexts: dict[str, int] = {}
         self._learned_streams: set[tuple[str, int, int]] = set()
@@ -168,6 +176,17 @@ class Places(Known):
         """Learn of a device too that was opened since."""
         self._uuids[device.info.index] = device.info.uuid
         self._devices.append(device)
+
+    def _uuid(self, index: int) -> str | None:
+        """Ask the driver about a GPU that nobody opened through us, as of a recorded program."""
+        if index not in self._uuids:
+            self._uuids[index] = None
+            with contextlib.suppress(GpuscopeError, OSError, AttributeError):
+                facts = info_facts(self._library.device_info(index))
+                self.devices[f"cuda:{index}"] = facts
+                self._uuids[index] = facts.uuid
+            self.learned += 1
+        return self._uuids[index]
 
     # -- while it records -------------------------------------------------------------
     def meet(self, call: Call, stream: Stream) -> None:

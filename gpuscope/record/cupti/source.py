@@ -253,7 +253,11 @@ class CuptiSource(Source):
         """Return the streams, partitions and contexts that it learned, and what it counted."""
         places = self._places
         return SourceFacts(
-            places.streams.copy(), places.partitions.copy(), places.contexts.copy(), self._found
+            places.streams.copy(),
+            places.partitions.copy(),
+            places.contexts.copy(),
+            self._found,
+            places.devices.copy(),
         )
 
     def order(self) -> Ordered | None:

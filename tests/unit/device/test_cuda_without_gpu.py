@@ -658,3 +658,39 @@ def test_where_the_driver_splits_anew_a_closed_context_is_destroyed():
     (one,) = contexts.make(partitions, Probe())
     contexts.close(one.raw)
     assert machine.open == []
+
+
+def test_the_driver_s_library_alone_describes_a_gpu(monkeypatch):
+    def put(value):
+        def answer(place, *_):
+            place._obj.value = value
+            return 0
+
+        return answer
+
+    def described(place, attribute, _device):
+        return put({16: 132, 75: 9, 76: 0}[attribute])(place)
+
+    def named(name, length, device):
+        assert (length, device.value) == (256, 0)
+        name.value = b"NVIDIA H200"
+        return 0
+
+    def numbered(number, _device):
+        number.raw = bytes(range(16))
+        return 0
+
+    library = SimpleNamespace(
+        cuDeviceGet=lambda place, index: put(index)(place) or 101 * index,
+        cuDriverGetVersion=put(13010), cuDeviceGetName=named, cuDeviceGetUuid_v2=numbered,
+        cuDeviceTotalMem_v2=put(150 << 30), cuDeviceGetAttribute=described,
+    )  # fmt: skip
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda _name: library)
+    monkeypatch.setattr(driver, "driver_release", lambda: "580.1")
+    info = driver.info_of(0)
+    assert (info.key, info.name, info.sm_count) == ("cuda:0", "NVIDIA H200", 132)
+    assert info.uuid == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert (info.compute_capability, info.memory_bytes) == ((9, 0), 150 << 30)
+    assert info.driver == "driver 580.1, CUDA 13.1"
+    with pytest.raises(gs.errors.GpuscopeError, match="GPU 1"):
+        driver.info_of(1)

@@ -1230,6 +1230,29 @@ def test_copies_of_ours_are_linked_like_launches(world):
 
 
 # -- devices that are opened meanwhile -------------------------------------------------------
+@pytest.mark.parametrize("is_known", [True, False])
+def test_of_a_gpu_that_nobody_opened_the_driver_tells(world, is_known):
+    recording = Recording((), Options(source="cupti"))
+    recording.start()
+    if not is_known:
+        world.library.refusing.add("device_info")
+    world.gpu.foreign("theirs")
+    so_far = recording.snapshot()
+    world.gpu.foreign("again")
+    for trace in (so_far, recording.stop()):
+        uuids = {row["device_uuid"] for row in named(trace).values()}
+        if is_known:
+            (facts,) = trace.metadata.devices.values()
+            assert (facts.name, facts.sm_count, facts.uuid) == ("Fake GPU", 132, "GPU-0")
+            assert list(trace.metadata.devices) == ["cuda:0"]
+            assert trace.metadata.driver == "fake"
+            assert uuids == {"GPU-0"}
+        else:
+            assert trace.metadata.devices == {}
+            assert uuids == {None}
+    assert [what for what in world.library.done if what[0] == "device_info"] == [("device_info", 0)]
+
+
 def test_a_gpu_that_is_opened_meanwhile_joins_the_recording(world):
     recording = Recording((), Options(source="cupti"))
     recording.start()

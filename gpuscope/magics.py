@@ -51,6 +51,7 @@ class GpuscopeMagics(Magics):
         "--detail", choices=("launches", "full"), default="launches",
         help="full: all API calls and synchronisations, too.",
     )  # fmt: skip
+    @argument("--hazards", action="store_true", help="Look for work that nothing orders.")
     @argument("--keep", metavar="TIME", help="Keep the latest rows only: 60s, 10min.")
     @argument("--export", metavar="PATH", help="Write the trace there; the suffix says how.")
     @argument("--no-display", action="store_true", help="Record only.")
@@ -107,7 +108,10 @@ class GpuscopeMagics(Magics):
             device = self._shell.user_ns.get(options.device)
             if not isinstance(device, Device):
                 raise UsageError(f"--device {options.device!r} names no device that is open here")
-        return profile(device, detail=options.detail, live=options.live, keep=options.keep)
+        return profile(
+            device, detail=options.detail, live=options.live, keep=options.keep,
+            hazards=options.hazards,
+        )  # fmt: skip
 
     def _start(self, options: argparse.Namespace) -> None:
         if self._running is not None:
@@ -199,6 +203,7 @@ def _show(trace: Trace, *, with_timeline: bool) -> None:
     if with_timeline:
         display(figures.timeline(trace))
     judges: list[Callable[[], Result]] = [
+        lambda: analysis.hazards(trace),
         lambda: analysis.overlap(trace, by="stream"),
         lambda: analysis.summary(trace),
     ]

@@ -15,13 +15,14 @@ from gpuscope.analysis.confinement_analysis import (
     confinement,
 )
 from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
+from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.analysis.latency_analysis import queue_depth
 from gpuscope.analysis.result import Result, Row, row_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
-Kind = Literal["escape", "incomplete", "queue", "gap", "confinement"]
+Kind = Literal["escape", "hazard", "incomplete", "queue", "gap", "confinement", "order"]
 """Kinds of findings, the most urgent first."""
 IDLE = 0.05
 """Idle share of the time of a background's partition, or of a device, that is told."""
@@ -40,9 +41,11 @@ class Finding:
     Attributes
     ----------
     kind
-        ``"escape"``: work ran outside its partition. ``"incomplete"``: rows are missing.
+        ``"escape"``: work ran outside its partition. ``"hazard"``: work shares bytes, and nothing
+        orders it. ``"incomplete"``: rows are missing.
         ``"queue"``: the GPU waited for launches. ``"gap"``: it stood still though work had been
-        launched. ``"confinement"``: no escape, or none that can be judged.
+        launched. ``"confinement"``: no escape, or none that can be judged. ``"order"``: none was
+        found of the hazards that were looked for.
     advice
         What to do about it; may be empty.
 
@@ -61,7 +64,7 @@ class Finding:
     @property
     def is_problem(self) -> bool:
         """Whether something is to be done."""
-        return self.kind != "confinement"
+        return self.kind not in ("confinement", "order")
 
 
 _KINDS = get_args(Kind)
@@ -86,7 +89,7 @@ class FindingsResult(Result):
 
 @door(trace=Trace)
 def findings(trace: Trace) -> FindingsResult:
-    """Say what calls for action: escapes, missing rows, queues that ran dry, gaps; then the rest.
+    """Say what calls for action: escapes, hazards, missing rows, dry queues, gaps; then the rest.
 
     In the trace of an experiment only partitions with background workloads are to be busy all the
     time. Of any other trace the devices are judged.
@@ -99,9 +102,8 @@ def findings(trace: Trace) -> FindingsResult:
     'escape'
     """
     verdict = confinement_verdict(trace)
-    found = [verdict, *_missing(trace), *_unloaded_calls(trace), *_idle(trace)]
-    if not verdict.is_problem:
-        found = [*found[1:], verdict]
+    found = [verdict, *_hazards(trace), *_missing(trace), *_unloaded_calls(trace), *_idle(trace)]
+    found.sort(key=lambda finding: _KINDS.index(finding.kind))
     return FindingsResult(
         tuple(found), provenance=trace.provenance, incomplete=trace.metadata.incomplete
     )
@@ -214,6 +216,30 @@ def _advice(part: PartitionConfinement) -> str:
         f"{first.kernel} was launched {at}: give it a stream of {part.partition}. A library takes "
         "the one that get_caller_stream() returns as an argument, or as its current stream."
     )
+
+
+def _hazards(trace: Trace) -> Iterator[Finding]:
+    """Find what was found where hazards were looked for."""
+    if trace.metadata.hazards is None:
+        return
+    result = hazards(trace)
+    if not result.found:
+        yield Finding("order", f"Hazards: {result.verdict}.")
+    for fact in result.found[:_NAMED]:
+        first, second = (
+            f"{name} on {stream}"
+            for name, stream in (
+                (fact.first_name, fact.first_stream),
+                (fact.second_name, fact.second_stream),
+            )
+        )
+        times = f", {fact.count:,} times" if fact.count > 1 else ""
+        status = f" ({fact.status})" if fact.status else ""
+        text = f"HAZARD{status}, {fact.kind}: nothing orders {second} after {first}{times}."
+        yield Finding("hazard", text, f"Missing: {fact.mend}" if fact.mend else "")
+    more = len(result.found) - _NAMED
+    if more > 0:
+        yield Finding("hazard", f"{more} more kinds of hazards: {result.verdict}.")
 
 
 def _missing(trace: Trace) -> Iterator[Finding]:

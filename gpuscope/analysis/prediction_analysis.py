@@ -22,7 +22,7 @@ from gpuscope.trace.run import incomplete
 MAKESPAN = "makespan"
 """What a row is about that is about no workload."""
 
-_FREE = ("name", "alone_repeats", "detail", "colors")
+_FREE = ("name", "alone_repeats", "detail", "hazards", "colors")
 """Fields of an experiment that may differ: they change nothing that is compared."""
 
 

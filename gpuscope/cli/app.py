@@ -110,10 +110,13 @@ def say_result(result: object) -> None:
     _stdout.print(clean_lines(result))
 
 
+_STYLES = {"escape": "bold red", "hazard": "bold red", "confinement": "", "order": ""}
+
+
 def say_findings(found: Iterable[tuple[str, Finding]]) -> None:
     """Print findings in their order, what to do below each; before each what it is about."""
     for about, finding in found:
-        style = {"escape": "bold red", "confinement": ""}.get(finding.kind, "yellow")
+        style = _STYLES.get(finding.kind, "yellow")
         prefix = f"{about}: " if about else ""
         say_text(f"{prefix}{finding.text}", style)
         if finding.advice:

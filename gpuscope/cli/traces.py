@@ -82,8 +82,9 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     trace = load_trace(file)
     found = analysis.findings(trace)
     judged = {name: _judged(judge, trace) for name, judge in _JUDGES.items()}
-    if isinstance(judged["requests"], str):
-        del judged["requests"]  # most programs serve none
+    for seldom in ("requests", "hazards"):  # most programs serve none, and look for none
+        if isinstance(judged[seldom], str):
+            del judged[seldom]
     if as_json:
         facts: dict[str, object] = {
             "spans": len(trace),
@@ -119,6 +120,7 @@ _JUDGES: dict[str, Callable[[Trace], Result]] = {
     "overlap": lambda trace: analysis.overlap(trace, by="stream"),
     "latency": analysis.latency,
     "requests": analysis.requests,
+    "hazards": analysis.hazards,
 }
 
 

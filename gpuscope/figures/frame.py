@@ -27,6 +27,8 @@ _CHARACTERS = 44_000
 _SHORTEST, _LONGEST = 32, 120
 OUTSIDE = "ESCAPED"
 """What a tooltip says first of a kernel that ran outside the partition it was intended for."""
+HAZARD = "hazard: in no order"
+"""What the legend calls arrows between work that nothing orders."""
 
 _escaped = lru_cache(maxsize=65_536)(escape)
 
@@ -309,14 +311,15 @@ def escape_look(ink: str) -> Properties:
     }  # fmt: skip
 
 
-def arrows(view: View, places: Places, zero_ns: int, unit_ns: float) -> tuple[Properties, int]:
-    """Return event waits as one line trace, and how many in the window have no arrow.
+def arrows(
+    view: View, places: Places, zero_ns: int, unit_ns: float, pairs: tuple[Array, Array]
+) -> tuple[Properties, int]:
+    """Return arrows between rows as one line trace, and how many in the window have none.
 
-    Arrows lead from bar to bar, the earliest first: from the end of the span that recorded
-    the event to the start of the one that waited for it.
+    Arrows lead from bar to bar, the earliest first: from the end of the first row of a pair, such
+    as the span that recorded an event, to the start of the second, which waited for it.
     """
-    tracks, waits = view.tracks, view.tracks.waits
-    cause, effect = waits.cause, waits.effect
+    tracks, (cause, effect) = view.tracks, pairs
     low, high = view.found.window_ns
     ends, starts = tracks.end_ns[cause], tracks.start_ns[effect]
     shown = np.zeros(len(tracks.tracks) + 1, bool)
@@ -340,15 +343,30 @@ def arrows(view: View, places: Places, zero_ns: int, unit_ns: float) -> tuple[Pr
     return {"x": x, "y": y, "marker.size": [0, 9, 0] * len(both)}, len(seen) - len(both)
 
 
-def arrow_look() -> Properties:
-    """Return what stays the same of the arrows' trace."""
+def waits_and_hazards(
+    view: View, places: Places, zero_ns: int, unit_ns: float
+) -> tuple[Properties, Properties, int]:
+    """Return the arrows of event waits and of hazards, and how many waits have none."""
+    waits = view.tracks.waits
+    drawn, left_out = arrows(view, places, zero_ns, unit_ns, (waits.cause, waits.effect))
+    hazards, _ = arrows(view, places, zero_ns, unit_ns, view.tracks.hazards)
+    return drawn, hazards, left_out
+
+
+def arrow_look(name: str = "event wait") -> Properties:
+    """Return what stays the same of the trace of event waits, or of hazards."""
+    colour = style.INK
+    line: Properties = {"width": 1.3, "color": colour}
+    if name == HAZARD:
+        colour = style.ESCAPED
+        line = {"width": 3, "color": colour, "dash": "dot"}
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": "event wait",
-        "line": {"width": 1.3, "color": style.INK},
+        "name": name,
+        "line": line,
         "marker": {
-            "symbol": "arrow", "angleref": "previous", "color": style.INK, "opacity": 1,
+            "symbol": "arrow", "angleref": "previous", "color": colour, "opacity": 1,
             "line": {"width": 0},
         },
         "hoverinfo": "skip",
@@ -366,12 +384,15 @@ class Frame:
         classes that have spans in the window.
     arrows
         x, y and marker.size of the event waits' trace; ``left_out`` waits have none.
+    hazards
+        The same of hazards.
     image
         Layout image of what has no bar; ``None`` where every span has one.
     """
 
     bars: dict[Class, Properties]
     arrows: Properties
+    hazards: Properties
     left_out: int
     image: Properties | None
 
@@ -401,11 +422,9 @@ def frame_of(
         How much of the window is seen at once, if not all.
     """
     low, high = view.found.window_ns
-    waits, left_out = arrows(view, places, zero_ns, unit_ns)
     return Frame(
         bar_properties(view, places, zero_ns, unit_ns, seen_ns or high - low),
-        waits,
-        left_out,
+        *waits_and_hazards(view, places, zero_ns, unit_ns),
         coverage_image(view.found, places, colours, zero_ns, unit_ns),
     )
 

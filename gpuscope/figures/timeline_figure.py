@@ -12,6 +12,7 @@ from gpuscope._checks import MappingOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
 from gpuscope.figures.frame import (
+    HAZARD,
     Frame,
     arrow_look,
     escape_look,
@@ -190,6 +191,9 @@ def _content(
     waits = _joined([frame.arrows for frame in frames])
     if waits["x"]:
         data.append({**arrow_look(), **waits})
+    hazards = _joined([frame.hazards for frame in frames])
+    if hazards["x"]:
+        data.append({**arrow_look(HAZARD), **hazards})
     images = [frame.image for frame in frames if frame.image is not None]
     if images:
         data.append(

@@ -244,6 +244,18 @@ class Tracks:
         """Row → the span's id."""
         return self._columns["id"].values
 
+    @cached_property
+    def hazards(self) -> tuple[Array, Array]:
+        """Rows of work that nothing orders, the first and the second of each hazard."""
+        facts = self.names.metadata.hazards
+        found = facts.found if facts is not None else ()
+        pairs = [(one.first, one.second) for one in found if None not in (one.first, one.second)]
+        rows = np.flatnonzero(np.isin(self.ids, np.array(pairs, np.int64)))
+        row_of = dict(zip(self.ids[rows].tolist(), rows.tolist(), strict=True))
+        there = [[row_of[one] for one in pair] for pair in pairs if row_of.keys() >= set(pair)]
+        first, second = np.array(there, np.int64).reshape(-1, 2).T
+        return first, second
+
     def uncertainties(self, rows: Array) -> tuple[Array, Array]:
         """Return how much later spans may have started and how much earlier ended, ns."""
         return self._columns["early"].values[rows], self._columns["late"].values[rows]

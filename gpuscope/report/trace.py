@@ -43,6 +43,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     counts = ", ".join(f"{count:,} {kind}" for kind, count in trace.kind_counts().items())
     sections = [
         page.findings(("", finding) for finding in analysis.findings(trace).findings),
+        *_hazards(trace),
         *_timelines(trace),
         "<h2>Partitions and streams</h2>",
         *_or_why_not(lambda: [page.result(analysis.summary(trace))]),
@@ -87,6 +88,15 @@ def _requests(trace: Trace) -> list[str]:
     except MissingEvidence:
         return []
     return ["<h2>Requests</h2>", page.result(found)]
+
+
+def _hazards(trace: Trace) -> list[str]:
+    """Show the hazards; nothing where none was looked for."""
+    if trace.metadata.hazards is None:
+        return []
+    found = analysis.hazards(trace)
+    table = [page.result(found)] if found.found else [page.paragraph(f"{found.verdict}.")]
+    return ["<h2>Hazards</h2>", *table]
 
 
 def _timelines(trace: Trace) -> list[str]:

@@ -125,6 +125,8 @@ class Experiment(ExtendedModel):
         Random seed of operands and arrivals.
     detail
         What is recorded while workloads run together, as :func:`~gpuscope.profile` takes it.
+    hazards
+        Whether hazards are looked for while workloads run together.
     colors
         Partition → its colour in figures, as ``"#RRGGBB"``; others get one by position.
 
@@ -138,7 +140,7 @@ class Experiment(ExtendedModel):
     'one'
     """
 
-    _later = ("detail", "colors")
+    _later = ("detail", "hazards", "colors")
 
     name: str
     seed: NonNegativeInt = 0
@@ -146,6 +148,7 @@ class Experiment(ExtendedModel):
     alone_repeats: NonNegativeInt = 20
     rounding: Rounding = "exact"
     detail: Literal["launches", "full"] = "launches"
+    hazards: bool = False
     partitions: dict[str, PartitionSize] = Field(default_factory=dict)
     streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
     workloads: Annotated[dict[str, AnyWorkload], Field(min_length=1)]

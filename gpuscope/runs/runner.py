@@ -234,7 +234,7 @@ class Runner:
         driving.warm_up()
         if not self.stop.is_set():
             began_ns = self.device.now_ns()
-            options = Options(detail=self.experiment.detail)
+            options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
             with self._recorded(self.recordings[setting.name], options), _no_collection():
                 self._begin_serving()
                 driving.drive()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from gpuscope.figures import style
 from gpuscope.figures.frame import (
     Frame,
-    arrows,
     escape_look,
     escape_marks,
     frame_of,
     look,
+    waits_and_hazards,
 )
 from gpuscope.figures.labels import Class, nothing, y_axis
 from gpuscope.figures.sm_map_figure import sm_axis, sm_image
@@ -49,7 +49,7 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None, *, tiled: bool = Tru
         max_spans=SPANS, pixels=pixels, row_lanes=snapshot.lanes,
     )  # fmt: skip
     if tiled:
-        made = Frame({}, *arrows(view, snapshot.places, snapshot.zero_ns, 1e3), None)
+        made = Frame({}, *waits_and_hazards(view, snapshot.places, snapshot.zero_ns, 1e3), None)
         bars = _legend(snapshot)
         scene = _scene(snapshot, fetched, before)
     else:
@@ -65,6 +65,8 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None, *, tiled: bool = Tru
     )
     for overlay in drawn.overlays.values():
         _ink(overlay, snapshot.theme.ink)
+    drawn.overlays["hazards"] = {name: made.hazards[name] for name in ("x", "y")}
+    _ink(drawn.overlays["hazards"], style.ESCAPED, dash="dot")
     drawn.overlays["escapes"] = {
         **escape_look(snapshot.theme.ink), **escape_marks(made.bars)}  # fmt: skip
     ticks = axis_ticks(snapshot.window_ns, fetched, snapshot.zero_ns, snapshot.pixels)
@@ -259,10 +261,10 @@ def _ruler(snapshot: Snapshot) -> Properties:
     return {"x": x, "y": y, "text": text}
 
 
-def _ink(overlay: Properties, ink: str) -> None:
+def _ink(overlay: Properties, ink: str, dash: str = "solid") -> None:
     """Add an overlay's colours."""
     # Whole properties only: one update with `marker` here and `marker.color` there loses some.
-    overlay["line"] = {"color": ink, "width": 2}
+    overlay["line"] = {"color": ink, "width": 2, "dash": dash}
     overlay["textfont"] = {"color": ink, "size": 14}
     overlay["marker"] = {
         "symbol": "arrow", "angleref": "previous", "color": ink,

@@ -214,6 +214,8 @@ class Dashboard:
             experiment = self.form.experiment()
             if self.bar.sms:
                 experiment = experiment.model_copy(update={"detail": "full"})
+            if self.bar.hazards:
+                experiment = experiment.model_copy(update={"hazards": True})
             for shown in (self.verdicts, self.results) if self._thread is None else ():
                 shown.add_class(_BEFORE)
             self._begin(partial(self._work, experiment), "Preparing: carving, warming up …")

@@ -23,7 +23,7 @@ from gpuscope.widgets.snapshot import Bars
 
 OVERLAYS = {
     "waits": "lines+markers", "links": "lines+markers", "selected": "lines",
-    "measure": "lines+text", "escapes": "markers",
+    "measure": "lines+text", "escapes": "markers", "hazards": "lines+markers",
 }  # fmt: skip
 """Traces that lie over the bars."""
 _SMS = {"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"}

@@ -234,6 +234,20 @@ def _of_partition(partition: PartitionConfinement, color: str, *, whole: bool) -
     return said + "".join(f" <small>{html.text(note)}.</small>" for note in partition.notes)
 
 
+def _hazards(now: Summary, _colors: Mapping[str, str]) -> str:
+    """Tell of hazards; nothing where none was looked for."""
+    if now.told.metadata.hazards is None:
+        return ""
+    result = analysis.hazards(now.told)
+    lines = [html.text(f"{result.verdict[0].upper()}{result.verdict[1:]}.")]
+    more = [
+        html.text(f"{fact.kind}: {fact.second_name} on {fact.second_stream} after "
+                  f"{fact.first_name} on {fact.first_stream}. Missing: {fact.mend}", 500)
+        for fact in result.found
+    ]  # fmt: skip
+    return card(now, "Hazards", lines, good=False if result.found else None, more=more)
+
+
 def _together(now: Summary, _colors: Mapping[str, str]) -> str:
     facts = now.rows[0]
     overlap, tight, gain = facts["overlap"], facts["overlap_tight"], facts["gain"]
@@ -319,7 +333,7 @@ def _requests(now: Summary, _colors: Mapping[str, str]) -> str:
 
 Verdict = Callable[[Summary, Mapping[str, str]], str]
 """Judges a run: its summary and the partitions' colours → a card."""
-VERDICTS: list[Verdict] = [_confined, _requests, _together, _latency, _throughput]
+VERDICTS: list[Verdict] = [_confined, _hazards, _requests, _together, _latency, _throughput]
 """What the dashboard shows of a run, in this order."""
 
 

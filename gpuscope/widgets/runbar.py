@@ -43,6 +43,7 @@ class RunBar(Control):
     saves = traitlets.Int(help="The number of the run that is saved; 0 if there is none.")
     live = traitlets.Bool(default_value=True, help="Whether the picture is drawn during a run.")
     sms = traitlets.Bool(help="Whether a run records which SM ran what.")
+    hazards = traitlets.Bool(help="Whether a run looks for work that nothing orders.")
     progress = traitlets.Float(help="Share of the run's time that has passed, 0 to 1.")
     left = traitlets.Unicode(help="How much time is left, in words.")
     status = traitlets.Unicode(help="What is going on, in words.")

@@ -12,10 +12,11 @@ function render({ model, el }) {
     type: "checkbox",
     onchange: (event) => { model.set("live", event.target.checked); model.save_changes(); },
   });
-  const sms = h("input", {
+  const recorded = (name) => h("input", {
     type: "checkbox",
-    onchange: (event) => { model.set("sms", event.target.checked); model.save_changes(); },
+    onchange: (event) => { model.set(name, event.target.checked); model.save_changes(); },
   });
+  const [sms, hazards] = [recorded("sms"), recorded("hazards")];
   const bar = h("progress", { max: "1", "aria-label": "Progress of the run" });
   bar.setAttribute("value", "0");  // without one it would look as if something went on
   const left = h("span", { class: "gs-left" });
@@ -52,7 +53,9 @@ function render({ model, el }) {
       h("label", { class: "gs-inline", title: "Draw while it runs: takes turns with what is measured" },
         live, "Live"),
       h("label", { class: "gs-inline", title: "Record which SM ran what, for the rows of SMs and their map: many more rows" },
-        sms, "SM map"), bar, left),
+        sms, "SM map"),
+      h("label", { class: "gs-inline", title: "Look for work that shares bytes and that nothing orders" },
+        hazards, "Hazards"), bar, left),
     h("div", { class: "gs-told" }, status,
       h("div", { class: "gs-inline", role: "group", "aria-label": "Save run" }, saves, ...exports),
       h("details", { class: "gs-more" }, h("summary", {}, "Code and TOML"),
@@ -101,8 +104,10 @@ function render({ model, el }) {
     put(status, "title", model.get("status"));
     put(alarm, "textContent", model.get("alarm"));
     put(alarm, "hidden", !model.get("alarm"));
-    put(sms, "checked", model.get("sms"));
-    disable(sms, running);
+    for (const [box, name] of [[sms, "sms"], [hazards, "hazards"]]) {
+      put(box, "checked", model.get(name));
+      disable(box, running);
+    }
     put(saves, "textContent", `Save run ${model.get("saves") || ""}`);
     for (const one of exports) disable(one, running || !model.get("saves"));
     for (const one of [...codes, save, nsight]) disable(one, running || !model.get("ready"));
@@ -145,7 +150,7 @@ function render({ model, el }) {
   const style = h("style", {}, `.gpuscope-saved-${model.get("uid")} { display: none; }`);
   document.head.append(style);
 
-  const heard = ["running", "stopping", "ready", "carving", "saves", "live", "sms", "progress", "left",
+  const heard = ["running", "stopping", "ready", "carving", "saves", "live", "sms", "hazards", "progress", "left",
     "status", "alarm"];
   for (const name of heard) model.on(`change:${name}`, paint);
   model.on("change:preset", paintPreset);

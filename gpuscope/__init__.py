@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpuscope.formats.writing import export as export
     from gpuscope.record.annotate import annotate as annotate
     from gpuscope.record.default_stream import no_default_stream as no_default_stream
+    from gpuscope.runs.confirming import confirm as confirm
     from gpuscope.runs.execution import run as run
     from gpuscope.runs.profiling import profile as profile
     from gpuscope.runs.tuning import tune as tune
@@ -52,6 +53,7 @@ _HOMES = {
     "profile": "gpuscope.runs.profiling",
     "annotate": "gpuscope.record.annotate",
     "no_default_stream": "gpuscope.record.default_stream",
+    "confirm": "gpuscope.runs.confirming",
     "run": "gpuscope.runs.execution",
     "tune": "gpuscope.runs.tuning",
     "what_if": "gpuscope.runs.what_if",

@@ -1,0 +1,251 @@
+"""``confirm``: run a program again with one piece of its work delayed, and compare its results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+
+from gpuscope._checks import door
+from gpuscope.device.calls import Activity, Call
+from gpuscope.device.device import Device
+from gpuscope.device.registry import opened
+from gpuscope.device.select import open_devices
+from gpuscope.device.stream import Stream
+from gpuscope.errors import GpuscopeError
+from gpuscope.record.rows import work_row
+from gpuscope.runs.profiling import profile
+from gpuscope.trace.metadata import HazardFact
+from gpuscope.workloads.spin import Spin
+
+Program = Callable[[], object]
+_WORK = ("launch", "copy", "host_call")
+_POLL_NS = 100_000
+_LEAST_NS, _MOST_NS = 20_000_000, 2_000_000_000
+"""A delay outlasts what else the program does, within these bounds: it ends by itself."""
+
+_Key = tuple[str, str]
+"""Name of a piece of work, and of its stream."""
+
+
+class _Untried(GpuscopeError):
+    """Why a hazard could not be tried."""
+
+
+@door(hazard=HazardFact, program=Callable, device=(Device, None))
+def confirm(hazard: HazardFact, program: Program, device: Device | None = None) -> HazardFact:
+    """Run a program with the first work of a hazard delayed, and compare what it returns.
+
+    The program runs five times: twice as it is, whose results must agree byte by byte; once to
+    find the hazard in it; once with a kernel that spins queued in front of the first work; and,
+    as the race may be lost every time, once with the host waiting behind that work. Both end by
+    themselves.
+
+    Parameters
+    ----------
+    hazard
+        One of :attr:`HazardsResult.found <gpuscope.analysis.HazardsResult>`.
+    program
+        A function without arguments that does everything anew: it makes its arrays, launches, and
+        returns what the hazard could spoil, such as the array that the consumer writes: an array
+        of the device or of a library, a NumPy array, a number, or several of these. It must not
+        wait for the device itself where the hazard is.
+    device
+        As :func:`~gpuscope.profile` takes it.
+
+    Returns
+    -------
+    HazardFact
+        The hazard with a ``status``: ``"confirmed"``, a result changed; ``"not reproduced"``;
+        or ``"could not be tried: …"`` and why.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> def program():
+    ...     made, read = gpu.asarray([0.0, 0.0]), gpu.asarray([0.0, 0.0])
+    ...     with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+    ...         a.copy(made, gpu.asarray([1.0, 1.0]))
+    ...         b.copy(read, made)
+    ...     return read
+    >>> with gs.profile(gpu, hazards=True) as recording:
+    ...     _ = program()
+    >>> (hazard,) = gs.analysis.hazards(recording.trace).found
+    >>> gs.confirm(hazard, program, gpu).status
+    'confirmed'
+    """
+    try:
+        return replace(hazard, status=_tried(hazard, program, device))
+    except _Untried as why:
+        return replace(hazard, status=f"could not be tried: {why}")
+
+
+def _tried(hazard: HazardFact, program: Program, device: Device | None) -> str:
+    """Return what became of a program whose first work of a hazard was delayed."""
+    result = _result(program)
+    if result != _result(program):
+        raise _Untried("its results differ from run to run, without a delay too")
+    if not result:
+        raise _Untried("the program returns nothing that could be compared")
+    place, took_ns = _find(hazard, program, device)
+    for other in (_Delay, _Wait):
+        with _watching(other(place, min(_MOST_NS, max(_LEAST_NS, 4 * took_ns)))) as watch:
+            changed = _result(program) != result
+        if watch.call is None:
+            raise _Untried("in a further run the first work was not launched")
+        if changed:
+            return "confirmed"
+    return "not reproduced"
+
+
+def _result(program: Program) -> list[bytes]:
+    """Run the program; returns the bytes of all that it returns."""
+    value = program()
+    for device in open_devices():
+        device.synchronize()
+    return list(_bytes_of(value))
+
+
+def _bytes_of(value: object) -> Iterator[bytes]:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _bytes_of(item)
+        return
+    if value is None:
+        return
+    if not isinstance(value, np.ndarray | np.generic | int | float | bool | str | bytes):
+        for device in open_devices():
+            with suppress(GpuscopeError):
+                array = device.backend.adopt(value)
+                if array is not None:
+                    value = device.to_host(array)
+                    break
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # an array of another library may refuse in its own way
+        raise _Untried(f"NumPy cannot read what the program returns ({error})") from error
+    if array.dtype == object:
+        raise _Untried(f"the program returns {type(value).__name__}, which is no array or number")
+    yield array.tobytes()
+
+
+def _find(
+    hazard: HazardFact, program: Program, device: Device | None
+) -> tuple[tuple[_Key, int], int]:
+    """Return which of the first work's launches a run delays, and how long a run takes, ns."""
+    first = hazard.first_name, hazard.first_stream
+    same = {"first_name", "first_stream", "second_name", "second_stream", "kind"}
+    with _watching(_Census()) as census, profile(device, hazards=True) as recording:
+        program()
+    facts = recording.trace.metadata.hazards
+    ((begin_ns, end_ns),) = recording.trace.metadata.windows_ns
+    for found in facts.found if facts is not None else ():
+        if all(getattr(found, name) == getattr(hazard, name) for name in same):
+            place = census.places.get(found.first or 0)
+            if place is not None and place[0] == first:
+                return place, end_ns - begin_ns
+    raise _Untried(
+        f"the program shows no {hazard.kind} of {hazard.second_name} after {hazard.first_name} "
+        "whose first work is a launch of ours"
+    )
+
+
+class _Watch:
+    """Watches what is queued; counts it by name and stream."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[_Key] = Counter()
+
+    def call_begins(self, call: Call) -> None:
+        """Count a call that queues work."""
+        if call.kind in _WORK and call.stream is not None:
+            key = call.name, call.stream.name
+            self.sees(call, (key, self._counts[key]))
+            self._counts[key] += 1
+
+    def sees(self, call: Call, place: tuple[_Key, int]) -> None:
+        """Take note of the n-th piece of work of a name on a stream, which is queued next."""
+
+    def call_ends(self, call: Call) -> None:
+        """Pass over the end of a call."""
+
+    def activity(self, activity: Activity) -> None:
+        """Pass over what a device did."""
+
+
+class _Census(_Watch):
+    """Notes which row is the n-th of its name and stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[int, tuple[_Key, int]] = {}
+
+    def sees(self, call: Call, place: tuple[_Key, int]) -> None:
+        """Note the row of the work."""
+        self.places[work_row(call.correlation)] = place
+
+
+class _Delay(_Watch):
+    """Queues a kernel that spins in front of one piece of work."""
+
+    def __init__(self, place: tuple[_Key, int], length_ns: int) -> None:
+        super().__init__()
+        self._place, self._length_ns = place, length_ns
+        self.call: Call | None = None
+        """Of the work, once it was launched."""
+        self._spin: Spin | None = None
+        """Held, as to close it waits for its end."""
+
+    def sees(self, call: Call, place: tuple[_Key, int]) -> None:
+        """Take the work, if it is the one."""
+        if place == self._place and self.call is None and call.stream is not None:
+            self.call = call
+            self._begins(call.stream)
+
+    def _begins(self, stream: Stream) -> None:
+        """Delay the work that is queued next."""
+        self._spin = Spin(stream.device, duration_ns=self._length_ns, name="delay")
+        self._spin.execute(stream=stream)
+
+
+class _Wait(_Delay):
+    """Has the host wait until one piece of work is done, or as long as a delay lasts."""
+
+    def _begins(self, stream: Stream) -> None:
+        """Wait behind the work, not before it."""
+
+    def call_ends(self, call: Call) -> None:
+        """Wait for the work, if it is the one."""
+        stream = call.stream
+        if call is not self.call or stream is None:
+            return
+        device, event = stream.device, stream.record()
+        until_ns = device.now_ns() + self._length_ns
+        while not event.is_done and device.now_ns() < until_ns:
+            device.backend.wait_until_ns(device.now_ns() + _POLL_NS)
+
+
+_AnyWatch = TypeVar("_AnyWatch", bound=_Watch)
+
+
+@contextmanager
+def _watching(watch: _AnyWatch) -> Iterator[_AnyWatch]:
+    """Let calls of all devices be watched, also of those that are opened meanwhile."""
+
+    def observe(device: Device) -> None:
+        device.calls.observe(watch)
+        undo.callback(device.calls.unobserve, watch)
+
+    with ExitStack() as undo:
+        opened.append(observe)
+        undo.callback(opened.remove, observe)
+        for device in open_devices():
+            observe(device)
+        yield watch

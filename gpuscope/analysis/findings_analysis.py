@@ -102,7 +102,7 @@ def findings(trace: Trace) -> FindingsResult:
     'escape'
     """
     verdict = confinement_verdict(trace)
-    found = [verdict, *_hazards(trace), *_missing(trace), *_unloaded_calls(trace), *_idle(trace)]
+    found = [verdict, *of_hazards(trace), *_missing(trace), *_unloaded_calls(trace), *_idle(trace)]
     found.sort(key=lambda finding: _KINDS.index(finding.kind))
     return FindingsResult(
         tuple(found), provenance=trace.provenance, incomplete=trace.metadata.incomplete
@@ -218,8 +218,8 @@ def _advice(part: PartitionConfinement) -> str:
     )
 
 
-def _hazards(trace: Trace) -> Iterator[Finding]:
-    """Find what was found where hazards were looked for."""
+def of_hazards(trace: Trace) -> Iterator[Finding]:
+    """Tell of the hazards, or that there is none, where any were looked for."""
     if trace.metadata.hazards is None:
         return
     result = hazards(trace)

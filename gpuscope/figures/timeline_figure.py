@@ -11,10 +11,9 @@ import plotly.graph_objects as go
 from gpuscope._checks import MappingOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
+from gpuscope.figures.arrows import HAZARD, arrow_look
 from gpuscope.figures.frame import (
-    HAZARD,
     Frame,
-    arrow_look,
     escape_look,
     escape_marks,
     frame_of,

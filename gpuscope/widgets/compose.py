@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuscope.figures import style
+from gpuscope.figures.arrows import waits_and_hazards
 from gpuscope.figures.frame import (
     Frame,
     escape_look,
     escape_marks,
     frame_of,
     look,
-    waits_and_hazards,
 )
 from gpuscope.figures.labels import Class, nothing, y_axis
 from gpuscope.figures.sm_map_figure import sm_axis, sm_image

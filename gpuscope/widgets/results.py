@@ -236,16 +236,12 @@ def _of_partition(partition: PartitionConfinement, color: str, *, whole: bool) -
 
 def _hazards(now: Summary, _colors: Mapping[str, str]) -> str:
     """Tell of hazards; nothing where none was looked for."""
-    if now.told.metadata.hazards is None:
+    found = list(findings_analysis.of_hazards(now.told))
+    if not found:
         return ""
-    result = analysis.hazards(now.told)
-    lines = [html.text(f"{result.verdict[0].upper()}{result.verdict[1:]}.")]
-    more = [
-        html.text(f"{fact.kind}: {fact.second_name} on {fact.second_stream} after "
-                  f"{fact.first_name} on {fact.first_stream}. Missing: {fact.mend}", 500)
-        for fact in result.found
-    ]  # fmt: skip
-    return card(now, "Hazards", lines, good=False if result.found else None, more=more)
+    lines = [html.text(f"{analysis.hazards(now.told).verdict}.")]
+    more = [html.text(f"{one.text} {one.advice}", 500) for one in found if one.is_problem]
+    return card(now, "Hazards", lines, good=False if more else None, more=more)
 
 
 def _together(now: Summary, _colors: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpuscope as gs
-from gpuscope.figures.frame import HAZARD
+from gpuscope.figures.arrows import HAZARD
 from gpuscope.report import trace_report
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.timeline import Timeline

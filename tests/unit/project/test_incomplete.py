@@ -30,7 +30,7 @@ from gpuscope.formats import known_formats
 from gpuscope.record.recorder import Recording
 from gpuscope.report import html_report, prediction_report, trace_report
 from gpuscope.trace import Trace
-from gpuscope.trace.metadata import TraceMetadata
+from gpuscope.trace.metadata import HazardFacts, TraceMetadata
 from gpuscope.trace.run import Run, incomplete
 from gpuscope.widgets import results
 from gpuscope.widgets.dashboard import Dashboard
@@ -67,6 +67,11 @@ def with_a_request(trace: Trace) -> Trace:
            "source": ["host"]}  # fmt: skip
     both = Trace.concat([trace, Trace.from_columns(row, metadata=trace.metadata)])
     return both.with_metadata(complete=trace.metadata.complete, notes=trace.metadata.notes)
+
+
+def looked_for_hazards(trace: Trace) -> Trace:
+    """The same rows, and that no hazard was found among them."""
+    return trace.with_metadata(hazards=HazardFacts(accesses=3))
 
 
 def plain(text: str) -> str:
@@ -128,6 +133,7 @@ ANALYSES = {
     "confinement": lambda run, trace: analysis.confinement(trace),
     "findings": lambda run, trace: analysis.findings(trace),
     "gaps": lambda run, trace: analysis.gaps(trace),
+    "hazards": lambda run, trace: analysis.hazards(looked_for_hazards(trace)),
     "interference": lambda run, trace: analysis.interference(
         trace, trace, of="small", given="load"
     ),

@@ -20,6 +20,7 @@ from gpuscope.device.carve import CarvePlan, SmLayout
 from gpuscope.device.event import Event
 from gpuscope.device.handles import AnyStream, checked_handle
 from gpuscope.device.partition import Partition, Partitions, make_partitions
+from gpuscope.device.pinned import PinnedArray
 from gpuscope.device.raw import Backend, NativeArray
 from gpuscope.device.registry import Registry
 from gpuscope.device.scratch import Scratch, take_scratch
@@ -319,12 +320,13 @@ class Device(Unique):
     def empty_pinned(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
         """Return an uninitialised array in page-locked host memory.
 
-        :meth:`Stream.copy` from and to it never waits. Do not change it before the copy is done.
+        :meth:`Stream.copy` from and to it never waits. Do not change it before the copy is done:
+        ``profile(hazards=True)`` sees what NumPy reads and writes in it.
         """
         array = self.backend.empty_pinned(as_shape(shape), as_dtype(dtype))
         if self.calls.watchers:
             self.calls.tell("memory", "empty_pinned", accesses=accesses_of(array))
-        return array
+        return array if self.info.kind == "cpu" else PinnedArray.over(array, self.calls)
 
     def asarray(self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> NativeArray:
         """Copy host values into device memory and wait for the copy.

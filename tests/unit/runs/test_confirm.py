@@ -59,6 +59,16 @@ def write_after_write(gpu: gs.Device, *, ordered: bool) -> object:
     return data
 
 
+def host_too_early(gpu: gs.Device, *, ordered: bool) -> object:
+    page, new = gpu.empty_pinned(SIZE), filled(gpu, 1)
+    page[:] = 0
+    with gpu.create_stream(name="down") as stream:
+        stream.copy(page, new)
+        if ordered:
+            stream.synchronize()
+        return float(page[0])
+
+
 def lost_every_time(gpu: gs.Device, *, ordered: bool) -> object:
     data, new, seen = filled(gpu, 0), filled(gpu, 1), filled(gpu, 0)
     with gpu.create_stream(name="producer") as a, gpu.create_stream(name="consumer") as b:
@@ -70,7 +80,7 @@ def lost_every_time(gpu: gs.Device, *, ordered: bool) -> object:
     return seen
 
 
-RACES = [read_after_write, write_after_read, write_after_write, lost_every_time]
+RACES = [read_after_write, write_after_read, write_after_write, host_too_early, lost_every_time]
 
 
 @pytest.mark.parametrize("race", RACES)

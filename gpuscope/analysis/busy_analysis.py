@@ -20,7 +20,7 @@ from gpuscope.analysis.intervals import (
     makespan_ns,
 )
 from gpuscope.analysis.rates import done
-from gpuscope.analysis.result import P99_NEEDS, Result, Row, row_of
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, row_of
 from gpuscope.trace.columns import combined
 from gpuscope.trace.model import Trace
 
@@ -166,7 +166,7 @@ def overlap(trace: Trace, *, by: str = "stream") -> OverlapResult:
     pairs = tuple(_pairs(groups.labels, chosen, busy, tight))
     return OverlapResult(
         by, pairs, _gain(found, makespan), makespan, every - len(pairs), _All(number, busy, tight),
-        provenance=trace.provenance, incomplete=trace.metadata.incomplete,
+        **about(trace),
     )  # fmt: skip
 
 
@@ -291,9 +291,7 @@ def concurrency(trace: Trace, *, by: str = "stream") -> ConcurrencyResult:
     }
     busy_ns = sum(time_ns.values())
     mean = sum(count * ns for count, ns in time_ns.items()) / busy_ns if busy_ns else 0.0
-    return ConcurrencyResult(
-        by, mean, time_ns, provenance=trace.provenance, incomplete=trace.metadata.incomplete
-    )
+    return ConcurrencyResult(by, mean, time_ns, **about(trace))
 
 
 @dataclass(frozen=True)
@@ -382,8 +380,7 @@ def summary(trace: Trace) -> SummaryResult:
     ]
     return SummaryResult(
         tuple(sorted(rows, key=lambda row: (row.partition, row.stream))),
-        provenance=trace.provenance,
-        incomplete=trace.metadata.incomplete,
+        **about(trace),
     )
 
 

@@ -11,7 +11,7 @@ from gpuscope._checks import door
 from gpuscope.analysis import escapes
 from gpuscope.analysis.escapes import Escape, GivenWork, Judgement
 from gpuscope.analysis.intervals import Groups
-from gpuscope.analysis.result import Result, Row, named
+from gpuscope.analysis.result import Result, Row, about, named
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -234,8 +234,7 @@ def confinement(
             for name in dict.fromkeys([*trace.metadata.partitions, *given])
         ),
         tuple(notes),
-        provenance=trace.provenance,
-        incomplete=trace.metadata.incomplete,
+        **about(trace),
     )
 
 

@@ -17,7 +17,7 @@ from gpuscope.analysis.confinement_analysis import (
 from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
 from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.analysis.latency_analysis import queue_depth
-from gpuscope.analysis.result import Result, Row, row_of
+from gpuscope.analysis.result import Result, Row, about, row_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
@@ -104,9 +104,7 @@ def findings(trace: Trace) -> FindingsResult:
     verdict = confinement_verdict(trace)
     found = [verdict, *of_hazards(trace), *_missing(trace), *_unloaded_calls(trace), *_idle(trace)]
     found.sort(key=lambda finding: _KINDS.index(finding.kind))
-    return FindingsResult(
-        tuple(found), provenance=trace.provenance, incomplete=trace.metadata.incomplete
-    )
+    return FindingsResult(tuple(found), **about(trace))
 
 
 @door(traces=MappingOf(Trace))

@@ -10,10 +10,11 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.intervals import Groups, Intervals, latest, stretch_sums, union
-from gpuscope.analysis.result import Result, Row, named, row_of
+from gpuscope.analysis.intervals import Groups, Intervals, stretch_sums, union
+from gpuscope.analysis.result import Result, Row, about, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
+from gpuscope.trace.joins import latest
 from gpuscope.trace.model import Trace
 
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")
@@ -211,9 +212,7 @@ def gaps(trace: Trace, *, by: str = "stream", min_ns: int = 0) -> GapsResult:
     tracks = _tracks(
         trace, labels, code[order], rows[order], starts[order], ends[order], windows, min_ns
     )
-    return GapsResult(
-        by, min_ns, tracks, provenance=trace.provenance, incomplete=trace.metadata.incomplete
-    )
+    return GapsResult(by, min_ns, tracks, **about(trace))
 
 
 def _tracks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuscope._checks import door
-from gpuscope.analysis.result import Result, Row
+from gpuscope.analysis.result import Result, Row, about
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.metadata import HazardFact, HazardFacts
 from gpuscope.trace.model import Trace
@@ -90,4 +90,4 @@ def hazards(trace: Trace) -> HazardsResult:
             "hazards were not looked for when this trace was recorded: record with "
             "profile(hazards=True)"
         )
-    return HazardsResult(facts, provenance=trace.provenance, incomplete=trace.metadata.incomplete)
+    return HazardsResult(facts, **about(trace))

@@ -16,6 +16,7 @@ import numpy as np
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open
+from gpuscope.trace.joins import latest
 from gpuscope.trace.model import Trace
 
 Intervals: TypeAlias = Ints
@@ -237,16 +238,6 @@ class Busy:
             shared[index] = stretch_sums(before[at[count:]] - before[at[:count]], first)
             step[at[:count][mine]] = step[at[count:][mine]] = 0
         return shared
-
-
-def latest(group: Array, ends: Intervals) -> Array:
-    """Row → the row that ended last of its group's so far, of two the later; rows by group."""
-    by_end = np.argsort(ends, kind="stable")
-    rank = np.empty(len(ends), np.int64)
-    rank[by_end] = np.arange(len(ends))
-    # A running maximum that begins anew in each group: of ranks, since times would overflow.
-    most = np.maximum.accumulate(group * len(ends) + rank) - group * len(ends)
-    return np.asarray(by_end[most])
 
 
 def stretch_sums(values: Array, first: Array) -> Array:

@@ -13,7 +13,7 @@ from gpuscope._checks import door
 from gpuscope._types import Array
 from gpuscope.analysis.gaps_analysis import track_labels
 from gpuscope.analysis.intervals import Groups, by_workload
-from gpuscope.analysis.result import P99_NEEDS, Result, Row, named, row_of
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, named, row_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, edge_rows, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -131,9 +131,7 @@ def latency(trace: Trace) -> LatencyResult:
         raise MissingEvidence(
             "no handle's completion was seen: call handle.wait() or ask is_done while recording"
         )
-    return LatencyResult(
-        tuple(found), provenance=trace.provenance, incomplete=trace.metadata.incomplete
-    )
+    return LatencyResult(tuple(found), **about(trace))
 
 
 @dataclass(frozen=True)
@@ -344,8 +342,7 @@ def launch_latency(trace: Trace) -> LaunchLatencyResult:
         _groups(name[rows], [str(one) for one in names], waited, queued),
         unmatched=len(every) - len(rows),
         before_call=int(np.count_nonzero(waited < 0)),
-        provenance=trace.provenance,
-        incomplete=trace.metadata.incomplete,
+        **about(trace),
     )
 
 

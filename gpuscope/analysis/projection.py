@@ -14,7 +14,7 @@ from gpuscope._types import Array
 from gpuscope.analysis.gaps_analysis import GPU_WORK
 from gpuscope.analysis.intervals import Busy, Groups
 from gpuscope.analysis.latency_analysis import launched
-from gpuscope.analysis.result import Result, Row, named, row_of
+from gpuscope.analysis.result import Result, Row, about, named, row_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, rows_of
 from gpuscope.trace.model import Trace
@@ -245,8 +245,7 @@ def range_projection(
         table,
         unmatched=len(rows) - len(work),
         left_out=0 if whole_graphs else len(graphs),
-        provenance=trace.provenance,
-        incomplete=trace.metadata.incomplete,
+        **about(trace),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuscope._checks import MappingOf, door
 from gpuscope._types import Array
-from gpuscope.analysis.result import P99_NEEDS, Result, Row, named, row_of
+from gpuscope.analysis.result import P99_NEEDS, Result, Row, about, named, row_of
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.metadata import Description, RequestFacts
@@ -146,8 +146,7 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
             _served(name, windows, mine, _slo_of(described.get(name, {})) if slo is None else slo)
             for name, mine in found.items()
         ),
-        provenance=trace.provenance,
-        incomplete=trace.metadata.incomplete,
+        **about(trace),
     )
 
 

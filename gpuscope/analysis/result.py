@@ -18,6 +18,7 @@ from typing import (
 
 from gpuscope._tables import Printer, html_table, text_table
 from gpuscope._text import shown
+from gpuscope.trace.model import Trace
 
 Row: TypeAlias = dict[str, Any]
 """A row of a result: column → text, number or ``None``."""
@@ -59,6 +60,11 @@ def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name")
     if name in there:
         return items[there.index(name)]
     raise KeyError(f"no {what} {name!r}; there are {there[:_NAMED]}")
+
+
+def about(trace: Trace) -> dict[str, str]:
+    """Return what every result says of the trace that it was worked out from."""
+    return {"incomplete": trace.metadata.incomplete, "provenance": trace.provenance}
 
 
 @dataclass(frozen=True, kw_only=True)

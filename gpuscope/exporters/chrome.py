@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._types import Array
-from gpuscope.exporters.progress import Step, check_count, silent, version
+from gpuscope.exporters.progress import Step, check_count, version
 from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested, times
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes, combined, edge_rows
@@ -54,7 +54,7 @@ _JSON = ("launch_config", "payload")
 _MARK = b'\n{"ph":"'
 
 
-def write(trace: Trace, path: Path, step: Step = silent) -> None:
+def write(trace: Trace, path: Path, step: Step) -> None:
     """Write a trace as Chrome trace JSON, compressed where the name ends in ``.gz``.
 
     Raises

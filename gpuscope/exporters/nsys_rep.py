@@ -26,7 +26,7 @@ import pyarrow as pa
 from gpuscope import _nsys
 from gpuscope._types import Array
 from gpuscope.errors import ExportError, MissingDependency
-from gpuscope.exporters.progress import Step, silent
+from gpuscope.exporters.progress import Step
 from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested, times
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
@@ -42,7 +42,7 @@ _ROWS = 10_000
 _INSTANTS = ("mark", "event", "counter")
 
 
-def write(trace: Trace, path: Path, step: Step = silent) -> None:
+def write(trace: Trace, path: Path, step: Step) -> None:
     """Write a trace as a report.
 
     Raises
@@ -55,7 +55,7 @@ def write(trace: Trace, path: Path, step: Step = silent) -> None:
     _write(trace, path, step, None)
 
 
-def merge(trace: Trace, report: Path, path: Path, step: Step = silent) -> None:
+def merge(trace: Trace, report: Path, path: Path, step: Step) -> None:
     """Write a copy of a report with the trace in it.
 
     Raises

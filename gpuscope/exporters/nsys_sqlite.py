@@ -23,7 +23,7 @@ from gpuscope.errors import ExportError
 from gpuscope.exporters import nsys_schema as nsys
 from gpuscope.exporters import nsys_values
 from gpuscope.exporters.nsys_values import NOTHING, Contexts, Ids, column, facts
-from gpuscope.exporters.progress import Step, check_count, silent
+from gpuscope.exporters.progress import Step, check_count
 from gpuscope.importers.nsys_work import COPY_KINDS, MEMORY_KINDS
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes
@@ -42,7 +42,7 @@ _DRIVER = re.compile("cu(?!da)[A-Z]")
 """How the names of the driver's calls begin."""
 
 
-def write(trace: Trace, path: Path, step: Step = silent) -> None:
+def write(trace: Trace, path: Path, step: Step) -> None:
     """Write a trace as SQLite that ``nsys stats`` reads.
 
     Raises

@@ -13,11 +13,6 @@ Step = Callable[[int], None]
 """Called after so many more rows; raises to stop."""
 
 
-def silent(rows: int) -> None:
-    """No-op progress callback."""
-    del rows
-
-
 def steps(
     total: int, progress: Callable[[int, int], None] | None, cancel: threading.Event | None
 ) -> Step:

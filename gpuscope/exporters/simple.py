@@ -9,7 +9,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from gpuscope.errors import ExportError
-from gpuscope.exporters.progress import Step, check_count, silent
+from gpuscope.exporters.progress import Step, check_count
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
@@ -18,7 +18,7 @@ from gpuscope.trace.store import save_trace
 _ROWS = 1 << 16
 
 
-def write_parquet(trace: Trace, path: Path, step: Step = silent) -> None:
+def write_parquet(trace: Trace, path: Path, step: Step) -> None:
     """Write a trace as Parquet, whole.
 
     Raises
@@ -31,7 +31,7 @@ def write_parquet(trace: Trace, path: Path, step: Step = silent) -> None:
     step(len(trace))
 
 
-def write_csv(trace: Trace, path: Path, step: Step = silent) -> None:
+def write_csv(trace: Trace, path: Path, step: Step) -> None:
     """Write the spans as CSV (RFC 4180, UTF-8), all texts in quotes.
 
     Raises
@@ -55,7 +55,7 @@ def write_csv(trace: Trace, path: Path, step: Step = silent) -> None:
     check_count(path, "rows", len(trace), sum(map(len, ids)))
 
 
-def write_html(trace: Trace | Run, path: Path, step: Step = silent) -> None:
+def write_html(trace: Trace | Run, path: Path, step: Step) -> None:
     """Write the report of a trace or a run.
 
     Raises

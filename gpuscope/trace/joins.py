@@ -95,3 +95,13 @@ def parents(owner: Array, starts: Array, ends: Array) -> Array:
         above.append(stack[-1] if stack else NONE)
         stack.append(number)
     return np.array(above, np.int64)
+
+
+def latest(group: Array, ends: Array) -> Array:
+    """Row → the row that ended last of its group's so far, of two the later; rows by group."""
+    by_end = np.argsort(ends, kind="stable")
+    rank = np.empty(len(ends), np.int64)
+    rank[by_end] = np.arange(len(ends))
+    # A running maximum that begins anew in each group: of ranks, since times would overflow.
+    offset = group.astype(np.int64) * len(ends)
+    return np.asarray(by_end[np.maximum.accumulate(offset + rank) - offset])

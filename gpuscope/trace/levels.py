@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope._types import Array
+from gpuscope.trace.joins import latest
 
 OPEN_NS = int(np.iinfo(np.int64).max)
 """The end of a span that is still open."""
@@ -225,11 +226,7 @@ def _running_max(values: Array, place: Array) -> Array:
     if len(bounds) <= _FEW:
         parts = np.split(values, bounds[1:])
         return np.concatenate([np.maximum.accumulate(part) for part in parts])
-    by_value = np.argsort(values, kind="stable")
-    rank = np.empty(len(values), np.int64)
-    rank[by_value] = np.arange(len(values))
-    offset = place.astype(np.int64) * len(values)  # of ranks, as values would overflow
-    highest: Array = values[by_value][np.maximum.accumulate(offset + rank) - offset]
+    highest: Array = values[latest(place, values)]
     return highest
 
 

@@ -103,8 +103,9 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def test_ctrl_c_keeps_the_trace(place):
     (place / "server.py").write_text(
-        "from work import work\nimport time\nkept = work(2)\nprint('up', flush=True)\n"
-        "try:\n    time.sleep(100)\nfinally:\n    print('down', flush=True)\n"
+        "from work import work\nimport time\nkept = work(2)\n"
+        "try:\n    print('up', flush=True)\n    time.sleep(100)\n"
+        "finally:\n    print('down', flush=True)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", WITH_CTRL_C, *RECORD, "--no-report", "--keep", "60s", "--format",

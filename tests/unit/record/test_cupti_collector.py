@@ -644,7 +644,7 @@ def test_without_devices_of_ours_what_runs_is_recorded(world):
     assert recording.trace.metadata.complete
     (row,) = rows(recording.trace, "kernel")
     assert row["device"] == 0
-    assert row["device_uuid"] is None
+    assert row["device_uuid"] == "GPU-0"
 
 
 # -- failures --------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def call_of_a_handle(world, stream, name="mine"):
 
 def execution(world, stream, *, seen=True):
     calls = world.device.calls
-    one = calls.begin_execution("quick", ("k", 1, 2), stream, None)
+    one = calls.begin_execution("quick", ("k", 1, 2), stream, None, None)
     world.gpu.launch(stream.raw, world.device.compile("", "k"), 1, 32, (), 0)
     calls.end(one)
     if seen:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gpuscope.device.stream import Stream
 
 
+QUEUES_WORK = ("launch", "copy", "host_call")
+"""Kinds of calls that queue work."""
+
+
 class CallFacts(TypedDict, total=False):
     """What is known of some kinds of calls only; see :class:`Call`."""
 

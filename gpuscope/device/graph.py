@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuscope._fork import free_in_children
+from gpuscope.device.calls import QUEUES_WORK
 from gpuscope.device.unique import Closable, Closing
 from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 
@@ -61,13 +62,23 @@ def after_capture(act: Callable[[], object]) -> None:
 
 
 class Node(NamedTuple):
-    """Work in a graph: its call's name, stream and accesses, and which nodes it follows."""
+    """Work in a graph.
+
+    Attributes
+    ----------
+    accesses
+        ``None``: not seen.
+    after
+        Numbers of the nodes that it follows, which come before it.
+    stream
+        Name of the stream that it was captured on.
+    """
 
     name: str
-    stream: str
     accesses: tuple[Access, ...] | None
-    after: tuple[int, ...]
-    is_copy: bool
+    after: tuple[int, ...] = ()
+    is_copy: bool = False
+    stream: str = ""
 
 
 class _Capture:
@@ -189,10 +200,10 @@ class Graph(Closing):
         after = self._tails.get(stream, ())
         if call.kind == "record" and call.event is not None:
             self._events[call.event] = after
-        elif call.kind in ("launch", "copy", "host_call"):
+        elif call.kind in QUEUES_WORK:
             self._tails[stream] = (len(self.nodes),)
             is_copy = call.kind == "copy"
-            self.nodes.append(Node(call.name, stream.name, call.accesses, after, is_copy))
+            self.nodes.append(Node(call.name, call.accesses, after, is_copy, stream.name))
 
     def follow(self, stream: Stream, event: Event) -> None:
         """Note a wait in its capture."""

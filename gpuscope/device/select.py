@@ -9,13 +9,14 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, NoReturn
 
 from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
+from gpuscope.device.calls import Observer
 from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.device.raw import NativeArray
 from gpuscope.device.registry import alive, opened
@@ -227,6 +228,22 @@ def _close_at_exit() -> None:
 def open_devices() -> list[Device]:
     """Return the devices that are open in this process."""
     return alive(_open)
+
+
+@contextlib.contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Let an observer watch the devices that are open, and those that are opened meanwhile."""
+
+    def watch(device: Device) -> None:
+        device.calls.observe(observer)
+        undo.callback(device.calls.unobserve, observer)
+
+    with contextlib.ExitStack() as undo:
+        opened.append(watch)
+        undo.callback(opened.remove, watch)
+        for device in open_devices():
+            watch(device)
+        yield
 
 
 def device_of(value: object, name: str) -> Device:

@@ -9,14 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gpuscope.device.calls import Activity, Call
-from gpuscope.device.device import Device
+from gpuscope.device.calls import QUEUES_WORK, Activity, Call
 from gpuscope.device.handles import Library
-from gpuscope.device.registry import opened
-from gpuscope.device.select import open_devices
+from gpuscope.device.select import observing
 from gpuscope.record import operators
 
-_WORK = {"launch", "copy", "host_call"}
 _LEGACY = (0, 1)
 """CUDA's handles of the legacy default stream."""
 
@@ -43,11 +40,7 @@ def no_default_stream() -> Iterator[None]:
     "'spin' is queued on the legacy default stream: e"
     """
     watcher = _Watcher()
-    with contextlib.ExitStack() as undo:
-        undo.callback(watcher.close)
-        opened.append(watcher.watch)
-        for device in open_devices():
-            watcher.watch(device)
+    with observing(watcher), contextlib.ExitStack() as undo:
         torch = operators.pytorch()
         if torch is not None:
             undo.enter_context(operators.watching(torch, _Operators(torch, watcher)))
@@ -57,24 +50,13 @@ def no_default_stream() -> Iterator[None]:
 class _Watcher:
     """Is told of calls, and warns."""
 
-    def __init__(self) -> None:
-        self._devices: list[Device] = []
-
-    def watch(self, device: Device) -> None:
-        """Watch a device."""
-        self._devices.append(device)
-        device.calls.observe(self)
-
-    def close(self) -> None:
-        """Watch none any more."""
-        if self.watch in opened:
-            opened.remove(self.watch)
-        for device in self._devices:
-            device.calls.unobserve(self)
-
     def call_begins(self, call: Call) -> None:
         """Warn of work in the legacy default stream."""
-        if call.kind in _WORK and call.stream is not None and call.stream.kind == "legacy default":
+        if (
+            call.kind in QUEUES_WORK
+            and call.stream is not None
+            and call.stream.kind == "legacy default"
+        ):
             self.warn(call.name)
 
     def call_ends(self, call: Call) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from threading import get_native_id
 
-from gpuscope.device.calls import Activity, Call, Execution
+from gpuscope.device.calls import QUEUES_WORK, Activity, Call, Execution
+from gpuscope.device.graph import Node
 from gpuscope.device.raw import StreamKind
 from gpuscope.device.select import open_devices
 from gpuscope.device.stream import Stream
@@ -13,7 +14,6 @@ from gpuscope.record.hazard_notes import (
     HostAccess,
     HostWait,
     Memory,
-    Node,
     Note,
     Queue,
     Record,
@@ -25,8 +25,6 @@ from gpuscope.record.hazards import Detector
 from gpuscope.record.outside import Calls
 from gpuscope.record.rows import node_row, work_row
 from gpuscope.trace.metadata import HazardFacts
-
-_WORK = ("launch", "copy", "host_call")
 
 
 class HazardLog:
@@ -53,7 +51,7 @@ class HazardLog:
     # -- what devices say -------------------------------------------------------------
     def call_begins(self, call: Call) -> None:
         """Note a call that is about to reach the device."""
-        if call.kind in _WORK:
+        if call.kind in QUEUES_WORK:
             if call.accesses is not None or call.graph is not None:
                 self._noted.append(call)
         elif call.kind in ("record", "wait", "sync"):
@@ -64,7 +62,7 @@ class HazardLog:
         if call.kind == "sync":
             self._noted.append(Returned(call.correlation))
         elif (
-            call.kind in _WORK
+            call.kind in QUEUES_WORK
             and call.accesses is None
             and call.graph is None
             and not call.superseded
@@ -164,10 +162,7 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     assert stream is not None  # noqa: S101 - it has a queue
     number, graph = call.correlation, call.graph
     if graph is not None:
-        nodes = tuple(
-            Node(node.name, node.accesses, node.after, node.is_copy, node.stream)
-            for node in graph.nodes
-        )
+        nodes = tuple(graph.nodes)
         if not nodes and not graph.is_empty:
             nodes = (Node(call.name, None),)
         spans = tuple(node_row(number, node) for node in range(len(nodes)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from gpuscope.device.accesses import Access
+from gpuscope.device.graph import Node
 from gpuscope.device.raw import StreamKind
 
 
@@ -15,26 +16,6 @@ class Queue(NamedTuple):
     handle: int
     thread: int = 0
     kind: StreamKind = "non-blocking"
-
-
-class Node(NamedTuple):
-    """Work in a graph.
-
-    Attributes
-    ----------
-    accesses
-        ``None``: not seen.
-    after
-        Numbers of the nodes that it follows, which come before it.
-    stream
-        Name of the stream that it was captured on.
-    """
-
-    name: str
-    accesses: tuple[Access, ...] | None
-    after: tuple[int, ...] = ()
-    is_copy: bool = False
-    stream: str = ""
 
 
 class Work(NamedTuple):

@@ -16,11 +16,11 @@ from typing import NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from gpuscope.device.accesses import Access, common
+from gpuscope.device.graph import Node
 from gpuscope.record.hazard_notes import (
     HostAccess,
     HostWait,
     Memory,
-    Node,
     Note,
     Queue,
     Record,

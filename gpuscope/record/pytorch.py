@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from gpuscope.device.accesses import Access, accesses_of_tensor
+from gpuscope.device.graph import Node
 from gpuscope.device.handles import Library
 from gpuscope.record import operators
 from gpuscope.record.hazard_log import HazardLog, Streams
@@ -22,7 +23,6 @@ from gpuscope.record.hazard_notes import (
     HostAccess,
     HostWait,
     Memory,
-    Node,
     Queue,
     Record,
     Wait,

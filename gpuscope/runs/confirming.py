@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TypeVar
+from contextlib import suppress
 
 import numpy as np
 from msgspec.structs import replace
 
 from gpuscope._checks import door
-from gpuscope.device.calls import Activity, Call
+from gpuscope.device.calls import QUEUES_WORK, Activity, Call
 from gpuscope.device.device import Device
-from gpuscope.device.registry import opened
-from gpuscope.device.select import open_devices
+from gpuscope.device.select import observing, open_devices
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.rows import work_row
@@ -23,7 +21,6 @@ from gpuscope.trace.metadata import HazardFact
 from gpuscope.workloads.spin import Spin
 
 Program = Callable[[], object]
-_WORK = ("launch", "copy", "host_call")
 _POLL_NS = 100_000
 _LEAST_NS, _MOST_NS = 20_000_000, 2_000_000_000
 """A delay outlasts what else the program does, within these bounds: it ends by itself."""
@@ -94,7 +91,8 @@ def _tried(hazard: HazardFact, program: Program, device: Device | None) -> str:
         raise _Untried("the program returns nothing that could be compared")
     place, took_ns = _find(hazard, program, device)
     for other in (_Delay, _Wait):
-        with _watching(other(place, min(_MOST_NS, max(_LEAST_NS, 4 * took_ns)))) as watch:
+        watch = other(place, min(_MOST_NS, max(_LEAST_NS, 4 * took_ns)))
+        with observing(watch):
             changed = _result(program) != result
         if watch.call is None:
             raise _Untried("in a further run the first work was not launched")
@@ -142,7 +140,8 @@ def _find(
     """Return which of the first work's launches a run delays, and how long a run takes, ns."""
     first = hazard.first_name, hazard.first_stream
     same = {"first_name", "first_stream", "second_name", "second_stream", "kind"}
-    with _watching(_Census()) as census, profile(device, hazards=True) as recording:
+    census = _Census()
+    with observing(census), profile(device, hazards=True) as recording:
         program()
     facts = recording.trace.metadata.hazards
     ((begin_ns, end_ns),) = recording.trace.metadata.windows_ns
@@ -165,7 +164,7 @@ class _Watch:
 
     def call_begins(self, call: Call) -> None:
         """Count a call that queues work."""
-        if call.kind in _WORK and call.stream is not None:
+        if call.kind in QUEUES_WORK and call.stream is not None:
             key = call.name, call.stream.name
             self.sees(call, (key, self._counts[key]))
             self._counts[key] += 1
@@ -230,22 +229,3 @@ class _Wait(_Delay):
         until_ns = device.now_ns() + self._length_ns
         while not event.is_done and device.now_ns() < until_ns:
             device.backend.wait_until_ns(device.now_ns() + _POLL_NS)
-
-
-_AnyWatch = TypeVar("_AnyWatch", bound=_Watch)
-
-
-@contextmanager
-def _watching(watch: _AnyWatch) -> Iterator[_AnyWatch]:
-    """Let calls of all devices be watched, also of those that are opened meanwhile."""
-
-    def observe(device: Device) -> None:
-        device.calls.observe(watch)
-        undo.callback(device.calls.unobserve, watch)
-
-    with ExitStack() as undo:
-        opened.append(observe)
-        undo.callback(opened.remove, observe)
-        for device in open_devices():
-            observe(device)
-        yield watch

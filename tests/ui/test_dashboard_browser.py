@@ -536,6 +536,7 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
         button(page, "Run").click()
         page.get_by_role("button", name=re.compile(f"Run {number}: ")).wait_for()
         page.get_by_role("button", name=re.compile(f"Run {number}: ")).click()
+        page.get_by_role("button", name=re.compile(f"📌 Run {number}: ")).wait_for()
     page.locator(f"{DASHBOARD} .gpuscope-differences th").nth(4).wait_for()
     pinned = page.get_by_role("button", pressed=True).filter(has_text="Run ")
     assert pinned.all_inner_texts() == [

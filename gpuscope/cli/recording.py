@@ -201,10 +201,10 @@ def _publish(work: Path, target: Path, suffix: str, program: int, *, report: boo
                 left = True
     if not any(facts.traces for facts in every):
         cupti = check_cupti()
-        unseen = "" if cupti.ok else f"; CUDA is not seen here: {cupti.found}. {cupti.todo}"
+        unseen = f"\ngpuscope: CUDA is not seen here: {cupti.found}: {cupti.todo}"
         complain(
             "gpuscope: nothing was recorded: no process of the program used CUDA or a device of "
-            f"gpuscope{unseen}"
+            f"gpuscope{unseen * (not cupti.ok)}"
         )
     if not left:
         shutil.rmtree(work)

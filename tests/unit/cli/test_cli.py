@@ -636,6 +636,16 @@ def test_doctor_says_who_may_read_counters_and_where_ranges_go(command, monkeypa
         assert f"{mark}  NVTX injection: NVTX_INJECTION64_PATH is set" in command("doctor")[1]
 
 
+def test_without_a_driver_nobody_is_told_to_install_cupti(monkeypatch):
+    def no_driver():
+        raise DeviceUnavailable("no NVIDIA driver was found: use another machine")
+
+    monkeypatch.setattr(driver, "driver_version", no_driver)
+    check = diagnose.check_cupti()
+    assert (check.ok, check.found) == (False, "no NVIDIA driver was found")
+    assert check.todo == "use another machine"
+
+
 def test_doctor_says_who_holds_cupti(command, monkeypatch):
     class Held:
         def subscribe(self):

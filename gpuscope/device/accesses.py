@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -159,41 +160,48 @@ def ranges(
     )
 
 
-def constants_of(source: str, name: str) -> tuple[bool, ...] | None:
-    """Return of each parameter of a kernel whether it points to ``const``; ``None`` if unknown."""
+def pointers_of(source: str, name: str) -> tuple[bool | None, ...]:
+    """Return of each parameter of a kernel whether it points to ``const``; ``None``: no pointer.
+
+    Nothing of a kernel that is not found in the source.
+    """
     found = re.search(rf"\b{re.escape(name)}\s*\(([^)]*)\)\s*\{{", source)
-    if found is None:
-        return None
     return tuple(
-        bool(re.search(r"\bconst\b[^*]*\*", parameter)) for parameter in found[1].split(",")
+        bool(re.search(r"\bconst\b[^*]*\*", parameter)) if "*" in parameter else None
+        for parameter in (found[1].split(",") if found is not None else ())
     )
 
 
-def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Access, ...]:
-    """Return what a launch reads and writes.
+def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Access, ...] | None:
+    """Return what a launch reads and writes; ``None`` where a pointer is given as a number.
 
     What the kernel's model names; of other arrays, what its source declares ``const`` is read, and
     everything else read and written.
     """
     reads: list[object] = []
     writes: list[object] = []
+    updates: list[object] = []
     if kernel.model is not None:
         target = kernel.model.writes(args)
         reads, writes = [*kernel.model.reads(args)], [] if target is None else [target]
     named = {id(array) for array in (*reads, *writes)}
-    constants = kernel.constants or ()
-    for place, value in enumerate(args):
+    for value, points_to_const in zip_longest(args, kernel.pointers[: len(args)]):
+        if points_to_const is not None and isinstance(value, int | np.integer) and value:
+            return None
         if id(value) not in named and hasattr(value, "dtype") and hasattr(value, "shape"):
-            is_constant = place < len(constants) and constants[place]
-            (reads if is_constant else writes).append(value)
-    return of_arrays(reads, writes)
+            (reads if points_to_const else updates).append(value)
+    return of_arrays(reads, writes, updates)
 
 
-def of_arrays(reads: Iterable[object], writes: Iterable[object]) -> tuple[Access, ...]:
-    """Return the accesses of work that reads some arrays and writes others."""
+def of_arrays(
+    reads: Iterable[object], writes: Iterable[object], updates: Iterable[object] = ()
+) -> tuple[Access, ...]:
+    """Return the accesses of work that reads some arrays, writes others, and updates some."""
     return tuple(
         access
-        for arrays, does_write in ((reads, False), (writes, True))
+        for arrays, does_read, does_write in (
+            (reads, True, False), (writes, False, True), (updates, True, True),
+        )
         for array in arrays
-        for access in accesses_of(array, reads=not does_write, writes=does_write)
-    )
+        for access in accesses_of(array, reads=does_read, writes=does_write)
+    )  # fmt: skip

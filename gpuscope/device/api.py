@@ -191,5 +191,5 @@ class Kernel:
     name: str
     raw: RawKernel
     model: KernelModel | None
-    constants: tuple[bool, ...] | None = None
-    """Of each parameter, whether its source declares it a pointer to ``const``."""
+    pointers: tuple[bool | None, ...] = ()
+    """Of each parameter in its source, whether it points to ``const``; ``None``: no pointer."""

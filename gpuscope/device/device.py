@@ -12,7 +12,7 @@ from gpuscope._checks import count, given, require_kind
 from gpuscope._text import clean
 from gpuscope._types import Array
 from gpuscope.device import caller, carve
-from gpuscope.device.accesses import accesses_of, constants_of
+from gpuscope.device.accesses import accesses_of, pointers_of
 from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
 from gpuscope.device.calls import CallLog
@@ -406,7 +406,7 @@ class Device(Unique):
         if not (model is None or isinstance(model, KernelModel)):
             raise InvalidOperand(f"model is {given(model)}; a KernelModel or None is needed")
         kernel = self.backend.compile(source, name, model)
-        return replace(kernel, constants=constants_of(source, name))
+        return replace(kernel, pointers=pointers_of(source, name))
 
 
 class UnifiedDevice(Device):

@@ -229,8 +229,8 @@ class Stream(Closing, EventQueue):
     ) -> None:
         """Launch ``kernel`` with ``grid`` blocks of ``block`` threads.
 
-        Arrays of the device and NumPy scalars are passed unchanged. During the call, this stream
-        is the thread's current stream.
+        Arrays of the device, those in page-locked memory and NumPy scalars are passed unchanged.
+        During the call, this stream is the thread's current stream.
 
         Parameters
         ----------

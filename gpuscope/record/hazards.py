@@ -235,11 +235,16 @@ class Detector:
     def _awaited(self, wait: HostWait) -> _Place:
         if wait.event is not None:
             return self._events.get(wait.event, _START)
-        if wait.queue is not None:
-            return self._places.get(wait.queue, _START)
-        place = _START
+        awaited, device = wait.queue, wait.device
+        if awaited is not None:
+            place = self._places.get(awaited, _START)
+            if awaited.kind != "legacy default" or wait.call is None:
+                return place
+            device = awaited.device  # whose blocking streams a wait for it waits for, too
+        else:
+            place = _START
         for queue, its in self._places.items():
-            if queue.device == wait.device:
+            if queue.device == device and (awaited is None or queue.kind != "non-blocking"):
                 place = place.joined(its)
         return place
 
@@ -269,11 +274,9 @@ class Detector:
             piece = _Piece(place, node.name, span, stream, node.is_copy, number, before)
             self._check(piece, node.accesses)
 
-    def _check(  # noqa: PLR0912 - one loop over ranges and what each remembers
-        self, piece: _Piece, accesses: Iterable[Access]
-    ) -> None:
+    def _check(self, piece: _Piece, accesses: Iterable[Access]) -> None:
         """Compare a piece's accesses with those that memory remembers, and remember them."""
-        pairs: dict[int, tuple[_Entry, Access, int, int]] = {}
+        pairs: dict[int, list[tuple[_Entry, Access, int, int]]] = {}
         is_host = piece.place.queue is None
         memory = self._memory
         for access in accesses:
@@ -299,18 +302,16 @@ class Detector:
                         continue
                     rest.append(entry)
                     if (access.writes or other.writes) and common(access, other, low, high):
-                        known = pairs.get(id(before))
-                        if known is None:
-                            pairs[id(before)] = entry, access, low, high - low
-                        else:
-                            pairs[id(before)] = (*known[:3], known[3] + high - low)
+                        pairs.setdefault(id(before), []).append((entry, access, low, high))
                 if not is_host:
                     rest.append(_Entry(piece, access))
                 kept.append(tuple(rest))
             if not is_host:
                 memory.keep(places, kept)
-        for entry, access, address, nbytes in pairs.values():
-            self._add(entry, piece, access, address, nbytes)
+        for shared in pairs.values():
+            entry, access, *_ = max(shared, key=_weight)
+            kind = _kind(entry, piece, access)
+            self._add(kind, entry.piece, piece, sorted(pair[2:] for pair in shared))
         if len(memory.starts) > self._most_cells:
             self._forget()
 
@@ -350,10 +351,9 @@ class Detector:
         self._most_cells = max(_FEW_CELLS, 2 * len(memory.starts))
 
     def _add(
-        self, entry: _Entry, second: _Piece, access: Access, address: int, nbytes: int
+        self, kind: HazardKind, first: _Piece, second: _Piece, shared: list[tuple[int, int]]
     ) -> None:
-        first = entry.piece
-        kind = _kind(entry, second, access)
+        """Count a hazard, of ranges of bytes in order, some of which may be there twice."""
         names = [first.stream, second.stream]
         group = (kind, first.name, second.name, *names)
         known = self._found.get(group)
@@ -361,11 +361,14 @@ class Detector:
             if len(self._found) >= _GROUPS:
                 self._left_out += 1
                 return
+            nbytes, end = 0, 0
+            for start, stop in shared:
+                nbytes, end = nbytes + max(0, stop - max(start, end)), max(stop, end)
             known = self._found[group] = _Found(
                 HazardFact(
                     kind=kind, first=first.span, second=second.span, first_name=first.name,
                     second_name=second.name, first_stream=names[0], second_stream=names[1],
-                    address=address, nbytes=nbytes, mend=_mend(kind, names, second.name),
+                    address=shared[0][0], nbytes=nbytes, mend=_mend(kind, names, second.name),
                 )
             )  # fmt: skip
         known.count += 1
@@ -377,6 +380,12 @@ def _same_rows(one: Access, other: Access) -> bool:
     )  # fmt: skip
 
 
+def _weight(pair: tuple[_Entry, Access, int, int]) -> int:
+    """Return which of a pair's accesses name it: what reads what was written, before all."""
+    entry, access, *_ = pair
+    return 2 * (access.reads and entry.access.writes) + entry.access.writes
+
+
 def _kind(entry: _Entry, second: _Piece, access: Access) -> HazardKind:
     if second.place.queue is None:
         return "host access too early"
@@ -384,7 +393,7 @@ def _kind(entry: _Entry, second: _Piece, access: Access) -> HazardKind:
         return "reuse of freed memory"
     if entry.piece.is_copy:
         return "use before a copy ended"
-    if not access.writes:
+    if access.reads and entry.access.writes:
         return "read after write"
     return "write after write" if entry.access.writes else "write after read"
 

@@ -92,6 +92,18 @@ def test_streams_of_ours_know_no_barrier(gpu):
     spin.close()
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_wait_for_the_legacy_stream_is_one_for_blocking_streams(gpu, blocking):
+    """Also where nothing was queued on the legacy stream itself."""
+    spin = Spin(gpu, duration_ns=20_000_000)
+    spin.execute()
+    with gpu.create_stream(blocking=blocking) as stream:
+        spin.execute(stream=stream)
+        gpu.wrap_stream(1).synchronize()
+        assert stream.is_done == blocking
+    spin.close()
+
+
 def test_a_blocking_stream_of_ours_knows_the_barrier(gpu):
     spin = Spin(gpu, duration_ns=3_000_000, max_in_flight=4)
     spin.execute()

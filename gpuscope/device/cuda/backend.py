@@ -22,6 +22,7 @@ from gpuscope.device.cuda.driver import CudaObject, check, translated
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.memory import Pinned, Pool, Tag
+from gpuscope.device.pinned import PinnedArray
 from gpuscope.device.raw import (
     MatmulPlan,
     Memory,
@@ -322,7 +323,7 @@ class CudaBackend(CudaContext):
         args: Sequence[object],
         correlation: int,
     ) -> None:
-        """Launch a kernel; arrays become pointers, Python ints 64-bit integers."""
+        """Launch a kernel; arrays become pointers, page-locked ones too, ints 64-bit integers."""
         if kernel.raw is None:
             raise CapabilityError(f"kernel {kernel.name!r} was made for a simulated device")
         ndarray = self._cupy.ndarray
@@ -331,7 +332,12 @@ class CudaBackend(CudaContext):
                 f"an array given to kernel {kernel.name!r} is on another device: copy it to "
                 f"{self.info.key} first"
             )
-        passed = [arg.data.ptr if isinstance(arg, ndarray) else arg for arg in args]
+        passed = [
+            arg.data.ptr if isinstance(arg, ndarray)
+            else arg.ctypes.data if isinstance(arg, PinnedArray)
+            else arg
+            for arg in args
+        ]  # fmt: skip
         config = self._core.LaunchConfig(grid=grid, block=block)
         with self.current(), translated(f"the driver refuses to launch {kernel.name!r}"):
             self._core.launch(stream, config, kernel.raw, *passed)

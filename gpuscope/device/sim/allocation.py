@@ -197,16 +197,15 @@ class SimMemory(SimHost):
             engine, duration_ns = "device", self.profile.transfer_ns("device_to_device", nbytes)
             # Small copies stay in the cache: alone, none takes longer than was measured.
             moved = min(2 * nbytes, self._cost["device_copy_bytes_per_us"] * duration_ns // 1000)
-            effect: Effect = Write(destination, (source,), lambda values: values)
+        elif to_device or from_device:
+            engine = "host to device" if to_device else "device to host"
+            way = f"{'pinned' if pinned else 'pageable'}_{engine.replace(' ', '_')}"
+            duration_ns = self.profile.transfer_ns(way, nbytes)
         else:
-            if to_device or from_device:
-                engine = "host to device" if to_device else "device to host"
-                way = f"{'pinned' if pinned else 'pageable'}_{engine.replace(' ', '_')}"
-                duration_ns = self.profile.transfer_ns(way, nbytes)
-            else:
-                engine, duration_ns, moved = "host", staging_ns, 0
-            at_once = staged_at_once and not pinned and stream.capture is None
-            effect = _copied(_unheld(destination), np.array(source) if at_once else _unheld(source))
+            engine, duration_ns, moved = "host", staging_ns, 0
+        if staged_at_once and not pinned and stream.capture is None:
+            source = np.array(source)
+        effect = computed(destination, (source,), lambda values: values)
         op = CopyOp(
             stream, 0, correlation, f"copy {engine}", effect, 1, duration_ns, moved, engine=engine
         )
@@ -225,16 +224,32 @@ def _unheld(array: NativeArray) -> NativeArray:
     return array.bare if isinstance(array, SimArray) else by_address(array)
 
 
-def _copied(destination: NativeArray, source: NativeArray) -> Effect:
-    """Return an effect that writes the values of when the copy starts, from or to the host."""
+def computed(
+    destination: NativeArray, sources: tuple[NativeArray, ...], compute: Callable[..., Array]
+) -> Effect:
+    """Return an effect that writes what is computed of the values of when the work starts.
+
+    Any of the arrays may be in host memory.
+    """
+    destination, sources = _unheld(destination), tuple(map(_unheld, sources))
+    on_device = tuple(source for source in sources if isinstance(source, SimArray))
+    if isinstance(destination, SimArray) and len(on_device) == len(sources):
+        return Write(destination, on_device, compute)
 
     def start() -> Callable[[], None]:
-        if isinstance(source, SimArray):
-            version = source.buffer.version
-            return lambda: np.copyto(destination, source.view_of(version.value()), casting="unsafe")
-        kept = np.array(source)
+        kept = [None if isinstance(source, SimArray) else np.array(source) for source in sources]
+
+        def values(*others: Array) -> Array:
+            rest = iter(others)
+            return compute(*(next(rest) if value is None else value for value in kept))
+
         if isinstance(destination, SimArray):
-            return Write(destination, (), lambda: kept)()
-        return lambda: np.copyto(destination, kept, casting="unsafe")
+            return Write(destination, on_device, values)()
+        bound = [(source, source.buffer.version) for source in on_device]
+        return lambda: np.copyto(
+            destination,
+            values(*(source.view_of(version.value()) for source, version in bound)),
+            casting="unsafe",
+        )
 
     return start

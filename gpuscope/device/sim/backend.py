@@ -16,7 +16,7 @@ from gpuscope.device.dtypes import DTYPES
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.raw import GrantedPartition, KernelArgs, MatmulPlan, Operands, StreamKind
-from gpuscope.device.sim.allocation import SimMemory
+from gpuscope.device.sim.allocation import SimMemory, computed
 from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS, HOST_FUNCTION_NS
 from gpuscope.device.sim.capture import Capture, refusal
 from gpuscope.device.sim.memory import SimArray, Write
@@ -123,9 +123,15 @@ class SimBackend(SimMemory):
                 self._reserved -= sum(memory.nbytes for memory in self._scratch.pop(key))
 
     def sync_stream(self, raw: SimStream) -> None:
-        """Advance the virtual host to the end of the stream's work."""
+        """Advance the virtual host to the end of the stream's work.
+
+        For the legacy default stream, also to that of every stream that knows its barrier.
+        """
         with self._lock:
             self._require_uncaptured(raw, "waiting for a stream failed")
+            for other in [*self.engine.blocking] if raw is self.engine.legacy else []:
+                if other.last is not None:
+                    self._wait_for(other.last)
             self._wait_for(raw.last)
 
     def stream_done(self, raw: SimStream) -> bool:
@@ -280,7 +286,7 @@ class SimBackend(SimMemory):
             target = model.writes(args)
             effect = None
             if target is not None and model.compute is not None:
-                effect = Write(target, tuple(model.reads(args)), model.compute)
+                effect = computed(target, tuple(model.reads(args)), model.compute)
             self._queue_kernel(
                 stream, correlation, kernel.name, effect, cost, self._cost["launch_call_ns"]
             )

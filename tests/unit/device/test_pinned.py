@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope.device.api import KernelCost, KernelModel
 
 SIZE = 64
 
@@ -121,3 +122,23 @@ def test_other_bytes_are_no_hazard(gpu):
         page[SIZE:] = 1
         page[SIZE:].sum()
     assert gs.analysis.hazards(recording.trace).found == ()
+
+
+def test_a_kernel_reads_and_writes_it(gpu):
+    """A page, an array and both: values are those of when a kernel starts."""
+    page, other, x = gpu.empty_pinned(SIZE), gpu.empty_pinned(SIZE), gpu.asarray(np.ones(SIZE))
+    page[:] = 2
+    add = KernelModel(
+        lambda _profile, grid, _args, _sms: KernelCost(grid, 5_000),
+        reads=lambda args: args[1:],
+        writes=lambda args: args[0],
+        compute=lambda one, two: one + two,
+    )
+    kernel = gpu.compile("", "add", model=add)
+    with gpu.create_stream() as stream:
+        for out in (other, x, page):
+            stream.launch(kernel, out, page, x, grid=1, block=32)
+        stream.synchronize()
+    assert other.tolist() == [3] * SIZE
+    assert gpu.to_host(x).tolist() == [3] * SIZE
+    assert page.tolist() == [5] * SIZE

@@ -1,23 +1,30 @@
 """Hazards on the simulated GPU: who is accused, of what, and who is not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.device.accesses import Access, accesses_of, common, constants_of
+from gpuscope.device.accesses import Access, accesses_of, common, pointers_of
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.errors import MissingEvidence
-from gpuscope.record.hazard_notes import HostWait, Queue, Record, Wait, Work
+from gpuscope.record.hazard_notes import HostAccess, HostWait, Queue, Record, Wait, Work
 from gpuscope.record.hazards import Detector
 
 
-def found(program, *args):
-    """Return the kinds of what is found in a program on two streams."""
+def facts_of(program, *args):
+    """Return what is found in a program on two streams."""
     gpu = gs.open_device("sim:h200", quiet=True)
     with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:  # noqa: SIM117
         with gs.profile(gpu, hazards=True) as recording:
             program(gpu, a, b, *args)
-    return [fact.kind for fact in gs.analysis.hazards(recording.trace).found]
+    return gs.analysis.hazards(recording.trace).found
+
+
+def found(program, *args):
+    """Return the kinds of what is found."""
+    return [fact.kind for fact in facts_of(program, *args)]
 
 
 def touch(gpu):
@@ -215,8 +222,36 @@ def test_common_bytes_are_those_of_numpy(seed):
 
 def test_const_pointers_of_a_kernels_source_are_read():
     source = 'extern "C" __global__ void f(const float* a, float *b, int n, float const *c) {}'
-    assert constants_of(source, "f") == (True, False, False, True)
-    assert constants_of("", "f") is None
+    assert pointers_of(source, "f") == (True, False, None, True)
+    assert pointers_of("", "f") == ()
+
+
+def test_a_pointer_given_as_a_number_is_unseen():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    source = 'extern "C" __global__ void f(float* a, long long n) {}'
+    model = KernelModel(lambda _profile, grid, _args, _sms: KernelCost(grid, 5_000))
+    kernel, x = gpu.compile(source, "f", model=model), gpu.empty(100)
+    verdicts = []
+    for pointer in (x, x.address, 0):
+        with gpu.create_stream() as a, gs.profile(gpu, hazards=True) as recording:
+            a.launch(kernel, pointer, 100, grid=1, block=32)
+        verdicts.append(gs.analysis.hazards(recording.trace).facts)
+    assert [(facts.accesses, facts.unseen) for facts in verdicts] == [(1, 0), (0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_what_a_kernel_updates_is_read_and_written(declared):
+    def program(gpu, a, b):
+        source = 'extern "C" __global__ void f(float* x) {}'
+        model = KernelModel(lambda _profile, grid, _args, _sms: KernelCost(grid, 5_000))
+        if declared:
+            model = dataclasses.replace(model, reads=lambda args: args, writes=lambda args: args[0])
+        kernel, x = gpu.compile(source, "f", model=model), gpu.empty(100)
+        for stream in (a, b):
+            stream.launch(kernel, x, grid=1, block=32)
+
+    (fact,) = facts_of(program)
+    assert (fact.kind, fact.nbytes) == ("read after write", 400)
 
 
 # -- the detector alone --------------------------------------------------------------------
@@ -242,6 +277,20 @@ def test_notes_need_no_device():
         ("w", "too early", 10)
     ]
     assert facts.accesses == 4
+
+
+def test_a_wait_for_one_gpu_does_not_wait_for_another():
+    """As two programs of CuSan's for several GPUs have it, which need two to run."""
+    write, read = (Access(0, 100, reads=False, writes=True),), (Access(0, 100),)
+    kinds = []
+    for waits_for in ("cuda:0", "cuda:1"):
+        detector, both = Detector(), [Queue("cuda:0", 1), Queue("cuda:1", 2)]
+        detector.take(Work(both[0], "w", write))
+        detector.take(Work(both[1], "elsewhere", (Access(200, 300, reads=False, writes=True),)))
+        detector.take(HostWait(device=waits_for))
+        detector.take(HostAccess("read", read))
+        kinds.append([fact.kind for fact in detector.facts().found])
+    assert kinds == [[], ["host access too early"]]
 
 
 # -- graphs --------------------------------------------------------------------------------

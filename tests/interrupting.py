@@ -65,14 +65,16 @@ class Interrupt:
         self.raised = False
         self._error = error or KeyboardInterrupt()
         self._at = at
+        self._before: Any = None
         self._rooms = tuple(str(_PACKAGE / room) for room in rooms)
 
     def __enter__(self) -> Interrupt:
+        self._before = sys.gettrace()
         sys.settrace(self._called)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        sys.settrace(None)
+        sys.settrace(self._before)  # coverage's, which counts on
         return error is self._error
 
     def _called(self, frame: FrameType, event: str, _: Any) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from interrupting import (
     CARVED,
     Interrupt,
@@ -29,6 +30,7 @@ from interrupting import (
 )
 
 import gpuscope as gs
+from gpuscope._text import clean
 from gpuscope.device import caller, registry
 from gpuscope.device.device import Device
 from gpuscope.record import recorder, rows
@@ -380,6 +382,20 @@ def at_every_moment(act: Callable[[], Any]) -> Iterator[None]:
         if moment.passed < number:
             assert number > 20
             return
+
+
+@pytest.mark.parametrize("at", [None, 1])
+def test_an_interrupt_leaves_who_traced_before(at: int | None):
+    before, called = sys.gettrace(), []
+    sys.settrace(lambda frame, *_: called.append(frame.f_code.co_name))
+    try:
+        with Interrupt("_text.py", at=at) as interrupt:
+            clean("a")
+        set(map(lambda _: None, "a"))  # noqa: C417 - one that is called
+    finally:
+        sys.settrace(before)
+    assert interrupt.raised == (at is not None)
+    assert called[-1] == "<lambda>"
 
 
 def test_an_interrupted_launch_leaves_no_stream_current():

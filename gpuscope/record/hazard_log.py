@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 from threading import get_native_id
 
 from gpuscope.device.calls import QUEUES_WORK, Activity, Call, Execution
@@ -23,7 +24,7 @@ from gpuscope.record.hazard_notes import (
 )
 from gpuscope.record.hazards import Detector
 from gpuscope.record.outside import Calls
-from gpuscope.record.rows import node_row, work_row
+from gpuscope.record.rows import move, node_row, work_row
 from gpuscope.trace.metadata import HazardFacts
 
 
@@ -34,7 +35,8 @@ class HazardLog:
     """
 
     def __init__(self) -> None:
-        self._detector = Detector()
+        self._read: tuple[Detector, list[Note | Call | str]] = Detector(), []
+        """What was read, and notes that were taken from the queue and not read."""
         self._noted: deque[Note | Call | str] = deque()
         """In the order of the host's calls. A text is the name of work that was not seen."""
         self.outside = Calls()
@@ -87,20 +89,24 @@ class HazardLog:
 
     # -- notes ------------------------------------------------------------------------
     def read(self) -> None:
-        """Look for hazards in what was noted; one that was interrupted goes on."""
-        noted, detector = self._noted, self._detector
-        while noted:
-            first = noted[0]
-            if isinstance(first, str):
-                detector.count_unseen(first)
-            else:
-                for note in notes_of(first) if isinstance(first, Call) else (first,):
-                    detector.take(note)
-            noted.popleft()
+        """Look for hazards in what was noted.
+
+        All of it is read at one moment, by one assignment: interrupted, it begins anew.
+        """
+        detector, taken = self._read
+        move(self._noted, taken)
+        detector = copy(detector)
+        for noted in taken:
+            if isinstance(noted, str):
+                detector.count_unseen(noted)
+                continue
+            for note in notes_of(noted) if isinstance(noted, Call) else (noted,):
+                detector.take(note)
+        self._read = detector, []
 
     def facts(self) -> HazardFacts:
         """Return what was found in what was read."""
-        return self._detector.facts()
+        return self._read[0].facts()
 
 
 class Streams:

@@ -6,6 +6,7 @@ vector clocks: of streams, events, graphs and the host, which counts as one thre
 
 from __future__ import annotations
 
+import copy
 import re
 import weakref
 from bisect import bisect_left, bisect_right
@@ -97,10 +98,9 @@ class _Entry(NamedTuple):
     freed: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Found:
+class _Found(NamedTuple):
     fact: HazardFact
-    count: int = 0
+    times: int = 0
 
 
 _Group: TypeAlias = tuple[str, ...]
@@ -113,6 +113,9 @@ class _Memory:
     starts: list[int] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     entries: list[tuple[_Entry, ...]] = field(default_factory=list)
+
+    def __copy__(self) -> _Memory:
+        return _Memory([*self.starts], [*self.stops], [*self.entries])
 
     def _cut(self, at: int) -> int:
         """Let a range begin at an address if one reaches over it; returns the first from there."""
@@ -173,13 +176,19 @@ class Detector:
         self._accesses = 0
         self._unseen: dict[str, int] = {}
 
+    def __copy__(self) -> Detector:
+        """Return one that goes on from here, and leaves this one as it is."""
+        other = Detector()
+        vars(other).update({name: copy.copy(value) for name, value in vars(self).items()})
+        return other
+
     def facts(self) -> HazardFacts:
         """Return what was found by now."""
         return HazardFacts(
             accesses=self._accesses,
             unseen=sum(self._unseen.values()),
             unseen_names=tuple(list(self._unseen)[:_UNSEEN_NAMES]),
-            found=tuple(replace(found.fact, count=found.count) for found in self._found.values()),
+            found=tuple(replace(found.fact, count=found.times) for found in self._found.values()),
             left_out=self._left_out,
         )
 
@@ -364,14 +373,14 @@ class Detector:
             nbytes, end = 0, 0
             for start, stop in shared:
                 nbytes, end = nbytes + max(0, stop - max(start, end)), max(stop, end)
-            known = self._found[group] = _Found(
+            known = _Found(
                 HazardFact(
                     kind=kind, first=first.span, second=second.span, first_name=first.name,
                     second_name=second.name, first_stream=names[0], second_stream=names[1],
                     address=shared[0][0], nbytes=nbytes, mend=_mend(kind, names, second.name),
                 )
             )  # fmt: skip
-        known.count += 1
+        self._found[group] = known._replace(times=known.times + 1)
 
 
 def _same_rows(one: Access, other: Access) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from interrupting import Interrupt
 
 import gpuscope as gs
 from gpuscope.device.accesses import Access, accesses_of, common, pointers_of
@@ -473,3 +474,42 @@ def test_scratch_used_outside_its_stream(ordered):
             give_back(gpu, memory, a)
 
     assert found(program) == ([] if ordered else ["reuse of freed memory"])
+
+
+# -- interrupts --------------------------------------------------------------------------------
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_exception_at_any_line_of_reading_loses_no_note_and_doubles_none(error):
+    def recorded(interrupt=None):
+        """Record a program that is read twice; the first reading is interrupted."""
+        gpu = gs.open_device("sim:h200", quiet=True)
+        with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+            graph, x, y = branches(gpu, a, b, joined=False)
+            with gs.profile(gpu, hazards=True) as recording:
+                for _ in range(2):
+                    pair(gpu, a, b, "read", lambda *_: None)
+                    b.wait(a.record())
+                    graph.launch(stream=a)
+                    a.launch(touch(gpu), x[50:], x, grid=1, block=32)
+                    a.host_call(print)
+                    if interrupt is not None:
+                        with interrupt:
+                            recording.hazards.read()
+                    a.synchronize()
+                launch(b, y, x)
+        return gs.analysis.hazards(recording.trace).facts
+
+    def comparable(facts):
+        return [
+            (fact.kind, fact.first_name, fact.second_name, fact.count, fact.nbytes)
+            for fact in facts.found
+        ], (facts.accesses, facts.unseen)
+
+    right, number = comparable(recorded()), 0
+    assert right[0]
+    while True:
+        number += 1
+        interrupt = Interrupt("record/hazard", "device/accesses", at=number, error=error())
+        assert comparable(recorded(interrupt)) == right, number
+        if not interrupt.raised:
+            break
+    assert number > 100

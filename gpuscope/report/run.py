@@ -132,7 +132,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         *page.ending(run.traces),
     ]
     count = len(run.traces)
-    about = f"{count} setting{'' if count == 1 else 's'} compared"
+    about = "one setting" if count == 1 else f"{count} settings compared"
     return page.write(path, heading, run.traces, sections, about)
 
 

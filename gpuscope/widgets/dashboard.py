@@ -181,6 +181,7 @@ class Dashboard:
         opened = experiment_of(experiment)
         with self._lock:
             self.form.load(opened)
+            self.bar.preset = ""
             self.bar.say(f"Opened {opened.name}.")
 
     def code(self, kind: str = _GPUSCOPE) -> str:
@@ -442,7 +443,8 @@ class Dashboard:
     def _changed(self) -> None:
         with self._lock:
             if hasattr(self, "form"):  # it tells while it is made, too
-                self.bar.preset = ""
+                if self.bar.preset in PRESETS:
+                    self.bar.preset = f"edited: {self.bar.preset}"
                 if not self.is_running:  # what was refused may be right by now
                     self.bar.alarm = ""
                 self._enable()

@@ -50,7 +50,7 @@ class RunBar(Control):
     alarm = traitlets.Unicode(help="What went wrong, in words; empty if nothing did.")
     codes = traitlets.List(traitlets.Unicode(), help="What code can be had in.")
     presets = traitlets.List(traitlets.Unicode(), help="What can be started from.")
-    preset = traitlets.Unicode(help="What was started from, while nothing was changed; or empty.")
+    preset = traitlets.Unicode(help="What was started from, or “edited: ” and that; or empty.")
     exports = traitlets.List(
         traitlets.Dict(), help="What a run can be saved as: words, suffix and hint of each."
     )

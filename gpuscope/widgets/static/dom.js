@@ -42,7 +42,7 @@ function disable(node, off) {
 }
 
 // Keep one child for each key, in order. What stays is not touched, so it keeps the focus; that
-// of a child which goes is its neighbour's, or of whatever stands behind them all.
+// of a child which goes is its neighbour's, of whatever stands behind them all, or the dashboard's.
 function keyed(parent, kept, keys, make) {
   for (const [key, node] of [...kept]) {
     if (!keys.includes(key)) {
@@ -50,7 +50,7 @@ function keyed(parent, kept, keys, make) {
       const next = node.nextElementSibling ?? node.previousElementSibling ?? parent.nextElementSibling;
       node.remove();
       kept.delete(key);
-      if (held) next?.querySelector(FIRST)?.focus();
+      if (held) (next?.querySelector(FIRST) ?? parent.closest("[tabindex]"))?.focus({ preventScroll: true });
     }
   }
   keys.forEach((key, index) => {

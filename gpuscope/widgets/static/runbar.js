@@ -22,9 +22,10 @@ function render({ model, el }) {
   const left = h("span", { class: "gs-left" });
   const status = h("p", { class: "gpuscope-status", role: "status" });
   const alarm = h("p", { class: "gs-error gpuscope-error", role: "alert", hidden: true });
+  const edited = h("option", { value: "" });
   const presets = h("select", {
     onchange: (event) => { if (event.target.value) send({ action: "preset", name: event.target.value }); },
-  }, h("option", { value: "" }, "a preset …"), ...model.get("presets").map(
+  }, edited, ...model.get("presets").map(
     (name) => h("option", { value: name }, name)));
   const exports = model.get("exports").map(({ words, suffix, hint }) =>
     button(words, "export", { suffix }, { title: hint }));
@@ -55,8 +56,8 @@ function render({ model, el }) {
       h("label", { class: "gs-inline", title: "Record which SM ran what, for the rows of SMs and their map: many more rows" },
         sms, "SM map"),
       h("label", { class: "gs-inline", title: "Look for work that shares bytes and that nothing orders" },
-        hazards, "Hazards"), bar, left),
-    h("div", { class: "gs-told" }, status,
+        hazards, "Hazards")),
+    h("div", { class: "gs-told" }, status, bar, left,
       h("div", { class: "gs-inline", role: "group", "aria-label": "Save run" }, saves, ...exports),
       h("details", { class: "gs-more" }, h("summary", {}, "Code and TOML"),
         h("div", { class: "gs-menu gs-buttons" }, group("Copy", ...codes), save, open, nsight))),
@@ -115,7 +116,12 @@ function render({ model, el }) {
   }
 
   // Apart from the rest: what was chosen stays in view until the kernel has taken it.
-  const paintPreset = () => put(presets, "value", model.get("preset"));
+  const paintPreset = () => {
+    const name = model.get("preset");
+    const known = model.get("presets").includes(name);
+    put(edited, "textContent", known || !name ? "a preset …" : name);
+    put(presets, "value", known ? name : "");
+  };
 
   // Before the notebook, which has its own use for these keys; anywhere in the dashboard.
   function press(event) {

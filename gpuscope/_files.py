@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import fcntl
 import os
@@ -9,7 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -81,6 +82,30 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    """Write a table for spreadsheets, in which no text is read as a formula; returns the path.
+
+    Raises
+    ------
+    GpuscopeError
+        The file could not be written.
+    """
+    with (
+        replacing(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as out,
+    ):
+        writer = csv.writer(out)
+        writer.writerow(columns)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+    return path
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -14,6 +14,10 @@ from gpuscope.learn.cases import Case as Case
 from gpuscope.learn.cases import address as address
 from gpuscope.learn.cases import case as case
 from gpuscope.learn.cases import spin_kernel as spin_kernel
+from gpuscope.learn.grading import Grade as Grade
+from gpuscope.learn.grading import Grades as Grades
+from gpuscope.learn.grading import Limits as Limits
+from gpuscope.learn.grading import grade as grade
 from gpuscope.learn.lesson import Lesson as Lesson
 from gpuscope.learn.outcome import Feedback as Feedback
 from gpuscope.learn.outcome import Outcome as Outcome

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -10,12 +9,12 @@ from html import escape
 from pathlib import Path
 
 from gpuscope._checks import SeveralOf, door, given
-from gpuscope._files import replacing
+from gpuscope._files import write_csv
 from gpuscope.analysis.reasons import explain
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.learn.answers import Answer, Interval, Kind
-from gpuscope.learn.outcome import Feedback, Outcome, Result, find, picture, window_of
+from gpuscope.learn.outcome import RESULTS, Feedback, Outcome, Result, find, picture, window_of
 from gpuscope.learn.question import Question
 from gpuscope.trace.model import Trace
 
@@ -255,16 +254,15 @@ class Lesson:
         GpuscopeError
             The file could not be written.
         """
-        target = Path(path)
-        with (
-            replacing(target) as temporary,
-            temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as out,
-        ):
-            writer = csv.writer(out)
-            writer.writerow(["learner", *(field.name for field in fields(Result))])
-            for result in self.results:
-                writer.writerow([_cell(value) for value in (learner, *asdict(result).values())])
-        return target
+        columns = ["learner", *(field.name for field in fields(Result))]
+        rows = [[learner, *asdict(result).values()] for result in self.results]
+        return write_csv(Path(path), columns, rows)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return {
+            "text/plain": repr(self), "text/html": self._repr_html_(),
+            RESULTS: [asdict(result) for result in self.results],
+        }  # fmt: skip
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -331,10 +329,3 @@ def _shown(kind: Kind, name: str, value: Answer) -> str:
 
 def _hint(hints: Sequence[str], attempts: int) -> str:
     return hints[min(attempts, len(hints)) - 1] if hints else ""
-
-
-def _cell(value: object) -> object:
-    """Keep a text from being read as a formula by a spreadsheet."""
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return f"'{value}"
-    return value

@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, TypeAlias
 
@@ -24,6 +24,8 @@ from gpuscope.trace.model import Trace
 Figure: TypeAlias = Any
 """Plotly's figure; ``None`` where there is nothing to draw."""
 
+RESULTS = "application/vnd.gpuscope.results+json"
+"""Results in a saved notebook, beside what shows them."""
 _MARGIN = 0.03
 _TITLE = 66
 """Characters that a prediction, what was measured, and the origin of a recording may take."""
@@ -107,7 +109,8 @@ class Outcome:
 
     def _ipython_display_(self) -> None:
         ipython = importlib.import_module("IPython.display")  # only where it is shown
-        ipython.display(ipython.HTML(self.html()))
+        bundle = {"text/html": self.html(), RESULTS: [asdict(self.result)]}
+        ipython.display(bundle, raw=True)
         if self.figure is not None:
             ipython.display(self.figure)
 

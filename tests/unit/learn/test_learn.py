@@ -11,6 +11,7 @@ from lessons import cells
 import gpuscope as gs
 from gpuscope.figures.raster import png
 from gpuscope.learn import Choice, Interval, Order, Value
+from gpuscope.learn.outcome import RESULTS
 from gpuscope.learn.recorded import note_of
 from gpuscope.workloads.spin import Spin
 
@@ -215,11 +216,12 @@ def test_a_window_is_what_is_drawn(lesson, trace):
 def test_outcomes_show_themselves_as_text_and_picture(lesson, trace, monkeypatch):
     shown = []
     display = importlib.import_module("IPython.display")
-    monkeypatch.setattr(display, "display", shown.append)
+    monkeypatch.setattr(display, "display", lambda one, **_: shown.append(one))
     lesson.predict("n", "How many?", Value())
     lesson.reveal("n", 1, trace=trace)._ipython_display_()
     lesson.reveal("n", 1)._ipython_display_()
     assert [hasattr(one, "to_plotly_json") for one in shown] == [False, True, False]
+    assert shown[0][RESULTS][0]["measured"] == "1"
 
 
 def test_foreign_text_is_escaped(lesson):

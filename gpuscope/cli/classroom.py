@@ -1,0 +1,46 @@
+"""``grade``: the notebooks of a class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuscope._optional import needed_for
+from gpuscope.cli.app import Json, app, say_json, say_result, say_written
+
+
+@app.command("grade")
+def grade_command(
+    folder: Annotated[
+        Path, typer.Argument(help="What was handed in: notebooks, in a folder for each learner.")
+    ],
+    lessons: Annotated[
+        Path, typer.Option(help="The folder of the lessons as they were given out.")
+    ] = Path("notebooks"),
+    out: Annotated[Path, typer.Option(help="The table with all answers.")] = Path("grades.csv"),
+    seconds: Annotated[float, typer.Option(min=1, help="For one notebook.")] = 300,
+    cell_seconds: Annotated[float, typer.Option(min=1, help="For one cell.")] = 60,
+    memory_gb: Annotated[float, typer.Option(min=0.5, help="For one notebook.")] = 4,
+    gpu: Annotated[bool, typer.Option("--gpu", help="On the GPU, not simulated.")] = False,  # noqa: FBT002 - typer's form of a flag
+    as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
+) -> None:
+    """Run the notebooks that a class handed in; table first answers and which checks failed.
+
+    Each runs in a process of its own, with your rights: run no code that you do not trust. The
+    lesson is run as it was given out, with the learner's exercises and added cells: a check that
+    was changed does not count.
+
+    Example: gpuscope grade handed_in --lessons notebooks --out grades.csv
+    """
+    with needed_for("gpuscope grade"):
+        from gpuscope.learn import Limits, grade  # noqa: PLC0415 - needs the extra `notebook`
+    limits = Limits(seconds, cell_seconds, round(memory_gb * 1e9))
+    grades = grade(folder, lessons, gpu=gpu, limits=limits)
+    written = grades.to_csv(out)
+    if as_json:
+        say_json({"notebooks": grades.rows(), "table": str(written)})
+    else:
+        say_result(grades)
+        say_written([written])

@@ -1,0 +1,375 @@
+"""Grading: run the notebooks that a class handed in, and table what was answered and solved."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gpuscope._checks import door
+from gpuscope._files import write_csv
+from gpuscope.analysis.result import Result as Table
+from gpuscope.analysis.result import Row
+from gpuscope.errors import NotFound, TraceFormatError
+from gpuscope.learn.graded import Checked, Order
+from gpuscope.learn.outcome import RESULTS, Result
+
+Cell: TypeAlias = Mapping[str, Any]
+"""Of a notebook's JSON: nbformat's, version 4."""
+
+_MOST_BYTES = 100_000_000
+"""Of a notebook; a lesson with all its figures has some 5 MB."""
+_AT_ONCE = 2
+_POLL_S = 0.2
+_ASKS = {"predict": "prediction", "check": "exercise", "quiz": "exercise"}
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What a learner answered to one question, or did in one exercise.
+
+    Attributes
+    ----------
+    learner
+        The folder that the notebook lies in, or else the notebook's name.
+    notebook, lesson
+        File names of what was handed in, and of the lesson.
+    name, kind
+        As in :class:`Result`.
+    answer
+        The first one to a prediction, the last one to a quiz; ``None``: there is none.
+    verdict
+        As in :class:`Result`; ``"not finished"``: the notebook was stopped before.
+    attempts
+        How often the learner answered.
+    reason
+        What the check found instead, or why nothing was graded.
+    """
+
+    learner: str
+    notebook: str
+    lesson: str
+    name: str = ""
+    kind: str = ""
+    answer: str | None = None
+    verdict: str = "not graded"
+    attempts: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Grades(Table):
+    """What a class answered and solved.
+
+    Attributes
+    ----------
+    grades
+        In the order of the notebooks and of what they ask.
+    """
+
+    grades: tuple[Grade, ...] = ()
+
+    def _rows(self) -> list[Row]:
+        rows: list[Row] = []
+        for notebook in dict.fromkeys(grade.notebook for grade in self.grades):
+            mine = [grade for grade in self.grades if grade.notebook == notebook]
+            counts = {
+                kind: [grade for grade in mine if grade.kind == kind]
+                for kind in ("prediction", "exercise")
+            }
+            right = sum(grade.verdict == "right" for grade in counts["prediction"])
+            solved = sum(grade.verdict == "solved" for grade in counts["exercise"])
+            failed = [grade.name for grade in counts["exercise"] if grade.verdict != "solved"]
+            reasons = {grade.reason for grade in mine if not grade.name}
+            rows.append({
+                "learner": mine[0].learner, "lesson": mine[0].lesson,
+                "right": f"{right} of {len(counts['prediction'])}",
+                "solved": f"{solved} of {len(counts['exercise'])}",
+                "not solved": ", ".join(failed + sorted(reasons)),
+            })  # fmt: skip
+        return rows
+
+    @property
+    def note(self) -> str:
+        """Where verdicts come from."""
+        return "predictions and quizzes as they were answered; the code of exercises was run again"
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write all grades, one row each; returns the path.
+
+        Raises
+        ------
+        GpuscopeError
+            The file could not be written.
+        """
+        columns = [field.name for field in fields(Grade)]
+        return write_csv(Path(path), columns, [[*asdict(one).values()] for one in self.grades])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What running one notebook may take.
+
+    Attributes
+    ----------
+    seconds
+        In all.
+    cell_seconds
+        For a cell, which is interrupted by an error then.
+    memory_bytes
+        Of its process, and of each that it starts.
+    """
+
+    seconds: float = 300.0
+    cell_seconds: float = 60.0
+    memory_bytes: int = 4_000_000_000
+
+
+@door(folder=(str, Path), lessons=(str, Path), gpu=bool, limits=Limits, executor=(Executor, None))
+def grade(
+    folder: str | Path,
+    lessons: str | Path = "notebooks",
+    *,
+    gpu: bool = False,
+    limits: Limits = Limits(),
+    executor: Executor | None = None,
+) -> Grades:
+    """Run the notebooks that learners handed in, and return what was answered and solved.
+
+    Each runs in a process of its own, bounded in time and memory, but with your rights: it is
+    no sandbox for code that you do not trust. What runs is the lesson as it was given out, with
+    the learner's exercises and the cells that the learner added in their places: checks that a
+    learner changed do not count. Predictions and quizzes are read from the saved outputs.
+
+    Parameters
+    ----------
+    folder
+        Searched with the folders in it for ``.ipynb`` files.
+    lessons
+        The lessons as they were given out.
+    gpu
+        Whether ``gs.open_device()`` finds the GPU, where there is one; the simulated H200, if not.
+    executor
+        Grades a notebook each; two notebooks at a time in processes of this machine, if not
+        given. Its workers need the same folders.
+
+    Raises
+    ------
+    NotFound
+        There are no notebooks in one of the folders.
+    """
+    submitted, given_out = (_notebooks(Path(path)) for path in (folder, lessons))
+    run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)
+    if executor is not None:
+        graded = list(executor.map(run, submitted))
+    else:
+        stop = threading.Event()
+        with ThreadPoolExecutor(_AT_ONCE) as own:
+            try:
+                graded = list(own.map(partial(run, stop=stop), submitted))
+            finally:
+                stop.set()
+    return Grades(grades=tuple(one for several in graded for one in several))
+
+
+def grade_notebook(
+    path: Path,
+    *,
+    folder: Path,
+    lessons: Sequence[Path],
+    gpu: bool,
+    limits: Limits,
+    stop: threading.Event | None = None,
+) -> list[Grade]:
+    """Run one notebook; returns its grades, or one without a name that says why there are none.
+
+    Parameters
+    ----------
+    folder
+        Names of learners and notebooks count from here.
+    stop
+        Once it is set, the notebook is stopped.
+    """
+    inside = path.relative_to(folder)
+    learner = inside.parent.name or inside.stem
+    blank = Grade(learner, str(inside), "")
+    try:
+        cells = _cells(path)
+    except TraceFormatError as error:
+        return [replace(blank, reason=str(error))]
+    ids = _exercises(cells)
+    books = {book.name: _cells(book) for book in lessons}
+    shared = {name: len(ids & _exercises(book)) for name, book in books.items()}
+    lesson = max(shared, key=shared.__getitem__)
+    if not shared[lesson]:
+        return [replace(blank, reason="it has no cell of any lesson's exercises")]
+    answers = _answers(cells)
+    checked, ending = _run(_merged(books[lesson], cells), limits, stop, gpu=gpu)
+    blank = replace(blank, lesson=lesson)
+    return [
+        _graded(replace(blank, name=name, kind=_ASKS[method]), method, answers, checked, ending)
+        for method, name in _asked(books[lesson])
+    ]
+
+
+def _graded(
+    grade: Grade,
+    method: str,
+    answers: Mapping[str, Result],
+    checked: Mapping[str, Checked],
+    ending: str,
+) -> Grade:
+    """Return a grade by what the learner answered, or by what became of the check."""
+    result = answers.get(grade.name)
+    attempts = result.attempts if result is not None else 0
+    if method == "check":
+        check = checked.get(grade.name)
+        if check is None:
+            return replace(grade, verdict="not finished", attempts=attempts, reason=ending)
+        reason = "" if check.verdict == "solved" else check.reason
+        return replace(grade, verdict=check.verdict, attempts=attempts, reason=reason)
+    if result is None:
+        return replace(
+            grade, verdict="not answered", reason="no output of the notebook tells an answer"
+        )
+    return replace(grade, answer=result.answer, verdict=result.verdict, attempts=attempts)
+
+
+def _notebooks(folder: Path) -> list[Path]:
+    """Return the notebooks in a folder, without Jupyter's own copies."""
+    paths = sorted(folder.rglob("*.ipynb")) if folder.is_dir() else []
+    paths = [path for path in paths if ".ipynb_checkpoints" not in path.parts]
+    if not paths:
+        raise NotFound(
+            f"there are no notebooks in {folder.name!r}: name the folder of what was handed in, "
+            "and that of the lessons"
+        )
+    return paths
+
+
+def _cells(path: Path) -> list[Cell]:
+    """Return a notebook's cells, each with its source as one text.
+
+    Raises
+    ------
+    TraceFormatError
+        It is no notebook.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise TraceFormatError(f"it has more than {_MOST_BYTES:,} bytes: clear its outputs")
+        cells = msgspec.json.decode(path.read_bytes())["cells"]
+        return [{**cell, "source": "".join(cell["source"])} for cell in cells]
+    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
+        raise TraceFormatError(f"it is no notebook of Jupyter ({type(error).__name__})") from error
+
+
+def _is_exercise(cell: Cell) -> bool:
+    return "exercise" in cell.get("metadata", {}).get("tags", ())
+
+
+def _exercises(cells: Sequence[Cell]) -> set[object]:
+    return {cell.get("id") for cell in cells if _is_exercise(cell)}
+
+
+def _merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    """Return id and source of a lesson's code, with the exercises and cells of a learner."""
+    written = {cell.get("id"): cell["source"] for cell in cells}
+    known = {cell["id"] for cell in lesson}
+    added: dict[object, list[tuple[str, str]]] = {}
+    before: object = None
+    for cell in cells:
+        if cell.get("id") in known:
+            before = cell["id"]
+        elif cell["cell_type"] == "code":
+            added.setdefault(before, []).append(("added", cell["source"]))
+    merged = added.get(None, [])
+    for cell in lesson:
+        if cell["cell_type"] == "code":
+            own = written.get(cell["id"]) if _is_exercise(cell) else None
+            merged.append((cell["id"], cell["source"] if own is None else own))
+        merged += added.get(cell["id"], [])
+    return merged
+
+
+def _asked(lesson: Sequence[Cell]) -> Iterator[tuple[str, str]]:
+    """Yield method and name of all that a lesson asks: predict, check and quiz."""
+    for cell in lesson:
+        if cell["cell_type"] != "code" or cell["source"].startswith("%"):
+            continue
+        for node in ast.walk(ast.parse(cell["source"])):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name("lesson"), attr=method),
+                    args=[ast.Constant(str(name)), *_],
+                ) if method in _ASKS:
+                    yield method, name
+
+
+def _answers(cells: Sequence[Cell]) -> dict[str, Result]:
+    """Return the results that a notebook's saved outputs tell, by name; the last of each."""
+    results: dict[str, Result] = {}
+    for cell in cells:
+        for output in cell.get("outputs", ()):
+            told = output.get("data", {}).get(RESULTS, ())
+            with suppress(msgspec.ValidationError):
+                results |= {one.name: one for one in msgspec.convert(told, list[Result])}
+    return results
+
+
+def _run(
+    cells: list[tuple[str, str]], limits: Limits, stop: threading.Event | None, *, gpu: bool
+) -> tuple[dict[str, Checked], str]:
+    """Run cells in a process; returns the checks that were reached, and how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        order, checks = Path(folder, "order.json"), Path(folder, "checks.json")
+        asked = Order(cells, limits.cell_seconds, limits.memory_bytes, str(checks))
+        order.write_bytes(msgspec.json.encode(asked))
+        checks.touch()
+        environment = {**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"}
+        if not gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        process = subprocess.Popen(  # noqa: S603 - Python itself
+            [sys.executable, "-m", "gpuscope.learn.graded", str(order)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=folder, start_new_session=True, env=environment,
+        )  # fmt: skip
+        try:
+            ending = _wait(process, limits.seconds, stop)
+        finally:
+            with suppress(ProcessLookupError):  # whatever it started, too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        lines = checks.read_bytes().splitlines()
+    reached: dict[str, Checked] = {}
+    with suppress(msgspec.DecodeError):  # it may have been stopped in the midst of a line
+        for line in lines:
+            check = msgspec.json.decode(line, type=Checked)
+            reached[check.name] = check
+    return reached, ending
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event | None) -> str:
+    """Wait for the end of a process; returns how it ended, in words."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if stop is not None and stop.is_set():
+            return "grading was stopped"
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(_POLL_S)
+            return f"its process ended with exit status {code}" if code else "it was not reached"
+    return f"the notebook was stopped after {seconds:g} s"

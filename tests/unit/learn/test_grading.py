@@ -1,0 +1,214 @@
+"""Grading a class: what learners hand in is run within limits, and the lesson's own checks judge."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+from lesson_answers import KEYS
+from lessons import NOTEBOOKS, cells
+from typer.testing import CliRunner
+
+import gpuscope as gs
+from gpuscope.cli.commands import app
+from gpuscope.errors import NotFound
+from gpuscope.learn.grading import Limits, grade, grade_notebook
+from gpuscope.learn.outcome import RESULTS
+
+OPEN = """
+import gpuscope as gs
+gpu = gs.open_device(quiet=True)
+lesson = gs.learn.Lesson(1, "A lesson", gpu)
+lesson.predict("two", "What is 1 + 1?", gs.learn.Value())
+"""
+CHECK = 'lesson.check("double", "Write it.", lambda: double(4) == 8 or f"double(4) is {double(4)}")'
+QUIZ = 'lesson.quiz("three", "What is 1 + 2?", gs.learn.Value(), 3)'
+LATER = 'lesson.check("last", "Nothing to do.", lambda: True)'
+RIGHT = "def double(x):\n    return 2 * x"
+
+
+def cell(name, source, *tags, outputs=()):
+    return {
+        "id": name, "cell_type": "code", "source": source, "metadata": {"tags": list(tags)},
+        "outputs": list(outputs),
+    }  # fmt: skip
+
+
+def book(path, task=RIGHT, *, check=CHECK, before=(), outputs=()):
+    """Write a notebook with an exercise."""
+    lesson = [
+        cell("open", OPEN), *before, cell("task", task, "exercise"), cell("check", check),
+        cell("quiz", QUIZ), cell("last", LATER), cell("results", "lesson", outputs=outputs),
+    ]  # fmt: skip
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(json.dumps({"cells": lesson, "nbformat": 4, "nbformat_minor": 5}))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Where to hand in, and the lessons."""
+    book(tmp_path / "lessons" / "01_a_lesson.ipynb", "def double(x):\n    return None")
+    (tmp_path / "handed_in").mkdir()
+    return tmp_path / "handed_in", tmp_path / "lessons"
+
+
+def graded(folders, name="double", **options):
+    """Return the grades of one exercise, by learner."""
+    grades = grade(*folders, **options).grades
+    return {grade.learner: grade for grade in grades if grade.name in (name, "")}
+
+
+def test_what_is_solved_and_what_is_not(folders):
+    mine = folders[0]
+    book(mine / "ada" / "one.ipynb")
+    book(mine / "bob" / "one.ipynb", "def double(x):\n    return 3 * x")
+    book(mine / "cleo" / "one.ipynb", "def double(x) return")
+    book(mine / "dan" / "one.ipynb", "double = helper", before=[cell("mine", f"{RIGHT}\nhelper = double")])  # fmt: skip
+    book(mine / "eve.ipynb", "def double(x):\n    return 9", check=CHECK.replace("8", "9"))
+    found = graded(folders)
+    assert {name: grade.verdict for name, grade in found.items()} == {
+        "ada": "solved", "bob": "not solved", "cleo": "not solved", "dan": "solved",
+        "eve": "not solved",
+    }  # fmt: skip
+    assert found["bob"].reason == "double(4) is 12"
+    assert "cell task raised SyntaxError" in found["cleo"].reason
+    assert found["eve"].notebook == "eve.ipynb"
+
+
+def test_what_takes_too_long_or_too_much_or_ends_the_process(folders):
+    mine = folders[0]
+    book(mine / "loops" / "one.ipynb", "while True: pass")
+    book(mine / "fills" / "one.ipynb", "import numpy\nnumpy.ones(2 * 10**9)")
+    book(mine / "exits" / "one.ipynb", "import os\nos._exit(7)")
+    book(mine / "ends" / "one.ipynb", "exit()")
+    limits = Limits(cell_seconds=5, memory_bytes=2_000_000_000)
+    found = graded(folders, limits=limits)
+    assert {name: grade.verdict for name, grade in found.items()} == {
+        "loops": "not solved", "fills": "not solved", "exits": "not finished", "ends": "not solved",
+    }  # fmt: skip
+    assert "took longer than 5 s" in found["loops"].reason
+    assert "MemoryError" in found["fills"].reason
+    assert found["exits"].reason == "its process ended with exit status 7"
+    last = graded(folders, "last", limits=limits)
+    assert [last[name].verdict for name in ("loops", "fills")] == ["solved", "solved"]
+
+
+def test_what_hides_from_errors_is_stopped_in_the_end(folders):
+    task = (
+        "import time\nwhile True:\n    try:\n        time.sleep(9)\n    except BaseException: pass"
+    )
+    book(folders[0] / "ada" / "one.ipynb", task)
+    found = graded(folders, limits=Limits(seconds=6, cell_seconds=1))["ada"]
+    assert (found.verdict, found.reason) == ("not finished", "the notebook was stopped after 6 s")
+
+
+def test_answers_are_those_of_the_saved_outputs(folders):
+    results = [
+        {"lesson": 1, "name": "two", "kind": "prediction", "question": "What is 1 + 1?",
+         "answer": "3", "measured": "2", "verdict": "wrong", "attempts": 1, "device": "a GPU"},
+        {"lesson": 1, "name": "three", "kind": "exercise", "question": "What is 1 + 2?",
+         "answer": "3", "measured": "", "verdict": "solved", "attempts": 4, "device": "a GPU"},
+    ]  # fmt: skip
+    mine = folders[0]
+    book(mine / "ada" / "one.ipynb", outputs=[{"data": {RESULTS: results}}])
+    book(mine / "bob" / "one.ipynb", outputs=[{"data": {RESULTS: [{"name": 7}]}}, {}])
+    grades = grade(*folders)
+    told = {
+        (grade.learner, grade.name): (grade.answer, grade.verdict, grade.attempts)
+        for grade in grades.grades
+    }
+    assert told["ada", "two"] == ("3", "wrong", 1)
+    assert told["ada", "three"] == ("3", "solved", 4)
+    assert told["bob", "two"] == told["bob", "three"] == (None, "not answered", 0)
+    rows = {row["learner"]: row for row in grades.rows()}
+    assert rows["ada"]["right"] == "0 of 1"
+    assert rows["ada"]["solved"] == "3 of 3"
+    assert rows["bob"]["not solved"] == "three"
+
+
+def test_a_lesson_saves_its_results_in_its_outputs():
+    lesson = gs.learn.Lesson(1, "A lesson", gs.open_device("sim:h200", quiet=True))
+    lesson.predict("two", "What is 1 + 1?", gs.learn.Value()).give(2)
+    lesson.reveal("two", 2)
+    ((result,), text) = (lesson._repr_mimebundle_()[key] for key in (RESULTS, "text/plain"))
+    assert (result["name"], result["verdict"], result["answer"]) == ("two", "right", "2")
+    assert text == repr(lesson)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("no JSON", "it is no notebook of Jupyter"),
+        ("[]", "it is no notebook of Jupyter"),
+        ('{"cells": 7}', "it is no notebook of Jupyter"),
+        ('{"cells": [{"cell_type": "code"}]}', "it is no notebook of Jupyter"),
+        ('{"cells": []}', "it has no cell of any lesson's exercises"),
+    ],
+)
+def test_what_is_no_lesson_is_told(folders, text, reason):
+    (folders[0] / "ada.ipynb").write_text(text)
+    grades = grade(*folders)
+    (only,) = grades.grades
+    assert only.verdict == "not graded"
+    assert reason in only.reason
+    assert reason in str(grades.rows()[0]["not solved"])
+
+
+def test_a_folder_without_notebooks_is_refused(folders, tmp_path):
+    with pytest.raises(NotFound, match="no notebooks in 'handed_in'"):
+        grade(*folders)
+    book(folders[0] / "one.ipynb")
+    with pytest.raises(NotFound, match="no notebooks in 'elsewhere'"):
+        grade(folders[0], tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_any_executor_grades(folders, pool):
+    book(folders[0] / "ada" / "one.ipynb")
+    with pool(1) as executor:
+        assert graded(folders, executor=executor)["ada"].verdict == "solved"
+
+
+def test_who_stops_grading_leaves_no_process(folders):
+    book(folders[0] / "ada.ipynb", "import time\ntime.sleep(60)")
+    stop = threading.Event()
+    timer = threading.Timer(0.1, stop.set)
+    timer.start()
+    path = folders[0] / "ada.ipynb"
+    lessons = [folders[1] / "01_a_lesson.ipynb"]
+    grades = grade_notebook(
+        path, folder=folders[0], lessons=lessons, gpu=False, limits=Limits(), stop=stop
+    )
+    timer.join()
+    by_name = {grade.name: grade for grade in grades}
+    assert by_name["double"].verdict == "not finished"
+    assert by_name["double"].reason == "grading was stopped"
+
+
+def test_the_command_writes_a_table(folders, tmp_path):
+    book(folders[0] / "ada" / "=one.ipynb", "def double(x):\n    return 3 * x")
+    out = tmp_path / "grades.csv"
+    told = CliRunner().invoke(
+        app, ["grade", str(folders[0]), "--lessons", str(folders[1]), "--out", str(out), "--json"]
+    )
+    assert told.exit_code == 0, told.output
+    (row,) = json.loads(told.output)["notebooks"]
+    assert row["solved"] == "1 of 3"
+    with out.open(encoding="utf-8") as lines:
+        by_name = {row["name"]: row for row in csv.DictReader(lines)}
+    assert by_name["double"]["reason"] == "double(4) is 12"
+    assert list(by_name) == ["two", "double", "three", "last"]
+
+
+def test_a_lesson_that_was_solved(tmp_path):
+    name = "08_graphs.ipynb"
+    solved = KEYS[name].solved
+    mine = [{**one, "source": solved.get(one["id"], one["source"])} for one in cells(name)]
+    (tmp_path / "mine.ipynb").write_text(json.dumps({"cells": mine}))
+    grades = [grade for grade in grade(tmp_path, NOTEBOOKS).grades if grade.verdict != "not answered"]  # fmt: skip
+    assert {grade.lesson for grade in grades} == {name}
+    assert {grade.verdict for grade in grades} == {"solved"}
+    assert len(grades) == len(solved)

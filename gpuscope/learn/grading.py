@@ -58,6 +58,12 @@ class Grade:
         How often the learner answered.
     reason
         What the check found instead, or why nothing was graded.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.learn.Grade("ada", "ada/one.ipynb", "", reason="it is no notebook of Jupyter").verdict
+    'not graded'
     """
 
     learner: str
@@ -79,6 +85,13 @@ class Grades(Table):
     ----------
     grades
         In the order of the notebooks and of what they ask.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> solved = gs.learn.Grade("ada", "one.ipynb", "01.ipynb", "timer", "exercise", None, "solved")
+    >>> gs.learn.Grades(grades=(solved,)).rows()[0]["solved"]
+    '1 of 1'
     """
 
     grades: tuple[Grade, ...] = ()
@@ -132,6 +145,12 @@ class Limits:
         For a cell, which is interrupted by an error then.
     memory_bytes
         Of its process, and of each that it starts.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.learn.Limits(seconds=120).cell_seconds
+    60.0
     """
 
     seconds: float = 300.0
@@ -161,6 +180,8 @@ def grade(
         Searched with the folders in it for ``.ipynb`` files.
     lessons
         The lessons as they were given out.
+    limits
+        For each notebook.
     gpu
         Whether ``gs.open_device()`` finds the GPU, where there is one; the simulated H200, if not.
     executor
@@ -171,6 +192,14 @@ def grade(
     ------
     NotFound
         There are no notebooks in one of the folders.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.learn.grade("handed_in", "notebooks")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    gpuscope.errors.NotFound: there are no notebooks in 'handed_in': name the folder of what ...
     """
     submitted, given_out = (_notebooks(Path(path)) for path in (folder, lessons))
     run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)

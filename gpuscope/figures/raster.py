@@ -25,7 +25,7 @@ _FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf"
           "arial.ttf")  # fmt: skip
 _LABEL_GAP = 8
 _TICKS = 8
-_ARROW = 4
+_ARROW, _DOT = 4, 8
 
 
 class StaticFigure(ThemedFigure):
@@ -190,17 +190,22 @@ class _Drawing:
 
     def arrows(self, trace: Properties) -> None:
         """Draw a line trace of arrows: a start, an end, a gap."""
-        axis = self._axis(trace.get("yaxis") or "y")
+        axis, line = self._axis(trace.get("yaxis") or "y"), trace["line"]
+        colour = self._on_page(line["color"])
         xs, ys = _numbers(trace["x"]), _numbers(trace["y"])
         for place in range(0, len(xs), 3):
             (x0, x1), (y0, y1) = xs[place : place + 2], ys[place : place + 2]
             start = np.array([self._x(x0), self._y(y0, axis)])
             end = np.array([self._x(x1), self._y(y1, axis)])
-            self._draw.line((*start, *end), fill=self._ink)
-            along = (end - start) / max(float(np.hypot(*(end - start))), 1e-9)
+            length = max(float(np.hypot(*(end - start))), 1e-9)
+            along = (end - start) / length
+            step = _DOT if "dash" in line else 2 * length  # a dot, and as much that is left out
+            for at in np.arange(0, length, step):
+                ends = start + along * at, start + along * min(length, at + step / 2)
+                self._draw.line((*ends[0], *ends[1]), fill=colour, width=round(line["width"]))
             across = np.array([-along[1], along[0]]) * _ARROW * 0.7
             head = end - along * 2 * _ARROW
-            self._draw.polygon([*end, *(head + across), *(head - across)], fill=self._ink)
+            self._draw.polygon([*end, *(head + across), *(head - across)], fill=colour)
 
     def marks(self, trace: Properties) -> None:
         """Draw triangles that point down."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
 import pytest
+from PIL import Image
 
 import gpuscope as gs
 from gpuscope.figures.arrows import HAZARD
+from gpuscope.figures.raster import png
 from gpuscope.report import trace_report
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.timeline import Timeline
@@ -70,6 +75,16 @@ def test_an_arrow_of_its_own_look_leads_from_the_first_to_the_second(racy, order
     assert arrow.y[0] != arrow.y[1]
     assert arrow.line.dash == "dot"
     assert HAZARD not in {drawn.name for drawn in gs.figures.timeline(ordered).data}
+
+
+def test_the_still_picture_of_it_has_the_same_look(racy):
+    figure = gs.figures.timeline(racy)
+    picture = np.asarray(Image.open(io.BytesIO(png(figure))).convert("RGB")).astype(int)
+    legend = figure.layout.height - figure.layout.margin.b
+    vermilion = np.abs(picture[:legend] - [213, 94, 0]).max(axis=-1) <= 4
+    assert np.count_nonzero(vermilion) > 50
+    across = vermilion.any(axis=0)[np.flatnonzero(vermilion.any(axis=0))[0] :]
+    assert np.count_nonzero(np.diff(across.astype(int)) == 1) > 1  # dots, with gaps between them
 
 
 def test_the_live_timeline_draws_it_too(racy):

@@ -59,7 +59,8 @@ def _bring_notebooks(_app: Any) -> None:
 def _link_to_lessons(_app: Any, docname: str, source: list[str]) -> None:
     """Let a page's links to notebooks lead to their pages."""
     if not docname.startswith("lessons/"):
-        source[0] = source[0].replace("](../notebooks/", "](lessons/")
+        text = source[0].replace("](../../notebooks/", "](../lessons/")
+        source[0] = text.replace("](../notebooks/", "](lessons/")
 
 
 def _leave_out_foreign(_app: Any, _what: str, _name: str, item: Any, *_: Any) -> bool | None:

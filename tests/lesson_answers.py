@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from race_answers import SOLVED, changed
+
 Given = dict[str, tuple[Any, ...]]
 
 
@@ -531,5 +533,33 @@ def hand_over(trace, folder):
     return gs.export(trace, folder / "it.sqlite"), gs.export(trace, folder / "it.parquet")
 """,
         },
+    ),
+    "11_find_the_race.ipynb": Key(
+        right={
+            "offload": ("read after write: write_kv → copy",),
+            "export": ("host access too early: copy → NumPy's copy",),
+            "upload": ("host access too early: copy → NumPy's write",),
+            "reload": ("write after read: attention → copy",),
+            "gather": ("read after write: left_half → join",),
+            "count": ("write after write: fill → histogram",),
+            "stash": ("reuse of freed memory: copy → layer_2",),
+            "decode": (
+                "use before a copy ended: copy → attention; write after read: attention → copy",
+            ),
+            "megatron": ("none: all is in order",),
+        },
+        wrong={
+            "offload": ("read after write: write_kv → decode",),
+            "export": ("none: all is in order",),
+            "upload": ("use before a copy ended: copy → copy",),
+            "reload": ("read after write: attention → copy",),
+            "gather": ("write after write: left_half → right_half",),
+            "count": ("none: all is in order",),
+            "stash": ("read after write: layer_1 → copy",),
+            "decode": ("use before a copy ended: copy → attention",),
+            "megatron": ("reuse of freed memory: layer → all_gather",),
+        },
+        solved={f"task-{task}": changed(task, changes) for task, changes in SOLVED.items()},
+        failed={f"task-{task}": changed(task, []) for task in SOLVED},
     ),
 }  # fmt: skip

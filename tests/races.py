@@ -8,6 +8,8 @@ delay the race is always won, or always lost, so their results are the same in e
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,6 +55,13 @@ def launch(stream: Any, name: str, out: Any, *read: Any, ns: int = 2_000) -> Non
     source = _SOURCE.replace("NAME", name).replace("VALUE", value)
     kernel = stream.device.compile(source, name, model=model)
     stream.launch(kernel, out, *(read or (0,)), out.size, ns, grid=1, block=256)
+
+
+def load(gpu: Any, *names: str) -> None:
+    """Launch kernels once, as what is captured must be loaded."""
+    with gpu.create_stream(name="load") as stream:
+        for name in names:
+            launch(stream, name, filled(gpu, 0), *[filled(gpu, 0)] * (name == "read"))
 
 
 def filled(gpu: Any, value: float) -> Any:
@@ -104,7 +113,7 @@ class Race(NamedTuple):
     program
         ``program(gpu, mended=…)`` → what the race could spoil.
     kind, first, second, mend
-        Of the hazard that is found.
+        Of the hazard that is found; "" where a library chooses the name.
     """
 
     name: str
@@ -114,6 +123,17 @@ class Race(NamedTuple):
     first: str
     second: str
     mend: str
+
+    def is_found(self, fact: Any) -> bool:
+        """Whether a hazard is the one that it has."""
+        return fact.kind == self.kind and all(
+            expected in ("", found)
+            for expected, found in (
+                (self.first, fact.first_name),
+                (self.second, fact.second_name),
+                (self.mend, fact.mend.split("  #")[0]),
+            )
+        )
 
     def __str__(self) -> str:
         return self.name.replace(" ", "_")
@@ -556,7 +576,7 @@ def a_library_that_sends_behind_a_barrier(gpu, mended):
         return send(gpu, data)
 
 
-@race(CUSAN, "21_chunked_streams_example", RAW, "write", "copy", "chunk_0.wait(a.record())")
+@race(CUSAN, "21_chunked_streams_example", RAW, "write", "copy", "")
 def chunks_on_streams_of_their_own(gpu, mended):
     data, page = filled(gpu, 0), page_of(gpu, 0)
     chunk = SIZE // 4
@@ -587,3 +607,324 @@ def halves_of_an_array(gpu, mended):
         if mended:
             a.synchronize()
         return [*sent, send(gpu, data[half:])]
+
+
+# -- for gs.confirm ------------------------------------------------------------------------------
+# pause() lets the first work end in front of the second, so that the race is won unless somebody
+# delays it; SLOW_NS lets it be lost every time.
+@race(TRIED, "a consumer that forgets its event", RAW, "write", "read", "b.wait(a.record())")
+def read_after_write(gpu, mended):
+    data, found = filled(gpu, 0), filled(gpu, 0)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        launch(a, "write", data)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        launch(b, "read", found, data)
+    return found
+
+
+@race(
+    TRIED, "the same, where it always comes too early", RAW, "write", "read", "b.wait(a.record())"
+)
+def read_after_a_slow_write(gpu, mended):
+    data, found = filled(gpu, 0), filled(gpu, 0)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        launch(a, "write", data, ns=SLOW_NS)
+        if mended:
+            b.wait(a.record())
+        launch(b, "read", found, data)
+    return found
+
+
+@race(TRIED, "an input that is used again too early", WAR, "read", "write", "b.wait(a.record())")
+def write_after_read(gpu, mended):
+    data, found = filled(gpu, 0), filled(gpu, 5)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        launch(a, "read", found, data)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        launch(b, "write", data)
+    return found
+
+
+@race(TRIED, "two that write one result", WAW, "write", "rewrite", "b.wait(a.record())")
+def write_after_write(gpu, mended):
+    data = filled(gpu, 0)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        launch(a, "write", data)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        launch(b, "rewrite", data)
+    return data
+
+
+@race(TRIED, "a wait for an event recorded too early", RAW, "write", "read", "b.wait(a.record())")
+def an_event_recorded_too_early(gpu, mended):
+    data, found = filled(gpu, 0), filled(gpu, 0)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        event = a.record()
+        launch(a, "write", data)
+        b.wait(a.record() if mended else event)
+        pause(gpu)
+        launch(b, "read", found, data)
+    return found
+
+
+@race(TRIED, "half of an array", RAW, "write", "read", "b.wait(a.record())")
+def a_view_that_overlaps(gpu, mended):
+    data, found = filled(gpu, 0), filled(gpu, 0)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        launch(a, "write", data[SIZE // 4 : SIZE // 2])
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        launch(b, "read", found[: SIZE // 2], data[: SIZE // 2])
+    return found
+
+
+@race(TRIED, "a step of many", RAW, "increment", "read", "b.wait(a.record())")
+def one_step_of_a_loop(gpu, mended):
+    data, found = filled(gpu, 0), [filled(gpu, 0) for _ in range(4)]
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        for step, out in enumerate(found):
+            a.wait(b.record())
+            launch(a, "increment", data)
+            if mended or step != 2:
+                b.wait(a.record())
+            pause(gpu)
+            launch(b, "read", out, data)
+    return found
+
+
+@race(TRIED, "streams without names", RAW, "write", "read", "")
+def streams_without_names(gpu, mended):
+    data, found = filled(gpu, 0), filled(gpu, 0)
+    with gpu.create_stream() as a, gpu.create_stream() as b:
+        launch(a, "write", data)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        launch(b, "read", found, data)
+    return found
+
+
+@race(TRIED, "two partitions", RAW, "write", "read", "b.wait(a.record())")
+def streams_of_two_partitions(gpu, mended):
+    data, found = filled(gpu, 0), filled(gpu, 0)
+    with (
+        gpu.carve([16, 16]) as parts,
+        parts[0].create_stream(name="a") as a,
+        parts[1].create_stream(name="b") as b,
+    ):
+        launch(a, "write", data)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        launch(b, "read", found, data)
+        gpu.synchronize()
+    return found
+
+
+@race(TRIED, "CuSan's 15_cuda_memset_sync_nonblocking", RAW, "write", "read", "b.wait(a.record())")
+def a_barrier_that_is_none(gpu, mended):
+    data, other, found = filled(gpu, 0), filled(gpu, 0), filled(gpu, 0)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b", blocking=True) as b:
+        launch(a, "write", data)
+        if mended:
+            default(gpu).wait(a.record())
+        launch(default(gpu), "write", other)
+        pause(gpu)
+        launch(b, "read", found, data)
+    return found
+
+
+# -- copies and the host
+@race(TRIED, "a batch that is still on its way", COPY, "copy", "read", "b.wait(a.record())")
+def use_before_a_copy_ended(gpu, mended):
+    data, found, page = filled(gpu, 0), filled(gpu, 0), page_of(gpu, 1)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        a.copy(data, page)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        launch(b, "read", found, data)
+    return found
+
+
+@race(TRIED, "a result that is read too early", HOST, "copy", READS, "a.synchronize()")
+def host_read_of_a_copy(gpu, mended):
+    data, page = filled(gpu, 1), page_of(gpu, 0)
+    with gpu.create_stream(name="a") as a:
+        a.copy(page, data)
+        if mended:
+            a.synchronize()
+        pause(gpu)
+        return page.copy()
+
+
+@race(TRIED, "a staging buffer that is filled again", HOST, "copy", WRITES, "a.synchronize()")
+def host_write_to_a_staging_buffer(gpu, mended):
+    data, page = filled(gpu, 0), page_of(gpu, 1)
+    with gpu.create_stream(name="a") as a:
+        a.copy(data, page)
+        if mended:
+            a.synchronize()
+        pause(gpu)
+        page[...] = 2
+    return data
+
+
+@race(TRIED, "CuSan's 02_event", HOST, "write", READS, "a.synchronize()")
+def host_read_of_what_a_kernel_writes(gpu, mended):
+    page = page_of(gpu, 0)
+    with gpu.create_stream(name="a") as a:
+        launch(a, "write", page, ns=SLOW_NS)
+        if mended:
+            a.record().synchronize()
+        return page.copy()
+
+
+# -- memory, graphs, products
+@race(TRIED, "scratch used beside its stream", REUSE, "read", "rewrite", "")
+def reuse_of_freed_memory(gpu, mended):
+    found = filled(gpu, 0)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+
+        @gs.workloads.workload
+        def first(ctx):
+            scratch = ctx.scratch(SIZE * 4).view(SIZE)
+            launch(ctx.stream, "write", scratch)
+            b.wait(ctx.stream.record())
+            launch(b, "read", found, scratch)
+            if mended:
+                ctx.stream.wait(b.record())
+
+        @gs.workloads.workload
+        def second(ctx):
+            launch(ctx.stream, "rewrite", ctx.scratch(SIZE * 4).view(SIZE))
+
+        with first(gpu) as one, second(gpu) as two:
+            one.execute(stream=a)
+            one.close()
+            pause(gpu)
+            two.execute(stream=a)
+    return found
+
+
+@race(TRIED, "a graph that nobody waits for", RAW, "write", "read", "b.wait(a.record())")
+def read_after_a_graph(gpu, mended):
+    data, other, found = (filled(gpu, 0) for _ in range(3))
+    load(gpu, "write", "rewrite")
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        with a.capture() as graph:
+            launch(a, "rewrite", other)
+            launch(a, "write", data)
+        with graph:
+            graph.launch(stream=a)
+            if mended:
+                b.wait(a.record())
+            pause(gpu)
+            launch(b, "read", found, data)
+            gpu.synchronize()
+    return found
+
+
+@race(TRIED, "a graph launched too early", COPY, "copy", "read", "b.wait(a.record())")
+def a_graph_before_its_input(gpu, mended):
+    data, found, page = filled(gpu, 0), filled(gpu, 0), page_of(gpu, 1)
+    load(gpu, "read")
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        with b.capture() as graph:
+            launch(b, "read", found, data)
+        with graph:
+            a.copy(data, page)
+            if mended:
+                b.wait(a.record())
+            pause(gpu)
+            graph.launch(stream=b)
+            gpu.synchronize()
+    return found
+
+
+def _square(gpu, value):
+    return gpu.asarray(np.full((64, 64), value, "float32"))
+
+
+@race(TRIED, "a handle whose product is read too early", RAW, "", "copy", "b.wait(a.record())")
+def read_after_a_handle(gpu, mended):
+    one, product, found = _square(gpu, 1), _square(gpu, 0), _square(gpu, 0)
+    with (
+        gpu.create_stream(name="a") as a,
+        gpu.create_stream(name="b") as b,
+        gs.Gemm(gpu, m=64, n=64, k=64, dtype="float32") as gemm,
+    ):
+        gemm.execute(one, one, product, stream=a)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        b.copy(found, product)
+        gpu.synchronize()
+    return found
+
+
+@race(TRIED, "a handle whose operand comes too late", RAW, "write", "", "b.wait(a.record())")
+def a_handle_before_its_operand(gpu, mended):
+    one, data, product = _square(gpu, 1), _square(gpu, 0), _square(gpu, 0)
+    with (
+        gpu.create_stream(name="a") as a,
+        gpu.create_stream(name="b") as b,
+        gs.Gemm(gpu, m=64, n=64, k=64, dtype="float32") as gemm,
+    ):
+        launch(a, "write", data)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        gemm.execute(one, data, product, stream=b)
+        gpu.synchronize()
+    return product
+
+
+@race(TRIED, "a product that is overwritten", WAW, "", "rewrite", "b.wait(a.record())")
+def write_after_mm_out(gpu, mended):
+    one, product = _square(gpu, 1), _square(gpu, 0)
+    with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+        gs.mm_out(product, one, one, stream=a)
+        if mended:
+            b.wait(a.record())
+        pause(gpu)
+        launch(b, "rewrite", product)
+    return product
+
+
+BORROWED: list[Race] = []
+"""With operands of the other libraries that are installed: on a GPU only."""
+
+
+def _of_library(library: str) -> Callable[..., object]:
+    def program(gpu, mended):
+        module = importlib.import_module(library)
+        place = {"device": "cuda"} if library == "torch" else {}
+        one, product = module.ones((64, 64), **place), module.zeros((64, 64), **place)
+        gpu.synchronize()
+        with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+            gs.mm_out(product, one, one, stream=a)
+            if mended:
+                b.wait(a.record())
+            pause(gpu)
+            found = module.zeros((64, 64), **place)
+            gs.mm_out(found, product, one, stream=b)
+            gpu.synchronize()
+        return found
+
+    program.__name__ = f"operands_of_{library}"
+    return program
+
+
+for _library in ("cupy", "torch"):
+    if importlib.util.find_spec(_library) is not None:
+        race(BORROWED, "a product of another library's arrays", RAW, "", "", "b.wait(a.record())")(
+            _of_library(_library)
+        )

@@ -235,12 +235,16 @@ def observing(observer: Observer) -> Iterator[None]:
     """Let an observer watch the devices that are open, and those that are opened meanwhile."""
 
     def watch(device: Device) -> None:
-        device.calls.observe(observer)
         undo.callback(device.calls.unobserve, observer)
+        device.calls.observe(observer)
+
+    def forget() -> None:
+        if watch in opened:
+            opened.remove(watch)
 
     with contextlib.ExitStack() as undo:
+        undo.callback(forget)
         opened.append(watch)
-        undo.callback(opened.remove, watch)
         for device in open_devices():
             watch(device)
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -12,10 +14,11 @@ from msgspec.structs import replace
 from gpuscope._checks import door
 from gpuscope.device.calls import QUEUES_WORK, Activity, Call
 from gpuscope.device.device import Device
+from gpuscope.device.handles import Library
 from gpuscope.device.select import observing, open_devices
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
-from gpuscope.record.rows import work_row
+from gpuscope.record.rows import node_row
 from gpuscope.runs.profiling import profile
 from gpuscope.trace.metadata import HazardFact
 from gpuscope.workloads.spin import Spin
@@ -27,6 +30,8 @@ _LEAST_NS, _MOST_NS = 20_000_000, 2_000_000_000
 
 _Key = tuple[str, str]
 """Name of a piece of work, and of its stream."""
+_NUMBERED = re.compile(r"(stream|graph) (?:0x[0-9a-f]+|\d+)")
+"""A name that nobody gave: its number is another one in each run."""
 
 
 class _Untried(GpuscopeError):
@@ -86,7 +91,7 @@ def _tried(hazard: HazardFact, program: Program, device: Device | None) -> str:
     """Return what became of a program whose first work of a hazard was delayed."""
     result = _result(program)
     if result != _result(program):
-        raise _Untried("its results differ from run to run, without a delay too")
+        raise _Untried("not deterministic: results differ from run to run, without a delay too")
     if not result:
         raise _Untried("the program returns nothing that could be compared")
     place, took_ns = _find(hazard, program, device)
@@ -118,14 +123,18 @@ def _bytes_of(value: object) -> Iterator[bytes]:
         return
     if value is None:
         return
-    if not isinstance(value, np.ndarray | np.generic | int | float | bool | str | bytes):
-        for device in open_devices():
-            with suppress(GpuscopeError):
-                array = device.backend.adopt(value)
-                if array is not None:
-                    value = device.to_host(array)
-                    break
     try:
+        if hasattr(value, "untyped_storage"):  # PyTorch's, some of whose types NumPy lacks
+            tensor: Library = value
+            tensor = tensor.detach().cpu().reshape(-1)
+            value = tensor.view(sys.modules["torch"].uint8).numpy()
+        elif not isinstance(value, np.ndarray | np.generic | int | float | bool | str | bytes):
+            for device in open_devices():
+                with suppress(GpuscopeError):
+                    array = device.backend.adopt(value)
+                    if array is not None:
+                        value = device.to_host(array)
+                        break
         array = np.asarray(value)
     except Exception as error:  # an array of another library may refuse in its own way
         raise _Untried(f"NumPy cannot read what the program returns ({error})") from error
@@ -138,22 +147,34 @@ def _find(
     hazard: HazardFact, program: Program, device: Device | None
 ) -> tuple[tuple[_Key, int], int]:
     """Return which of the first work's launches a run delays, and how long a run takes, ns."""
-    first = hazard.first_name, hazard.first_stream
-    same = {"first_name", "first_stream", "second_name", "second_stream", "kind"}
     census = _Census()
     with observing(census), profile(device, hazards=True) as recording:
         program()
     facts = recording.trace.metadata.hazards
     ((begin_ns, end_ns),) = recording.trace.metadata.windows_ns
     for found in facts.found if facts is not None else ():
-        if all(getattr(found, name) == getattr(hazard, name) for name in same):
-            place = census.places.get(found.first or 0)
-            if place is not None and place[0] == first:
-                return place, end_ns - begin_ns
+        place = census.places.get(found.first or 0)
+        if place is None or _names(found) != _names(hazard):
+            continue
+        if place == census.places.get(found.second or 0):
+            raise _Untried("both are work of one launch of a graph, which is delayed as a whole")
+        return place, end_ns - begin_ns
     raise _Untried(
-        f"the program shows no {hazard.kind} of {hazard.second_name} after {hazard.first_name} "
-        "whose first work is a launch of ours"
+        f"the program shows no {hazard.kind} of {hazard.second_name!r} after "
+        f"{hazard.first_name!r} whose first work is a launch of ours"
     )
+
+
+def _names(hazard: HazardFact) -> tuple[str, ...]:
+    """Return what a hazard has in common with itself in another run."""
+    streams = map(_name, (hazard.first_stream, hazard.second_stream))
+    return hazard.kind, hazard.first_name, hazard.second_name, *streams
+
+
+def _name(name: str) -> str:
+    """Return a name as it is in each run."""
+    numbered = _NUMBERED.fullmatch(name)
+    return name if numbered is None else numbered[1]
 
 
 class _Watch:
@@ -165,7 +186,7 @@ class _Watch:
     def call_begins(self, call: Call) -> None:
         """Count a call that queues work."""
         if call.kind in QUEUES_WORK and call.stream is not None:
-            key = call.name, call.stream.name
+            key = _name(call.name), _name(call.stream.name)
             self.sees(call, (key, self._counts[key]))
             self._counts[key] += 1
 
@@ -187,8 +208,9 @@ class _Census(_Watch):
         self.places: dict[int, tuple[_Key, int]] = {}
 
     def sees(self, call: Call, place: tuple[_Key, int]) -> None:
-        """Note the row of the work."""
-        self.places[work_row(call.correlation)] = place
+        """Note the row of the work, or those of a graph's nodes."""
+        for node in range(max(1, len(call.graph.nodes)) if call.graph is not None else 1):
+            self.places[node_row(call.correlation, node)] = place
 
 
 class _Delay(_Watch):

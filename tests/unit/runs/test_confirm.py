@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from interrupting import Interrupt
+from races import TRIED, launch
 
 import gpuscope as gs
 from gpuscope.trace.metadata import HazardFact
@@ -120,7 +124,8 @@ def test_what_differs_by_itself_is_not_tried(gpu):
         return next(numbers)
 
     (hazard,) = found(gpu, program)
-    assert "differ from run to run" in gs.confirm(hazard, program, gpu).status
+    status = gs.confirm(hazard, program, gpu).status
+    assert status.startswith("could not be tried: not deterministic: results differ")
 
 
 @pytest.mark.parametrize(
@@ -159,3 +164,156 @@ def test_an_error_of_the_program_is_the_programs(gpu):
     with pytest.raises(ValueError, match="mine"):
         gs.confirm(hazard, fails, gpu)
     assert gpu.calls.observers == ()
+
+
+@pytest.mark.parametrize("race", TRIED, ids=str)
+def test_twenty_races_are_confirmed_and_none_of_their_twins(gpu, race):
+    facts = found(gpu, lambda: race.program(gpu, mended=False))
+    hazard = next(filter(race.is_found, facts))
+    assert gs.confirm(hazard, lambda: race.program(gpu, mended=False), gpu).status == "confirmed"
+    twin = gs.confirm(hazard, lambda: race.program(gpu, mended=True), gpu)
+    assert twin.status.startswith("could not be tried: the program shows no")
+
+
+def test_there_are_twenty():
+    assert len(TRIED) == 20
+
+
+def test_branches_of_one_graph_cannot_be_delayed_apart(gpu):
+    def program():
+        data, seen = filled(gpu, 0), filled(gpu, 0)
+        with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+            with a.capture() as graph:
+                b.wait(a.record())
+                launch(a, "write", data)
+                launch(b, "read", seen, data)
+                a.wait(b.record())
+            graph.launch(stream=a)
+            gpu.synchronize()
+            graph.close()
+        return seen
+
+    (hazard,) = found(gpu, program)
+    assert "one launch of a graph" in gs.confirm(hazard, program, gpu).status
+
+
+@pytest.mark.parametrize("place", ["before", "behind", "beside"])
+def test_a_program_that_waits_itself(gpu, place):
+    """Where it waits between the two there is no hazard; elsewhere it changes nothing."""
+
+    def program():
+        data, seen = filled(gpu, 0), filled(gpu, 0)
+        with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+            launch(a, "rewrite", seen)
+            if place == "before":
+                gpu.synchronize()
+            else:
+                b.wait(a.record())
+            launch(a, "write", data)
+            event = a.record()
+            if place == "beside":
+                b.synchronize()
+            launch(b, "read", seen, data)
+            while place == "behind" and not event.is_done:
+                pass
+        return seen
+
+    (hazard,) = found(gpu, program)
+    assert gs.confirm(hazard, program, gpu).status == "confirmed"
+
+
+def test_a_delay_ends_by_itself(gpu):
+    """Also where the program waits for what is delayed: nobody waits for longer."""
+    race = next(race for race in TRIED if race.name == "read after write")
+    took_ns = []
+
+    def program():
+        begun_ns = gpu.now_ns()
+        result = race.program(gpu, mended=False)
+        gpu.synchronize()
+        took_ns.append(gpu.now_ns() - begun_ns)
+        return result
+
+    (hazard,) = found(gpu, program)
+    assert gs.confirm(hazard, program, gpu).status == "confirmed"
+    assert 20_000_000 < took_ns[-1] < 100_000_000
+
+
+class Tensor:
+    """As PyTorch's tensors, of a type that NumPy lacks."""
+
+    def __init__(self, device, array):
+        self.device, self.array = device, array
+
+    def untyped_storage(self):
+        raise NotImplementedError
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return Tensor(self.device, self.device.to_host(self.array))
+
+    def reshape(self, *shape):
+        return Tensor(self.device, self.array.reshape(*shape))
+
+    def view(self, dtype):
+        return Tensor(self.device, self.array.view(dtype))
+
+    def numpy(self):
+        return self.array
+
+    def __array__(self, *_args, **_options):
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+
+def test_a_tensor_is_compared_by_its_bytes(gpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8=np.uint8))
+
+    def program():
+        return {"result": Tensor(gpu, read_after_write(gpu, ordered=False))}
+
+    (hazard,) = found(gpu, program)
+    assert gs.confirm(hazard, program, gpu).status == "confirmed"
+
+
+# -- what stops it ---------------------------------------------------------------------------
+def usable(gpu):
+    """Whether a device is as it was, and what runs on it is right."""
+    gpu.synchronize()
+    right = read_after_write(gpu, ordered=True)
+    return not gpu.calls.observers and not gpu.streams and gpu.to_host(right)[0] == 1
+
+
+@pytest.mark.parametrize("run", range(5))
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_exception_in_any_run_leaves_all_usable(gpu, run, error):
+    (hazard,) = found(gpu, lambda: lost_every_time(gpu, ordered=False))
+    runs = itertools.count()
+
+    def program():
+        result = lost_every_time(gpu, ordered=False)
+        if next(runs) == run:
+            raise error
+        return result
+
+    with pytest.raises(error):
+        gs.confirm(hazard, program, gpu)
+    assert usable(gpu)
+    assert gs.confirm(hazard, program, gpu).status == "confirmed"
+
+
+def test_an_interrupt_at_any_line_leaves_all_usable(gpu):
+    (hazard,) = found(gpu, lambda: lost_every_time(gpu, ordered=False))
+
+    def program():
+        return lost_every_time(gpu, ordered=False)
+
+    for number in itertools.count(1):
+        with Interrupt("runs/confirming", "device/select", at=number) as interrupt:
+            assert gs.confirm(hazard, program, gpu).status == "confirmed"
+        assert usable(gpu), number
+        if not interrupt.raised:
+            break
+    assert number > 50
+    assert gs.confirm(hazard, program, gpu).status == "confirmed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 
 import plotly.graph_objects as go
 import plotly.io as pio
@@ -59,11 +60,12 @@ class ThemedFigure(go.Figure):  # type: ignore[misc]
             f"{{stroke:{style.lighter(fill)} !important}}"
             for fill in (*style.OKABE_ITO, style.WHOLE_GPU_COLOUR, style.HOST_COLOUR)
         ]
-        picture = self._dark_picture()
-        if picture is not None:
-            data = base64.b64encode(picture).decode()
-            rules.append(f"{_BELOW} .plot-img{{content:url(data:image/png;base64,{data})}}")
-        return f'<style class="{_MARK}">{"".join(rules)}</style>'
+        picture = self._dark_picture() or b""
+        mine = f"{_MARK}-{hashlib.sha256(picture).hexdigest()[:16]}"  # not another figure's
+        if picture:
+            data, below = base64.b64encode(picture).decode(), _BELOW.replace(_MARK, mine)
+            rules.append(f"{below} .plot-img{{content:url(data:image/png;base64,{data})}}")
+        return f'<style class="{_MARK} {mine}">{"".join(rules)}</style>'
 
 
 def _decimal(colour: str) -> str:

@@ -16,16 +16,18 @@ from gpuscope.figures.themed import ThemedFigure
 from gpuscope.trace import Trace
 
 
+def figure_trace(name="k"):
+    return Trace.from_columns(
+        {
+            "id": [1, 2], "kind": ["kernel", "range"], "name": [name, "r"], "stream": [7, None],
+            "start_ns": [0, 0], "end_ns": [90, 100], "source": ["cupti", "nvtx"],
+        }
+    )  # fmt: skip
+
+
 @pytest.fixture
 def figure():
-    return figures.timeline(
-        Trace.from_columns(
-            {
-                "id": [1, 2], "kind": ["kernel", "range"], "name": ["k", "r"], "stream": [7, None],
-                "start_ns": [0, 0], "end_ns": [90, 100], "source": ["cupti", "nvtx"],
-            }
-        )
-    )  # fmt: skip
+    return figures.timeline(figure_trace())
 
 
 def luminance(colour: str) -> float:
@@ -67,6 +69,18 @@ def test_the_picture_has_a_dark_one_beside_it(figure):
     assert np.median(light) > 240
     assert np.median(dark) < 40
     assert re.search(r"\.plot-img\{content:url\(data:image/png;base64,", figure._style())
+
+
+def test_a_figures_dark_picture_does_not_stand_in_for_another_figures(figure):
+    other = figures.timeline(figure_trace(name="other"))
+    selects = [
+        re.search(r":has\(\.([\w-]+)\)[^:{]*\.plot-img\{content", one._style()).group(1)
+        for one in (figure, other)
+    ]
+    assert len(set(selects)) == 2
+    for one, selected in zip((figure, other), selects, strict=True):
+        (classes,) = re.findall(r'^<style class="([^"]+)">', one._style())
+        assert selected in classes.split()
 
 
 def test_what_text_stands_on_decides_its_colour():

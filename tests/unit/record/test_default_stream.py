@@ -6,6 +6,7 @@ import threading
 import warnings
 
 import pytest
+import stand_in_torch
 
 import gpuscope as gs
 from gpuscope.record import default_stream, operators
@@ -83,7 +84,7 @@ def test_an_error_may_be_made_of_it(gpu):
 
 @pytest.mark.parametrize("handle", [0, 0x5000])
 def test_pytorch_operators_are_seen(monkeypatch, told, handle):
-    torch = pytest.importorskip("torch")
+    torch = stand_in_torch.install(monkeypatch)
     monkeypatch.setattr(operators, "gpu_of", lambda _tensor: 0)
     monkeypatch.setattr(operators, "pytorch", lambda: torch)
     monkeypatch.setattr(operators, "current_stream", lambda _torch, _index: handle)

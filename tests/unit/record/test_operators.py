@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import stand_in_torch
+from stand_in_torch import Operator, torch
 
 from gpuscope.record import operators
 
-torch = pytest.importorskip("torch")
+needs_pytorch = pytest.mark.skipif(not stand_in_torch.IS_REAL, reason="needs PyTorch")
 
 
 @pytest.fixture
@@ -99,11 +101,48 @@ def test_copies_say_whether_they_wait(seen):
     }
 
 
+@needs_pytorch
 def test_backward_is_seen(seen):
     x = torch.ones(3, requires_grad=True)
     (x * 2).sum().backward()
     assert [operator.name for operator, _, _ in seen].count("aten::mul") == 2
 
 
+def test_lists_are_written(seen):
+    c, d = A.clone(), B.clone()
+    del seen[:]
+    torch._foreach_add_([c, d], 1)
+    assert uses(seen, c=c, d=d) == {"c": "rw", "d": "rw"}
+
+
+def test_a_number_is_read_from_memory(seen):
+    A[0, 0].item()
+    assert uses(seen, a=A) == {"a": "r"}
+
+
 def test_what_has_no_schema_is_not_seen():
     assert not operators.operator_of(object()).seen
+
+
+def test_a_collective_says_not_what_it_does():
+    assert not operators.operator_of(Operator("c10d::barrier(Tensor tensor) -> ()")).seen
+
+
+@needs_pytorch
+@pytest.mark.parametrize("stand_in", stand_in_torch.OPERATORS.values(), ids=str)
+def test_the_stand_ins_schemas_are_pytorchs(stand_in):
+    name, _, overload = str(stand_in).removeprefix("aten.").partition(".")
+    real, schema = getattr(getattr(torch.ops.aten, name), overload), stand_in._schema
+    assert (str(real), real.__name__) == (str(stand_in), stand_in.__name__)
+    assert (str(real._schema), real._schema.name) == (str(schema), schema.name)
+    for theirs, ours in (
+        (real._schema.arguments, schema.arguments),
+        (real._schema.returns, schema.returns),
+    ):
+        assert [facts(each) for each in theirs] == [facts(each) for each in ours]
+
+
+def facts(argument):
+    alias = argument.alias_info
+    writes = alias.is_write if alias is not None else None
+    return argument.name, str(argument.type), writes, argument.is_out, argument.kwarg_only

@@ -1,4 +1,7 @@
-"""Hazards among PyTorch's calls: its operators run on the host here, its CUDA side is faked."""
+"""Hazards among PyTorch's calls: its operators run on the host here, its CUDA side is faked.
+
+Where PyTorch is not installed, `stand_in_torch` stands in for it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import importlib
 import threading
 
 import pytest
+import stand_in_torch
+from stand_in_torch import torch
 
 from gpuscope.device.accesses import accesses_of
 from gpuscope.record import libraries, operators
@@ -15,8 +20,6 @@ from gpuscope.record.hazard_notes import Queue, Work
 from gpuscope.record.pytorch import PyTorch
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Options
-
-torch = pytest.importorskip("torch")
 
 
 class Cuda:
@@ -96,6 +99,7 @@ class Event:
 
 @pytest.fixture
 def cuda(monkeypatch):
+    stand_in_torch.install(monkeypatch)
     cuda = Cuda()
 
     def gpu_of(tensor):
@@ -440,6 +444,7 @@ def test_branches_inside_a_graph(cuda, x, joins):
 
 
 # -- what is not seen, threads, errors -----------------------------------------------------
+@pytest.mark.skipif(not stand_in_torch.IS_REAL, reason="needs PyTorch")
 def test_the_backward_pass_and_its_stream(cuda):
     with cuda.on(A):
         x = torch.ones(4, requires_grad=True)

@@ -9,6 +9,8 @@ from gpuscope.learn.answers import Choice as Choice
 from gpuscope.learn.answers import Interval as Interval
 from gpuscope.learn.answers import Order as Order
 from gpuscope.learn.answers import Value as Value
+from gpuscope.learn.attempt import Attempt as Attempt
+from gpuscope.learn.attempt import Step as Step
 from gpuscope.learn.cases import CAUSES as CAUSES
 from gpuscope.learn.cases import Case as Case
 from gpuscope.learn.cases import address as address

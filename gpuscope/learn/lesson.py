@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -13,15 +14,29 @@ from gpuscope._files import write_csv
 from gpuscope.analysis.reasons import explain
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, NotFound
+from gpuscope.figures.timeline_figure import timeline
 from gpuscope.learn.answers import Answer, Interval, Kind
-from gpuscope.learn.outcome import RESULTS, Feedback, Outcome, Result, find, picture, window_of
+from gpuscope.learn.attempt import Attempt, Unmet, bounded
+from gpuscope.learn.outcome import (
+    RESULTS,
+    Feedback,
+    Outcome,
+    Result,
+    find,
+    of_interest,
+    picture,
+    window_of,
+)
 from gpuscope.learn.question import Question
+from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 
 _UNTRIED = (
     "Change the cell above, then run this one. If you did: does your code return or launch "
     "anything?"
 )
+_SEEDS = 3
+"""Different durations and values with which a check runs a program."""
 _SCALES = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
@@ -39,6 +54,8 @@ class Lesson:
     ----------
     questions
         Name → the question asked last under that name.
+    patience_s
+        How long a program that is checked may run, on the host's clock.
 
     Examples
     --------
@@ -57,6 +74,8 @@ class Lesson:
         self.title = title
         self.device = device
         self.questions: dict[str, Question] = {}
+        self.patience_s = 10.0
+        self._attempts: list[Attempt] = []
         self._answers: dict[str, Answer] = {}
         self._results: dict[str, Result] = {}
 
@@ -70,7 +89,8 @@ class Lesson:
     def predict(self, name: str, question: str, kind: Kind) -> Question:
         """Ask for a prediction: the form to show.
 
-        Asking again under the same name starts anew; attempts are counted on.
+        Asking again under the same name starts anew; attempts are counted on. Once the outcome
+        was seen, the results keep the first answer.
 
         Parameters
         ----------
@@ -137,9 +157,11 @@ class Lesson:
         """
         if name not in self.questions:
             raise NotFound(f"no prediction {name!r} was asked for: run the cell that does first")
-        form = self.questions[name]
+        form, first = self.questions[name], self._results[name]
         kind = form.kind
-        result = replace(self._results[name], measured=_shown(kind, "measured", measured))
+        result = replace(
+            first, measured=_shown(kind, "measured", measured), answer=None, verdict="not predicted"
+        )
         answer = self._answers.get(name)
         if answer is not None:
             right = kind.is_right(answer, measured)
@@ -150,7 +172,8 @@ class Lesson:
             form.tell("Right." if right else "Not this time.", result.verdict, locked=True)
         elif not form.locked:
             form.tell("It was run before you predicted.", locked=True)
-        self._results[name] = result
+        kept = replace(first, attempts=result.attempts) if first.measured else result
+        self._results[name] = kept
         explanation = figure = None
         if trace is not None:
             if isinstance(why, str):
@@ -164,18 +187,32 @@ class Lesson:
             if explanation is not None:
                 explanation = replace(explanation, zero_ns=window[0])  # as in the picture
             figure = picture(trace, result, explanation, window, guess)
-        return Outcome(result, rule, explanation, figure)
+        return Outcome(result, kept, rule, explanation, figure)
 
     # -- exercises --------------------------------------------------------------------
-    @door(name=str, task=str, test=Callable, hints=SeveralOf(str))
+    def watch(self, program: Callable[..., object], *arguments: object) -> Attempt:
+        """Run a learner's program inside a check and record it: conditions on its trace follow.
+
+        It is stopped after :attr:`patience_s`. The last one that a check watched is drawn.
+        """
+        with profile(self.device, hazards=True) as recording, bounded(self.patience_s):
+            attempt = Attempt(recording)
+            self._attempts.append(attempt)
+            attempt.value = program(*arguments)
+            attempt.returned_ns = self.device.now_ns()
+        return attempt
+
+    @door(name=str, task=str, test=Callable, hints=SeveralOf(str), rule=str)
     def check(
         self,
         name: str,
         task: str,
-        test: Callable[[], bool | str | None],
+        test: Callable[[random.Random], bool | str | None],
         hints: Sequence[str] = (),
+        *,
+        rule: str = "",
     ) -> Feedback:
-        """Check an exercise that is solved by code.
+        """Check an exercise that is solved by code, with other durations and values each time.
 
         What was solved once stays so in the results, whatever is tried later.
 
@@ -184,22 +221,41 @@ class Lesson:
         task
             What was to be done, in short.
         test
-            Returns true where it is solved, what it found instead in words, or ``None`` where
-            nobody tried yet. An error that it raises counts as not solved, and is told.
+            Called with a source of durations and values, several times: runs the learner's program
+            with :meth:`watch`, and returns true where it is solved, what it found instead in
+            words, or ``None`` where nobody tried yet. A condition that is not met, or an error,
+            counts as not solved, and is told.
         hints
-            Given one after the other, one at each attempt that fails.
+            Given one after the other, one at each attempt that fails. The last one is a solution;
+            what follows its first line is shown as code.
+        rule
+            The rule that the exercise is about.
         """
         self._keep(name, "exercise", task, "not tried")
+        self._attempts.clear()
+        found: bool | str | None = True
         try:
-            found = test()
+            for seed in range(_SEEDS):
+                if found is True:
+                    found = test(random.Random(seed))  # noqa: S311 - durations
+        except Unmet as unmet:
+            found = str(unmet)
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything
             found = f"It raised {type(error).__name__}: {error}"
         if found is None:
-            return Feedback(replace(self._results[name], verdict="not tried"), _UNTRIED, "")
-        solved = found is True
-        said = "" if isinstance(found, bool) else str(found)
-        result = self._tried(name, None, solved=solved)
-        return Feedback(result, said, "" if solved else _hint(hints, result.attempts))
+            result = replace(self._results[name], verdict="not tried")
+            return Feedback(result, _UNTRIED, "", rule)
+        result = self._tried(name, None, solved=found is True)
+        last, figure = self._attempts[-1] if self._attempts else None, None
+        if last is not None and len(trace := of_interest(last.trace)):
+            window = window_of(trace, None, None)
+            figure = timeline(trace, window_ns=window, title="Your program")
+        if found is not True:
+            said = found or "It is not what was asked for."
+            return Feedback(result, said, _hint(hints, result.attempts), rule, figure)
+        shown = "; ".join(dict.fromkeys(last.shown)) if last is not None else ""
+        said = f"{shown or 'it returned what was asked for'}, with each of {_SEEDS} sets of values."
+        return Feedback(result, said[0].upper() + said[1:], "", rule, figure)
 
     @door(name=str, question=str, kind=Kind, hints=SeveralOf(str), rule=str)
     def quiz(
@@ -219,7 +275,7 @@ class Lesson:
         answer
             The right one: measured, where it can be.
         hints
-            Given one after the other, one at each answer that is wrong.
+            Given one after the other, one at each answer that is wrong; then comes the answer.
         rule
             The rule that explains it, told once the answer is right.
         """
@@ -232,8 +288,9 @@ class Lesson:
             if solved:
                 form.tell(f"Right: {kind.show(tried)}. {rule}".rstrip(), "right", locked=True)
                 return
-            hint = _hint(hints, result.attempts)
-            form.tell(f"Not {kind.show(tried)}. {hint and 'Hint: '}{hint}".rstrip(), "wrong")
+            ending = f"The answer is {kind.show(answer)}. {rule}".rstrip()
+            hint = [*(f"Hint: {one}" for one in hints), ending]
+            form.tell(f"Not {kind.show(tried)}. {_hint(hint, result.attempts)}", "wrong")
 
         form = Question(question, kind, button="Check", on_answer=judge)
         self.questions[name] = form
@@ -290,7 +347,7 @@ class Lesson:
             raise InvalidArgument(
                 f"another {had.kind} is called {name!r} already: choose another name"
             )
-        if had is None or kind == "prediction":
+        if had is None or (kind == "prediction" and not had.measured):
             attempts = 0 if had is None else had.attempts
             self._results[name] = Result(
                 self.number, name, kind, question, None, "", verdict, attempts, self.device.name

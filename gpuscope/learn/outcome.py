@@ -76,6 +76,8 @@ class Outcome:
     ----------
     result
         The verdict, and both as text.
+    kept
+        What the lesson's results keep: the first answer.
     rule
         The rule that explains it.
     explanation
@@ -85,6 +87,7 @@ class Outcome:
     """
 
     result: Result
+    kept: Result
     rule: str
     explanation: Explanation | None
     figure: Figure
@@ -100,6 +103,9 @@ class Outcome:
             answer = escape(str(result.answer))
             text = f"<b>{verdict}</b> You predicted: <b>{answer}</b>. {measured}"
         lines = [text]
+        if (self.kept.answer, self.kept.verdict) != (result.answer, result.verdict):
+            first = escape(self.kept.answer or "none")
+            lines.append(f"Your first prediction stays in the results: <b>{first}</b>.")
         if self.explanation is not None:
             why = escape(_without_templates(str(self.explanation)))
             lines.append(f"Why: {why.replace(chr(10), '<br>')}")
@@ -108,11 +114,7 @@ class Outcome:
         return _box(lines, {"right": "#009e73", "wrong": "#d55e00"}.get(result.verdict, "#57606a"))
 
     def _ipython_display_(self) -> None:
-        ipython = importlib.import_module("IPython.display")  # only where it is shown
-        bundle = {"text/html": self.html(), RESULTS: [asdict(self.result)]}
-        ipython.display(bundle, raw=True)
-        if self.figure is not None:
-            ipython.display(self.figure)
+        _display(self.html(), self.figure, self.kept)
 
 
 @dataclass(frozen=True)
@@ -124,22 +126,44 @@ class Feedback:
     result
         The verdict.
     found
-        What was found, in words.
+        What the trace of the learner's program shows, in words.
     hint
-        What to think about next; empty where it is solved or was not tried.
+        What to think about next, in the end a solution; empty where it is solved or was not tried.
+    rule
+        The rule that the exercise is about.
+    figure
+        The timeline of the learner's program, or ``None`` where nothing was recorded.
     """
 
     result: Result
     found: str
     hint: str
+    rule: str = ""
+    figure: Figure = None
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """Return the verdict, its reasons and a hint as HTML."""
         verdict = self.result.verdict
         lines = [f"<b>{verdict[0].upper()}{verdict[1:]}.</b> {escape(self.found)}"]
+        if self.rule:
+            lines.append(f"The rule: {escape(self.rule)}")
         if self.hint:
-            lines.append(f"Hint: {escape(self.hint)}")
+            hint, _, code = self.hint.partition("\n")
+            lines.append(f"Hint: {escape(hint)}")
+            if code:
+                lines.append(f"<pre style='margin:0'>{escape(code)}</pre>")
         colour = {"solved": "#009e73", "not solved": "#d55e00"}.get(verdict, "#57606a")
         return _box(lines, colour)
+
+    def _ipython_display_(self) -> None:
+        _display(self.html(), self.figure, self.result)
+
+
+def _display(html: str, figure: Figure, result: Result) -> None:
+    ipython = importlib.import_module("IPython.display")  # only where it is shown
+    ipython.display({"text/html": html, RESULTS: [asdict(result)]}, raw=True)
+    if figure is not None:
+        ipython.display(figure)
 
 
 @door(trace=Trace, name=(str, None), nth=int, kind=(str, None))
@@ -199,7 +223,7 @@ def picture(
     window, guessed_ns
         On the trace's clock: the part to draw, and what was predicted.
     """
-    trace = _of_interest(trace, explanation)
+    trace = of_interest(trace, explanation)
     said = "nothing" if result.answer is None else result.answer
     origin = label(trace)
     room = (_TITLE - len(origin)) // 2
@@ -231,7 +255,7 @@ def picture(
     return figure
 
 
-def _of_interest(trace: Trace, explanation: Explanation | None) -> Trace:
+def of_interest(trace: Trace, explanation: Explanation | None = None) -> Trace:
     """Leave out handles where calls say more."""
     if explanation is not None and explanation.kind == "handle":
         return trace
@@ -242,7 +266,7 @@ def window_of(
     trace: Trace, explanation: Explanation | None, guessed_ns: tuple[int, int] | None
 ) -> tuple[int, int]:
     """Return the part of a trace to draw: all of it, and what was predicted, with a margin."""
-    trace = _of_interest(trace, explanation)
+    trace = of_interest(trace, explanation)
     starts = trace.array("start_ns")
     ends = np.maximum(trace.array("end_ns", fill=-1), starts)
     low, high = int(starts.min()), int(ends.max())
@@ -268,7 +292,7 @@ def _label(text: str) -> dict[str, object]:
 
 
 def _box(lines: Sequence[str], colour: str) -> str:
-    body = "".join(f"<p style='margin:4px 0'>{line}</p>" for line in lines)
+    body = "".join(f"<div style='margin:4px 0'>{line}</div>" for line in lines)
     return (
         f"<div class='gpuscope-outcome' role='status' style='border-left:4px solid {colour};"
         f"padding:2px 12px;max-width:760px;line-height:1.5'>{body}</div>"

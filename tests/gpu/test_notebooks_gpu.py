@@ -35,6 +35,6 @@ def test_wrong_answers_are_told_so_on_a_gpu(name):
     wanted = {"prediction": "wrong", "exercise": "not solved"}
     passed = [one for one in played.results.values() if one.verdict != wanted[one.kind]]
     assert not passed, "\n".join(map(str, passed))
-    outcomes = [value for value in played.values.values() if hasattr(value, "rule")]
+    outcomes = [value for value in played.values.values() if hasattr(value, "explanation")]
     assert outcomes
     assert all("Not this time." in outcome.html() for outcome in outcomes)

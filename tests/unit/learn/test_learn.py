@@ -177,14 +177,33 @@ def test_a_prediction_that_nobody_made_is_not_predicted(lesson, trace):
     assert outcome.explanation is None
 
 
-def test_asking_again_starts_anew_and_counts_on(lesson):
+def test_asking_again_starts_anew_and_keeps_the_first_answer(lesson):
     lesson.predict("n", "How many?", Value()).give(1)
     assert lesson.reveal("n", 2).result.attempts == 1
     assert lesson.reveal("n", 2).result.attempts == 1, "looking again is no attempt"
     lesson.predict("n", "How many?", Value()).give(2)
-    result = lesson.reveal("n", 2).result
-    assert (result.verdict, result.attempts) == ("right", 2)
-    assert len(lesson.results) == 1
+    outcome = lesson.reveal("n", 2)
+    assert (outcome.result.verdict, outcome.result.attempts) == ("right", 2)
+    assert "Right." in outcome.html()
+    assert "Your first prediction stays in the results: <b>1</b>" in outcome.html()
+    (kept,) = lesson.results
+    assert (kept.answer, kept.verdict, kept.attempts) == ("1", "wrong", 2)
+
+
+def test_a_prediction_may_be_changed_until_its_outcome_is_seen(lesson):
+    lesson.predict("n", "How many?", Value()).give(1)
+    lesson.predict("n", "How many?", Value()).give(2)
+    outcome = lesson.reveal("n", 2)
+    assert (outcome.result.verdict, outcome.kept.verdict) == ("right", "right")
+    assert "first prediction" not in outcome.html()
+
+
+def test_who_saw_the_outcome_did_not_predict_it(lesson):
+    lesson.predict("n", "How many?", Value())
+    lesson.reveal("n", 2)
+    lesson.predict("n", "How many?", Value()).give(2)
+    assert "in the results: <b>none</b>" in lesson.reveal("n", 2).html()
+    assert [(one.answer, one.verdict) for one in lesson.results] == [(None, "not predicted")]
 
 
 def test_what_was_never_asked_cannot_be_revealed(lesson):
@@ -263,10 +282,10 @@ def test_rows_are_found_by_name_and_number(trace):
 
 
 def test_a_check_tells_what_it_found_and_hints_one_after_the_other(lesson):
-    found = iter([None, "It was 3.", "It was 4.", "It was 5.", True])
+    found = iter([None, "It was 3.", "It was 4.", "It was 5.", True, True, True])
 
     def check():
-        return lesson.check("sum", "Add", lambda: next(found), ["First?", "Second?"])
+        return lesson.check("sum", "Add", lambda _: next(found), ["First?", "Second?"], rule="R.")
 
     untried = check()
     assert (untried.result.verdict, untried.hint, untried.result.attempts) == ("not tried", "", 0)
@@ -279,14 +298,21 @@ def test_a_check_tells_what_it_found_and_hints_one_after_the_other(lesson):
     assert hints == ["First?", "Second?", "Second?"]
     solved = check()
     assert (solved.result.verdict, solved.hint, solved.result.attempts) == ("solved", "", 4)
-    assert "Solved." in solved._repr_html_()
+    assert "Solved.</b> It returned what was asked for, with each of 3 sets" in solved.html()
+    assert all("The rule: R." in one.html() for one in (untried, feedback, solved))
+
+
+def test_a_solution_is_shown_as_code(lesson):
+    feedback = lesson.check("sum", "Add", lambda _: False, ["A solution:\nif a < b:\n    b"])
+    assert "Hint: A solution:</div>" in feedback.html()
+    assert ">if a &lt; b:\n    b</pre>" in feedback.html()
 
 
 def test_what_was_solved_stays_so_whatever_is_tried_later(lesson):
-    found = iter([True, "It was 3.", None])
+    found = iter([True, True, True, "It was 3.", None])
 
     def check():
-        return lesson.check("sum", "Add", lambda: next(found), ["First?"])
+        return lesson.check("sum", "Add", lambda _: next(found), ["First?"])
 
     check()
     again = check()
@@ -297,27 +323,32 @@ def test_what_was_solved_stays_so_whatever_is_tried_later(lesson):
 
 
 def test_an_error_of_the_learners_code_is_told(lesson):
-    feedback = lesson.check("sum", "Add", lambda: 1 / 0, ["Think."])
+    feedback = lesson.check("sum", "Add", lambda _: 1 / 0, ["Think."])
     assert feedback.found == "It raised ZeroDivisionError: division by zero"
-    assert "Hint: Think." in feedback._repr_html_()
+    assert "Hint: Think." in feedback.html()
 
 
 def test_a_quiz_may_be_answered_again(lesson):
-    question = lesson.quiz("q", "Which?", Choice(["a", "b", "c"]), "c", ["Not the first letter."])
+    question = lesson.quiz(
+        "q", "Which?", Choice(["a", "b", "c"]), "c", ["Not the first letter."], rule="Letters end."
+    )
     assert lesson.results[0].verdict == "not tried"
     send(question, "a")
     assert (question.tone, question.locked) == ("wrong", False)
     assert question.said == "Not a. Hint: Not the first letter."
     assert lesson.results[0].verdict == "not solved"
+    send(question, "b")
+    assert question.said == "Not b. The answer is c. Letters end.", "hints end with it"
     send(question, "c")
     assert (question.tone, question.locked) == ("right", True)
+    assert question.said == "Right: c. Letters end."
     result = lesson.results[0]
-    assert (result.verdict, result.answer, result.attempts) == ("solved", "c", 2)
+    assert (result.verdict, result.answer, result.attempts) == ("solved", "c", 3)
 
 
 def test_an_exercise_that_is_checked_again_keeps_its_attempts(lesson):
-    lesson.check("sum", "Add", lambda: "It was 3.")
-    assert lesson.check("sum", "Add", lambda: None).result.attempts == 1
+    lesson.check("sum", "Add", lambda _: "It was 3.")
+    assert lesson.check("sum", "Add", lambda _: None).result.attempts == 1
     with pytest.raises(ValueError, match="another exercise is called 'sum'"):
         lesson.predict("sum", "When?", Choice(OPTIONS))
 

@@ -1,0 +1,185 @@
+"""Conditions on the trace of a learner's program: met, and each of them not met."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+import gpuscope as gs
+from gpuscope.learn import Step
+from gpuscope.trace.metadata import HazardFacts
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def gpu():
+    return gs.open_device("sim:h200", quiet=True)
+
+
+@pytest.fixture
+def lesson(gpu):
+    return gs.learn.Lesson(7, "A lesson", gpu)
+
+
+def check(lesson, program, *conditions):
+    """Check that a program meets conditions; each is a method's name and its arguments."""
+
+    def test(_chance):
+        attempt = lesson.watch(program)
+        for name, *arguments in conditions:
+            getattr(attempt, name)(*arguments)
+        return True
+
+    return lesson.check("it", "Do it", test, ["Think."], rule="The rule.")
+
+
+@pytest.fixture
+def steps(gpu):
+    """Return two steps, the second of which reads what the first one writes."""
+    write = Step(gpu, 2 * MS, name="write")
+    return write, Step(gpu, 3 * MS, name="read", after=[write])
+
+
+@pytest.fixture
+def streams(gpu):
+    with gpu.create_stream(name="s") as s, gpu.create_stream(name="t") as t:
+        yield s, t
+
+
+def test_what_a_trace_shows_is_the_reason_that_is_told(lesson, steps, streams):
+    (write, read), (s, t) = steps, streams
+
+    def program():
+        write.execute(stream=s)
+        t.wait(s.record())
+        read.execute(stream=t)
+
+    feedback = check(
+        lesson, program, ("ran", write, read), ("order", "write", "read"), ("in_stream", "read", "t"),
+        ("returned_before", "write"), ("nothing_races",),
+    )  # fmt: skip
+    assert feedback.result.verdict == "solved"
+    for words in (
+        "It ran write, read", "write → read", "read ran in t", "did not wait for write",
+        "nothing races among 2 accesses", "each of 3 sets",
+    ):  # fmt: skip
+        assert words in feedback.found
+    assert "The rule: The rule." in feedback.html()
+    (bars,) = (one for one in feedback.figure.data if one.name == "whole GPU: kernel")
+    assert set(bars.text) == {"write", "read"}, "names are on the bars"
+
+
+def both(steps, streams, *, wait_ns=0):
+    steps[0].execute(stream=streams[0])
+    if wait_ns:
+        streams[0].synchronize()
+    steps[1].execute(stream=streams[1])
+
+
+@pytest.mark.parametrize(
+    ("conditions", "wait_ns", "words"),
+    [
+        ([("ran",)], 0, "It shall run nothing; it ran write, read."),
+        ([("order", "write", "read")], 0, "read began before write had ended"),
+        ([("order", "read", "write")], 1, "write began before read had ended"),
+        ([("together", "write", "read")], 1, "did not run at the same time"),
+        ([("in_stream", "read", "s")], 0, "read ran in t, not in s"),
+        ([("in_partition", "read", "p")], 0, "read ran in no partition, not in p"),
+        ([("returned_before", "write")], 1, "The host waited"),
+        ([("returned_after", "read")], 0, "returned before read had ended"),
+        ([("nothing_races",)], 0, r"read after write\): nothing orders write \(in s\) before read"),
+        ([("order", "write", "other")], 1, "other did not run"),
+    ],
+)
+def test_a_condition_that_is_not_met_is_told(lesson, steps, streams, conditions, wait_ns, words):
+    feedback = check(lesson, lambda: both(steps, streams, wait_ns=wait_ns), *conditions)
+    assert feedback.result.verdict == "not solved"
+    assert feedback.figure is not None
+    assert re.search(words, feedback.found), feedback.found
+
+
+def test_host_synchronisation_is_an_order_that_races_nothing(lesson, steps, streams):
+    feedback = check(lesson, lambda: both(steps, streams, wait_ns=1), ("nothing_races",))
+    assert feedback.result.verdict == "solved"
+
+
+def test_a_kernel_that_was_cut_short_or_repeated_is_not_the_one_that_was_given(
+    gpu, lesson, streams
+):
+    meant, short = Step(gpu, 2 * MS, name="it"), Step(gpu, MS, name="it")
+    feedback = check(lesson, lambda: short.execute(stream=streams[0]), ("ran", meant))
+    assert "it took 1,000 µs instead of 2,000" in feedback.found
+    feedback = check(lesson, lambda: both((meant, meant), streams), ("ran", meant))
+    assert feedback.found == "It shall run it; it ran 2 times it."
+
+
+def test_what_nobody_saw_is_not_taken_for_harmless(lesson, steps, streams, monkeypatch):
+    facts = HazardFacts(accesses=1, unseen=1, unseen_names=("mystery",), found=())
+    result = SimpleNamespace(facts=facts)
+    monkeypatch.setattr("gpuscope.learn.attempt.hazards", lambda _trace: result)
+    feedback = check(lesson, lambda: both(steps, streams), ("nothing_races",))
+    assert feedback.found.endswith("what mystery reads and writes is unknown.")
+
+
+def test_a_copy_is_counted(gpu, lesson, streams):
+    x, y = gpu.empty(4), gpu.empty(4)
+    feedback = check(lesson, lambda: streams[0].copy(x, y), ("ran",))
+    assert feedback.found == "It shall run nothing; it ran copy."
+
+
+def test_a_program_without_an_end_is_stopped_and_told_so(lesson, steps, streams):
+    lesson.patience_s = 0.3
+
+    def forever():
+        both(steps, streams)
+        while True:
+            with suppress(Exception):  # as learners write it
+                time.sleep(0.01)
+
+    before = signal.getsignal(signal.SIGALRM)
+    feedback = check(lesson, forever)
+    assert "did not end within 0.3 s" in feedback.found
+    assert feedback.figure is not None, "what it did until then"
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_a_thread_that_never_ends_is_not_waited_for(lesson):
+    lesson.patience_s = 0.3
+    forever = threading.Event()
+    thread = threading.Thread(target=forever.wait)
+
+    def program():
+        thread.start()
+        thread.join()
+
+    assert "did not end within 0.3 s" in check(lesson, program).found
+    forever.set()
+    thread.join()
+
+
+def test_an_alarm_that_somebody_set_before_still_rings(lesson):
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        check(lesson, lambda: None)
+        while not rung:
+            signal.pause()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_durations_differ_from_run_to_run_and_not_from_check_to_check(lesson):
+    drawn = []
+    for _ in range(2):
+        lesson.check("it", "Do it", lambda chance: drawn.append(chance.random()) or True)
+    assert len(set(drawn)) == 3
+    assert drawn[:3] == drawn[3:]

@@ -133,6 +133,18 @@ class Attempt:
         When it returned, on the trace's clock.
     shown
         The conditions that were met, in words.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> lesson = gs.learn.Lesson(0, "An example", gpu)
+    >>> step = gs.learn.Step(gpu, 50_000, name="step")
+    >>> attempt = lesson.watch(step.execute)
+    >>> attempt.ran(step)
+    >>> attempt.returned_after("step")
+    >>> attempt.shown
+    ['it ran step', 'the host waited for step']
     """
 
     value: object

@@ -240,7 +240,7 @@ class SweepResult(Result):
 def solo_statistics(
     in_place: Sequence[Trace], whole_gpu: Sequence[Trace], *, paced: bool
 ) -> SoloFacts | None:
-    """Return what one workload reached alone; ``None`` if no kernel of it ended.
+    """Return what one workload reached alone; ``None`` if no kernel and no call of it ended.
 
     Parameters
     ----------
@@ -253,14 +253,14 @@ def solo_statistics(
     """
     kernels, whole_kernels = ([*map(ended_kernels, traces)] for traces in (in_place, whole_gpu))
     durations, whole_durations = _durations(kernels), _durations(whole_kernels)
-    if not len(durations):
-        return None
     names = {name for trace in kernels for name in trace.texts("name")}
     whole = None if paced else done_alone(whole_gpu)
+    if not len(durations) and not whole:
+        return None
     # A workload that launches different kernels has no typical one.
-    typical = np.median(durations) if len(names) == 1 else np.mean(durations)
+    typical = np.median if len(names) == 1 else np.mean
     return SoloFacts(
-        kernel_ns=float(typical),
+        kernel_ns=float(typical(durations)) if len(durations) else None,
         n=len(durations),
         whole_gpu_kernel_ns=float(np.median(whole_durations)) if len(whole_durations) else None,
         whole_gpu_calls_per_s=whole.calls_per_s if whole else None,

@@ -248,7 +248,7 @@ def _together(now: Summary, _colors: Mapping[str, str]) -> str:
     facts = now.rows[0]
     overlap, tight, gain = facts["overlap"], facts["overlap_tight"], facts["gain"]
     if overlap is None:
-        return card(now, "Together", ["Only one workload ran."])
+        return card(now, "Together", ["Fewer than two workloads ran on the GPU."])
     lines, more = [f"Overlap <b>{format_value(overlap)}</b>"], [
         "Overlap: the part of the shorter busy time in which both ran"
         + (f"; at least {format_value(tight)}." if tight is not None else ".")

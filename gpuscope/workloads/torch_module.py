@@ -100,8 +100,11 @@ class TorchModule(FunctionHandle[_R]):
             owner = _home(module, inputs)
         device = owner.device if isinstance(owner, Partition) else owner
         self._torch = _torch_for(device, module)
-        if graph:
-            device.capabilities.require("graphs", feature="a module as a graph (graph=True)")
+        if graph and not device.capabilities.graphs:
+            raise CapabilityError(
+                f"{device.info.key} has no graphs: give graph=False, and each call runs the "
+                "module's Python"
+            )
         self.inputs = inputs
         self._pool: object = None
         args, keywords = _as_arguments(inputs)

@@ -66,6 +66,14 @@ def ours():
     return [one for one in threading.enumerate() if one.name.startswith("stream ")]
 
 
+def test_a_workload_without_kernels_has_its_rate_and_what_of_it_is_left(mine):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    run = gs.run({**described(b="naps"), "alone_repeats": 3}, gpu)
+    for row in run.comparison.to_pylist():
+        assert (row["kernels"], row["latency_n"]) == (0, 5)
+        assert 0 < row["share_of_alone_on_whole_gpu"] < 1
+
+
 def test_each_stream_has_a_thread_for_warming_up_and_launching(mine, cpu):
     run = gs.run({**described(), "rounds": 2}, cpu)
     from mine_driven import seen

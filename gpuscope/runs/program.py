@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -113,6 +113,8 @@ class Call:
         Work.
     row, handle
         Ids of its row, and of the handle's call that it is part of.
+    paced
+        Whether it begins a call that arrives at a given time.
     """
 
     thread: tuple[int, int, str]
@@ -123,6 +125,7 @@ class Call:
     waits_for: list[Work] = field(default_factory=list)
     row: int | None = None
     handle: int | None = None
+    paced: bool = False
 
 
 @dataclass(eq=False)
@@ -199,9 +202,15 @@ def program(
                 after.after.append(before)
     found.calls = _calls(trace, rows, by_id)
     found.handles = _handles(rows, found.calls)
-    _note_polls(found, rows)
+    described = (trace.metadata.experiment or {}).get("workloads", {})
+    paced = {name for name, plan in described.items() if plan.get("rate_hz") is not None}
+    _note_polls(found, rows, paced)
     found.calls.sort(key=lambda call: (call.start_ns, call.end_ns))
+    last_ns: dict[tuple[int, int, str], int] = {}
     for place, call in enumerate(found.calls):
+        if call.thread[2] and not call.launches:  # a thread looks from its last call on, until it sees the end
+            call.start_ns = last_ns.get(call.thread, call.start_ns)
+        last_ns[call.thread] = call.end_ns
         for work in call.launches:
             work.call = place
     for work in works:
@@ -294,16 +303,19 @@ def _handles(rows: Iterable[Row], calls: list[Call]) -> dict[int, list[Work]]:
     return found
 
 
-def _note_polls(found: Program, rows: Iterable[Row]) -> None:
+def _note_polls(found: Program, rows: Iterable[Row], paced: Container[str]) -> None:
     """Add what threads do that never wait but look whether handles' calls are done.
 
-    Each handle then goes on when its own calls are done, as in an experiment's loop.
+    Each handle then goes on when its own calls are done, as in an experiment's loop; calls of those
+    that are paced, not before they arrive.
     """
     of_row = {row["id"]: row for row in rows if row["kind"] == "handle"}
     waiting = {call.thread[:2] for call in found.calls if call.waits_for}
     for call in found.calls:
         if call.handle is not None and call.thread[:2] not in waiting:
-            call.thread = (*call.thread[:2], of_row[call.handle]["name"])
+            name = of_row[call.handle]["name"]
+            call.paced = name in paced and call.launches[0] is found.handles[call.handle][0]
+            call.thread = (*call.thread[:2], name)
     for number, works in found.handles.items():
         row = of_row[number]
         thread = row["process"] or 0, row["end_thread"] or row["thread"] or 0

@@ -254,7 +254,9 @@ class _Player:
             call = self.found.calls[place]
             leader = self.graphs.get(place)
             inside = leader is not None and leader != place
-            if before is not None and not inside:
+            if call.paced:
+                now_ns = max(now_ns, call.start_ns)
+            elif before is not None and not inside:
                 now_ns += max(0, call.start_ns - before.end_ns)
             yield now_ns
             began_ns = now_ns

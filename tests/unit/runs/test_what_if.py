@@ -225,6 +225,21 @@ def test_a_polling_host_goes_on_when_the_work_is_done():
     assert after < before
 
 
+@pytest.mark.parametrize("rate_hz", [None, 1000])
+def test_a_host_that_waits_less_calls_again_sooner_unless_calls_arrive_at_given_times(rate_hz):
+    paced = {"arrival": "fixed", "rate_hz": rate_hz} if rate_hz else {}
+    experiment = {
+        "name": "again", "alone_repeats": 0, "streams": {"s": {"partition": "p"}},
+        "workloads": {"w": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s",
+                            "repeats": 10, **paced}},
+        "settings": {str(count): {"partitions": {"p": count}} for count in (24, 120)},
+    }  # fmt: skip
+    run = gs.runs.predict(experiment, jitter=False)
+    for before, after in (("24", "120"), ("120", "24")):
+        forecast = gs.what_if(run[before], partitions={"p": int(after)})["forecast"]
+        assert span_ns(forecast) == pytest.approx(span_ns(run[after]), rel=0.05)
+
+
 def test_a_second_recording_says_what_it_took_there():
     run = gs.what_if(
         record((132 - 24, 24)), second=record((24, 108)), partitions={"a": 24, "b": "rest"}

@@ -208,7 +208,7 @@ def program(
     found.calls.sort(key=lambda call: (call.start_ns, call.end_ns))
     last_ns: dict[tuple[int, int, str], int] = {}
     for place, call in enumerate(found.calls):
-        if call.thread[2] and not call.launches:  # a thread looks from its last call on, until it sees the end
+        if call.thread[2] and not call.launches:  # it looks from its thread's last call on
             call.start_ns = last_ns.get(call.thread, call.start_ns)
         last_ns[call.thread] = call.end_ns
         for work in call.launches:

@@ -47,7 +47,7 @@ def allocate(device: Device, nbytes: int, stream: Stream | None) -> Memory:
     if device.calls.watchers:
         if stream is None:
             device.calls.tell("seen", "scratch")
-        device.calls.tell("memory", "scratch", accesses=accesses_of(memory.array))
+        device.calls.tell("given", "scratch", stream, accesses=accesses_of(memory.array))
     return memory
 
 
@@ -64,10 +64,15 @@ def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
     after_capture(lambda: _free(device, memory, stream))
 
 
+def note_freed(device: Device, memory: Memory, stream: Stream) -> None:
+    """Tell that memory is free in the order of a stream."""
+    if device.calls.watchers and not stream.capturing:
+        device.calls.tell("freed", "scratch", stream, accesses=accesses_of(memory.array))
+
+
 def _free(device: Device, memory: Memory, stream: Stream | None) -> None:
     if stream is not None and not stream.closed and device.capabilities.stream_ordered_memory:
-        if device.calls.watchers:
-            device.calls.tell("memory", "scratch", stream, accesses=accesses_of(memory.array))
+        note_freed(device, memory, stream)
         device.backend.free(memory, stream)
         return
     idle = stream is not None and stream.tag is not None and stream.tag.is_done

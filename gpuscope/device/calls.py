@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 from msgspec import Struct
@@ -31,6 +32,58 @@ QUEUES_WORK = ("launch", "copy", "host_call")
 """Kinds of calls that queue work."""
 
 
+@dataclass(slots=True, eq=False)
+class HostRun:
+    """One run of a host function.
+
+    Attributes
+    ----------
+    accesses
+        What it read and wrote of page-locked memory, up to now.
+    is_over
+        Whether it has ended.
+    """
+
+    accesses: list[Access] = field(default_factory=list)
+    is_over: bool = False
+
+
+class _OfFunction(threading.local):
+    run: HostRun | None = None
+
+
+of_function = _OfFunction()
+"""The run of a host function that this thread is in."""
+
+
+class HostFunction:
+    """A host function that notes what each of its runs accesses.
+
+    Attributes
+    ----------
+    runs
+        Those that are queued, in order.
+    """
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function = function
+        self.__name__ = getattr(function, "__name__", "host function")
+        self.runs: deque[HostRun] = deque()
+
+    def __call__(self) -> None:
+        """Run it."""
+        before, run = of_function.run, self.runs.popleft() if self.runs else HostRun()
+        of_function.run = run
+        try:
+            self.function()
+        finally:
+            of_function.run = before
+            run.is_over = True
+
+
+_NO_RUNS: Mapping[int, HostRun] = {}
+
+
 class CallFacts(TypedDict, total=False):
     """What is known of some kinds of calls only; see :class:`Call`."""
 
@@ -41,6 +94,7 @@ class CallFacts(TypedDict, total=False):
     graph: Graph | None
     blocks: NativeArray
     accesses: tuple[Access, ...] | None
+    runs: Mapping[int, HostRun]
 
 
 class Call(Struct, eq=False, gc=False):
@@ -54,7 +108,7 @@ class Call(Struct, eq=False, gc=False):
     kind
         ``"launch"``, ``"copy"``, ``"host_call"``, ``"record"``, ``"wait"``, ``"sync"``,
         ``"handle"`` or ``"setup"``: memory being filled before anything is measured. Watchers are
-        also told of what is no call: ``"seen"``, ``"memory"`` and ``"host access"``.
+        also told of what is no call: ``"seen"``, ``"freed"``, ``"given"`` and ``"host access"``.
     name
         Kernel, function or call name.
     correlation
@@ -73,6 +127,8 @@ class Call(Struct, eq=False, gc=False):
         Read it when the launch is done. ``None`` where it writes nothing of the kind.
     accesses
         What its work reads and writes, where a :class:`Watcher` asked; ``None``: not seen.
+    runs
+        Of its host functions, by their node in a graph, else 0: what they access once they ran.
     """
 
     kind: str
@@ -94,6 +150,7 @@ class Call(Struct, eq=False, gc=False):
     workload: str | None = None
     superseded: bool = False
     accesses: tuple[Access, ...] | None = None
+    runs: Mapping[int, HostRun] = _NO_RUNS
 
 
 class Execution(Call, eq=False, gc=False):
@@ -321,19 +378,23 @@ class CallLog:
         stream: Stream | None = None,
         *,
         event: Event | None = None,
+        graph: Graph | None = None,
         accesses: tuple[Access, ...] = (),
     ) -> None:
         """Tell watchers of what is no call, of this moment.
 
-        ``"seen"``: the host saw that an event or the work of a stream, or else of the device, is
-        done. ``"memory"``: memory was freed or given out, in the order of a stream, or else when
-        everything that used it was done. ``"host access"``: the host accessed memory.
+        ``"seen"``: the host saw that an event, the work of a stream or a graph's latest launch, or
+        else the device's work, is done. ``"freed"``: memory was freed in the order of a stream.
+        ``"given"``: it was given out, in the order of a stream, or else when everything that used
+        it was done. ``"host access"``: the host accessed memory.
         """
+        if not self.watchers:
+            return
         nesting = self._of_thread.nesting
         call = Call(
             kind, name, self._key, self.next_correlation(),
             nesting.thread or self._thread(nesting), self._now_ns(), stream, None,
-            event=event, accesses=accesses,
+            event=event, graph=graph, accesses=accesses,
         )  # fmt: skip
         for watcher in self.watchers:
             watcher.noted(call)

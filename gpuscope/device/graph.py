@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuscope._fork import free_in_children
-from gpuscope.device.calls import QUEUES_WORK
+from gpuscope.device.calls import QUEUES_WORK, HostFunction, HostRun
 from gpuscope.device.unique import Closable, Closing
 from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 
@@ -150,6 +150,8 @@ class Graph(Closing):
         """What its products compute in, by the handle of the stream they were captured on."""
         self.nodes: list[Node] = []
         """Its work, as the calls in its capture told it."""
+        self.functions: dict[int, HostFunction] = {}
+        """Its host functions, by node."""
         self._tails: dict[Stream, tuple[int, ...]] = {}
         self._events: dict[Event, tuple[int, ...]] = {}
         self._lock = free_in_children(threading.Lock())
@@ -178,12 +180,22 @@ class Graph(Closing):
         device = self.device
         self._require_captured()
         chosen, selected = device.choose_stream(stream)
+        runs = {node: HostRun() for node in self.functions}
         with (
-            device.calls.observed("launch", self.name, chosen, chosen, graph=self) as call,
+            device.calls.observed(
+                "launch", self.name, chosen, chosen, graph=self, runs=runs
+            ) as call,
             self._lock,  # its launches follow each other, and so do the events behind them
         ):
             self._require_captured()
-            device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
+            for node, run in runs.items():
+                self.functions[node].runs.append(run)
+            try:
+                device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
+            except GpuscopeError:
+                for node in runs:
+                    self.functions[node].runs.pop()
+                raise
         if not selected:
             chosen.synchronize()
 
@@ -240,6 +252,7 @@ class Graph(Closing):
         try:
             if self.raw is not None:
                 self.device.backend.close_graph(self.raw)
+                self.device.calls.tell("seen", "graph.close", graph=self)
                 self.raw = None
         finally:
             self.workspaces.clear()

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.device.accesses import Access, accesses_of
+from gpuscope.device.calls import of_function
 
 if TYPE_CHECKING:
     from gpuscope.device.calls import CallLog
@@ -118,7 +119,10 @@ class PinnedArray(np.ndarray[Any, Any]):
             for value in _flat(values):
                 if isinstance(value, np.ndarray):
                     accesses += accesses_of(value, reads=not writes, writes=writes)
-        if accesses:
+        run = of_function.run
+        if run is not None:
+            run.accesses += accesses
+        elif accesses:
             calls.tell("host access", f"NumPy's {name}", accesses=tuple(accesses))
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
-from gpuscope.device.arena import Arena, allocate, checked_size, give_back
+from gpuscope.device.arena import Arena, allocate, checked_size, give_back, note_freed
 from gpuscope.device.arrays import as_dtype, as_shape
 from gpuscope.device.handles import AnyStream, raw_handle
 from gpuscope.device.raw import Memory, NativeArray
@@ -300,6 +300,7 @@ class WorkloadContext(Unique):
 
     def _return(self, memory: Memory) -> None:
         """Take back memory of the call's own stream: stream order makes it free at once."""
+        note_freed(self.device, memory, self._stream)
         self._spare.append(memory)
 
     def __enter__(self) -> Self:

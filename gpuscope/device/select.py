@@ -10,13 +10,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Literal, NoReturn
 
 from gpuscope._checks import given, require_kind
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean
-from gpuscope.device.calls import Observer
+from gpuscope.device.accesses import of_arrays
+from gpuscope.device.calls import Call, Observer
 from gpuscope.device.device import Device, UnifiedDevice
 from gpuscope.device.raw import NativeArray
 from gpuscope.device.registry import alive, opened
@@ -198,8 +200,21 @@ def _open_sim(
 ) -> Device:
     from gpuscope.device.sim.backend import SimBackend  # noqa: PLC0415 - loads profiles
 
-    device = device_type(SimBackend(profile, pace=pace, jitter=jitter))
-    _sims[id(device.backend)] = device
+    backend = SimBackend(profile, pace=pace, jitter=jitter)
+    device = device_type(backend)
+    _sims[id(backend)] = device
+    known = weakref.ref(device)  # its backend does not keep it
+
+    def assigning(
+        target: NativeArray, sources: tuple[NativeArray, ...]
+    ) -> AbstractContextManager[Call | None]:
+        device = known()
+        if device is None or not device.calls.watchers:
+            return contextlib.nullcontext()
+        legacy, accesses = device.wrap_stream(0), of_arrays(sources, (target,))
+        return device.calls.observed("launch", "assign", legacy, legacy, accesses=accesses)
+
+    backend.assigning = assigning
     _note_open(device, _sim_device_of)
     return device
 

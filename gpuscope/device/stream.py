@@ -12,11 +12,14 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
 from gpuscope.device.accesses import of_arrays, of_launch
 from gpuscope.device.api import Kernel
 from gpuscope.device.arrays import require_array
+from gpuscope.device.calls import HostFunction, HostRun
 from gpuscope.device.event import Event, EventQueue, require_event
 from gpuscope.device.graph import Graph, after_capture, capture
 from gpuscope.device.memory import Tag, is_pageable
@@ -189,8 +192,7 @@ class Stream(Closing, EventQueue):
         mark = None
         try:
             self._backend.sync_stream(self.raw)
-            if self.device.calls.watchers:
-                self.device.calls.tell("seen", "stream.close", self)
+            self.device.calls.tell("seen", "stream.close", self)
         except BaseException:
             with contextlib.suppress(Exception):
                 mark = self._backend.mark(self.raw)
@@ -319,7 +321,8 @@ class Stream(Closing, EventQueue):
                 self._backend.copy(raw, destination, source, call.correlation)
             finally:
                 self.hold(destination, source)
-        if not writes and calls.watchers and not self.capturing:  # it waited
+        to_host = isinstance(destination, np.ndarray)
+        if to_host and not (reads and writes) and not self.capturing:  # it waited
             calls.tell("seen", "copy", self)
 
     def hold(self, *arrays: object) -> None:
@@ -346,8 +349,18 @@ class Stream(Closing, EventQueue):
         if not callable(function):
             raise InvalidOperand(f"function is {given(function)}: one without arguments is needed")
         name = str(getattr(function, "__name__", "host function"))
-        with self.device.calls.observed("host_call", name, self, self) as call:
-            self._backend.host_call(raw, function, call.correlation, self.graph)
+        calls = self.device.calls
+        if not calls.watchers:
+            with calls.observed("host_call", name, self, self) as call:
+                self._backend.host_call(raw, function, call.correlation, self.graph)
+            return
+        noting, run = HostFunction(function), HostRun()
+        with calls.observed("host_call", name, self, self, runs={0: run}) as call:
+            if self.graph is None:
+                noting.runs.append(run)
+            else:
+                self.graph.functions[len(self.graph.nodes) - 1] = noting
+            self._backend.host_call(raw, noting, call.correlation, self.graph)
 
     def capture(self, *, name: str | None = None) -> AbstractContextManager[Graph]:
         """Capture the work queued in the ``with`` block into a graph instead of running it.

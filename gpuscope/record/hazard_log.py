@@ -6,7 +6,8 @@ from collections import deque
 from copy import copy
 from threading import get_native_id
 
-from gpuscope.device.calls import QUEUES_WORK, Activity, Call, Execution
+from gpuscope.device.accesses import Access
+from gpuscope.device.calls import QUEUES_WORK, Activity, Call, Execution, HostRun
 from gpuscope.device.graph import Node
 from gpuscope.device.raw import StreamKind
 from gpuscope.device.select import open_devices
@@ -54,7 +55,7 @@ class HazardLog:
     def call_begins(self, call: Call) -> None:
         """Note a call that is about to reach the device."""
         if call.kind in QUEUES_WORK:
-            if call.accesses is not None or call.graph is not None:
+            if call.accesses is not None or call.graph is not None or call.runs:
                 self._noted.append(call)
         elif call.kind in ("record", "wait", "sync"):
             self._noted.append(call)
@@ -67,7 +68,7 @@ class HazardLog:
             call.kind in QUEUES_WORK
             and call.accesses is None
             and call.graph is None
-            and not call.superseded
+            and not (call.runs or call.superseded)
         ):
             self._noted.append(call.name)
 
@@ -88,21 +89,25 @@ class HazardLog:
         """Pass over what a device says it did: calls tell it."""
 
     # -- notes ------------------------------------------------------------------------
-    def read(self) -> None:
+    def read(self, *, over: bool = True) -> None:
         """Look for hazards in what was noted.
 
-        All of it is read at one moment, by one assignment: interrupted, it begins anew.
+        Until it is ``over``, what comes behind a host function waits for that to run. All else is
+        read at one moment, by one assignment: interrupted, it begins anew.
         """
         detector, taken = self._read
         move(self._noted, taken)
-        detector = copy(detector)
-        for noted in taken:
+        detector, waits = copy(detector), len(taken)
+        for place, noted in enumerate(taken):
             if isinstance(noted, str):
                 detector.count_unseen(noted)
                 continue
+            if not over and isinstance(noted, Call) and not _have_run(noted):
+                waits = place
+                break
             for note in notes_of(noted) if isinstance(noted, Call) else (noted,):
                 detector.take(note)
-        self._read = detector, []
+        self._read = detector, taken[waits:]
 
     def facts(self) -> HazardFacts:
         """Return what was found in what was read."""
@@ -146,17 +151,26 @@ def queue_of(stream: Stream, thread: int) -> Queue:
     )  # fmt: skip
 
 
+def _have_run(call: Call) -> bool:
+    return all(run.is_over for run in call.runs.values())
+
+
+def _of(run: HostRun) -> tuple[Access, ...] | None:
+    return tuple(run.accesses) if run.is_over else None
+
+
 def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each kind
     """Return what a call means for the order of work, and for memory."""
     stream, kind, event = call.stream, call.kind, call.event
     queue = queue_of(stream, call.thread) if stream is not None else None
     accesses = call.accesses or ()
-    if kind == "memory":
-        return [Memory(access.start, access.stop, queue) for access in accesses]
+    if kind in ("freed", "given"):
+        given = kind == "given"
+        return [Memory(one.start, one.stop, queue, is_given=given) for one in accesses]
     if kind == "host access":
         return [HostAccess(call.name, accesses)]
     if kind == "seen":
-        return [HostWait(event, queue, call.device_key)]
+        return [HostWait(event, queue, call.device_key, graph=call.graph)]
     if kind == "sync":
         return [HostWait(event, queue, call.device_key, call.correlation)]
     if queue is None:
@@ -169,13 +183,14 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     number, graph = call.correlation, call.graph
     if graph is not None:
         nodes = tuple(graph.nodes)
+        for place, run in call.runs.items():
+            nodes = (*nodes[:place], nodes[place]._replace(accesses=_of(run)), *nodes[place + 1 :])
         if not nodes and not graph.is_empty:
             nodes = (Node(call.name, None),)
         spans = tuple(node_row(number, node) for node in range(len(nodes)))
         return [Work(queue, call.name, None, spans, graph=graph, nodes=nodes, stream=stream.name)]
-    work = Work(
-        queue, call.name, call.accesses, (work_row(number),), kind == "copy", stream=stream.name
-    )
+    did = _of(call.runs[0]) if call.runs else call.accesses
+    work = Work(queue, call.name, did, (work_row(number),), kind == "copy", stream=stream.name)
     if isinstance(call, Execution) and event is not None:
         return [work, Record(queue, event)]
     return [work]

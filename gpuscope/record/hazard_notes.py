@@ -61,7 +61,9 @@ class Wait(NamedTuple):
 
 
 class HostWait(NamedTuple):
-    """The host's wait for an event, a queue, or else a device; or that it saw it done.
+    """The host's wait for an event, a queue, a graph's latest launch, or else a device.
+
+    Or that it saw it done.
 
     Attributes
     ----------
@@ -74,6 +76,7 @@ class HostWait(NamedTuple):
     queue: Queue | None = None
     device: str = ""
     call: int | None = None
+    graph: object = None
 
 
 class Returned(NamedTuple):
@@ -91,21 +94,22 @@ class HostAccess(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Memory that was freed or given out in the order of a queue; of none, when all was done.
-
-    What used it before and is not in front of that place in the queue is unordered with what
-    uses it next, which is then a reuse of freed memory.
+    """Memory that was freed in the order of a queue, or given out again: of none, all is done.
 
     Attributes
     ----------
     others
-        Queues whose work by now its owner waits for, too, before it gives it out.
+        Queues whose work by now its owner waits for before it gives it out.
+    is_given
+        Whether it was given out: what comes behind in the queue follows the place where it was
+        freed.
     """
 
     start: int
     stop: int
     queue: Queue | None = None
     others: tuple[Queue, ...] = ()
+    is_given: bool = False
 
 
 Note: TypeAlias = Work | Record | Wait | HostWait | Returned | HostAccess | Memory

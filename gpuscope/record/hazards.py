@@ -91,11 +91,17 @@ class _Piece:
 
 
 class _Entry(NamedTuple):
-    """What memory remembers of an access."""
+    """What memory remembers of an access.
+
+    Attributes
+    ----------
+    freed
+        The place in a queue where the memory was freed since.
+    """
 
     piece: _Piece
     access: Access
-    freed: bool = False
+    freed: _Place | None = None
 
 
 class _Found(NamedTuple):
@@ -244,6 +250,8 @@ class Detector:
     def _awaited(self, wait: HostWait) -> _Place:
         if wait.event is not None:
             return self._events.get(wait.event, _START)
+        if wait.graph is not None:
+            return self._graphs.get(wait.graph, _START)
         awaited, device = wait.queue, wait.device
         if awaited is not None:
             place = self._places.get(awaited, _START)
@@ -325,25 +333,34 @@ class Detector:
             self._forget()
 
     def _change_hands(self, note: Memory) -> None:
-        """Forget who used memory in order before it was freed or given out; mark who did not."""
+        """Mark who used memory that was freed, but for those whom its owner waits for."""
         memory, kept = self._memory, []
         places = memory.touched(note.start, note.stop)
         if not places:
             return
         places = memory.cover(note.start, note.stop)
+        place = self._enter(note.queue) if note.queue is not None else _START
+        waited = _START
+        for other in note.others:
+            waited = waited.joined(self._places.get(other, _START))
+        done = _Piece(waited, "", None)
         for cell in places:
-            rest = tuple(entry for entry in memory.entries[cell] if entry.freed)
-            if note.queue is not None:
-                place = self._enter(note.queue)
-                for other in note.others:
-                    place = place.joined(self._places.get(other, _START))
-                now = _Piece(place, "", None)
-                rest = tuple(
-                    entry._replace(freed=True)
-                    for entry in memory.entries[cell]
-                    if not now.follows(entry.piece)
+            entries = memory.entries[cell]
+            if note.queue is None:
+                entries = ()
+            elif note.is_given:
+                entries = tuple(entry for entry in entries if entry.freed is not None)
+                for entry in entries:
+                    place = place.joined(entry.freed or _START)
+            else:
+                entries = tuple(
+                    entry._replace(freed=place)
+                    for entry in entries
+                    if not done.follows(entry.piece)
                 )
-            kept.append(rest)
+            kept.append(entries)
+        if note.queue is not None:
+            self._places[note.queue] = place
         memory.keep(places, kept)
 
     def _forget(self) -> None:
@@ -398,7 +415,7 @@ def _weight(pair: tuple[_Entry, Access, int, int]) -> int:
 def _kind(entry: _Entry, second: _Piece, access: Access) -> HazardKind:
     if second.place.queue is None:
         return "host access too early"
-    if entry.freed:
+    if entry.freed is not None:
         return "reuse of freed memory"
     if entry.piece.is_copy:
         return "use before a copy ended"

@@ -392,7 +392,7 @@ class Recording:
         self.ranges.drain(rows)
         self._calls.drain(rows)
         if self.hazards is not None:
-            self.hazards.read()
+            self.hazards.read(over=over)
         for source in self.sources:
             source.drain(rows)
         if over and not self._waited:

@@ -109,8 +109,7 @@ class Completion(Unique):
         """Wait as :meth:`wait` does, but not as a call that recordings show."""
         if not self._seen:
             self._device.backend.sync_event(self._event.usable())
-            if self._device.calls.watchers:
-                self._device.calls.tell("seen", "settle", event=self._event)
+            self._device.calls.tell("seen", "settle", event=self._event)
             self._see()
 
     def _see(self) -> None:

@@ -310,8 +310,7 @@ class Handle(Closing):
             raise
         number = device.calls.next_correlation() if call is None else call.correlation
         context.queued(number, event, call)
-        context.stream = stream
-        context.thread = thread
+        context.stream, context.thread = stream, thread
 
     def _wait_before_overwriting(self, context: Context) -> None:
         """Wait on the host for a context's call; its mark clears even if that fails."""
@@ -336,6 +335,7 @@ class Handle(Closing):
         backend = self.device.backend
         try:
             backend.sync_stream(stream.raw)
+            self.device.calls.tell("seen", "drain", stream)
         except Exception:  # noqa: BLE001 - the stream may be gone: the device knows its work
             try:
                 backend.synchronize()

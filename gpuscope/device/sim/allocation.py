@@ -6,11 +6,14 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gpuscope._types import Array, DType
+from gpuscope.device.calls import Call
 from gpuscope.device.memory import Need, Pinned, Pool, Tag, by_address, no_host_memory, pinned_block
 from gpuscope.device.raw import Memory, NativeArray, Places, RawMemory, Shape
 from gpuscope.device.sim.assumed import PAGEABLE_BYTES_PER_US, STAGED_AT_ONCE_BYTES
@@ -19,6 +22,11 @@ from gpuscope.device.sim.memory import Buffer, SimArray, Version, Write, c_steps
 from gpuscope.device.sim.ops import CopyOp, Effect, SimStream
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
+
+Assigning: TypeAlias = Callable[
+    [SimArray, tuple[SimArray, ...]], AbstractContextManager[Call | None]
+]
+"""Tells of a write to an array, and of what it reads, if anybody looks for hazards."""
 
 
 class SimMemory(SimHost):
@@ -35,6 +43,7 @@ class SimMemory(SimHost):
         self._taken_bytes = 0  # as if nothing had been freed since they were last counted
         self.home: object = self
         self.array_type: type = SimArray
+        self.assigning: Assigning = lambda *_: nullcontext()
 
     # -- arrays -----------------------------------------------------------------------
     def _take(self, need: tuple[int, DType] | int) -> RawMemory:
@@ -78,14 +87,12 @@ class SimMemory(SimHost):
 
     def use(self, stream: Stream, values: Sequence[object]) -> None:
         """Tag memory of ours; a stream that is not ours is marked now, as it may be gone later."""
-        tag = stream.tag
+        self._tag(stream.tag or Tag(None, self.mark(stream.raw)), values)
+
+    def _tag(self, tag: Tag, values: Sequence[object]) -> None:
         for value in values:
             block = value.block if isinstance(value, SimArray) else pinned_block(value)
-            if block is None:
-                continue
-            if tag is None:
-                tag = Tag(None, self.mark(stream.raw))
-            if tag not in block.tags:
+            if block is not None and tag not in block.tags:
                 block.use(tag)
 
     def empty(self, shape: Shape, dtype: DType) -> SimArray:
@@ -117,13 +124,18 @@ class SimMemory(SimHost):
         """Queue a kernel that writes ``value``, on the legacy default stream as CuPy does."""
         legacy = self.engine.legacy
         cost = self.profile.copy_cost(array.nbytes, legacy.sms.bit_count())
+        sources: tuple[SimArray, ...] = ()
         if isinstance(value, SimArray):
-            effect = Write(array, (value,), lambda values: values)
+            sources = (value,)
+            effect = Write(array, sources, lambda values: values)
         else:
             kept = np.array(value)
             effect = Write(array, (), lambda: np.broadcast_to(kept, array.shape))
-        with self._lock:
-            self._queue_kernel(legacy, 0, "assign", effect, cost, self._cost["launch_call_ns"])
+        with self.assigning(array, sources) as call, self._lock:
+            number = 0 if call is None else call.correlation
+            call_ns = self._cost["launch_call_ns"]
+            self._queue_kernel(legacy, number, "assign", effect, cost, call_ns)
+            self._tag(Tag(None, self.mark(legacy)), (array, *sources))
 
     def to_host(self, array: SimArray) -> Array:
         """Compute and return an array's values as of now."""

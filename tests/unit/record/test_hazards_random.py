@@ -1,0 +1,15 @@
+"""Random programs: each pair that races is reported, and no other.
+
+`hazard_programs` says how the simulated GPU tells which pairs race. `benchmarks/hazards.py`
+judges many more.
+"""
+
+import pytest
+from hazard_programs import judge
+
+
+@pytest.mark.parametrize("first", range(0, 200, 10))
+def test_random_programs_are_judged_as_the_engine_runs_them(first):
+    for seed in range(first, first + 10):
+        verdict = judge(seed)
+        assert verdict.is_right, verdict

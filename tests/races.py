@@ -923,8 +923,28 @@ def _of_library(library: str) -> Callable[..., object]:
     return program
 
 
+def operators_of_torch(gpu, mended):
+    torch = importlib.import_module("torch")
+    data, found = torch.zeros(SIZE, device="cuda"), torch.zeros(SIZE, device="cuda")
+    torch.cuda.synchronize()
+    a, b = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(a):
+        data.fill_(1)
+    if mended:
+        b.wait_stream(a)
+    pause(gpu)
+    with torch.cuda.stream(b):
+        torch.add(data, 1, out=found)
+    torch.cuda.synchronize()
+    return found
+
+
 for _library in ("cupy", "torch"):
     if importlib.util.find_spec(_library) is not None:
         race(BORROWED, "a product of another library's arrays", RAW, "", "", "b.wait(a.record())")(
             _of_library(_library)
         )
+if importlib.util.find_spec("torch") is not None:
+    race(BORROWED, "operators of PyTorch's", RAW, "aten::fill_", "aten::add", "")(
+        operators_of_torch
+    )

@@ -121,14 +121,21 @@ class Streams:
         self._wrapped: dict[tuple[int, int], Stream] = {}
         """Those that no device of ours made, by GPU and handle."""
 
-    def queue(self, gpu: int, handle: int) -> Queue:
-        """Return the queue of a stream, by its GPU's ordinal and its handle."""
+    def stream(self, gpu: int, handle: int) -> Stream | None:
+        """Return a stream by its GPU's ordinal and its handle; ``None`` where no device has it."""
         for device in open_devices():
             if device.info.key == f"cuda:{gpu}":
                 stream = device.find_stream(handle) or self._wrapped.get((gpu, handle))
                 if stream is None:
                     stream = self._wrapped[gpu, handle] = device.wrap_stream(handle)
-                return queue_of(stream, get_native_id())
+                return stream
+        return None
+
+    def queue(self, gpu: int, handle: int) -> Queue:
+        """Return the queue of a stream, by its GPU's ordinal and its handle."""
+        stream = self.stream(gpu, handle)
+        if stream is not None:
+            return queue_of(stream, get_native_id())
         kind: StreamKind = "non-blocking" if handle else "legacy default"
         return Queue(f"cuda:{gpu}", handle, kind=kind)
 

@@ -27,12 +27,18 @@ class Calls:
     def __init__(self) -> None:
         self._threads, self._starts, self._ends = array("q"), array("q"), array("q")
 
+    @property
+    def next_row(self) -> int:
+        """What will stand for the row of the next call's work."""
+        return _FIRST + len(self._threads)
+
     def add(self, start_ns: int, end_ns: int) -> int:
         """Note a call of this thread; returns what stands for the row of its work."""
+        row = self.next_row
         self._starts.append(start_ns)
         self._ends.append(end_ns)
         self._threads.append(threading.get_native_id())
-        return _FIRST + len(self._threads) - 1
+        return row
 
     def placed(self, facts: HazardFacts, trace: Trace, *orders: Ordered) -> HazardFacts:
         """Return the facts with the rows of the calls' work, and work that nobody saw counted.

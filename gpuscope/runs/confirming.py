@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,6 +20,8 @@ from gpuscope.device.handles import Library
 from gpuscope.device.select import observing, open_devices
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
+from gpuscope.record import operators
+from gpuscope.record.hazard_log import HazardLog, Streams
 from gpuscope.record.rows import node_row
 from gpuscope.runs.profiling import profile
 from gpuscope.trace.metadata import HazardFact
@@ -30,7 +34,9 @@ _LEAST_NS, _MOST_NS = 20_000_000, 2_000_000_000
 
 _Key = tuple[str, str]
 """Name of a piece of work, and of its stream."""
-_NUMBERED = re.compile(r"(stream|graph) (?:0x[0-9a-f]+|\d+)")
+_Place = tuple[_Key, int]
+"""The n-th piece of work of a name on a stream."""
+_NUMBERED = re.compile(r"(?:(stream|graph) )?0x[0-9a-f]+|(stream|graph) \d+")
 """A name that nobody gave: its number is another one in each run."""
 
 
@@ -97,9 +103,9 @@ def _tried(hazard: HazardFact, program: Program, device: Device | None) -> str:
     place, took_ns = _find(hazard, program, device)
     for other in (_Delay, _Wait):
         watch = other(place, min(_MOST_NS, max(_LEAST_NS, 4 * took_ns)))
-        with observing(watch):
+        with _watching(watch):
             changed = _result(program) != result
-        if watch.call is None:
+        if watch.work is None:
             raise _Untried("in a further run the first work was not launched")
         if changed:
             return "confirmed"
@@ -143,16 +149,17 @@ def _bytes_of(value: object) -> Iterator[bytes]:
     yield array.tobytes()
 
 
-def _find(
-    hazard: HazardFact, program: Program, device: Device | None
-) -> tuple[tuple[_Key, int], int]:
+def _find(hazard: HazardFact, program: Program, device: Device | None) -> tuple[_Place, int]:
     """Return which of the first work's launches a run delays, and how long a run takes, ns."""
     census = _Census()
-    with observing(census), profile(device, hazards=True) as recording:
+    with _watching(census), profile(device, hazards=True) as recording:
+        census.log = log = recording.hazards
         program()
     facts = recording.trace.metadata.hazards
     ((begin_ns, end_ns),) = recording.trace.metadata.windows_ns
-    for found in facts.found if facts is not None else ():
+    shown = {_names(found) for found in (facts.found if facts is not None else ())}
+    # As the log tells them: of an operator the trace has the row of what it launched.
+    for found in log.facts().found if log is not None and _names(hazard) in shown else ():
         place = census.places.get(found.first or 0)
         if place is None or _names(found) != _names(hazard):
             continue
@@ -161,7 +168,7 @@ def _find(
         return place, end_ns - begin_ns
     raise _Untried(
         f"the program shows no {hazard.kind} of {hazard.second_name!r} after "
-        f"{hazard.first_name!r} whose first work is a launch of ours"
+        f"{hazard.first_name!r} whose first work is a launch of ours or an operator of PyTorch's"
     )
 
 
@@ -174,30 +181,81 @@ def _names(hazard: HazardFact) -> tuple[str, ...]:
 def _name(name: str) -> str:
     """Return a name as it is in each run."""
     numbered = _NUMBERED.fullmatch(name)
-    return name if numbered is None else numbered[1]
+    return name if numbered is None else numbered[1] or numbered[2] or ""
+
+
+class _Queued(NamedTuple):
+    """Work that is queued next: what stands for it, where, and its rows in a recording's log."""
+
+    work: object
+    stream: Stream
+    place: _Place
+    rows: list[int]
 
 
 class _Watch:
-    """Watches what is queued; counts it by name and stream."""
+    """Watches what is queued, by us and by PyTorch; counts it by name and stream."""
+
+    log: HazardLog | None = None
+    """Of the recording, if there is one."""
 
     def __init__(self) -> None:
         self._counts: Counter[_Key] = Counter()
+        self._streams = Streams()
 
     def call_begins(self, call: Call) -> None:
         """Count a call that queues work."""
         if call.kind in QUEUES_WORK and call.stream is not None:
-            key = _name(call.name), _name(call.stream.name)
-            self.sees(call, (key, self._counts[key]))
-            self._counts[key] += 1
+            nodes = range(max(1, len(call.graph.nodes)) if call.graph is not None else 1)
+            rows = [node_row(call.correlation, node) for node in nodes]
+            self._count(call, call.stream, (_name(call.name), _name(call.stream.name)), rows)
 
-    def sees(self, call: Call, place: tuple[_Key, int]) -> None:
-        """Take note of the n-th piece of work of a name on a stream, which is queued next."""
+    def dispatch(
+        self,
+        torch: Library,
+        function: Library,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> object:
+        """Run an operator of PyTorch's, and count it."""
+        operator, gpu = operators.operator_of(function), torch._C._cuda_getDevice()
+        stream = self._streams.stream(gpu, operators.current_stream(torch, gpu))
+        if operator is None or stream is None:
+            return function(*args, **kwargs)
+        work, rows = object(), [self.log.outside.next_row] if self.log is not None else []
+        self._count(work, stream, (operator.name, ""), rows)
+        result = function(*args, **kwargs)
+        self.ends(work, stream)
+        return result
+
+    def _count(self, work: object, stream: Stream, key: _Key, rows: list[int]) -> None:
+        self.begins(_Queued(work, stream, (key, self._counts[key]), rows))
+        self._counts[key] += 1
+
+    def begins(self, queued: _Queued) -> None:
+        """Take note of work that is queued next."""
+
+    def ends(self, work: object, stream: Stream) -> None:
+        """Take note that it is queued."""
 
     def call_ends(self, call: Call) -> None:
-        """Pass over the end of a call."""
+        """Pass on the end of a call that queues work."""
+        if call.kind in QUEUES_WORK and call.stream is not None:
+            self.ends(call, call.stream)
 
     def activity(self, activity: Activity) -> None:
         """Pass over what a device did."""
+
+
+@contextmanager
+def _watching(watch: _Watch) -> Iterator[None]:
+    """Let it watch the devices, and PyTorch where it is imported."""
+    torch = operators.pytorch()
+    with ExitStack() as undo:
+        undo.enter_context(observing(watch))
+        if torch is not None:
+            undo.enter_context(operators.watching(torch, partial(watch.dispatch, torch)))
+        yield
 
 
 class _Census(_Watch):
@@ -205,32 +263,31 @@ class _Census(_Watch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: dict[int, tuple[_Key, int]] = {}
+        self.places: dict[int, _Place] = {}
 
-    def sees(self, call: Call, place: tuple[_Key, int]) -> None:
+    def begins(self, queued: _Queued) -> None:
         """Note the row of the work, or those of a graph's nodes."""
-        for node in range(max(1, len(call.graph.nodes)) if call.graph is not None else 1):
-            self.places[node_row(call.correlation, node)] = place
+        self.places.update(dict.fromkeys(queued.rows, queued.place))
 
 
 class _Delay(_Watch):
     """Queues a kernel that spins in front of one piece of work."""
 
-    def __init__(self, place: tuple[_Key, int], length_ns: int) -> None:
+    def __init__(self, place: _Place, length_ns: int) -> None:
         super().__init__()
         self._place, self._length_ns = place, length_ns
-        self.call: Call | None = None
-        """Of the work, once it was launched."""
+        self.work: object = None
+        """What stands for the work, once it was launched."""
         self._spin: Spin | None = None
         """Held, as to close it waits for its end."""
 
-    def sees(self, call: Call, place: tuple[_Key, int]) -> None:
+    def begins(self, queued: _Queued) -> None:
         """Take the work, if it is the one."""
-        if place == self._place and self.call is None and call.stream is not None:
-            self.call = call
-            self._begins(call.stream)
+        if queued.place == self._place and self.work is None:
+            self.work = queued.work
+            self.delay(queued.stream)
 
-    def _begins(self, stream: Stream) -> None:
+    def delay(self, stream: Stream) -> None:
         """Delay the work that is queued next."""
         self._spin = Spin(stream.device, duration_ns=self._length_ns, name="delay")
         self._spin.execute(stream=stream)
@@ -239,13 +296,12 @@ class _Delay(_Watch):
 class _Wait(_Delay):
     """Has the host wait until one piece of work is done, or as long as a delay lasts."""
 
-    def _begins(self, stream: Stream) -> None:
+    def delay(self, stream: Stream) -> None:
         """Wait behind the work, not before it."""
 
-    def call_ends(self, call: Call) -> None:
+    def ends(self, work: object, stream: Stream) -> None:
         """Wait for the work, if it is the one."""
-        stream = call.stream
-        if call is not self.call or stream is None:
+        if work is not self.work:
             return
         device, event = stream.device, stream.record()
         until_ns = device.now_ns() + self._length_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable
@@ -10,9 +11,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from interrupting import Interrupt
-from races import TRIED, launch
+from races import SLOW_NS, TRIED, launch, pause
+from stand_in_torch import SCHEMAS, Schema
 
 import gpuscope as gs
+from gpuscope.device.accesses import of_arrays
+from gpuscope.record import operators
+from gpuscope.record.hazard_log import Streams, queue_of
+from gpuscope.record.hazard_notes import Work
+from gpuscope.runs import confirming
 from gpuscope.trace.metadata import HazardFact
 
 SIZE = 1000
@@ -275,6 +282,82 @@ def test_a_tensor_is_compared_by_its_bytes(gpu, monkeypatch):
 
     (hazard,) = found(gpu, program)
     assert gs.confirm(hazard, program, gpu).status == "confirmed"
+
+
+# -- work of PyTorch's -----------------------------------------------------------------------
+@pytest.fixture
+def library(gpu, monkeypatch):
+    """A library with operators as PyTorch's, which tells only the log of hazards of its work."""
+    torch = SimpleNamespace(_C=SimpleNamespace(_cuda_getDevice=lambda: 0))
+    copy_ = next(Schema(text) for text in SCHEMAS if text.startswith("aten::copy_("))
+    modes, logs, current = [], [], []
+
+    def run(target, source):
+        (stream,) = current
+        gpu.backend.copy(stream.raw, target, source, 0)
+        stream.hold(target, source)
+        for log in logs:
+            row = log.outside.add(0, 0)
+            accesses = of_arrays([source], [target])
+            log.note(Work(queue_of(stream, 0), "aten::copy_", accesses, (row,), is_copy=True))
+
+    run._schema = copy_
+
+    def call(stream, target, source):
+        current[:] = [stream]
+        if modes:
+            modes[-1](run, (target, source), {})
+        else:
+            run(target, source)
+
+    @contextlib.contextmanager
+    def watching(_torch, dispatch):
+        modes.append(dispatch)
+        yield
+        modes.remove(dispatch)
+
+    @contextlib.contextmanager
+    def profile(*args, **options):
+        with gs.profile(*args, **options) as recording:
+            logs.append(recording.hazards)
+            yield recording
+            logs.remove(recording.hazards)
+
+    monkeypatch.setattr(operators, "pytorch", lambda: torch)
+    monkeypatch.setattr(operators, "watching", watching)
+    monkeypatch.setattr(operators, "current_stream", lambda _torch, _gpu: current[0].handle)
+    monkeypatch.setattr(Streams, "stream", lambda _self, _gpu, handle: gpu.find_stream(handle))
+    monkeypatch.setattr(confirming, "profile", profile)
+    yield SimpleNamespace(copy=call, profile=profile)
+    assert not modes
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_operator_of_pytorch_is_delayed(gpu, library, lost, ordered):
+    """The third of four copies, of which the others are in order."""
+
+    def program(*, ordered):
+        data, seen = filled(gpu, 0), [filled(gpu, 0) for _ in range(4)]
+        with gpu.create_stream() as a, gpu.create_stream(name="b") as b:
+            for step, one in enumerate(seen):
+                a.wait(b.record())
+                if lost:
+                    launch(a, "write", filled(gpu, 0), ns=SLOW_NS)
+                library.copy(a, data, filled(gpu, step + 1))
+                if ordered or step != 2:
+                    b.wait(a.record())
+                if not lost:
+                    pause(gpu)
+                b.copy(one, data)
+        return seen
+
+    with library.profile(gpu, hazards=True) as recording:
+        program(ordered=False)
+    (hazard,) = gs.analysis.hazards(recording.trace).found
+    assert (hazard.first_name, hazard.kind) == ("aten::copy_", "use before a copy ended")
+    status = gs.confirm(hazard, lambda: program(ordered=ordered), gpu).status
+    assert status.startswith("could not be tried: the program shows" if ordered else "confirmed")
 
 
 # -- what stops it ---------------------------------------------------------------------------

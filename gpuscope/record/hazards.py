@@ -287,7 +287,7 @@ class Detector:
                 self.count_unseen(node.name)
                 continue
             self._accesses += 1
-            stream = node.stream or work.stream or hex(work.queue.handle)
+            stream = node.stream or work.stream or f"stream {work.queue.handle:#x}"
             piece = _Piece(place, node.name, span, stream, node.is_copy, number, before)
             self._check(piece, node.accesses)
 
@@ -394,7 +394,7 @@ class Detector:
                 HazardFact(
                     kind=kind, first=first.span, second=second.span, first_name=first.name,
                     second_name=second.name, first_stream=names[0], second_stream=names[1],
-                    address=shared[0][0], nbytes=nbytes, mend=_mend(kind, names, second.name),
+                    address=shared[0][0], nbytes=nbytes, mend=_mend(kind, first, second),
                 )
             )  # fmt: skip
         self._found[group] = known._replace(times=known.times + 1)
@@ -424,11 +424,14 @@ def _kind(entry: _Entry, second: _Piece, access: Access) -> HazardKind:
     return "write after write" if entry.access.writes else "write after read"
 
 
-def _mend(kind: HazardKind, streams: list[str], name: str) -> str:
+def _mend(kind: HazardKind, first: _Piece, second: _Piece) -> str:
     """Return the call that is missing, as code."""
-    first, second = (re.sub(r"\W", "_", stream) for stream in streams)
+    one, other = (re.sub(r"\W", "_", piece.stream) for piece in (first, second))
+    name = second.name
     if kind == "host access too early":
-        return f"{first}.synchronize()  # before the host's {name}"
-    if first == second:  # branches of a graph, captured on streams that it does not name
+        return f"{one}.synchronize()  # before the host's {name}"
+    if one == other:  # branches of a graph, captured on streams that it does not name
         return f"# let {name!r} follow in the capture: consumer.wait(producer.record())"
-    return f"{second}.wait({first}.record())  # before {name!r}"
+    if "::" in first.name and "::" in name:  # operators of PyTorch's
+        return f"{other}.wait_stream({one})  # before {name!r}"
+    return f"{other}.wait({one}.record())  # before {name!r}"

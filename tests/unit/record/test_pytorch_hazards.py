@@ -159,6 +159,13 @@ def test_a_read_after_an_unordered_write(cuda, x):
     assert pairs(cuda) == [("add_", "sum")]
 
 
+def test_the_mend_is_pytorchs(cuda, x):
+    write(cuda, x, A)
+    read(cuda, x, B)
+    (fact,) = found(cuda)
+    assert fact.mend == "stream_0x2.wait_stream(stream_0x1)  # before 'aten::sum'"
+
+
 def test_a_write_after_an_unordered_read(cuda, x):
     read(cuda, x, A)
     write(cuda, x, B)

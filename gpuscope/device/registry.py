@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _numbers = itertools.count(1)
 
-opened: list[Callable[[Device], object]] = []
+opened: dict[Callable[[Device], object], None] = {}
 """Told of each device that this process opens, when it is open."""
 holders: list[Callable[[], object]] = []
 """Let go of devices that they alone hold, for who counts those that are open."""

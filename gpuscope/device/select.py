@@ -222,7 +222,7 @@ def _open_sim(
 def _note_open(device: Device, finder: Callable[[NativeArray], Device]) -> None:
     _open[id(device)] = device
     _finders[device.backend.array_type] = finder
-    for tell in opened:
+    for tell in [*opened]:
         tell(device)
 
 
@@ -250,16 +250,13 @@ def observing(observer: Observer) -> Iterator[None]:
     """Let an observer watch the devices that are open, and those that are opened meanwhile."""
 
     def watch(device: Device) -> None:
-        undo.callback(device.calls.unobserve, observer)
+        for _ in range(2):  # again where an interrupt strikes it
+            undo.callback(device.calls.unobserve, observer)
         device.calls.observe(observer)
 
-    def forget() -> None:
-        if watch in opened:
-            opened.remove(watch)
-
     with contextlib.ExitStack() as undo:
-        undo.callback(forget)
-        opened.append(watch)
+        undo.callback(opened.pop, watch, None)
+        opened[watch] = None
         for device in open_devices():
             watch(device)
         yield

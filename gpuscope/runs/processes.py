@@ -94,7 +94,7 @@ def begin() -> None:
     not pays nothing, and one that is forked before has a CUPTI of its own.
     """
     recorder = _Recorder(Order(**json.loads(os.environ[VARIABLE])))
-    registry.opened.append(recorder.opened)
+    registry.opened[recorder.opened] = None
     registry.holders.append(recorder.let_go)
     recorder.arrange()
     if recorder.order.device in ("auto", "cuda") and importlib.util.find_spec("cupti"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import msgspec
@@ -203,11 +204,14 @@ def as_trace(
     ids, kinds = trace.array("id"), np.array(trace.texts("kind"), dtype=object)
     start, end = trace.array("start_ns").copy(), trace.array("end_ns", fill=-1).copy()
     place = {int(number): position for position, number in enumerate(ids)}
-    # When a request would come to an end depends on batches that would be others.
     keep = np.isin(kinds, _WARPED) & (trace.array("thread", fill=-1) != NO_THREAD)
+    unused = [call for number, call in enumerate(found.calls) if number not in done.calls_ns]
+    keep &= ~np.isin(ids, [one for call in unused for one in (call.row, call.handle)])
     _warp(trace, found, done, start, end)
     recorded_start, recorded_end = trace.array("start_ns"), trace.array("end_ns", fill=-1)
     for number, works in found.handles.items():
+        if works[0] not in done.times_ns:
+            continue
         row, done_ns = place[number], max(work.end_ns for work in works)
         first = min((work.call for work in works if work.call is not None), default=None)
         if first is not None:  # as long before its first launch as it was
@@ -226,6 +230,11 @@ def as_trace(
             queued[row] = done.calls_ns[work.call][1]
     for number, (name, _) in carving.of.items():
         partition[stream == number] = name
+    payload = trace.spans.column("payload").to_pylist() if done.requests else []
+    for number, request in done.requests.items():
+        row = place[number]
+        keep[row], start[row], end[row] = True, request.arrival_ns, request.tokens_ns[-1]
+        payload[row] = request.facts.to_json()
     table = trace.spans
     columns: dict[str, Callable[[], pa.Array]] = {
         "start_ns": lambda: pa.array(start),
@@ -237,13 +246,15 @@ def as_trace(
         "source": lambda: pa.array(["simulated"] * len(trace)).dictionary_encode(),
         **dict.fromkeys(_FRESH, lambda: pa.nulls(len(trace))),
     }
+    if payload:
+        columns["payload"] = lambda: pa.array(payload, table.schema.field("payload").type)
     for name, column in columns.items():
         table = table.set_column(table.schema.get_field_index(name), name, column())
     table = table.filter(pa.array(keep))
     edges = [edge for edge in trace.edges.to_pylist() if edge["kind"] not in _DROPPED_EDGES]
     edges += [
         {"from": before.id, "to": work.id, "kind": "event wait"}
-        for work in found.works
+        for work in done.times_ns
         for before in work.after
     ]
     there = set(table.column("id").to_pylist())
@@ -255,13 +266,18 @@ def as_trace(
             for number, (name, priority) in carving.of.items()
         },
     }
+    _, *begins_ns = sorted(set(done.begins_ns)) or [0]
     metadata = msgspec.structs.replace(
         trace.metadata,
         simulated=True,
         forecast=forecast,
         partitions=dict(carving.partitions),
         streams=streams,
-        windows_ns=((int(min(start[keep])), int(max(end[keep].max(), start[keep].max()))),),
+        windows_ns=tuple(
+            (low, int(max(start[inside].max(), end[inside].max())))
+            for low, high in pairwise([int(min(start[keep])), *begins_ns, np.inf])
+            if (inside := keep & (start >= low) & (start < high)).any()
+        ),
         kept=None,
         clocks={},
         solo={},
@@ -311,8 +327,13 @@ def _warp(trace: Trace, found: Program, done: Replayed, start: Array, end: Array
     """Move the host's rows with the calls of their threads."""
     process, thread = trace.array("process", fill=0), trace.array("thread", fill=0)
     anchors: dict[tuple[int, int], dict[int, int]] = {}
+    made_ns: dict[int, tuple[int, int]] = {}
     for place, (start_ns, end_ns) in done.calls_ns.items():
         call = found.calls[place]
+        if done.requests and call.handle is not None:  # its order may be another one
+            if call.row is not None:
+                made_ns[call.row] = start_ns, end_ns
+            continue
         mine = anchors.setdefault(call.thread[:2], {})
         mine[call.start_ns] = start_ns
         mine[call.end_ns] = max(end_ns, mine.get(call.end_ns, 0))
@@ -322,6 +343,9 @@ def _warp(trace: Trace, found: Program, done: Replayed, start: Array, end: Array
         new = np.maximum.accumulate(np.array([mine[time_ns] for time_ns in old]))
         for times in (start, end):
             times[rows] = np.where(times[rows] < 0, -1, _moved_times(times[rows], old, new))
+    for row, number in enumerate(trace.array("id").tolist() if made_ns else ()):
+        if number in made_ns:
+            start[row], end[row] = made_ns[number]
     end[:] = np.where(end < 0, -1, np.maximum(start, end))
 
 

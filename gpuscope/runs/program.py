@@ -138,6 +138,8 @@ class Program:
         In the order in which they started.
     calls
         In the order in which they started.
+    copies
+        Works of calls that are made more often than they were recorded.
     handles
         Id of a handle's call → what it launched.
     gap_ns
@@ -153,7 +155,8 @@ class Program:
     works: list[Work]
     calls: list[Call]
     profile: Profile
-    handles: Mapping[int, list[Work]] = field(default_factory=dict)
+    copies: list[Work] = field(default_factory=list)
+    handles: dict[int, list[Work]] = field(default_factory=dict)
     gap_ns: int = 0
     latency_ns: int = 0
     unexplained: int = 0
@@ -322,8 +325,9 @@ def _note_polls(found: Program, rows: Iterable[Row], paced: Container[str]) -> N
         done_ns = max(work.end_ns for work in works)
         if thread not in waiting and done_ns <= row["end_ns"]:
             own_ns = row["end_ns"] - done_ns
+            ended_ns, mine = row["end_ns"], (*thread, row["name"])
             found.calls.append(
-                Call((*thread, row["name"]), row["end_ns"], row["end_ns"], own_ns, waits_for=works)
+                Call(mine, ended_ns, ended_ns, own_ns, waits_for=works, handle=number)
             )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from gpuscope.device.api import KernelCost
@@ -15,6 +16,8 @@ from gpuscope.device.sim.kernel_model import RecordedKernel
 from gpuscope.device.sim.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
 from gpuscope.errors import InvalidArgument
 from gpuscope.runs.program import Call, Program, Work, waits
+from gpuscope.runs.served_anew import Round
+from gpuscope.runs.serving import Feed, Request
 
 _GRAPH_GAP_NS, _GRAPH_NODE_NS, _GRAPH_STARTS_NS, _GRAPH_FOLLOWS_NS = 280, 1_000, 1_500, 7_500
 _GRAPH_TAKES = 0.94
@@ -44,11 +47,17 @@ class Replayed:
     times_ns
         Work → start and end.
     calls_ns
-        Place of a call → start and end.
+        Place of a call → start and end; calls that requests did not need have none.
+    requests
+        Id of its row → a request that has its tokens.
+    begins_ns
+        When each round of requests began.
     """
 
     times_ns: Mapping[Work, tuple[int, int]]
     calls_ns: Mapping[int, tuple[int, int]]
+    requests: Mapping[int, Request]
+    begins_ns: Collection[int]
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ def replay(
     streams: Mapping[Work, int],
     graphs: Mapping[int, int],
     bent: Bent = Bent(),
+    requests: Sequence[Round] = (),
 ) -> Replayed:
     """Run a program on the simulated GPU.
 
@@ -99,8 +109,10 @@ def replay(
         Work → its stream, where it is not the recorded one.
     graphs
         Place of a call → place of the first call of the graph that it became part of.
+    requests
+        Requests whose calls are made as they need them.
     """
-    player = _Player(found, places, as_recorded, factors, streams, graphs, bent)
+    player = _Player(found, places, as_recorded, factors, streams, graphs, bent, requests)
     return player.play()
 
 
@@ -116,6 +128,7 @@ class _Player:
         streams: Mapping[Work, int],
         graphs: Mapping[int, int],
         bent: Bent,
+        requests: Sequence[Round],
     ) -> None:
         self.found = found
         self.places = places
@@ -124,6 +137,11 @@ class _Player:
         self.streams = streams
         self.graphs = graphs
         self.bent = bent
+        self.requests = requests
+        self.served = {place for one in requests for turn in one.turns for place in turn}
+        self.answered: dict[int, Request] = {}
+        self.servings = {one: one.make(partial(self._note, one)) for one in requests}
+        self.begins_ns: dict[Round, int] = {}
         profile = found.profile
         self.engine = Engine(
             (1 << profile.layout.sm_count) - 1,
@@ -137,17 +155,19 @@ class _Player:
         )
         self.lanes: dict[tuple[int, int], SimStream] = {}
         self.ops: dict[Work, WaveOp] = {
-            work: self._op(number, work) for number, work in enumerate(found.works)
+            work: self._op(number, work)
+            for number, work in enumerate([*found.works, *found.copies])
         }
         self.calls_ns: dict[int, tuple[int, int]] = {}
         self.before: dict[Work, Work] = {}
         self.then: dict[Work, Work] = {}
         self.queued: set[Work] = set()
         self.held: dict[Work, int] = {}
-        self.waits = waits(found.works)
+        self.waits = waits([*found.works, *found.copies])
         queues: dict[SimStream, list[Work]] = defaultdict(list)
         for work, op in self.ops.items():
-            queues[op.stream].append(work)
+            if work.call not in self.served:  # those are queued as they are launched
+                queues[op.stream].append(work)
         for queue in queues.values():
             if any(work in self.streams for work in queue):  # in the order of their launches
                 queue.sort(key=lambda work: (work.call is not None, work.call or 0))
@@ -211,11 +231,18 @@ class _Player:
         """Let the threads call, and the engine run, in the order of their virtual times."""
         places: dict[tuple[int, int, str], list[int]] = defaultdict(list)
         for place, call in enumerate(self.found.calls):
-            places[call.thread].append(place)
+            if place not in self.served:
+                places[call.thread].append(place)
         threads = [self._thread(mine) for mine in places.values()]
-        due = [(next(thread), number) for number, thread in enumerate(threads)]
+        for one in self.requests:
+            serving = self.servings[one]
+            serving.keep(one.rows)
+            threads.append(self._serve(one, serving.prefill, one.prefill))
+            threads.append(self._serve(one, serving.decode, one.decode))
+        begun = [(next(thread, None), number) for number, thread in enumerate(threads)]
+        due = [(at_ns, number) for at_ns, number in begun if at_ns is not None and at_ns >= 0]
         heapq.heapify(due)
-        waiting: set[int] = set()
+        waiting = {number for at_ns, number in begun if at_ns == _WAITS}
         for work in self.found.works:
             if work.call is None and work not in self.before:
                 self._submit(work, self.first_ns)
@@ -226,7 +253,7 @@ class _Player:
                     break
                 at_ns, number = heapq.heappop(due)
                 self.engine.run_until(at_ns)
-                ready = [number]
+                ready = [number, *ready]
             for number in ready:
                 then_ns = next(threads[number], None)
                 waiting.discard(number)
@@ -234,19 +261,52 @@ class _Player:
                     waiting.add(number)
                 elif then_ns is not None:
                     heapq.heappush(due, (then_ns, number))
+        times = self._times()
+        return Replayed(times, self.calls_ns, self.answered, self.begins_ns.values())
+
+    def _times(self) -> Mapping[Work, tuple[int, int]]:
+        """Return when work ran, that of calls that requests did not need left out."""
         times_ns = {}
         for work, op in self.ops.items():
+            if work.call in self.served and work.call not in self.calls_ns:
+                continue
             if op.start_ns is None or op.done_ns is None:
                 raise InvalidArgument(
                     f"{op.name!r} can never start: the waits form a circle, or are for work that "
                     "is launched later. Drop a wait, or add another one"
                 )
             times_ns[work] = op.start_ns, op.done_ns
-        return Replayed(times_ns, self.calls_ns)
+        return times_ns
+
+    def _note(self, one: Round, request: Request) -> None:
+        self.answered[one.rows[request.number]] = request
 
     def _thread(self, places: list[int]) -> Iterator[int]:
         """Make a thread's calls; yields when it goes on, or ``_WAITS`` until the engine moved."""
-        now_ns = self.found.calls[places[0]].start_ns
+        yield from self._make(places, self.found.calls[places[0]].start_ns)
+
+    def _serve(self, one: Round, feed: Feed, turns: Sequence[list[int]]) -> Iterator[int]:
+        """Make a workload's calls as requests need them."""
+        while one.follows is not None and not self.servings[one.follows].decode.over:
+            yield _WAITS
+        now_ns = max(one.begin_ns, self.engine.now_ns)
+        if one not in self.begins_ns:
+            self.begins_ns[one] = now_ns
+            self.servings[one].begin(now_ns)
+        for turn in turns:
+            while (due_ns := feed.due_ns) is None and not feed.over:
+                yield _WAITS
+            if due_ns is None:
+                return
+            now_ns = max(now_ns, due_ns, self.engine.now_ns)
+            yield now_ns
+            feed.take()
+            now_ns = yield from self._make(turn, now_ns)
+            yield now_ns
+            feed.ended(now_ns)
+
+    def _make(self, places: list[int], now_ns: int) -> Generator[int, None, int]:
+        """Make calls, from a time on; returns when the last is over."""
         before: Call | None = None
         latest = {self.graphs[place]: place for place in places if place in self.graphs}
         nodes: dict[int, list[Work]] = defaultdict(list)
@@ -281,6 +341,7 @@ class _Player:
                 now_ns += call.own_ns
             self.calls_ns[place] = (began_ns, now_ns)
             before = call
+        return now_ns
 
     def _submit(self, work: Work, now_ns: int) -> None:
         """Queue work once what is before it in its lane is queued, and what was held for it."""

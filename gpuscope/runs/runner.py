@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import random
 import sys
 import threading
 import warnings
@@ -25,9 +24,8 @@ from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Options
 from gpuscope.runs.driving import LOOK_NS, Driving
 from gpuscope.runs.experiment import Experiment, ResolvedSetting
-from gpuscope.runs.serving import Feed, Request, Serving
+from gpuscope.runs.serving import Feed, Request, Serving, draws, share
 from gpuscope.runs.workers import QUEUED_NS, Worker
-from gpuscope.trace.metadata import RequestFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, incomplete
 from gpuscope.workloads.handle import Handle
@@ -272,9 +270,8 @@ class Runner:
                 handles[name],
                 streams[spec.stream],
                 spec,
-                _before(spec.repeats, self.experiment.rounds, number + 1)
-                - _before(spec.repeats, self.experiment.rounds, number),
-                random.Random(f"{self.experiment.seed} {name} {number}"),  # noqa: S311 - arrivals
+                len(share(spec.repeats, self.experiment.rounds, number)),
+                draws(self.experiment.seed, name, number),
                 queued_ns=QUEUED_NS // len(handles),
                 waits_on=[handles[other] for other in spec.waits_on],
                 unguarded=None if spec.guard else self._legacy,
@@ -289,11 +286,9 @@ class Runner:
         feeds: dict[str, Feed] = {}
         for name, spec in setting.workloads.items():
             if isinstance(spec, RequestsSpec):
-                rounds = self.experiment.rounds
-                first, last = (_before(spec.repeats, rounds, number + more) for more in (0, 1))
-                rng = random.Random(f"{self.experiment.seed} {name} {number}")  # noqa: S311
-                finished = functools.partial(self._note_request, name)
-                serving = Serving(spec, range(first, last), rng, finished)
+                numbers = share(spec.repeats, self.experiment.rounds, number)
+                rng = draws(self.experiment.seed, name, number)
+                serving = Serving(spec, numbers, rng, functools.partial(self._note_request, name))
                 self._servings.append(serving)
                 feeds |= {spec.prefill: serving.prefill, spec.decode: serving.decode}
         return feeds
@@ -306,11 +301,10 @@ class Runner:
         """Record a request that has its last token."""
         if self.recording is None:
             return
-        arrival_ns, *_, end_ns = request.arrival_ns, *request.tokens_ns
-        facts = RequestFacts(tuple(token - arrival_ns for token in request.tokens_ns))
         self.recording.ranges.note(
-            f"request {request.number}", arrival_ns, end_ns, workload, facts.to_json()
-        )
+            f"request {request.number}", request.arrival_ns, request.tokens_ns[-1], workload,
+            request.facts.to_json(),
+        )  # fmt: skip
 
     @functools.cached_property
     def _legacy(self) -> Stream:
@@ -367,7 +361,7 @@ class Runner:
             for name, spec in self.experiment.workloads.items():
                 if not spec.launches:
                     continue
-                rng = random.Random(number)  # noqa: S311 - arrivals, not secrets
+                rng = draws(self.experiment.seed, name, number)  # of arrivals, of which it has none
                 worker = Worker(self._handle(name, spec), stream, spec, 0, rng)
                 worker.warm_up(self.device.now_ns, self.stop)
                 self._alone("", worker, took_ns)
@@ -419,11 +413,6 @@ def foreground_calls(experiment: Experiment) -> int:
         for name, spec in experiment.workloads.items()
         if not spec.background and name not in driven
     )
-
-
-def _before(total: int, rounds: int, number: int) -> int:
-    """Return how many of ``total`` come before round ``number``, split as evenly as can be."""
-    return total * number // rounds
 
 
 def _traces(recordings: Iterable[Recording]) -> list[Trace]:

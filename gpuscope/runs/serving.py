@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpuscope.trace.metadata import RequestFacts
 from gpuscope.workloads.requests import RequestsSpec, draw
 
 
@@ -55,6 +56,11 @@ class Request:
     steps: int
     missing: int
     tokens_ns: list[int] = field(default_factory=list)
+
+    @property
+    def facts(self) -> RequestFacts:
+        """What its row holds of it."""
+        return RequestFacts(tuple(time_ns - self.arrival_ns for time_ns in self.tokens_ns))
 
 
 class Serving:
@@ -99,6 +105,11 @@ class Serving:
         self.prefill: Feed = _Prefill(self)
         self.decode: Feed = _Decode(self)
 
+    def keep(self, numbers: Container[int]) -> None:
+        """Leave out all other requests."""
+        self.arriving = deque(one for one in self.arriving if one.number in numbers)
+        self.planned = len(self.arriving)
+
     def begin(self, now_ns: int) -> None:
         """Start the clock of arrivals."""
         for request in self.arriving:
@@ -112,6 +123,16 @@ class Serving:
             if not request.missing:
                 self.finished += 1
                 self._tell(request)
+
+
+def share(total: int, rounds: int, number: int) -> range:
+    """Return which of ``total`` are in a round, split as evenly as can be."""
+    return range(total * number // rounds, total * (number + 1) // rounds)
+
+
+def draws(seed: int, name: str, number: int) -> random.Random:
+    """Return what draws a workload's arrivals and lengths in a round."""
+    return random.Random(f"{seed} {name} {number}")  # noqa: S311 - arrivals
 
 
 class _Prefill:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gpuscope._checks import closest, door, given, require_kind
+from gpuscope.analysis.requests_analysis import Served, requests
 from gpuscope.analysis.settings import settings_table
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.sizes import Rounding, Sizes
@@ -16,6 +17,7 @@ from gpuscope.errors import InvalidArgument
 from gpuscope.runs.forecast import Carving, Change, as_trace, described
 from gpuscope.runs.program import Program, Work, program
 from gpuscope.runs.replay import Bent, replay
+from gpuscope.runs.served_anew import requests_of, with_copies
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
@@ -84,7 +86,8 @@ def what_if(
     Run
         ``"recorded"`` is the trace; ``"forecast"`` what it would have been; ``"forecast, low"``
         and ``"forecast, high"`` its band, where nine of ten kernel times are expected.
-        Forecasts are marked as simulated.
+        Forecasts are marked as simulated. Requests are served anew: they arrive as they did, and
+        their calls are made as they need them.
 
     Raises
     ------
@@ -118,6 +121,7 @@ def what_if(
     grouped = _graphs(found, trace, graphs)
     changed = bool(add_waits or drop_waits or scale or grouped or sent)
     kept = before.untouched(after, found) if not changed else frozenset()
+    anew = requests_of(trace, found, factors, sent, grouped)
     changes = _given(
         partitions=partitions, streams=streams, move=move, add_waits=add_waits,
         drop_waits=drop_waits, scale=scale, graphs=list(graphs),
@@ -126,15 +130,42 @@ def what_if(
     done = {
         name: replay(
             found, after.places, as_recorded=kept, factors=factors, streams=sent, graphs=grouped,
-            bent=Bent(lean),
+            bent=Bent(lean), requests=anew.rounds,
         )
         for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
     }  # fmt: skip
     ends_ns = [max(end_ns for _, end_ns in one.times_ns.values()) for one in done.values()]
     text = described(found, changes, ends_ns)
-    forecasts = {name: as_trace(trace, found, one, after, sent, text) for name, one in done.items()}
+    if anew.why:
+        text += f"; no forecast of requests: {anew.why}"
+    longer = with_copies(trace, anew.copies)
+    forecasts = {
+        name: as_trace(longer, found, one, after, sent, text) for name, one in done.items()
+    }
+    if anew.rounds:
+        served = {name: requests(one).workloads for name, one in forecasts.items()}
+        text += "; requests served anew, in other batches: " + ", ".join(
+            map(_served, *served.values())
+        )
+        forecasts = {name: one.with_metadata(forecast=text) for name, one in forecasts.items()}
     compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
     return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
+
+
+def _served(middle: Served, low: Served, high: Served) -> str:
+    """Say how a workload's requests fare, each with its band."""
+    every = (middle, low, high)
+    figures = {
+        "TTFT p50 {:,.4g} ms": [(one.ttft_p50_ns or 0) / 1e6 for one in every],
+        "TBT p50 {:,.4g} ms": [(one.tbt_p50_ns or 0) / 1e6 for one in every],
+        "goodput {:,.4g}/s": [one.goodput_per_s or 0 for one in every],
+    }
+    told = [
+        f"{name.format(values[0])} (band {min(values):,.4g} to {max(values):,.4g})"
+        for name, values in figures.items()
+        if any(values)
+    ]
+    return f"{middle.workload}: {', '.join(told)}"
 
 
 def _given(**changes: object) -> dict[str, Any]:

@@ -341,16 +341,15 @@ def test_a_step_serves_who_was_prefilled_when_it_is_decided():
     assert serving.decode.due_ns is None
 
 
-def test_a_forecast_leaves_requests_out():
+def test_a_forecast_serves_as_many_requests_and_tokens():
     trace = run_of({**PLAN, "rounds": 1})["default"]
-    run = gs.what_if(trace, partitions={"p": 96, "d": "rest"})
-    with pytest.raises(MissingEvidence):
-        gs.analysis.requests(run["forecast"])
-    before, after = (
-        one.where(kind="handle", category="decode") for one in (trace, run["forecast"])
-    )
-    assert len(before) == len(after)
-    assert (after.array("end_ns") - after.array("start_ns")).min() >= 100_000
+    forecast = gs.what_if(trace, partitions={"p": 96, "d": "rest"})["forecast"]
+    for before, after in zip(
+        *(gs.analysis.requests(one).workloads for one in (trace, forecast)), strict=True
+    ):
+        assert (before.workload, before.n, before.tbt_n) == (after.workload, after.n, after.tbt_n)
+    decode = forecast.where(kind="handle", category="decode")
+    assert (decode.array("end_ns") - decode.array("start_ns")).min() >= 100_000
 
 
 # -- what people read ----------------------------------------------------------------------

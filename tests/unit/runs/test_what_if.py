@@ -240,6 +240,61 @@ def test_a_host_that_waits_less_calls_again_sooner_unless_calls_arrive_at_given_
         assert span_ns(forecast) == pytest.approx(span_ns(run[after]), rel=0.05)
 
 
+def serving(**decode):
+    """Requests in two rounds, on the whole GPU and on two splits."""
+    split = {"prefill": {"partition": "prefill"}, "decode": {"partition": "decode"}}
+    return gs.runs.predict({
+        "name": "serving", "alone_repeats": 0, "rounds": 2,
+        "streams": {"prefill": {}, "decode": {}},
+        "workloads": {
+            "prefill": {"kind": "gemm", "m": 4096, "n": 8192, "k": 8192, "stream": "prefill"},
+            "decode": {"kind": "gemm", "m": 16, "n": 16384, "k": 16384, "stream": "decode",
+                       **decode},
+            "chat": {"kind": "requests", "prefill": "prefill", "decode": "decode", "repeats": 60,
+                     "arrival": "poisson", "rate_hz": 400, "output_tokens": "geometric 16",
+                     "slo": {"ttft_ms": 8, "tbt_ms": 0.4}},
+        },
+        "settings": {
+            "shared": {},
+            **{str(count): {"partitions": {"prefill": "rest", "decode": count}, "streams": split}
+               for count in (24, 48, 80)},
+        },
+    })  # fmt: skip
+
+
+def test_requests_are_served_anew_in_a_forecast(tmp_path):
+    run = serving()
+    split = {"prefill": {"partition": "prefill"}, "decode": {"partition": "decode"}}
+    for before, after in (("48", "48"), ("48", "80"), ("80", "24"), ("shared", "48")):
+        sizes = {"prefill": "rest", "decode": int(after)}
+        again = gs.what_if(run[before], partitions=sizes, streams=split)
+        there, middle, *band = (
+            gs.analysis.requests(one)["chat"] for one in (run[after], *[*again.values()][1:])
+        )
+        assert (middle.n, middle.tbt_n) == (there.n, there.tbt_n)
+        for name in ("ttft_p50_ns", "tbt_p50_ns", "goodput_per_s"):
+            assert getattr(middle, name) == pytest.approx(getattr(there, name), rel=0.15)
+            low, high = sorted(getattr(one, name) for one in band)
+            assert low <= getattr(middle, name) <= high
+        kernels, calls = (len(again["forecast"].where(kind=one)) for one in ("kernel", "handle"))
+        assert kernels == calls == pytest.approx(len(run[after].where(kind="handle")), rel=0.05)
+        assert "requests served anew" in again["forecast"].metadata.forecast
+    more = again["forecast"]
+    assert len(more.where(kind="kernel")) > len(run["shared"].where(kind="kernel"))
+    assert gs.analysis.outcome(again)
+    path = gs.export(more, tmp_path / "more.parquet")
+    assert gs.analysis.requests(gs.load_trace(path))["chat"].n == 60
+
+
+def test_a_forecast_says_why_it_has_no_requests():
+    run = serving(max_queued=2)
+    forecast = gs.what_if(run["48"], partitions={"prefill": "rest", "decode": 64})["forecast"]
+    assert "no forecast of requests: their calls wait on others" in forecast.metadata.forecast
+    bare = run["48"].with_metadata(experiment=None)
+    forecast = gs.what_if(bare, partitions={"prefill": "rest", "decode": 64})["forecast"]
+    assert "does not describe their workloads" in forecast.metadata.forecast
+
+
 def test_a_second_recording_says_what_it_took_there():
     run = gs.what_if(
         record((132 - 24, 24)), second=record((24, 108)), partitions={"a": 24, "b": "rest"}

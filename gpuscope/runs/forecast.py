@@ -206,7 +206,9 @@ def as_trace(
     place = {int(number): position for position, number in enumerate(ids)}
     keep = np.isin(kinds, _WARPED) & (trace.array("thread", fill=-1) != NO_THREAD)
     unused = [call for number, call in enumerate(found.calls) if number not in done.calls_ns]
-    keep &= ~np.isin(ids, [one for call in unused for one in (call.row, call.handle)])
+    keep &= ~np.isin(
+        ids, [one for call in unused for one in (call.row, call.handle) if one is not None]
+    )
     _warp(trace, found, done, start, end)
     recorded_start, recorded_end = trace.array("start_ns"), trace.array("end_ns", fill=-1)
     for number, works in found.handles.items():

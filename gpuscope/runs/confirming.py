@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from gpuscope._checks import door
 from gpuscope.device.calls import QUEUES_WORK, Activity, Call
 from gpuscope.device.device import Device
+from gpuscope.device.graph import Graph
 from gpuscope.device.handles import Library
 from gpuscope.device.select import observing, open_devices
 from gpuscope.device.stream import Stream
@@ -32,8 +34,8 @@ _POLL_NS = 100_000
 _LEAST_NS, _MOST_NS = 20_000_000, 2_000_000_000
 """A delay outlasts what else the program does, within these bounds: it ends by itself."""
 
-_Key = tuple[str, str]
-"""Name of a piece of work, and of its stream."""
+_Key = tuple[str, str, bool]
+"""Name of a piece of work, and of its stream; whether it is captured."""
 _Place = tuple[_Key, int]
 """The n-th piece of work of a name on a stream."""
 _NUMBERED = re.compile(r"(?:(stream|graph) )?0x[0-9a-f]+|(stream|graph) \d+")
@@ -50,8 +52,8 @@ def confirm(hazard: HazardFact, program: Program, device: Device | None = None) 
 
     The program runs five times: twice as it is, whose results must agree byte by byte; once to
     find the hazard in it; once with a kernel that spins queued in front of the first work; and,
-    as the race may be lost every time, once with the host waiting behind that work. Both end by
-    themselves.
+    as the race may be lost every time, once with the host waiting behind that work, or in a graph
+    that the program captures with the second work delayed. All of them end by themselves.
 
     Parameters
     ----------
@@ -100,13 +102,20 @@ def _tried(hazard: HazardFact, program: Program, device: Device | None) -> str:
         raise _Untried("not deterministic: results differ from run to run, without a delay too")
     if not result:
         raise _Untried("the program returns nothing that could be compared")
-    place, took_ns = _find(hazard, program, device)
-    for other in (_Delay, _Wait):
-        watch = other(place, min(_MOST_NS, max(_LEAST_NS, 4 * took_ns)))
+    first, second, took_ns = _find(hazard, program, device)
+    length_ns = min(_MOST_NS, max(_LEAST_NS, 4 * took_ns))
+    for gpu in open_devices():
+        if gpu.capabilities.streams:  # a kernel that is captured must be loaded
+            with gpu.create_stream() as stream, Spin(gpu, duration_ns=1) as spin:
+                spin.execute(stream=stream)
+    other: _Delay = _Wait(first, length_ns)
+    if first[0][2] and second is not None:  # no host waits behind a graph's node
+        other = _Delay(second, length_ns)
+    for watch in (_Delay(first, length_ns), other):
         with _watching(watch):
             changed = _result(program) != result
         if watch.work is None:
-            raise _Untried("in a further run the first work was not launched")
+            raise _Untried("in a further run the work was not launched")
         if changed:
             return "confirmed"
     return "not reproduced"
@@ -149,8 +158,10 @@ def _bytes_of(value: object) -> Iterator[bytes]:
     yield array.tobytes()
 
 
-def _find(hazard: HazardFact, program: Program, device: Device | None) -> tuple[_Place, int]:
-    """Return which of the first work's launches a run delays, and how long a run takes, ns."""
+def _find(
+    hazard: HazardFact, program: Program, device: Device | None
+) -> tuple[_Place, _Place | None, int]:
+    """Return which launches the first and the second work are, and how long a run takes, ns."""
     census = _Census()
     with _watching(census), profile(device, hazards=True) as recording:
         census.log = log = recording.hazards
@@ -163,9 +174,10 @@ def _find(hazard: HazardFact, program: Program, device: Device | None) -> tuple[
         place = census.places.get(found.first or 0)
         if place is None or _names(found) != _names(hazard):
             continue
-        if place == census.places.get(found.second or 0):
-            raise _Untried("both are work of one launch of a graph, which is delayed as a whole")
-        return place, end_ns - begin_ns
+        second = census.places.get(found.second or 0)
+        if place == second:
+            raise _Untried("both are in one graph, which was captured before: capture it anew")
+        return place, second, end_ns - begin_ns
     raise _Untried(
         f"the program shows no {hazard.kind} of {hazard.second_name!r} after "
         f"{hazard.first_name!r} whose first work is a launch of ours or an operator of PyTorch's"
@@ -206,9 +218,14 @@ class _Watch:
     def call_begins(self, call: Call) -> None:
         """Count a call that queues work."""
         if call.kind in QUEUES_WORK and call.stream is not None:
-            nodes = range(max(1, len(call.graph.nodes)) if call.graph is not None else 1)
-            rows = [node_row(call.correlation, node) for node in nodes]
-            self._count(call, call.stream, (_name(call.name), _name(call.stream.name)), rows)
+            graph, number = call.graph, call.correlation
+            nodes = range(max(1, len(graph.nodes)) if graph is not None else 1)
+            self._count(call, call.stream, call.name, [node_row(number, node) for node in nodes])
+
+    def call_captured(self, call: Call) -> None:
+        """Count a call that makes a graph's node."""
+        if call.kind in QUEUES_WORK and call.stream is not None:
+            self._count(call, call.stream, call.name, [])
 
     def dispatch(
         self,
@@ -223,12 +240,13 @@ class _Watch:
         if operator is None or stream is None:
             return function(*args, **kwargs)
         work, rows = object(), [self.log.outside.next_row] if self.log is not None else []
-        self._count(work, stream, (operator.name, ""), rows)
+        self._count(work, stream, operator.name, rows)
         result = function(*args, **kwargs)
         self.ends(work, stream)
         return result
 
-    def _count(self, work: object, stream: Stream, key: _Key, rows: list[int]) -> None:
+    def _count(self, work: object, stream: Stream, name: str, rows: list[int]) -> None:
+        key = _name(name), _name(stream.name), stream.capturing
         self.begins(_Queued(work, stream, (key, self._counts[key]), rows))
         self._counts[key] += 1
 
@@ -264,10 +282,17 @@ class _Census(_Watch):
     def __init__(self) -> None:
         super().__init__()
         self.places: dict[int, _Place] = {}
+        self._captured: WeakKeyDictionary[Graph, list[_Place]] = WeakKeyDictionary()
 
     def begins(self, queued: _Queued) -> None:
         """Note the row of the work, or those of a graph's nodes."""
-        self.places.update(dict.fromkeys(queued.rows, queued.place))
+        work, graph = queued.work, queued.stream.graph
+        if graph is not None:
+            self._captured.setdefault(graph, []).append(queued.place)
+        elif isinstance(work, Call) and work.graph is not None and work.graph in self._captured:
+            self.places.update(zip(queued.rows, self._captured[work.graph], strict=False))
+        else:
+            self.places.update(dict.fromkeys(queued.rows, queued.place))
 
 
 class _Delay(_Watch):

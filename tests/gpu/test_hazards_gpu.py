@@ -6,7 +6,7 @@ import functools
 import itertools
 
 import pytest
-from races import BORROWED, CUSAN, TRIED, values
+from races import BORROWED, CUSAN, SLOW_NS, TRIED, filled, launch, load, values
 
 import gpuscope as gs
 
@@ -101,3 +101,25 @@ def test_an_interrupt_in_any_run_leaves_the_gpu_usable(gpu, run):
     assert not gpu.calls.observers
     assert gpu.streams == before
     assert confirmed(gpu, race)[0] == "confirmed"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_branches_of_one_graph_are_confirmed(gpu, lost):
+    def program():
+        data, other, seen = (filled(gpu, 0) for _ in range(3))
+        load(gpu, "write", "rewrite", "read")
+        with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
+            with a.capture() as graph:
+                b.wait(a.record())
+                launch(a, "write", data, ns=SLOW_NS if lost else 2_000)
+                launch(b, "rewrite", other, ns=1_000_000)
+                launch(b, "read", seen, data)
+                a.wait(b.record())
+            with graph:
+                graph.launch(stream=a)
+        return seen
+
+    with gs.profile(gpu, hazards=True) as recording:
+        program()
+    (hazard,) = gs.analysis.hazards(recording.trace).found
+    assert gs.confirm(hazard, program, gpu).status == "confirmed"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lessons import solutions
 from race_answers import SOLVED, changed
 
 Given = dict[str, tuple[Any, ...]]
@@ -54,23 +55,6 @@ KEYS = {
             "two_clocks": ("exactly the same",),
             "never_waits": ("gpu.synchronize()",),
         },
-        solved={
-            "task-timer": """
-def gpu_time_ns(stream, handle):
-    first = stream.record()
-    handle.execute(stream=stream)
-    second = stream.record()
-    second.synchronize()
-    return second.elapsed_ns(since=first)
-""",
-            "task-read": """
-def read_first(stream, page, sevens):
-    work.execute(stream=stream)
-    stream.copy(page, sevens)
-    stream.synchronize()
-    return float(page[0])
-""",
-        },
         failed={
             "task-timer": """
 def gpu_time_ns(stream, handle):
@@ -112,20 +96,6 @@ def read_first(stream, page, sevens):
             "two_threads": (AFTER,),
             "closing_a_stream": ("they are thrown away",),
         },
-        solved={
-            "task-spread": """
-def launch_all(kernels, streams):
-    for kernel, stream in zip(kernels, streams):
-        kernel.execute(stream=stream)
-""",
-            "task-late": """
-def launch_and_wait(kernels, streams):
-    for kernel, stream in zip(kernels, streams):
-        kernel.execute(stream=stream)
-    for stream in streams:
-        stream.synchronize()
-""",
-        },
         failed={
             "task-spread": """
 def launch_all(kernels, streams):
@@ -161,26 +131,6 @@ def launch_and_wait(kernels, streams):
             "host_function": ("it notes 0, and out is 0",),
             "never_recorded": (7,),
             "another_gpu": ("(3)",),
-        },
-        solved={
-            "task-diamond": """
-def diamond(first, left, right, last, s, t):
-    first.execute(stream=s)
-    t.wait(s.record())
-    left.execute(stream=s)
-    right.execute(stream=t)
-    s.wait(t.record())
-    last.execute(stream=s)
-""",
-            "task-overwrite": """
-def twice(a, b):
-    a.copy(out, sevens)
-    b.wait(a.record())
-    late.execute(stream=b)
-    b.copy(result, out)
-    a.wait(b.record())
-    a.copy(out, eights)
-""",
         },
         failed={
             "task-diamond": """
@@ -220,26 +170,6 @@ def twice(a, b):
             "confinement": (1,),
             "tasks": ("both",),
         },
-        solved={
-            "task-thread": """
-def launch_from_thread(job):
-    selected = gs.get_caller_stream()
-
-    def work():
-        with gs.CallerStreamGuard(selected):
-            job.execute()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-""",
-            "task-library": """
-def mended(duration_ns):
-    selected = gs.get_caller_stream()
-    stream = private if selected is None else gpu.wrap_stream(selected)
-    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)
-""",
-        },
         failed={
             "task-thread": """
 def launch_from_thread(job):
@@ -274,19 +204,6 @@ def mended(duration_ns):
             "evidence": ("allocated",),
             "after_closing": ("it runs on the whole GPU",),
             "partition_and_legacy": ("it waits",),
-        },
-        solved={
-            "task-sizes": """
-def carve_for_decode(gpu):
-    return gpu.plan_carve({"decode": 30, "prefill": "rest"}, rounding="up")
-""",
-            "task-serve": """
-def serve(small, large, parts):
-    with gs.CallerStreamGuard(parts["prefill"].create_stream()):
-        large.execute()
-    with gs.CallerStreamGuard(parts["decode"].create_stream()):
-        small.execute()
-""",
         },
         failed={
             "task-sizes": """
@@ -324,20 +241,6 @@ def serve(small, large, parts):
             "product": ("less than 20 % longer",),
             "why_not_priority": ("priorities need a partition to work",),
         },
-        solved={
-            "task-choose": """
-def choose(points):
-    best = min(one["p50_us"] for one in points)
-    near = [one for one in points if one["p50_us"] <= 1.2 * best]
-    return max(near, key=lambda one: one["kept"])["size"]
-""",
-            "task-gain": """
-def gain(a, b, solo_a, solo_b):
-    spans = a + b
-    makespan = max(end for _, end in spans) - min(start for start, _ in spans)
-    return (len(a) * solo_a + len(b) * solo_b) / makespan
-""",
-        },
         failed={
             "task-choose": """
 def choose(points):
@@ -373,26 +276,10 @@ def gain(a, b, solo_a, solo_b):
             "growth": (100 * 1024 * 1024,),
             "memory_across_streams": ("at once",),
         },
-        solved={
-            "task-pairs": """
-def four_calls(gpu, streams):
-    handle = Spin(gpu, duration_ns=KERNEL_NS, name="four", max_in_flight=2)
-    for number in range(4):
-        handle.execute(stream=streams[number % 2])
-    handle.wait()
-    return handle
-""",
-            "task-first": """
-def first_result(job, later, stream):
-    job.execute(stream=stream)
-    later.execute(stream=stream)
-    job.completion.wait()
-""",
-        },
         failed={
             "task-pairs": """
-def four_calls(gpu, streams):
-    handle = Spin(gpu, duration_ns=KERNEL_NS, name="four")
+def four_calls(gpu, streams, kernel_ns):
+    handle = Spin(gpu, duration_ns=kernel_ns, name="four")
     for number in range(4):
         handle.execute(stream=streams[number % 2])
     handle.wait()
@@ -426,34 +313,16 @@ def first_result(job, later, stream):
             "isolation": ("it is left out, silently",),
             "capture_default": ("both",),
         },
-        solved={
-            "task-join": """
-def capture_both(s, t):
-    with s.capture(name="both") as graph:
-        t.wait(s.record())
-        one.execute(stream=s)
-        two.execute(stream=t)
-        s.wait(t.record())
-    return graph
-""",
-            "task-wait": """
-def capture_in_order(s):
-    with s.capture(name="in order") as graph:
-        one.execute(stream=s)
-        two.execute(stream=s)
-    return graph
-""",
-        },
         failed={
             "task-join": """
-def capture_both(s, t):
+def capture_both(one, two, s, t):
     with s.capture(name="both") as graph:
         one.execute(stream=s)
         two.execute(stream=s)
     return graph
 """,
             "task-wait": """
-def capture_in_order(s):
+def capture_in_order(one, two, s):
     with s.capture(name="in order") as graph:
         one.execute(stream=s)
     return graph
@@ -485,12 +354,6 @@ def capture_in_order(s):
             "case_c_which": (1,),
             "case_d": ("the host waits after every launch",),
         },
-        solved={
-            "task-interference": """
-def interference(alone_us, together_us):
-    return float(np.median(together_us) / np.median(alone_us)) - 1
-""",
-        },
         failed={
             "task-interference": """
 def interference(alone_us, together_us):
@@ -512,16 +375,6 @@ def interference(alone_us, together_us):
             "who_is_slower": ("neither",),
             "bound_guard": (0,),
             "for_nsys": ("mine.html",),
-        },
-        solved={
-            "task-range": """
-def kernels_in(trace, name):
-    return gs.analysis.range_projection(trace)[name].kernels
-""",
-            "task-export": """
-def hand_over(trace, folder):
-    return gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")
-""",
         },
         failed={
             "task-range": """
@@ -563,3 +416,6 @@ def hand_over(trace, folder):
         failed={f"task-{task}": changed(task, []) for task in SOLVED},
     ),
 }  # fmt: skip
+KEYS = {
+    name: key if key.solved else replace(key, solved=solutions(name)) for name, key in KEYS.items()
+}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,9 +60,7 @@ def play(
     answers = dict(answers or {})
     changed = dict(changed or {})
     played = Played({"__name__": "__main__"})
-    opening = mock.patch.object(
-        gs, "open_device", lambda spec=device, **options: open_device(spec, **options)
-    )
+    opening = _opening(device)
     try:
         opening.start()
         for cell in cells(name):
@@ -86,6 +86,13 @@ def play(
     return played
 
 
+def _opening(device: str) -> Any:
+    """Have ``gs.open_device()`` open this device."""
+    return mock.patch.object(
+        gs, "open_device", lambda spec=device, **options: open_device(spec, **options)
+    )
+
+
 def _without_magics(source: str, names: dict[str, Any]) -> str:
     """Return a cell with its magics as calls, of a shell that shares the namespace."""
     from IPython.core.inputtransformer2 import TransformerManager
@@ -107,8 +114,57 @@ def _run(source: str, where: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), where, "eval"), names)  # noqa: S307
 
 
+@contextmanager
+def prepared() -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Yield a function: a lesson's name → its names when all its code has run on a simulated GPU."""
+    devices = []
+
+    def prepare(name: str) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        with _opening("sim:h200"):
+            for cell in cells(name):
+                is_code = cell["cell_type"] == "code" and not cell["source"].startswith("%")
+                if is_code and cell["id"] != "facts-magic":
+                    _run(cell["source"], f"{name}:{cell['id']}", names)
+        devices.append(names["gpu"])
+        return names
+
+    try:
+        yield prepare
+    finally:
+        for device in devices:
+            device.close()
+
+
+def judge(name: str, names: dict[str, Any], exercise: str, source: str) -> Any:
+    """Return what a lesson's check says of a program, given the names that the lesson left."""
+    names = dict(names)
+    exec(source, names)  # noqa: S102 - a test's own
+    check = next(one["source"] for one in cells(name) if one["id"] == f"check-{exercise}")
+    return _run(check, f"{name}:check-{exercise}", names)
+
+
 def asked_in(name: str) -> dict[str, str]:
     """Return name → ``"predict"``, ``"check"`` or ``"quiz"`` of all that a lesson asks."""
     sources = [cell["source"] for cell in cells(name) if cell["cell_type"] == "code"]
     pattern = r"lesson\.(predict|check|quiz)\(\s*\"(\w+)\""
     return {asked: what for source in sources for what, asked in re.findall(pattern, source)}
+
+
+def hints(name: str) -> dict[str, list[str]]:
+    """Return check cell → hints of ``lesson.check``."""
+    return {
+        cell["id"]: [hint.value for hint in call.args[3].elts]
+        for cell in cells(name)
+        if "lesson.check(" in cell["source"]
+        for call in ast.walk(ast.parse(cell["source"]))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "lesson.check"
+    }
+
+
+def solutions(name: str) -> dict[str, str]:
+    """Return exercise → the solution that its last hint gives."""
+    return {
+        check.replace("check-", "task-"): given[-1].partition("\n")[2] + "\n"
+        for check, given in hints(name).items()
+    }

@@ -192,13 +192,13 @@ class Attempt:
     def order(self, *names: str) -> None:
         """Require that each begins when those before it have ended."""
         for first, second in itertools.pairwise(names):
-            if self._span(second)[0] < self._span(first)[1]:
+            if self.span(second)[0] < self.span(first)[1]:
                 raise Unmet(f"{second} began before {first} had ended.")
         self.shown.append(" → ".join(names))
 
     def together(self, one: str, other: str) -> None:
         """Require that two ran at the same time, for half of the shorter one's time at least."""
-        (low, high), (begin, end) = self._span(one), self._span(other)
+        (low, high), (begin, end) = self.span(one), self.span(other)
         if min(high, end) - max(low, begin) < 0.5 * min(high - low, end - begin):
             raise Unmet(f"{one} and {other} did not run at the same time.")
         self.shown.append(f"{one} and {other} ran at the same time")
@@ -220,13 +220,13 @@ class Attempt:
 
     def returned_before(self, name: str) -> None:
         """Require that the program returned while something still ran: it did not wait for it."""
-        if self.returned_ns >= self._span(name)[1]:
+        if self.returned_ns >= self.span(name)[1]:
             raise Unmet(f"The host waited: the program returned only after {name} had ended.")
         self.shown.append(f"the host did not wait for {name}")
 
     def returned_after(self, name: str) -> None:
         """Require that something had ended when the program returned."""
-        if self.returned_ns < self._span(name)[1]:
+        if self.returned_ns < self.span(name)[1]:
             raise Unmet(f"The program returned before {name} had ended.")
         self.shown.append(f"the host waited for {name}")
 
@@ -251,7 +251,7 @@ class Attempt:
             raise Unmet(f"{name} did not run.")
         return work
 
-    def _span(self, name: str) -> tuple[int, int]:
+    def span(self, name: str) -> tuple[int, int]:
         """Return first start and last end of what has a name."""
         work = self._named(name)
         return min(one.start_ns for one in work), max(one.end_ns for one in work)

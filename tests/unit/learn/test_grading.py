@@ -24,9 +24,11 @@ gpu = gs.open_device(quiet=True)
 lesson = gs.learn.Lesson(1, "A lesson", gpu)
 lesson.predict("two", "What is 1 + 1?", gs.learn.Value())
 """
-CHECK = 'lesson.check("double", "Write it.", lambda: double(4) == 8 or f"double(4) is {double(4)}")'
+CHECK = (
+    'lesson.check("double", "Write it.", lambda _: double(4) == 8 or f"double(4) is {double(4)}")'
+)
 QUIZ = 'lesson.quiz("three", "What is 1 + 2?", gs.learn.Value(), 3)'
-LATER = 'lesson.check("last", "Nothing to do.", lambda: True)'
+LATER = 'lesson.check("last", "Nothing to do.", lambda _: True)'
 RIGHT = "def double(x):\n    return 2 * x"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from lesson_answers import KEYS
-from lessons import LESSONS, NOTEBOOKS, asked_in, cells, play
+from lessons import LESSONS, NOTEBOOKS, asked_in, cells, hints, play
 from nbclient import NotebookClient
 from patience import PATIENCE_S
 
@@ -112,24 +112,30 @@ def test_hints_do_not_give_the_answer_away(name):
                 assert "Hint: " in question.said, asked
                 question.give(*key.wrong[asked])
             assert f"The answer is {right}." in question.said, asked
-    hints = [hint for cell in cells(name) for hint in _hints_of_checks(cell["source"])]
-    for task, source in key.solved.items():
+    for check, given in hints(name).items():
+        task = check.replace("check-", "task-")
+        assert given[-1].startswith("A solution"), "hints end with one to compare with"
         before = next(one["source"] for one in cells(name) if one["id"] == task).splitlines()
-        for line in {line.strip() for line in source.splitlines()} - {
+        for line in {line.strip() for line in key.solved[task].splitlines()} - {
             line.strip() for line in before
         }:
-            assert not line or not any(line in hint for hint in hints), (task, line)
+            assert not line or not any(line in hint for hint in given[:-1]), (task, line)
 
 
-def _hints_of_checks(source: str) -> list[str]:
-    """Return the hints that a cell gives with ``lesson.check``, but for a solution at their end."""
-    return [
-        hint.value
-        for call in ast.walk(ast.parse(source if "lesson.check(" in source else ""))
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "lesson.check"
-        for hint in call.args[3].elts
-        if not hint.value.startswith("A solution: ")
-    ]
+@pytest.mark.parametrize("name", LESSONS)
+def test_checks_and_quizzes_tell_their_rule(name):
+    for cell in cells(name):
+        for call in ast.walk(
+            ast.parse(re.sub(r"(?m)^%.*", "", cell["source"]))
+            if cell["cell_type"] == "code"
+            else ast.Module([], [])
+        ):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in (
+                "lesson.check",
+                "lesson.quiz",
+            ):
+                rules = [one.value for one in call.keywords if one.arg == "rule"]
+                assert rules, cell["id"]
 
 
 # -- well made ----------------------------------------------------------------------------

@@ -1,0 +1,415 @@
+"""Answers to the exercises of lessons 1 to 10: other right ones, and wrong ones with the reason.
+
+Each is a line that says what it does, and what is put in the place of what in the solution that
+the last hint gives; a single text is the whole program.
+"""
+
+from __future__ import annotations
+
+Answers = dict[str, dict[str, list[tuple[str, ...]]]]
+"""Lesson → exercise → answers."""
+
+RIGHT: Answers = {
+    "01": {
+        "timer": [
+            ("the stream is waited for", "second.synchronize()", "stream.synchronize()"),
+            ("events are made beforehand", "first = stream.record()", "first = gpu.create_event()\n    stream.record(first)"),
+            ("it asks until the event is done", "second.synchronize()", "while not second.is_done:\n        pass"),
+        ],
+        "read": [
+            ("an event after the copy", "stream.synchronize()", "stream.record().synchronize()"),
+            ("it asks until the stream is done", "stream.synchronize()", "while not stream.is_done:\n        pass"),
+        ],
+    },
+    "02": {
+        "spread": [
+            ("backwards", "zip(kernels, streams)", "list(zip(kernels, streams))[::-1]"),
+            ("it waits, after all are launched", "stream=stream)", "stream=stream)\n    gpu.synchronize()"),
+            ("by guards", "kernel.execute(stream=stream)", "with gs.CallerStreamGuard(stream):\n            kernel.execute()"),
+        ],
+        "late": [
+            ("the device is waited for", "    for stream in streams:\n        stream.synchronize()", "    gpu.synchronize()"),
+            ("each kernel is waited for", "    for stream in streams:\n        stream.synchronize()", "    for kernel in kernels:\n        kernel.wait()"),
+            ("events, waited for backwards", "    for stream in streams:\n        stream.synchronize()", "    for event in [stream.record() for stream in streams][::-1]:\n        event.synchronize()"),
+        ],
+    },
+    "03": {
+        "diamond": [
+            ("last in t", "    s.wait(t.record())\n    last.execute(stream=s)", "    t.wait(s.record())\n    last.execute(stream=t)"),
+            ("left and right change places", "left.execute(stream=s)\n    right.execute(stream=t)", "right.execute(stream=s)\n    left.execute(stream=t)"),
+            ("right is launched first", "    left.execute(stream=s)\n    right.execute(stream=t)\n", "    right.execute(stream=t)\n    left.execute(stream=s)\n"),
+            ("events of its own", "t.wait(s.record())", "event = gpu.create_event()\n    s.record(event)\n    t.wait(event)"),
+        ],
+        "overwrite": [
+            ("the event is named", "a.wait(b.record())", "read = b.record()\n    a.wait(read)"),
+            ("a waits for more than it must", "    a.wait(b.record())", "    b.wait(a.record())\n    a.wait(b.record())"),
+        ],
+    },
+    "04": {
+        "thread": [
+            ("the stream is named in the call", "        with gs.CallerStreamGuard(selected):\n            job.execute()", "        job.execute(stream=selected)"),
+            ("it is handed over as an argument", """
+def launch_from_thread(job):
+    thread = threading.Thread(target=job.execute, kwargs={"stream": gs.get_caller_stream()})
+    thread.start()
+    thread.join()
+"""),
+        ],
+        "library": [
+            ("by a condition", "    stream = private if selected is None else gpu.wrap_stream(selected)\n", "    stream = private\n    if selected is not None:\n        stream = gpu.wrap_stream(selected)\n"),
+        ],
+    },
+    "05": {
+        "sizes": [("prefill comes first", '{"decode": 30, "prefill": "rest"}', '{"prefill": "rest", "decode": 30}')],
+        "serve": [
+            ("streams are named in the calls", """
+def serve(small, large, parts):
+    small.execute(stream=parts["decode"].create_stream())
+    large.execute(stream=parts["prefill"].create_stream())
+"""),
+            ("nested guards", """
+def serve(small, large, parts):
+    d, p = (parts[name].create_stream() for name in ("decode", "prefill"))
+    with gs.CallerStreamGuard(d):
+        with gs.CallerStreamGuard(p):
+            large.execute()
+        small.execute()
+"""),
+        ],
+    },
+    "06": {
+        "choose": [
+            ("the point itself", ')["size"]', ")"),
+            ("by sorting", "max(near, key=lambda one: one[\"kept\"])[\"size\"]", "sorted(near, key=lambda one: one[\"kept\"])[-1][\"size\"]"),
+        ],
+        "gain": [("in two steps", "return (len(a) * solo_a + len(b) * solo_b) / makespan", "alone = sum([solo_a] * len(a)) + sum([solo_b] * len(b))\n    return alone / makespan")],
+    },
+    "07": {
+        "pairs": [
+            ("more in flight than streams", "max_in_flight=2", "max_in_flight=4"),
+            ("the streams are waited for", "handle.wait()", "for stream in streams:\n        stream.synchronize()"),
+        ],
+        "first": [
+            ("an event between the two", """
+def first_result(job, later, stream):
+    job.execute(stream=stream)
+    done = stream.record()
+    later.execute(stream=stream)
+    done.synchronize()
+"""),
+            ("the handle is waited for", "job.completion.wait()", "job.wait()"),
+            ("it asks until job is done", "job.completion.wait()", "while not job.completion.is_done:\n        pass"),
+        ],
+    },
+    "08": {
+        "join": [
+            ("streams change places", "one.execute(stream=s)\n        two.execute(stream=t)", "one.execute(stream=t)\n        two.execute(stream=s)"),
+            ("two is launched first", "        one.execute(stream=s)\n        two.execute(stream=t)", "        two.execute(stream=t)\n        one.execute(stream=s)"),
+        ],
+        "wait": [
+            ("over an event in one stream", "        two", "        s.wait(s.record())\n        two"),
+        ],
+    },
+    "09": {"interference": [("as a difference", "float(np.median(together_us) / np.median(alone_us)) - 1", "(np.median(together_us) - np.median(alone_us)) / np.median(alone_us)")]},
+    "10": {
+        "range": [("from the table", "gs.analysis.range_projection(trace)[name].kernels", "next(row[\"kernels\"] for row in gs.analysis.range_projection(trace).ranges.to_pylist() if row[\"name\"] == name)")],
+        "export": [("the other way round", 'gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")', 'gs.export(trace, folder / "b.parquet"), gs.export(trace, folder / "a.json")')],
+    },
+}  # fmt: skip
+
+WRONG: Answers = {
+    "01": {
+        "timer": [
+            ("the time that was asked for is no measurement", "return second.elapsed_ns(since=first)", "return handle.duration_ns"),
+            ("a constant", "return second.elapsed_ns(since=first)", "return 5_000_000"),
+            ("the host's clock", "def gpu_time_ns(stream, handle):\n    stream.synchronize()\n    before = gpu.now_ns()\n    handle.execute(stream=stream)\n    stream.synchronize()\n    return gpu.now_ns() - before\n"),
+            ("the host's clock counts what ran before", "def gpu_time_ns(stream, handle):\n    before = gpu.now_ns()\n    handle.execute(stream=stream)\n    stream.synchronize()\n    return gpu.now_ns() - before\n"),
+            ("both events before the kernel", "    handle.execute(stream=stream)\n    second = stream.record()", "    second = stream.record()\n    handle.execute(stream=stream)"),
+            ("events in another stream", "first = stream.record()", "stream, other = gpu.create_stream(), stream\n    first = stream.record()", "stream=stream", "stream=other"),
+            ("the kernel in another stream", "handle.execute(stream=stream)", "handle.execute()"),
+            ("the kernel runs twice", "handle.execute(stream=stream)", "handle.execute(stream=stream)\n    handle.execute(stream=stream)"),
+            ("the kernel does not run", "    handle.execute(stream=stream)\n", ""),
+            ("half of two runs", "handle.execute(stream=stream)", "handle.execute(stream=stream)\n    handle.execute(stream=stream)", "(since=first)", "(since=first) // 2"),
+            ("nobody waits for the second event", "    second.synchronize()\n", ""),
+            ("in microseconds", "(since=first)", "(since=first) / 1000"),
+            ("the events change places", "second.elapsed_ns(since=first)", "first.elapsed_ns(since=second)"),
+            ("another kernel instead", "handle.execute(stream=stream)", "work.execute(stream=stream)"),
+            ("it waits for what never happens", "second.synchronize()", "while not first.closed:\n        pass"),
+        ],
+        "read": [
+            ("it waits for all streams", "stream.synchronize()", "gpu.synchronize()"),
+            ("nobody waits", "    stream.synchronize()\n", ""),
+            ("a loop that reads memory, which no compiler and no simulator need to see change", "stream.synchronize()", "while page[0] == 0:\n        pass"),
+            ("a constant", "return float(page[0])", "return 7.0"),
+            ("it waits before the copy", "    stream.copy(page, sevens)\n    stream.synchronize()", "    stream.synchronize()\n    stream.copy(page, sevens)"),
+            ("it waits after the read", "    stream.synchronize()\n    return float(page[0])", "    value = float(page[0])\n    stream.synchronize()\n    return value"),
+            ("the kernel is left out", "    work.execute(stream=stream)\n", ""),
+            ("the copy overtakes the kernel", "work.execute(stream=stream)", "work.execute(stream=gpu.create_stream())"),
+            ("the event is before the copy", "    stream.copy(page, sevens)\n    stream.synchronize()", "    done = stream.record()\n    stream.copy(page, sevens)\n    done.synchronize()"),
+            ("the copy runs twice", "stream.copy(page, sevens)", "stream.copy(page, sevens)\n    stream.copy(page, sevens)"),
+            ("it reads the source instead", "return float(page[0])", "return float(gpu.to_host(sevens)[0])"),
+            ("the copy waits, not the host", "stream.synchronize()", "stream.wait(stream.record())"),
+            ("another stream is waited for", "stream.synchronize()", "gpu.create_stream().synchronize()"),
+        ],
+    },
+    "02": {
+        "spread": [
+            ("all in one stream", "stream=stream", "stream=streams[0]"),
+            ("two share a stream", "zip(kernels, streams)", "zip(kernels, streams[:2] * 2)"),
+            ("the host waits in between", "kernel.execute(stream=stream)", "kernel.execute(stream=stream)\n        stream.synchronize()"),
+            ("each waits for the one before", "kernel.execute(stream=stream)", "stream.wait(streams[0].record())\n        kernel.execute(stream=stream)"),
+            ("one is left out", "zip(kernels, streams)", "zip(kernels[:2], streams)"),
+            ("one runs twice", "zip(kernels, streams)", "zip([*kernels, kernels[0]], [*streams, streams[0]])"),
+            ("no stream: gpuscope waits", "stream=stream", ""),
+            ("short kernels of its own", "kernel.execute(stream=stream)", "Spin(gpu, duration_ns=1000, name=kernel.name).execute(stream=stream)"),
+            ("the same kernel three times", "kernel.execute(stream=stream)", "kernels[0].execute(stream=stream)"),
+            ("nothing is launched", "kernel.execute(stream=stream)", "pass"),
+            ("it never ends", "kernel.execute(stream=stream)", "while True:\n            pass"),
+            ("the legacy default stream in the middle", "stream=stream", "stream=gpu.wrap_stream(1)"),
+        ],
+        "late": [
+            ("the last stream only", "    for stream in streams:\n        stream.synchronize()", "    streams[-1].synchronize()"),
+            ("the first stream only", "    for stream in streams:\n        stream.synchronize()", "    streams[0].synchronize()"),
+            ("nobody waits", "    for stream in streams:\n        stream.synchronize()", "    pass"),
+            ("each is waited for at once", "kernel.execute(stream=stream)", "kernel.execute(stream=stream)\n        stream.synchronize()"),
+            ("one stream", "kernel.execute(stream=stream)", "kernel.execute(stream=streams[0])"),
+            ("streams wait, not the host", "stream.synchronize()", "stream.wait(streams[0].record())"),
+            ("it asks once and does not wait", "stream.synchronize()", "stream.is_done"),
+            ("events are recorded before the launches", "    for kernel", "    events = [stream.record() for stream in streams]\n    for kernel", "    for stream in streams:\n        stream.synchronize()", "    for event in events:\n        event.synchronize()"),
+            ("one is left out", "zip(kernels, streams)", "zip(kernels[1:], streams)"),
+            ("all are launched twice", "kernel.execute(stream=stream)", "kernel.execute(stream=stream)\n        kernel.execute(stream=stream)"),
+            ("it sleeps for the time that the kernels of the lesson take", "    for stream in streams:\n        stream.synchronize()", "    import time\n    time.sleep(0.012)"),
+            ("short kernels of its own", "kernel.execute(stream=stream)", "Spin(gpu, duration_ns=1000, name=kernel.name).execute(stream=stream)"),
+        ],
+    },
+    "03": {
+        "diamond": [
+            ("nothing orders right before last", "    s.wait(t.record())\n", ""),
+            ("nothing orders first before right", "    t.wait(s.record())\n", ""),
+            ("the host waits in place of events", "t.wait(s.record())", "s.synchronize()", "s.wait(t.record())", "t.synchronize()"),
+            ("the host waits for one of the two", "s.wait(t.record())", "t.synchronize()"),
+            ("the device is waited for", "    s.wait(t.record())", "    gpu.synchronize()"),
+            ("all in one stream", "stream=t", "stream=s"),
+            ("the second wait is for the stream itself", "s.wait(t.record())", "s.wait(s.record())"),
+            ("the event of t is recorded too early", "    right.execute(stream=t)\n    s.wait(t.record())", "    early = t.record()\n    right.execute(stream=t)\n    s.wait(early)"),
+            ("right waits for left, too", "    right.execute(stream=t)", "    t.wait(s.record())\n    right.execute(stream=t)"),
+            ("t waits before first is launched", "    first.execute(stream=s)\n    t.wait(s.record())", "    t.wait(s.record())\n    first.execute(stream=s)"),
+            ("right is left out", "    right.execute(stream=t)\n", ""),
+            ("last runs twice", "    last.execute(stream=s)", "    last.execute(stream=s)\n    last.execute(stream=s)"),
+            ("last comes first", "    first.execute(stream=s)\n", "    last.execute(stream=s)\n    first.execute(stream=s)\n", "    s.wait(t.record())\n    last.execute(stream=s)\n", ""),
+            ("the host asks until t is done", "s.wait(t.record())", "while not t.is_done:\n        pass"),
+            ("an event that is never recorded", "s.wait(t.record())", "s.wait(gpu.create_event())"),
+            ("it waits for what never happens", "s.wait(t.record())", "while not t.closed:\n        pass"),
+        ],
+        "overwrite": [
+            ("nothing orders the reader before the next writer", "    a.wait(b.record())\n", ""),
+            ("the wait is behind the write", "    a.wait(b.record())\n    a.copy(out, eights)", "    a.copy(out, eights)\n    a.wait(b.record())"),
+            ("stream b is dropped", "def twice(a, b):\n    a.copy(out, sevens)\n    late.execute(stream=a)\n    a.copy(result, out)\n    a.copy(out, eights)\n"),
+            ("late runs beside, in the wrong stream", "late.execute(stream=b)", "late.execute(stream=a)"),
+            ("the event is recorded before the read", "    b.copy(result, out)\n    a.wait(b.record())", "    a.wait(b.record())\n    b.copy(result, out)"),
+            ("the event is recorded before late", "    late.execute(stream=b)\n    b.copy(result, out)\n    a.wait(b.record())", "    early = b.record()\n    late.execute(stream=b)\n    b.copy(result, out)\n    a.wait(early)"),
+            ("the host waits", "a.wait(b.record())", "b.synchronize()"),
+            ("the device is waited for", "a.wait(b.record())", "gpu.synchronize()"),
+            ("the first wait is lost", "    b.wait(a.record())\n", ""),
+            ("late is left out", "    late.execute(stream=b)\n", ""),
+            ("the next round is left out", "    a.copy(out, eights)", ""),
+            ("the next round is written by b", "a.copy(out, eights)", "b.copy(out, eights)"),
+            ("it is copied back in the end", "    a.copy(out, eights)", "    a.copy(out, eights)\n    a.copy(result, sevens)"),
+            ("it waits for its own stream", "a.wait(b.record())", "a.wait(a.record())"),
+        ],
+    },
+    "04": {
+        "thread": [
+            ("no thread", "def launch_from_thread(job):\n    job.execute()\n"),
+            ("no thread, but one that does nothing", "    def work", "    job.execute()\n\n    def work", "            job.execute()", "            pass"),
+            ("a fixed stream", "gs.CallerStreamGuard(selected)", "gs.CallerStreamGuard(s)"),
+            ("the selection is asked for in the thread", "        with gs.CallerStreamGuard(selected):\n            job.execute()", "        with gs.CallerStreamGuard(gs.get_caller_stream()):\n            job.execute()"),
+            ("no selection", "        with gs.CallerStreamGuard(selected):\n            job.execute()", "        job.execute()"),
+            ("the legacy default stream", "gs.CallerStreamGuard(selected)", "gs.CallerStreamGuard(0)"),
+            ("the thread is not started", "    thread.start()\n    thread.join()\n", ""),
+            ("the job runs twice", "            job.execute()", "            job.execute()\n            job.execute()"),
+            ("the job waits for the GPU", "            job.execute()", "            job.execute()\n        gpu.synchronize()"),
+            ("in a new stream", "gs.CallerStreamGuard(selected)", "gs.CallerStreamGuard(gpu.create_stream())"),
+            ("both streams", "            job.execute()", "            job.execute()\n        job.execute(stream=t)"),
+            ("a short kernel of its own", "            job.execute()", "            Spin(gpu, duration_ns=1000, name='job').execute()"),
+            ("the thread waits for what never happens", "            job.execute()", "            job.execute()\n        threading.Event().wait()"),
+        ],
+        "library": [
+            ("stream 0 counts as no selection", "private if selected is None else gpu.wrap_stream(selected)", "gpu.wrap_stream(selected or private)"),
+            ("always the private stream", "private if selected is None else gpu.wrap_stream(selected)", "private"),
+            ("nothing selected is stream 0", "private if selected is None else gpu.wrap_stream(selected)", "gpu.wrap_stream(selected or 0)"),
+            ("a fixed stream", "private if selected is None else gpu.wrap_stream(selected)", "s"),
+            ("it waits", "grid=1, block=32)", "grid=1, block=32)\n    stream.synchronize()"),
+            ("both", "grid=1, block=32)", "grid=1, block=32)\n    private.launch(stubborn_kernel, duration_ns, grid=1, block=32)"),
+            ("cut short", "stubborn_kernel, duration_ns", "stubborn_kernel, 1000"),
+            ("the polite kernel instead", "stubborn_kernel", "polite_kernel"),
+            ("a new stream", "private if selected is None else gpu.wrap_stream(selected)", "gpu.create_stream()"),
+            ("nothing is launched", "    stream.launch(stubborn_kernel, duration_ns, grid=1, block=32)", "    pass"),
+            ("only integers", "private if selected is None else gpu.wrap_stream(selected)", "gpu.wrap_stream(selected) if isinstance(selected, int) else private"),
+        ],
+    },
+    "05": {
+        "sizes": [
+            ("an H200's number", "30", "32"),
+            ("it is not rounded", ', rounding="up"', ""),
+            ("rounded down", '"up"', '"down"'),
+            ("as it was", "30", "16"),
+            ("more than it has to", "30", "60"),
+            ("the rest is nobody's", ', "prefill": "rest"', ""),
+            ("prefill gets a part of the rest", '"rest"', "8"),
+            ("names change places", '"decode": 30, "prefill": "rest"', '"prefill": 30, "decode": "rest"'),
+            ("other names", '"decode"', '"small"'),
+            ("no plan", "return gpu", "gpu"),
+            ("what is granted, instead of the plan", 'rounding="up")', 'rounding="up").granted()'),
+            ("decided by the name of the GPU", "30, ", "32 if gpu.sm_count == 132 else 30, ", ', rounding="up"', ""),
+            ("it never ends", "    return", "    while True:\n        pass\n    return"),
+        ],
+        "serve": [
+            ("the host waits", "        large.execute()", "        large.execute()\n    large.wait()"),
+            ("the stream is closed, which waits", "    with gs.CallerStreamGuard(parts[\"prefill\"].create_stream()):\n        large.execute()", "    with parts[\"prefill\"].create_stream() as p:\n        large.execute(stream=p)"),
+            ("both in prefill", '"decode"', '"prefill"'),
+            ("both in decode", '"prefill"', '"decode"'),
+            ("they change places", "large.execute()", "X.execute()", "small.execute()", "large.execute()", "X.execute()", "small.execute()"),
+            ("on the whole GPU", 'parts["prefill"].create_stream()', "gpu.create_stream()"),
+            ("one stream, of prefill", "    with gs.CallerStreamGuard(parts[\"decode\"].create_stream()):\n        small.execute()", "        small.execute()"),
+            ("small is left out", "small.execute()", "pass"),
+            ("large runs twice", "        large.execute()", "        large.execute()\n        large.execute()"),
+            ("decode waits for prefill", "        small.execute()", "        gpu.synchronize()\n        small.execute()"),
+            ("outside of all guards", "def serve(small, large, parts):\n    large.execute()\n    small.execute()\n"),
+            ("nothing", "def serve(small, large, parts):\n    pass\n"),
+            ("short kernels of its own", "large.execute()", "gs.learn.Step(gpu, 1000, name='large').execute()"),
+        ],
+    },
+    "06": {
+        "choose": [
+            ("what the load keeps, alone", "max(near,", "max(points,"),
+            ("the fastest", "max(near, key=lambda one: one[\"kept\"])", "min(points, key=lambda one: one[\"p50_us\"])"),
+            ("the smallest that is fast enough", "max(near, key=lambda one: one[\"kept\"])", "min(near, key=lambda one: one[\"size\"])"),
+            ("the largest", "max(near, key=lambda one: one[\"kept\"])", "max(near, key=lambda one: one[\"size\"])"),
+            ("twice as slow counts as near", "1.2", "2"),
+            ("only the best counts as near", "1.2", "1.0"),
+            ("20 µs instead of 20 %", "1.2 * best", "best + 20"),
+            ("what keeps least", "max(near,", "min(near,"),
+            ("a constant", "def choose(points):\n    return 16\n"),
+            ("the first one", "def choose(points):\n    return points[0][\"size\"]\n"),
+            ("a size that is not there", ')["size"]', ')["size"] + 1'),
+            ("p50 over kept", "def choose(points):\n    return min(points, key=lambda one: one[\"p50_us\"] / one[\"kept\"])[\"size\"]\n"),
+        ],
+        "gain": [
+            ("over the sum of all durations", "makespan = max(end for _, end in spans) - min(start for start, _ in spans)", "makespan = sum(end - start for start, end in spans)"),
+            ("over the last end", " - min(start for start, _ in spans)", ""),
+            ("of one kernel each", "len(a) * solo_a + len(b) * solo_b", "solo_a + solo_b"),
+            ("counts change places", "len(a) * solo_a + len(b) * solo_b", "len(b) * solo_a + len(a) * solo_b"),
+            ("the other way round", "return (len(a) * solo_a + len(b) * solo_b) / makespan", "return makespan / (len(a) * solo_a + len(b) * solo_b)"),
+            ("a alone", "len(a) * solo_a + len(b) * solo_b", "len(a) * solo_a"),
+            ("a constant", "return (", "return 1.0 or ("),
+            ("by the longer one", "spans = a + b", "spans = max(a, b, key=len)"),
+            ("less 1", "/ makespan", "/ makespan - 1"),
+            ("integers", "/ makespan", "// makespan"),
+            ("from b's first start", "min(start for start, _ in spans)", "min(start for start, _ in b)"),
+        ],
+    },
+    "07": {
+        "pairs": [
+            ("a kernel cut short", "duration_ns=kernel_ns", "duration_ns=1000"),
+            ("one set of memory", ", max_in_flight=2", ""),
+            ("one stream", "streams[number % 2]", "streams[0]"),
+            ("the host waits in between", "handle.execute(stream=streams[number % 2])", "handle.execute(stream=streams[number % 2])\n        handle.wait()"),
+            ("nobody waits in the end", "    handle.wait()\n", ""),
+            ("two calls", "range(4)", "range(2)"),
+            ("six calls", "range(4)", "range(6)"),
+            ("one stream is waited for", "handle.wait()", "streams[0].synchronize()"),
+            ("the streams wait for each other", "        handle.execute", "        streams[number % 2].wait(streams[1 - number % 2].record())\n        handle.execute"),
+            ("no streams: gpuscope waits", "stream=streams[number % 2]", ""),
+            ("another duration", "duration_ns=kernel_ns", "duration_ns=kernel_ns // 2"),
+            ("two and two in one stream each, one after the other", "streams[number % 2]", "streams[number // 2]"),
+        ],
+        "first": [
+            ("the stream is waited for", "job.completion.wait()", "stream.synchronize()"),
+            ("nobody waits", "    job.completion.wait()\n", ""),
+            ("later is waited for", "job.completion.wait()", "later.wait()"),
+            ("the device is waited for", "job.completion.wait()", "gpu.synchronize()"),
+            ("it waits before it launches later", "    later.execute(stream=stream)\n    job.completion.wait()", "    job.completion.wait()\n    later.execute(stream=stream)"),
+            ("later is left out", "    later.execute(stream=stream)\n", ""),
+            ("later in another stream", "later.execute(stream=stream)", "later.execute(stream=gpu.create_stream())"),
+            ("later comes first", "    job.execute(stream=stream)\n    later.execute(stream=stream)", "    later.execute(stream=stream)\n    job.execute(stream=stream)"),
+            ("the event is recorded behind later", "job.completion.wait()", "stream.record().synchronize()"),
+            ("job runs twice", "    later", "    job.execute(stream=stream)\n    later"),
+            ("no stream: gpuscope waits", "job.execute(stream=stream)", "job.execute()"),
+            ("it waits for what never happens", "job.completion.wait()", "while job.duration_ns:\n        pass"),
+        ],
+    },
+    "08": {
+        "join": [
+            ("two is left out", "        two.execute(stream=t)\n", ""),
+            ("only one is captured, two runs by itself", "        two.execute(stream=t)\n", "", "    return graph", "    two.execute(stream=t)\n    return graph"),
+            ("one after the other", "two.execute(stream=t)", "two.execute(stream=s)"),
+            ("two waits for one", "        t.wait(s.record())\n        one.execute(stream=s)", "        one.execute(stream=s)\n        t.wait(s.record())"),
+            ("no join", "        s.wait(t.record())\n", ""),
+            ("no fork", "        t.wait(s.record())\n", ""),
+            ("one twice", "two.execute(stream=t)", "one.execute(stream=t)"),
+            ("the join comes too early", "        two.execute(stream=t)\n        s.wait(t.record())", "        s.wait(t.record())\n        two.execute(stream=t)"),
+            ("nothing is captured", "def capture_both(one, two, s, t):\n    with s.capture() as graph:\n        pass\n    return graph\n"),
+            ("short kernels of its own", "two.execute(stream=t)", "Spin(gpu, duration_ns=1000, name='two').execute(stream=t)"),
+            ("it waits within", "        s.wait(t.record())", "        t.synchronize()\n        s.wait(t.record())"),
+            ("it runs them, too", "    return graph", "    one.execute(stream=s)\n    return graph"),
+        ],
+        "wait": [
+            ("two first", "        one.execute(stream=s)\n        two.execute(stream=s)", "        two.execute(stream=s)\n        one.execute(stream=s)"),
+            ("one twice", "two.execute(stream=s)", "one.execute(stream=s)"),
+            ("two is left out", "        two.execute(stream=s)\n", ""),
+            ("one is left out", "        one.execute(stream=s)\n", ""),
+            ("two twice", "two.execute(stream=s)", "two.execute(stream=s)\n        two.execute(stream=s)"),
+            ("the wait is still there", "        two", "        s.synchronize()\n        two"),
+            ("the device is waited for", "        two", "        gpu.synchronize()\n        two"),
+            ("an event is waited for", "        two", "        s.record().synchronize()\n        two"),
+            ("it asks whether one is done", "        two", "        while not s.is_done:\n            pass\n        two"),
+            ("side by side", "        one.execute(stream=s)\n        two.execute(stream=s)", "        t.wait(s.record())\n        one.execute(stream=s)\n        two.execute(stream=t)\n        s.wait(t.record())"),
+            ("one runs outside", "    with", "    one.execute(stream=s)\n    with", "        one.execute(stream=s)\n        two", "        two"),
+            ("they run already", "    return graph", "    graph.launch(stream=s)\n    return graph"),
+        ],
+    },
+    "09": {
+        "interference": [
+            ("means, which one odd value moves", "np.median", "np.mean"),
+            ("the ratio", " - 1", ""),
+            ("the other way round", "np.median(together_us) / np.median(alone_us)", "np.median(alone_us) / np.median(together_us)"),
+            ("minima", "np.median", "np.min"),
+            ("maxima", "np.median", "np.max"),
+            ("the difference", "np.median(together_us) / np.median(alone_us)) - 1", "np.median(together_us) - np.median(alone_us))"),
+            ("in percent", " - 1", " * 100 - 100"),
+            ("never below 0", "return float(np.median(together_us) / np.median(alone_us)) - 1", "return max(0.0, float(np.median(together_us) / np.median(alone_us)) - 1)"),
+            ("over together", "np.median(together_us) / np.median(alone_us)) - 1", "1 - np.median(alone_us) / np.median(together_us))"),
+            ("a constant", "return", "return 0.5 or"),
+            ("the median of ratios", "np.median(together_us) / np.median(alone_us)", "np.median([a / b for a, b in zip(together_us, alone_us)])"),
+            ("the middle without sorting", "np.median(together_us) / np.median(alone_us)", "together_us[len(together_us) // 2] / alone_us[len(alone_us) // 2]"),
+        ],
+    },
+    "10": {
+        "range": [
+            ("all kernels", "gs.analysis.range_projection(trace)[name].kernels", "len(trace.where(kind=\"kernel\"))"),
+            ("what ran in the range's time", "gs.analysis.range_projection(trace)[name].kernels", "sum(a <= start < b for a, b in [next((r['start_ns'], r['end_ns']) for r in trace.where(kind='range').spans.to_pylist() if r['name'] == name)] for start in trace.where(kind='kernel').array('start_ns'))"),
+            ("a constant", "gs.analysis.range_projection(trace)[name].kernels", "10"),
+            ("the lesson's trace, whatever is given", "range_projection(trace)", "range_projection(globals()['trace'])"),
+            ("another range", "[name]", "[list(gs.analysis.range_projection(trace).ranges['name'].to_pylist())[0]]"),
+            ("one too many", ".kernels", ".kernels + 1"),
+            ("its time", ".kernels", ".host_ns"),
+            ("the ranges", "gs.analysis.range_projection(trace)[name].kernels", "len(trace.where(kind='range'))"),
+            ("a text", "gs.analysis.range_projection(trace)[name].kernels", "str(gs.analysis.range_projection(trace)[name].kernels)"),
+            ("nothing is found", "return", "return 0 *"),
+        ],
+        "export": [
+            ("SQLite for Perfetto", "it.json", "it.sqlite"),
+            ("JSON alone", '"it.parquet"', '"it2.json"'),
+            ("one file", ', gs.export(trace, folder / "it.parquet")', ","),
+            ("elsewhere", 'folder / "it.json"', 'Path(tempfile.mkdtemp()) / "it.json"'),
+            ("a page instead of the file", "it.parquet", "it.html"),
+            ("the lesson's trace, whatever is given", "gs.export(trace", "gs.export(globals()['trace']"),
+            ("kernels only", 'gs.export(trace, folder / "it.parquet")', 'gs.export(trace.where(kind="kernel"), folder / "it.parquet")'),
+            ("no kernels for Perfetto", 'gs.export(trace, folder / "it.json")', 'gs.export(trace.where(kind="range"), folder / "it.json")'),
+            ("paths without files", "gs.export(trace, folder / \"it.json\")", "folder / \"it.json\""),
+            ("three files", "    return", "    return gs.export(trace, folder / \"it.html\"),"),
+            ("renamed", 'gs.export(trace, folder / "it.parquet")', 'gs.export(trace, folder / "x.json").rename(folder / "it.parquet")'),
+        ],
+    },
+}  # fmt: skip

@@ -1,0 +1,76 @@
+"""Exercises: wrong programs are not solved and told why, different right ones are."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from lesson_programs import RIGHT, WRONG, Answers
+from lessons import LESSONS, cells, hints, judge, prepared, solutions
+
+NAMES = {name[:2]: name for name in LESSONS}
+LEAST = 10
+"""Wrong programs of a lesson, and more."""
+
+
+def every(answers: Answers) -> list[object]:
+    return [
+        pytest.param(number, exercise, changes, id=f"{number}-{exercise}-{why}")
+        for number, exercises in answers.items()
+        for exercise, several in exercises.items()
+        for why, *changes in several
+    ]
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    """Return a function: number → the names of a lesson that has run, up to its end."""
+    with prepared() as prepare:
+        yield functools.cache(lambda number: prepare(NAMES[number]))
+
+
+def changed(number: str, exercise: str, changes: list[str]) -> str:
+    source = solutions(NAMES[number])[f"task-{exercise}"]
+    if len(changes) == 1:
+        return changes[0]
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in source, (old, source)
+        source = source.replace(old, new)
+    return source
+
+
+@pytest.mark.parametrize(("number", "exercise", "changes"), every(WRONG))
+def test_a_wrong_program_is_not_solved_and_told_why(lessons, number, exercise, changes):
+    names = lessons(number)
+    names["lesson"].patience_s = 1.0  # none of them ends later, but for those that never end
+    source = changed(number, exercise, changes)
+    found = judge(NAMES[number], names, exercise, source)
+    assert found.result.verdict != "solved", source
+    assert found.found
+    assert "NameError" not in found.found, "that is the test's mistake"
+    assert found.rule
+
+
+@pytest.mark.parametrize(("number", "exercise", "changes"), every(RIGHT))
+def test_another_right_program_is_solved(lessons, number, exercise, changes):
+    names = lessons(number)
+    names["lesson"].patience_s = 100.0
+    found = judge(NAMES[number], names, exercise, changed(number, exercise, changes))
+    assert found.result.verdict == "solved", found.found
+    assert "each of 3 sets" in found.found
+
+
+@pytest.mark.parametrize("number", sorted(WRONG))
+def test_as_it_stands_an_exercise_is_not_solved(lessons, number):
+    for cell in cells(NAMES[number]):
+        if cell["id"].startswith("task-"):
+            exercise = cell["id"].removeprefix("task-")
+            found = judge(NAMES[number], lessons(number), exercise, cell["source"])
+            assert found.result.verdict != "solved", exercise
+
+
+def test_every_exercise_has_wrong_programs():
+    for number, exercises in WRONG.items():
+        assert {f"task-{one}" for one in exercises} == set(solutions(NAMES[number]))
+        assert sum(map(len, exercises.values())) >= LEAST
+        assert {f"check-{one}" for one in RIGHT[number]} == set(hints(NAMES[number]))

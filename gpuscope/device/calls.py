@@ -341,8 +341,6 @@ class CallLog:
         The observers, where each takes an execution as one note; else empty.
     watchers
         Those of the observers that ask for accesses.
-    of_captures
-        Those that are told of captured calls.
     next_correlation
         Returns the next call's number.
     """
@@ -351,7 +349,6 @@ class CallLog:
         self.observers: tuple[Observer, ...] = ()
         self.recorders: tuple[Recorder, ...] = ()
         self.watchers: tuple[Watcher, ...] = ()
-        self.of_captures: tuple[CaptureObserver, ...] = ()
         self.next_correlation = (correlations or itertools.count(1)).__next__
         self._backend = backend
         self._now_ns, self._key = backend.now_ns, backend.info.key
@@ -375,7 +372,6 @@ class CallLog:
         recorders = tuple(one for one in observers if isinstance(one, Recorder))
         self.recorders = recorders if len(recorders) == len(observers) else ()
         self.watchers = tuple(one for one in observers if isinstance(one, Watcher))
-        self.of_captures = tuple(one for one in observers if isinstance(one, CaptureObserver))
         self.observers = observers
 
     @property
@@ -438,8 +434,9 @@ class CallLog:
         if stream is not None:
             if stream.capturing:
                 if stream.graph is not None:  # it becomes part of it: nothing happens now
-                    for watcher in self.of_captures:
-                        watcher.call_captured(call)
+                    for observer in self.observers:
+                        if isinstance(observer, CaptureObserver):
+                            observer.call_captured(call)
                     stream.graph.take(call)
                 return call
             if nesting.meant is not None and intended is not None:

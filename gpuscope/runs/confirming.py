@@ -141,8 +141,7 @@ def _bytes_of(value: object) -> Iterator[bytes]:
     try:
         if hasattr(value, "untyped_storage"):  # PyTorch's, some of whose types NumPy lacks
             tensor: Library = value
-            tensor = tensor.detach().cpu().reshape(-1)
-            value = tensor.view(sys.modules["torch"].uint8).numpy()
+            value = tensor.detach().cpu().reshape(-1).view(sys.modules["torch"].uint8).numpy()
         elif not isinstance(value, np.ndarray | np.generic | int | float | bool | str | bytes):
             for device in open_devices():
                 with suppress(GpuscopeError):
@@ -218,9 +217,9 @@ class _Watch:
     def call_begins(self, call: Call) -> None:
         """Count a call that queues work."""
         if call.kind in QUEUES_WORK and call.stream is not None:
-            graph, number = call.graph, call.correlation
-            nodes = range(max(1, len(graph.nodes)) if graph is not None else 1)
-            self._count(call, call.stream, call.name, [node_row(number, node) for node in nodes])
+            nodes = range(max(1, len(call.graph.nodes)) if call.graph is not None else 1)
+            rows = [node_row(call.correlation, node) for node in nodes]
+            self._count(call, call.stream, call.name, rows)
 
     def call_captured(self, call: Call) -> None:
         """Count a call that makes a graph's node."""

@@ -5,7 +5,8 @@ kept; ``ts`` counts from ``baseTimeNanoseconds``, since a double holds Unix µs 
 Work of GPUs has the categories and arguments that Kineto writes (``kernel``, ``gpu_memcpy``,
 ``stream``, ``correlation``), everything else its kind and our names of columns; the stream that a
 call named is its ``target_stream``. Times among the arguments are ns on the same base. A GPU's
-partition is a process, a stream a thread.
+partition is a process, a stream a thread. A hazard is an instant where its second work begins, and
+an arrow between the two; these instants come first.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ import json
 from collections.abc import Hashable, Iterator, Sequence
 from json.encoder import encode_basestring as quote
 from pathlib import Path
-from typing import IO, TypeGuard
+from typing import IO, TypeGuard, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import asdict
 
 from gpuscope._types import Array
 from gpuscope.exporters.progress import Step, check_count, version
 from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested, times
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes, combined, edge_rows
+from gpuscope.trace.metadata import HazardFact, HazardFacts, HazardKind
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, TrackKey
 
@@ -37,7 +40,9 @@ CATEGORIES = {
     "range": "user_annotation",
 }  # fmt: skip
 """Kind → Kineto's category; another kind is its own category."""
-FLOWS = {"launch": "ac2g"}
+HAZARD = "hazard"
+"""Category of what tells of hazards, beside the metadata."""
+FLOWS = {"launch": "ac2g", **dict.fromkeys(get_args(HazardKind), HAZARD)}
 """Kind of an edge → Kineto's category of the arrow; another kind is its own category."""
 
 _TOLD = ("kind", "name", "start_ns", "end_ns", "host", "device_uuid")
@@ -99,6 +104,8 @@ class _Events:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self.hazards = (trace.metadata.hazards or HazardFacts()).found
+        self.all_edges = _with_hazards(trace, self.hazards)
         spans = trace.spans
         self.base_ns = int(trace.array("start_ns").min()) if len(trace) else 0
         self.starts, self.ends = times(trace, self.base_ns)
@@ -131,6 +138,7 @@ class _Events:
         longest = pc.max(pc.binary_length(self.names)).as_py() or 1
         self.rows_at_once = max(1, min(_ROWS, _BYTES // longest))
         self._flows(*edges)
+        self.metadata.lines += self._hazards()
         self.count = len(trace) + 2 * self.edges + len(self.metadata.lines)
 
     def _counters(self, kind: Array, kinds: Sequence[object]) -> tuple[Array, Array]:
@@ -166,8 +174,7 @@ class _Events:
 
         An edge to a row that is not there, or that is a counter's, is left out and counted.
         """
-        edges = self.trace.edges
-        source, target = edge_rows(self.trace, edges)
+        source, target = edge_rows(self.trace, self.all_edges)
         known = (source >= 0) & (target >= 0)
         known[known] = ~self.counter[source[known]] & ~self.counter[target[known]]
         edge = np.flatnonzero(known)
@@ -185,7 +192,7 @@ class _Events:
         rank = np.empty(len(trace), np.int64)
         rank[self.order] = np.arange(len(trace))
         source, target = rank[source], rank[target]
-        code, kinds = codes(trace.edges.column("kind"))
+        code, kinds = codes(self.all_edges.column("kind"))
         ends = np.r_[np.minimum(source, target), np.maximum(source, target)]
         order = np.argsort(ends, kind="stable")
         self.flow_rank = ends[order]
@@ -205,6 +212,21 @@ class _Events:
                 f'"pid":{pid},"tid":{tid},"ts":'
             )
         self.flow_heads = pa.array(lines, pa.string())
+
+    def _hazards(self) -> Iterator[str]:
+        """Yield an instant of each hazard whose second work, or else its first, has a row."""
+        rows = {number: row for row, number in enumerate(self.trace.array("id").tolist())}
+        for fact in self.hazards:
+            row = rows.get(fact.first if fact.second is None else fact.second)
+            if row is None:
+                continue
+            pid, tid = self.metadata.ids[self.place[row]]
+            name = f"{fact.kind}: {fact.first_name} → {fact.second_name}"
+            event = {
+                "ph": "i", "s": "t", "cat": HAZARD, "name": name, "pid": pid, "tid": tid,
+                "ts": int(self.starts[row]) / 1000, "args": asdict(fact),
+            }  # fmt: skip
+            yield json.dumps(event, separators=(",", ":"), ensure_ascii=False)
 
     def head(self) -> str:
         """Return the beginning of the file, with the names of processes and threads."""
@@ -291,7 +313,7 @@ class _Events:
 
     def _arrows(self, which: slice) -> pa.StringArray:
         edge = pa.array(self.flow_edge[which])
-        ends = (self.trace.edges.column(name).take(edge) for name in ("from", "to"))
+        ends = (self.all_edges.column(name).take(edge) for name in ("from", "to"))
         source, target = (one.combine_chunks().cast(pa.string()) for one in ends)
         told = _joined(',"args":{"from":', source, ',"to":', target, "}")
         return _joined(
@@ -302,6 +324,16 @@ class _Events:
             pc.if_else(pa.array(self.flow_ends[which]), "", told),
             "}",
         )
+
+
+def _with_hazards(trace: Trace, hazards: Sequence[HazardFact]) -> pa.Table:
+    """Return a trace's edges, and one of each hazard between rows, of the hazard's kind."""
+    pairs = [one for one in hazards if one.first is not None and one.second is not None]
+    added: dict[str, list[object]] = {
+        "from": [one.first for one in pairs], "to": [one.second for one in pairs],
+        "kind": [one.kind for one in pairs],
+    }  # fmt: skip
+    return schema.concat([trace.edges, schema.table(added, schema.EDGE_TYPES)], schema.EDGE_TYPES)
 
 
 # -- processes and threads -----------------------------------------------------------------
@@ -325,9 +357,11 @@ class _Names:
                 pid = track.process if not track.is_device else None
                 processes[key] = pid if _fits(pid) else next(free)
                 self._tell("process_name", processes[key], 0, name=owner)
-                if trace.metadata.incomplete:
-                    self._tell("process_labels", processes[key], 0,
-                               labels=trace.metadata.incomplete)  # fmt: skip
+                labels = "; ".join(
+                    filter(None, [trace.metadata.forecast, trace.metadata.incomplete])
+                )
+                if labels:
+                    self._tell("process_labels", processes[key], 0, labels=labels)
                 self._tell("process_sort_index", processes[key], 0,
                            sort_index=len(processes) + 1000 * track.is_device)  # fmt: skip
             pid = processes[key]

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from gpuscope._types import Array
+from gpuscope.trace.metadata import HazardFact
 from gpuscope.trace.schema import EDGE_TYPES, SPAN_TYPES
 
 Row: TypeAlias = Mapping[str, object]
@@ -34,13 +35,15 @@ RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 REST = "GPUSCOPE_SPANS"
 EDGES = "GPUSCOPE_EDGES"
+HAZARDS = "GPUSCOPE_HAZARDS"
 METADATA = "GPUSCOPE_METADATA"
 
 CATEGORY, MARK, PUSH_POP, START_END, DOMAIN = 33, 34, 59, 60, 75
 """``NVTX_EVENTS.eventType``."""
 
 _TEXTS = {"name", "value", "text", "label", "jsonText", "binaryData", "uuid", "chipName",
-          "busLocation", "utcTime", "localTime"}  # fmt: skip
+          "busLocation", "utcTime", "localTime", "kind", "first_name", "second_name",
+          "first_stream", "second_stream", "buffer", "mend", "status"}  # fmt: skip
 _FLOATS = {"doubleValue", "floatValue"}
 
 TABLES = {
@@ -68,6 +71,7 @@ TABLES = {
     "META_DATA_EXPORT": "name value",
     "META_DATA_CAPTURE": "name value",
     "EXPORT_META_DATA": "name value",
+    HAZARDS: " ".join(HazardFact.__struct_fields__),
     METADATA: "name value",
 }
 """Table → its columns."""

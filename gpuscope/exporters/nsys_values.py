@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import asdict
 
 from gpuscope._types import Array
 from gpuscope.exporters import nsys_schema as nsys
@@ -17,7 +18,7 @@ from gpuscope.exporters.progress import version
 from gpuscope.trace import schema
 from gpuscope.trace.arrow import coded_array
 from gpuscope.trace.columns import codes, combined, rows_of
-from gpuscope.trace.metadata import StreamFacts
+from gpuscope.trace.metadata import HazardFacts, StreamFacts
 from gpuscope.trace.model import Trace
 
 NOTHING = np.iinfo(np.int64).min
@@ -306,6 +307,7 @@ def facts(
             {"globalPid": nsys.VM | pid << 24, "pid": pid, "name": name}
             for pid, name in processes.items()
         ],
+        nsys.HAZARDS: [asdict(one) for one in (known.hazards or HazardFacts()).found],
         **{
             table: [{"name": name, "value": value} for name, value in lines.items()]
             for table, lines in {

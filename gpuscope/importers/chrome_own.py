@@ -22,6 +22,7 @@ _KINDS = {"gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "api",
           "user_annotation": "range"}  # fmt: skip
 """Kineto's categories → kinds; any other is the kind itself."""
 _LAUNCH = "ac2g"
+_HAZARD = "hazard"
 _ON_STREAMS = ("kernel", "memcpy", "memset", "host function", "block", "graph")
 _TIMES = ("queued_ns", "submitted_ns")
 
@@ -84,6 +85,7 @@ def trace(
     """Return the trace that gpuscope wrote."""
     base = _BASE.decode(top.get("baseTimeNanoseconds", b"0"))
     uuids = {device.index: device.uuid for device in facts.devices.values()}
+    events = [event for event in events if event.cat != _HAZARD]  # the metadata have them
     spans = [event for event in events if event.ph in "XBiC"]
     parts = [_rows(spans[at : at + _AT_ONCE], base, uuids) for at in range(0, len(spans), _AT_ONCE)]
     table = _completed(schema.concat(parts, schema.SPAN_TYPES))

@@ -338,6 +338,69 @@ def test_chrome_events(tmp_path):
     assert names == {"GPU 0 GPU · decode", "python3"}
 
 
+HAZARD = {
+    "kind": "read after write", "first": 1, "second": 2, "first_name": "made", "second_name": "read",
+    "first_stream": "a", "second_stream": "b", "address": 4096, "nbytes": 64, "buffer": "x",
+    "count": 3, "mend": "b.wait(a.record())", "status": "confirmed",
+}  # fmt: skip
+
+
+def racy(**facts):
+    """A trace with three hazards: one between rows, one with the host, one of rows not there."""
+    rows = [
+        {"id": number, "kind": "kernel", "name": name, "start_ns": start, "end_ns": start + 1000,
+         "device": 0, "stream": number}
+        for number, (name, start) in enumerate([("other", 500), ("made", 2000), ("read", 4500)])
+    ]  # fmt: skip
+    found = [HAZARD, {**HAZARD, "second": None}, {**HAZARD, "first": 88, "second": 99}]
+    return a_trace(rows, hazards={"accesses": 3, "found": found}, **facts)
+
+
+def test_hazards_are_instants_and_arrows_in_chrome_json(tmp_path):
+    trace = racy()
+    path = gs.export(trace, tmp_path / "a.json")
+    events = [one for one in json.loads(path.read_text())["traceEvents"] if one.get("cat") == "hazard"]  # fmt: skip
+    instants = [one for one in events if one["ph"] == "i"]
+    assert [(one["ts"], one["args"]["first"]) for one in instants] == [(4.0, 1), (1.5, 1)]
+    assert instants[0]["name"] == "read after write: made → read"
+    assert instants[0]["args"] == HAZARD
+    kernels = {
+        one["name"]: (one["pid"], one["tid"])
+        for one in json.loads(path.read_text())["traceEvents"] if one.get("cat") == "kernel"
+    }  # fmt: skip
+    assert (instants[0]["pid"], instants[0]["tid"]) == kernels["read"]
+    start, end = (one for one in events if one["ph"] in "sf")
+    assert ((start["pid"], start["tid"]), (end["pid"], end["tid"])) == (kernels["made"], kernels["read"])  # fmt: skip
+    assert (start["ts"], end["ts"], start["id"]) == (1.5, 4.0, end["id"])
+
+
+def test_hazards_are_a_table_in_sqlite(tmp_path):
+    path = gs.export(racy(), tmp_path / "a.sqlite")
+    found = pd.read_sql("SELECT * FROM GPUSCOPE_HAZARDS", sqlite3.connect(path))
+    assert found.to_dict("records")[0] == HAZARD
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".sqlite", ".parquet"])
+def test_hazards_and_forecasts_come_back(tmp_path, suffix):
+    trace = racy(forecast="forecast from one recording", simulated=True)
+    back = gs.load_trace(gs.export(trace, tmp_path / f"a{suffix}"))
+    assert back.metadata.hazards == trace.metadata.hazards
+    assert back.metadata.forecast == trace.metadata.forecast
+    assert (len(back), back.edges.num_rows) == (len(trace), trace.edges.num_rows)
+    assert gs.analysis.hazards(back).found == gs.analysis.hazards(trace).found
+
+
+def test_processes_are_marked_as_forecast(tmp_path):
+    path = gs.export(racy(forecast="forecast from one recording"), tmp_path / "a.json")
+    labels = [
+        one["args"]["labels"] for one in json.loads(path.read_text())["traceEvents"]
+        if one["name"] == "process_labels"
+    ]  # fmt: skip
+    assert labels
+    assert set(labels) == {"forecast from one recording"}
+
+
 def test_an_arrow_to_nowhere_is_counted(tmp_path):
     trace = a_trace(edges={"from": [1, 1], "to": [2, 99], "kind": ["launch", "launch"]})
     told = events(gs.export(trace, tmp_path / "run.json"))

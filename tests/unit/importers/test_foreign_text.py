@@ -124,6 +124,14 @@ def folder(tmp_path_factory) -> Path:
         pq.write_table(
             table.replace_schema_metadata({**facts, **changed}), here / f"{name}.parquet"
         )
+    name = EVIL.replace("\0", "")  # which no file's name holds
+    for place, text in (
+        ("lessons/one", '{"cells": []}'), (f"handed/{name}/{name}", '{"cells": []}'),
+        (f"handed/{name}/no", EVIL),
+    ):  # fmt: skip
+        path = here / f"{place}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
     return here
 
 
@@ -175,6 +183,10 @@ COMMANDS = {
     ],
     "summary": [(name, *how) for name in (*TRACES, *BROKEN) for how in ((), ("--json",))],
     "record": [("--no-report", "--out", f"recorded/{EVIL}", f"{EVIL}.py"), ("--format", EVIL, EVIL)],
+    "grade": [
+        *(("handed", "--lessons", "lessons", *how) for how in ((), ("--json",))), (EVIL,),
+        ("handed", "--lessons", EVIL), ("handed", "--lessons", "lessons", "--out", f"no/{EVIL}"),
+    ],
     "devices": [(), ("--json",)],
     "kinds": [(), ("--json",)],
     "doctor": [(), ("--json",)],

@@ -144,8 +144,6 @@ WRONG: list[tuple[str, list[Change], str]] = [
     ("offload", [*SOLVED["offload"], swap("return saved", "return None")], VALUES),
     ("offload", [*SOLVED["offload"], swap("return saved", "return zeros()")], VALUES),
     ("offload", [swap("copy(saved, kv)", "copy(saved, prompt)")], VALUES),
-    ("offload", [*SOLVED["offload"], put("store.host_call(lambda: None)", before="return")],
-     "is unknown: leave it out"),
     ("offload", [
         drop("store.copy"), put("store.wait(compute.record())", before="return"),
         put("store.copy(saved, kv)", before="return"),

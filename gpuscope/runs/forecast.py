@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -29,6 +30,7 @@ _FRESH = ("start_uncertainty_ns", "end_uncertainty_ns", "green_context", "submit
 
 
 # -- partitions and streams ----------------------------------------------------------------
+@dataclass(eq=False)
 class Carving:
     """Partitions, and where each stream's work goes.
 
@@ -44,19 +46,11 @@ class Carving:
         Stream → name.
     """
 
-    def __init__(
-        self,
-        layout: SmLayout,
-        partitions: Mapping[str, PartitionFacts],
-        masks: Mapping[str, int],
-        of: Mapping[int, tuple[str | None, int]],
-        names: Mapping[int, str],
-    ) -> None:
-        self.layout = layout
-        self.partitions = partitions
-        self.masks = masks
-        self.of = dict(of)
-        self.names = dict(names)
+    layout: SmLayout
+    partitions: Mapping[str, PartitionFacts]
+    masks: Mapping[str, int]
+    of: dict[int, tuple[str | None, int]]
+    names: dict[int, str]
 
     @classmethod
     def recorded(cls, trace: Trace, found: Program, sm_counts: Mapping[str, int]) -> Carving:
@@ -132,7 +126,7 @@ class Carving:
             for name, facts in partitions.items():
                 ids = tuple(sm for sm in range(self.layout.sm_count) if masks[name] >> sm & 1)
                 partitions[name] = msgspec.structs.replace(facts, sm_ids=ids)
-        after = Carving(self.layout, partitions, masks, self.of, self.names)
+        after = Carving(self.layout, partitions, masks, dict(self.of), dict(self.names))
         for stream, change in streams.items():
             number = self.number(str(stream))
             require_kind(f"streams[{stream!r}]", change, dict)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-from gpuscope.device.api import KernelCost
 from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS
 from gpuscope.device.sim.engine import Engine
-from gpuscope.device.sim.kernel_model import RecordedKernel
 from gpuscope.device.sim.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
 from gpuscope.errors import InvalidArgument
 from gpuscope.runs.program import Call, Program, Work, waits
@@ -60,44 +58,11 @@ class Replayed:
     begins_ns: Collection[int]
 
 
-@dataclass(frozen=True)
-class Bent:
-    """How a forecast leans: the middle, or an end of its band.
+@dataclass(eq=False)
+class Replay:
+    """One run of a program on the simulated GPU: the host's threads before the engine.
 
     Attributes
-    ----------
-    lean
-        -1: every modelled time at the lower end of its range; 0: as modelled; 1: at the upper.
-    """
-
-    lean: int = 0
-
-    def duration_ns(self, kernel: RecordedKernel, sm_count: int) -> float:
-        """Return a kernel's time."""
-        low, high = kernel.range_ns(sm_count)
-        took_ns = kernel.duration_ns(sm_count)
-        low, high = min(low, took_ns * (1 - _REPEATS)), max(high, took_ns * (1 + _REPEATS))
-        return (low, took_ns, high)[self.lean + 1]
-
-    def stall(self, cost: KernelCost) -> float:
-        """Return how much others' traffic slows it."""
-        return cost.stall * (1 + 0.5 * self.lean)
-
-
-def replay(
-    found: Program,
-    places: Mapping[int, Place],
-    *,
-    as_recorded: frozenset[int],
-    factors: Mapping[Work, float],
-    streams: Mapping[Work, int],
-    graphs: Mapping[int, int],
-    bent: Bent = Bent(),
-    requests: Sequence[Round] = (),
-) -> Replayed:
-    """Run a program on the simulated GPU.
-
-    Parameters
     ----------
     places
         Stream → its SMs and priority.
@@ -109,40 +74,27 @@ def replay(
         Work → its stream, where it is not the recorded one.
     graphs
         Place of a call → place of the first call of the graph that it became part of.
+    lean
+        -1: every modelled time at the lower end of its range; 0: as modelled; 1: at the upper.
     requests
         Requests whose calls are made as they need them.
     """
-    player = _Player(found, places, as_recorded, factors, streams, graphs, bent, requests)
-    return player.play()
 
+    found: Program
+    places: Mapping[int, Place]
+    as_recorded: frozenset[int]
+    factors: Mapping[Work, float]
+    streams: Mapping[Work, int] = field(default_factory=dict)
+    graphs: Mapping[int, int] = field(default_factory=dict)
+    lean: int = 0
+    requests: Sequence[Round] = ()
 
-class _Player:
-    """One replay: the host's threads before the engine."""
-
-    def __init__(
-        self,
-        found: Program,
-        places: Mapping[int, Place],
-        as_recorded: frozenset[int],
-        factors: Mapping[Work, float],
-        streams: Mapping[Work, int],
-        graphs: Mapping[int, int],
-        bent: Bent,
-        requests: Sequence[Round],
-    ) -> None:
-        self.found = found
-        self.places = places
-        self.as_recorded = as_recorded
-        self.factors = factors
-        self.streams = streams
-        self.graphs = graphs
-        self.bent = bent
-        self.requests = requests
-        self.served = {place for one in requests for turn in one.turns for place in turn}
+    def __post_init__(self) -> None:
+        self.served = {place for one in self.requests for turn in one.turns for place in turn}
         self.answered: dict[int, Request] = {}
-        self.servings = {one: one.make(partial(self._note, one)) for one in requests}
+        self.servings = {one: one.make(partial(self._note, one)) for one in self.requests}
         self.begins_ns: dict[Round, int] = {}
-        profile = found.profile
+        found, profile = self.found, self.found.profile
         self.engine = Engine(
             (1 << profile.layout.sm_count) - 1,
             launch_latency_ns=0,
@@ -205,8 +157,9 @@ class _Player:
             )  # fmt: skip
         count = stream.sms.bit_count()
         cost = work.kernel.cost(count, gap_ns=gap_ns)
-        duration_ns = work.kernel.duration_ns(count)
-        factor *= self.bent.duration_ns(work.kernel, count) / duration_ns
+        took_ns, (low, high) = work.kernel.duration_ns(count), work.kernel.range_ns(count)
+        low, high = min(low, took_ns * (1 - _REPEATS)), max(high, took_ns * (1 + _REPEATS))
+        factor *= (low, took_ns, high)[self.lean + 1] / took_ns
         if in_graph and self.found.is_measured:
             factor *= _GRAPH_TAKES
         # What it did in less time than memory allows, it did not take all from memory.
@@ -214,7 +167,7 @@ class _Player:
         return KernelOp(
             stream, 0, number, work.row["name"], None, cost.blocks,
             max(1, round(cost.block_ns * factor)), nbytes, cost.tiles,
-            stall=self.bent.stall(cost), gap_ns=gap_ns,
+            stall=cost.stall * (1 + 0.5 * self.lean), gap_ns=gap_ns,
         )  # fmt: skip
 
     def _begins_graph(self, work: Work) -> bool:

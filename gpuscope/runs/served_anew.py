@@ -109,7 +109,9 @@ def requests_of(
             return Requests(why="their calls wait on others, or several are queued")
         for number in range(experiment.rounds):
             make = partial(_serving, spec, name, experiment, number)
-            asked = [one for one in make(_nobody).arriving if f"request {one.number}" in mine]
+            asked = [
+                one for one in make(lambda _: None).arriving if f"request {one.number}" in mine
+            ]
             if not asked:
                 continue
             there = {one.number: mine[f"request {one.number}"] for one in asked}
@@ -134,10 +136,6 @@ def requests_of(
             before = Round(make, begin_ns, before, rows_of, *enough.values())
             anew.rounds.append(before)
     return anew
-
-
-def _nobody(_request: Request) -> None:
-    pass
 
 
 def _serving(

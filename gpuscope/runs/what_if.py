@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from gpuscope._checks import closest, door, given, require_kind
 from gpuscope.analysis.requests_analysis import Served, requests
@@ -16,7 +16,7 @@ from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
 from gpuscope.runs.forecast import Carving, Change, as_trace, described
 from gpuscope.runs.program import Program, Work, program
-from gpuscope.runs.replay import Bent, replay
+from gpuscope.runs.replay import Replay
 from gpuscope.runs.served_anew import requests_of, with_copies
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
@@ -122,18 +122,16 @@ def what_if(
     changed = bool(add_waits or drop_waits or scale or grouped or sent)
     kept = before.untouched(after, found) if not changed else frozenset()
     anew = requests_of(trace, found, factors, sent, grouped)
-    changes = _given(
-        partitions=partitions, streams=streams, move=move, add_waits=add_waits,
-        drop_waits=drop_waits, scale=scale, graphs=list(graphs),
-    )  # fmt: skip
+    given_changes = {
+        "partitions": partitions, "streams": streams, "move": move, "add_waits": add_waits,
+        "drop_waits": drop_waits, "scale": scale, "graphs": list(graphs),
+    }  # fmt: skip
+    changes = {name: json.loads(json.dumps(one)) for name, one in given_changes.items() if one}
 
     done = {
-        name: replay(
-            found, after.places, as_recorded=kept, factors=factors, streams=sent, graphs=grouped,
-            bent=Bent(lean), requests=anew.rounds,
-        )
+        name: Replay(found, after.places, kept, factors, sent, grouped, lean, anew.rounds).play()
         for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
-    }  # fmt: skip
+    }
     ends_ns = [max(end_ns for _, end_ns in one.times_ns.values()) for one in done.values()]
     text = described(found, changes, ends_ns)
     if anew.why:
@@ -144,9 +142,8 @@ def what_if(
     }
     if anew.rounds:
         served = {name: requests(one).workloads for name, one in forecasts.items()}
-        text += "; requests served anew, in other batches: " + ", ".join(
-            map(_served, *served.values())
-        )
+        words = ", ".join(map(_served, *served.values()))
+        text += f"; requests served anew, in other batches: {words}"
         forecasts = {name: one.with_metadata(forecast=text) for name, one in forecasts.items()}
     compared = settings_table({RECORDED: trace, FORECAST: forecasts[FORECAST]})
     return Run({RECORDED: trace, **forecasts}, compared, {"name": "what if", "what_if": changes})
@@ -168,19 +165,13 @@ def _served(middle: Served, low: Served, high: Served) -> str:
     return f"{middle.workload}: {', '.join(told)}"
 
 
-def _given(**changes: object) -> dict[str, Any]:
-    return {name: json.loads(json.dumps(value)) for name, value in changes.items() if value}
-
-
 def _fitted(found: Program, carving: Carving) -> dict[Work, float]:
     """Return what the modelled times are multiplied with to give what was recorded."""
     factors: dict[Work, float] = {}
     places = carving.places
     span_ns = max(work.end_ns for work in found.works) - min(w.start_ns for w in found.works)
     for _ in range(_ROUNDS):
-        done = replay(
-            found, places, as_recorded=frozenset(places), factors=factors, streams={}, graphs={}
-        )
+        done = Replay(found, places, frozenset(places), factors).play()
         worst = 0.0
         for work, (start_ns, end_ns) in done.times_ns.items():
             worst = max(worst, abs(start_ns - work.start_ns), abs(end_ns - work.end_ns))

@@ -115,25 +115,36 @@ def _run(source: str, where: str, names: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def prepared() -> Iterator[Callable[[str], dict[str, Any]]]:
-    """Yield a function: a lesson's name → its names when all its code has run on a simulated GPU."""
-    devices = []
+def prepared(device: str = "sim:h200") -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Yield a function: a lesson's name → its names when all its code has run on a device."""
+    opened = []
 
     def prepare(name: str) -> dict[str, Any]:
         names: dict[str, Any] = {"__name__": "__main__"}
-        with _opening("sim:h200"):
+        with _opening(device):
             for cell in cells(name):
                 is_code = cell["cell_type"] == "code" and not cell["source"].startswith("%")
                 if is_code and cell["id"] != "facts-magic":
                     _run(cell["source"], f"{name}:{cell['id']}", names)
-        devices.append(names["gpu"])
+        opened.append(names["gpu"])
         return names
 
     try:
         yield prepare
     finally:
-        for device in devices:
-            device.close()
+        for one in opened:
+            one.close()
+
+
+def program(name: str, exercise: str, changes: list[str]) -> str:
+    """Return a program: the only text, or the solution with each text in the place of another."""
+    if len(changes) == 1:
+        return changes[0]
+    source = solutions(name)[f"task-{exercise}"]
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in source, (old, source)
+        source = source.replace(old, new)
+    return source
 
 
 def judge(name: str, names: dict[str, Any], exercise: str, source: str) -> Any:

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 from lesson_programs import RIGHT, WRONG, Answers
-from lessons import LESSONS, cells, hints, judge, prepared, solutions
+from lessons import LESSONS, cells, hints, judge, prepared, program, solutions
 
 NAMES = {name[:2]: name for name in LESSONS}
 LEAST = 10
@@ -29,21 +29,11 @@ def lessons():
         yield functools.cache(lambda number: prepare(NAMES[number]))
 
 
-def changed(number: str, exercise: str, changes: list[str]) -> str:
-    source = solutions(NAMES[number])[f"task-{exercise}"]
-    if len(changes) == 1:
-        return changes[0]
-    for old, new in zip(changes[::2], changes[1::2], strict=True):
-        assert old in source, (old, source)
-        source = source.replace(old, new)
-    return source
-
-
 @pytest.mark.parametrize(("number", "exercise", "changes"), every(WRONG))
 def test_a_wrong_program_is_not_solved_and_told_why(lessons, number, exercise, changes):
     names = lessons(number)
     names["lesson"].patience_s = 1.0  # none of them ends later, but for those that never end
-    source = changed(number, exercise, changes)
+    source = program(NAMES[number], exercise, changes)
     found = judge(NAMES[number], names, exercise, source)
     assert found.result.verdict != "solved", source
     assert found.found
@@ -55,7 +45,7 @@ def test_a_wrong_program_is_not_solved_and_told_why(lessons, number, exercise, c
 def test_another_right_program_is_solved(lessons, number, exercise, changes):
     names = lessons(number)
     names["lesson"].patience_s = 100.0
-    found = judge(NAMES[number], names, exercise, changed(number, exercise, changes))
+    found = judge(NAMES[number], names, exercise, program(NAMES[number], exercise, changes))
     assert found.result.verdict == "solved", found.found
     assert "each of 3 sets" in found.found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Iterator
 
 from gpuscope.device.handles import Library
@@ -34,23 +33,25 @@ def _watching_memory(cupy: Library, log: HazardLog, streams: Streams) -> Iterato
     It gives a piece out again to the stream that it was given to first, in that one's order.
     """
     homes: dict[int, Queue] = {}
-    thread = threading.get_ident()
+    is_on = True
 
     def given(_hook: object, *, device_id: int, mem_ptr: int, **_: int) -> None:
-        homes[mem_ptr] = streams.queue(device_id, int(cupy.cuda.get_current_stream().ptr))
+        if is_on:
+            homes[mem_ptr] = streams.queue(device_id, int(cupy.cuda.get_current_stream().ptr))
 
     def freed(_hook: object, *, mem_ptr: int, mem_size: int, **_: int) -> None:
         home = homes.pop(mem_ptr, None)
-        if home is not None:
+        if is_on and home is not None:
             log.note(Memory(mem_ptr, mem_ptr + mem_size, home))
 
     methods = {
         "name": f"gpuscope {id(homes)}", "malloc_postprocess": given, "free_preprocess": freed,
     }  # fmt: skip
     hook = type("_Watching", (cupy.cuda.MemoryHook,), methods)()
-    hook.__enter__()
     try:
+        hook.__enter__()
         yield
     finally:
-        if threading.get_ident() == thread:  # hooks are of a thread
+        is_on = False
+        with contextlib.suppress(KeyError):  # hooks are of a thread: that of another one stays
             hook.__exit__()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -22,7 +21,10 @@ _OVERWRITING = {
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_foreach_copy_"}
 _UNSEEN = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
 """Namespaces of collectives: they run on streams of their own, and no schema tells."""
-_IGNORED = {"record_stream", "is_pinned", "resize_", "set_", "_pin_memory", "_unsafe_view"}
+_IGNORED = {
+    "record_stream", "is_pinned", "resize_", "set_", "_pin_memory", "_unsafe_view", "is_set_to",
+    "is_same_size", "_assert_tensor_metadata", "_fused_sdp_choice",
+}  # fmt: skip
 """Operators that touch no memory, or none that a stream orders."""
 
 
@@ -93,11 +95,11 @@ class Operator(NamedTuple):
             value = args[place] if place < len(args) else kwargs.get(name)
             found += [Use(tensor, reads, writes) for tensor in tensors_in(value)]
         if self.makes:
-            taken = {_storage(use.tensor) for use in found}
+            taken = {storage_of(use.tensor) for use in found}
             found += [
                 Use(tensor, reads=False, writes=True)
                 for tensor in tensors_in(result)
-                if _storage(tensor) not in taken
+                if storage_of(tensor) not in taken
             ]
         return found
 
@@ -118,7 +120,8 @@ def tensors_in(value: object) -> Iterator[Tensor]:
         yield value  # type: ignore[misc]  # a tensor, as far as anybody asks
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory; something below 0 where it has none of its own."""
     try:
         address: int = tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # it stands for others, or has no memory
@@ -133,10 +136,11 @@ def operator_of(function: Library) -> Operator | None:
     if schema is None:
         return Operator(str(function), seen=False)
     space, _, name = schema.name.rpartition("::")
-    if name in _IGNORED:
-        return None
     if space in _UNSEEN:
         return Operator(schema.name, seen=False)
+    name = name if space == "aten" else ""  # of others, the schema tells all that is known
+    if name in _IGNORED:
+        return None
     allocates = name.startswith(("empty", "new_empty")) and not name.endswith("_")
     reads_shape = allocates or name.startswith("new_") or name.endswith("_like")
     arguments = []
@@ -181,9 +185,11 @@ def pytorch() -> Library | None:
 def watching(torch: Library, dispatch: Dispatch) -> Iterator[None]:
     """Have ``dispatch`` run each operator that this thread calls, and backward passes of it.
 
-    What PyTorch compiles is compiled as without it.
+    What PyTorch compiles is compiled as without it. Modes are of a thread, and the last entered
+    ends first: one that cannot be left now stays, and does nothing.
     """
-    base = torch.utils._python_dispatch.TorchDispatchMode
+    modes = torch.utils._python_dispatch
+    is_on = True
 
     def run(
         _mode: object,
@@ -192,19 +198,22 @@ def watching(torch: Library, dispatch: Dispatch) -> Iterator[None]:
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        if not is_on:
+            return function(*args, **(kwargs or {}))
         return dispatch(function, args, kwargs or {})
 
     methods = {
         "__torch_dispatch__": run,
         "ignore_compile_internals": classmethod(lambda _mode: True),
     }
-    mode, thread = type("Watching", (base,), methods)(), threading.get_ident()
-    mode.__enter__()
+    mode = type("Watching", (modes.TorchDispatchMode,), methods)()
     try:
+        mode.__enter__()
         torch.empty(0)  # what PyTorch imports at the first operator takes seconds
         yield
     finally:
-        if threading.get_ident() == thread:  # modes are of a thread
+        is_on = False
+        if modes._get_current_dispatch_mode() is mode:
             mode.__exit__(None, None, None)
 
 

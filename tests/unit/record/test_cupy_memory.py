@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
@@ -16,17 +16,22 @@ from gpuscope.record.libraries import watching_libraries
 HOME, OTHER = Queue("cuda:0", 0x10), Queue("cuda:0", 0x20)
 
 
+class OfThread(threading.local):
+    def __init__(self):
+        self.hooks = {}
+
+
 class Hook:
     """As ``cupy.cuda.MemoryHook``: hooks of a thread, by name."""
 
     name = "MemoryHook"
-    on: ClassVar[dict] = {}
+    on = OfThread()
 
     def __enter__(self):
-        self.on[self.name] = self
+        self.on.hooks[self.name] = self
 
     def __exit__(self, *_):
-        del self.on[self.name]
+        del self.on.hooks[self.name]
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def cupy(monkeypatch):
 def test_memory_goes_back_in_the_order_of_its_stream(cupy, waits):
     log, event = HazardLog(), Record(OTHER, lambda: None)
     with watching_libraries(log):
-        (hook,) = Hook.on.values()
+        (hook,) = Hook.on.hooks.values()
         hook.malloc_postprocess(device_id=0, size=100, mem_size=512, mem_ptr=4096, pmem_id=1)
         log.note(Work(OTHER, "reader", (Access(4096, 4196),)))
         if waits:
@@ -53,7 +58,25 @@ def test_memory_goes_back_in_the_order_of_its_stream(cupy, waits):
         hook.free_preprocess(device_id=0, mem_size=512, mem_ptr=4096, pmem_id=1)
         log.note(Work(HOME, "writer", (Access(4096, 4196, reads=False, writes=True),)))
         hook.free_preprocess(device_id=0, mem_size=512, mem_ptr=8192, pmem_id=2)  # made before
-    assert not Hook.on
+    assert not Hook.on.hooks
     log.read()
     kinds = [fact.kind for fact in log.facts().found]
     assert kinds == ([] if waits else ["reuse of freed memory"])
+
+
+def test_a_recording_that_another_thread_ends_hears_no_more(cupy):
+    log = HazardLog()
+    watching = watching_libraries(log)
+    watching.__enter__()
+    (hook,) = Hook.on.hooks.values()
+    hook.malloc_postprocess(device_id=0, size=100, mem_size=512, mem_ptr=4096, pmem_id=1)
+    thread = threading.Thread(target=watching.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    log.note(Work(OTHER, "reader", (Access(4096, 4196),)))
+    hook.free_preprocess(device_id=0, mem_size=512, mem_ptr=4096, pmem_id=1)
+    hook.malloc_postprocess(device_id=0, size=100, mem_size=512, mem_ptr=4096, pmem_id=1)
+    log.note(Work(HOME, "writer", (Access(4096, 4196, reads=False, writes=True),)))
+    log.read()
+    assert [fact.kind for fact in log.facts().found] == ["write after read"]
+    Hook.on.hooks.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import stand_in_torch
 from stand_in_torch import Operator, torch
@@ -74,6 +76,7 @@ def test_lists_of_tensors(seen):
         lambda a: a.expand(2, 4, 4),
         lambda a: a.detach(),
         lambda a: torch.ops.aten._unsafe_view(a, [16]),
+        lambda a: a.is_set_to(a),
         torch.empty_like,
         lambda a: a.new_empty(3),
     ],
@@ -126,6 +129,60 @@ def test_what_has_no_schema_is_not_seen():
 
 def test_a_collective_says_not_what_it_does():
     assert not operators.operator_of(Operator("c10d::barrier(Tensor tensor) -> ()")).seen
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [("resize_", "rw"), ("copy_", "rw"), ("empty_out", "rw"), ("mean_like", "rw")],
+)
+def test_the_name_of_another_librarys_operator_says_nothing(name, use):
+    operator = operators.operator_of(Operator(f"mine::{name}(Tensor(a!) self, Tensor b) -> ()"))
+    assert operator.name == f"mine::{name}"
+    assert operator.arguments == ((0, "self", True, True), (1, "b", True, False))
+    assert not operator.copies
+
+
+@pytest.fixture
+def watched():
+    calls = []
+
+    def dispatch(function, args, kwargs):
+        calls.append(function)
+        return function(*args, **kwargs)
+
+    watching = operators.watching(torch, dispatch)
+    watching.__enter__()
+    del calls[:]
+    yield watching, calls
+    torch.utils._python_dispatch._get_current_dispatch_mode().__exit__(None, None, None)
+
+
+def test_a_mode_that_was_entered_since_stays(watched):
+    watching, calls = watched
+
+    class Mine(torch.utils._python_dispatch.TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+            self.count += 1
+            return function(*args, **(kwargs or {}))
+
+    with Mine() as mine:
+        torch.add(A, B)
+        assert (mine.count, len(calls)) == (1, 1)
+        watching.__exit__(None, None, None)
+        torch.add(A, B)
+    torch.add(A, B)
+    assert (mine.count, len(calls)) == (2, 1)
+
+
+def test_ended_by_another_thread_it_hears_no_more(watched):
+    watching, calls = watched
+    thread = threading.Thread(target=watching.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    torch.add(A, B)
+    assert not calls
 
 
 @needs_pytorch

@@ -462,9 +462,9 @@ class Program:
                 origin.wait(other.record())
         self.captured = None
         if not self.is_grouped:
-            graph.nodes[:] = [
-                node._replace(name=piece.name)
-                for node, piece in zip(graph.nodes, pieces, strict=True)
+            nodes = graph.captured.nodes
+            nodes[:] = [
+                node._replace(name=piece.name) for node, piece in zip(nodes, pieces, strict=True)
             ]
         self.graphs.append((graph, pieces))
 

@@ -437,7 +437,7 @@ class CallLog:
                     for observer in self.observers:
                         if isinstance(observer, CaptureObserver):
                             observer.call_captured(call)
-                    stream.graph.take(call)
+                    stream.graph.captured.take(call)
                 return call
             if nesting.meant is not None and intended is not None:
                 call.intended = nesting.meant

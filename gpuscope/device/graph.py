@@ -18,7 +18,6 @@ from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 if TYPE_CHECKING:
     from gpuscope.device.accesses import Access
     from gpuscope.device.calls import Activity, Call, Execution
-    from gpuscope.device.event import Event
     from gpuscope.device.handles import AnyStream
     from gpuscope.device.raw import NativeArray, RawGraph
     from gpuscope.device.stream import Stream
@@ -79,6 +78,59 @@ class Node(NamedTuple):
     after: tuple[int, ...] = ()
     is_copy: bool = False
     stream: str = ""
+
+
+class Captured:
+    """The work of a graph, as its capture tells it.
+
+    Attributes
+    ----------
+    nodes
+        Each comes after those that it follows.
+    is_open
+        Whether the capture goes on.
+    events
+        Those recorded in it, and after which nodes.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.is_open = True
+        self._tails: dict[int, tuple[int, ...]] = {}
+        """Handle of a stream → the nodes that its next one follows."""
+        self.events: dict[object, tuple[int, ...]] = {}
+
+    def add(self, stream: int, node: Node) -> None:
+        """Note work in a stream, by its handle; what it follows is found here."""
+        after, self._tails[stream] = self._tails.get(stream, ()), (len(self.nodes),)
+        self.nodes.append(node._replace(after=after))
+
+    def record(self, stream: int, event: object) -> None:
+        """Note that an event was recorded."""
+        self.events[event] = self._tails.get(stream, ())
+
+    def wait(self, stream: int, event: object) -> None:
+        """Note that a stream, which may join the capture by this, waits for an event."""
+        after = self._tails.get(stream, ()) + self.events.get(event, ())
+        self._tails[stream] = tuple(dict.fromkeys(after))
+
+    def take(self, call: Call) -> None:
+        """Note a call of ours in it."""
+        stream = call.stream
+        assert stream is not None  # noqa: S101 - one that is captured
+        if call.kind in QUEUES_WORK:
+            node = Node(call.name, call.accesses, (), call.kind == "copy", stream.name)
+            self.add(stream.handle, node)
+        elif call.kind == "record":
+            self.record(stream.handle, call.event)
+        elif call.kind == "wait":
+            self.wait(stream.handle, call.event)
+
+    def end(self) -> None:
+        """End the capture; forget what was needed during it."""
+        self.is_open = False
+        self._tails.clear()
+        self.events.clear()
 
 
 class _Capture:
@@ -148,12 +200,9 @@ class Graph(Closing):
         """The streams that are being captured into it."""
         self.workspaces: dict[int, NativeArray] = {}
         """What its products compute in, by the handle of the stream they were captured on."""
-        self.nodes: list[Node] = []
-        """Its work, as the calls in its capture told it."""
+        self.captured = Captured()
         self.functions: dict[int, HostFunction] = {}
         """Its host functions, by node."""
-        self._tails: dict[Stream, tuple[int, ...]] = {}
-        self._events: dict[Event, tuple[int, ...]] = {}
         self._lock = free_in_children(threading.Lock())
         self.closed = False
         self._held: list[tuple[object, ...]] = []
@@ -204,28 +253,6 @@ class Graph(Closing):
             raise ClosedError(
                 f"{self.name!r} is closed or was never captured to its end: capture it again"
             )
-
-    def take(self, call: Call) -> None:
-        """Note a call in its capture."""
-        stream = call.stream
-        assert stream is not None  # noqa: S101 - one that is captured
-        after = self._tails.get(stream, ())
-        if call.kind == "record" and call.event is not None:
-            self._events[call.event] = after
-        elif call.kind in QUEUES_WORK:
-            self._tails[stream] = (len(self.nodes),)
-            is_copy = call.kind == "copy"
-            self.nodes.append(Node(call.name, call.accesses, after, is_copy, stream.name))
-
-    def follow(self, stream: Stream, event: Event) -> None:
-        """Note a wait in its capture."""
-        after = self._tails.get(stream, ()) + self._events.get(event, ())
-        self._tails[stream] = tuple(dict.fromkeys(after))
-
-    def end_notes(self) -> None:
-        """Forget what was needed during its capture."""
-        self._tails.clear()
-        self._events.clear()
 
     def keep(self, item: Closable) -> None:
         """Close ``item``, which its work uses, when it is closed itself."""
@@ -301,7 +328,7 @@ def capture(stream: Stream, name: str | None) -> Iterator[Graph]:
             raise
         finally:
             calls.unobserve(watcher)
-            graph.end_notes()
+            graph.captured.end()
             for joined in graph.streams:
                 joined.leave()
             graph.streams.clear()

@@ -359,7 +359,7 @@ class Stream(Closing, EventQueue):
             if self.graph is None:
                 noting.runs.append(run)
             else:
-                self.graph.functions[len(self.graph.nodes) - 1] = noting
+                self.graph.functions[len(self.graph.captured.nodes) - 1] = noting
             self._backend.host_call(raw, noting, call.correlation, self.graph)
 
     def capture(self, *, name: str | None = None) -> AbstractContextManager[Graph]:
@@ -444,12 +444,12 @@ class Stream(Closing, EventQueue):
                 graph.streams.remove(self)
                 self.leave()
                 raise
-            graph.follow(self, event)
+            graph.captured.wait(self._handle, event)
             return
         if not device.calls.observers or graph is not None:  # joining a graph, nothing happens now
             self._backend.wait(raw, event.usable())
             if self.graph is not None:
-                self.graph.follow(self, event)
+                self.graph.captured.wait(self._handle, event)
             return
         recorded = event if event.correlation is not None else None  # else it orders nothing
         with device.calls.observed("wait", "stream.wait", self, self, event=recorded):

@@ -8,7 +8,7 @@ from threading import get_native_id
 
 from gpuscope.device.accesses import Access
 from gpuscope.device.calls import QUEUES_WORK, Activity, Call, Execution, HostRun
-from gpuscope.device.graph import Node
+from gpuscope.device.graph import Captured, Node
 from gpuscope.device.raw import StreamKind
 from gpuscope.device.select import open_devices
 from gpuscope.device.stream import Stream
@@ -42,6 +42,8 @@ class HazardLog:
         """In the order of the host's calls. A text is the name of work that was not seen."""
         self.outside = Calls()
         """Those of other libraries."""
+        self.captures: dict[Queue, Captured] = {}
+        """What streams are being captured into by other libraries."""
 
     def note(self, note: Note) -> None:
         """Take a note of something that no device of ours tells, when it happens."""
@@ -54,7 +56,10 @@ class HazardLog:
     # -- what devices say -------------------------------------------------------------
     def call_begins(self, call: Call) -> None:
         """Note a call that is about to reach the device."""
-        if call.kind in QUEUES_WORK:
+        captured = self._captured(call)
+        if captured is not None:
+            captured.take(call)
+        elif call.kind in QUEUES_WORK:
             if call.accesses is not None or call.graph is not None or call.runs:
                 self._noted.append(call)
         elif call.kind in ("record", "wait", "sync"):
@@ -69,8 +74,29 @@ class HazardLog:
             and call.accesses is None
             and call.graph is None
             and not (call.runs or call.superseded)
+            and self._captured(call) is None
         ):
             self._noted.append(call.name)
+
+    def _captured(self, call: Call) -> Captured | None:
+        """Return what a call becomes part of, if that is another library's graph."""
+        stream = call.stream if self.captures else None
+        if stream is None:
+            return None
+        queue = queue_of(stream, call.thread)
+        if call.kind == "wait":  # the stream may join by this
+            for captured in [*self.captures.values()]:
+                if call.event in captured.events:
+                    self.captures.setdefault(queue, captured)
+        return self.captured(queue)
+
+    def captured(self, queue: Queue) -> Captured | None:
+        """Return what a stream is being captured into by another library, if it is."""
+        captured = self.captures.get(queue)
+        if captured is None or captured.is_open:
+            return captured
+        self.captures.pop(queue, None)  # one of ours, which the stream had joined
+        return None
 
     def execution_begins(self, execution: Execution) -> None:
         """Note a launch and the event behind it."""
@@ -139,14 +165,13 @@ class Streams:
         kind: StreamKind = "non-blocking" if handle else "legacy default"
         return Queue(f"cuda:{gpu}", handle, kind=kind)
 
-    def is_capturing(self, queue: Queue) -> bool:
-        """Whether a stream is being captured into a graph of ours."""
-        streams = (
-            device.find_stream(queue.handle)
-            for device in open_devices()
-            if device.info.key == queue.device
-        )
-        return any(stream is not None and stream.capturing for stream in streams)
+    def captured(self, queue: Queue) -> Captured | None:
+        """Return what a stream is being captured into, if that is a graph of ours."""
+        for device in open_devices():
+            stream = device.find_stream(queue.handle) if device.info.key == queue.device else None
+            if stream is not None and stream.graph is not None:
+                return stream.graph.captured
+        return None
 
 
 def queue_of(stream: Stream, thread: int) -> Queue:
@@ -189,7 +214,7 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     assert stream is not None  # noqa: S101 - it has a queue
     number, graph = call.correlation, call.graph
     if graph is not None:
-        nodes = tuple(graph.nodes)
+        nodes = tuple(graph.captured.nodes)
         for place, run in call.runs.items():
             nodes = (*nodes[:place], nodes[place]._replace(accesses=_of(run)), *nodes[place + 1 :])
         if not nodes and not graph.is_empty:

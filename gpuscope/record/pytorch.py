@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from gpuscope.device.accesses import Access, accesses_of_tensor
-from gpuscope.device.graph import Node
+from gpuscope.device.graph import Captured, Node
 from gpuscope.device.handles import Library
 from gpuscope.record import operators
 from gpuscope.record.hazard_log import HazardLog, Streams
@@ -37,27 +37,21 @@ _TRACED = (
 )  # fmt: skip
 
 
+_FAILED = object()
+"""The result of a call that raised an error."""
+
+
 class _OfThread(threading.local):
     """The order that a thread's operator makes while it runs; ``None`` outside."""
 
     steps: _Steps | None = None
 
 
-class _Capture:
-    """A graph: its nodes, and after which of them each queue goes on while it is captured."""
-
-    def __init__(self, first: Queue) -> None:
-        self.nodes: list[Node] = []
-        self.fronts: dict[Queue, tuple[int, ...]] = {first: ()}
-
-
 class _Event:
     """Stands for an event."""
 
-    capture: _Capture | None = None
-    """The capture that it was recorded in."""
-    front: tuple[int, ...] = ()
-    """After which of its nodes."""
+    captured: Captured | None = None
+    """What its stream was captured into when it was recorded."""
 
 
 class PyTorch:
@@ -87,8 +81,7 @@ class PyTorch:
         """Address → queues given to ``record_stream``."""
         self._pinned: dict[int, Library] = {}
         """Address → memory of the host that copies use behind its back, held weakly."""
-        self._capturing: dict[Queue, _Capture] = {}
-        self._graphs: weakref.WeakKeyDictionary[Library, _Capture] = weakref.WeakKeyDictionary()
+        self._graphs: weakref.WeakKeyDictionary[Library, Captured] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -102,8 +95,8 @@ class PyTorch:
             )  # fmt: skip
             for name, callback in zip(_TRACED, steps, strict=True):
                 callbacks = getattr(trace, f"{name}Callbacks").callback_list
+                undo.callback(_remove, callbacks, callback)  # first: an interrupt may come between
                 callbacks.append(callback)
-                undo.callback(callbacks.remove, callback)
             cuda = self._torch.cuda
             for owner, name, after in (
                 (cuda.CUDAGraph, "capture_begin", self._capture_began),
@@ -112,7 +105,7 @@ class PyTorch:
                 (cuda.Event, "query", self._event_queried),
                 (cuda.Stream, "query", self._stream_queried),
             ):
-                undo.callback(_wrap(owner, name, after))
+                undo.enter_context(_wrapped(owner, name, after))
             undo.enter_context(operators.watching(self._torch, self._dispatch))
             yield
 
@@ -184,14 +177,12 @@ class PyTorch:
         self, queue: Queue, operator: Operator, accesses: tuple[Access, ...], start_ns: int
     ) -> None:
         """Tell of work, or make it a node of the graph that is captured."""
-        capture, name, copies = self._capturing.get(queue), operator.name, operator.copies
-        if capture is None and not self._streams.is_capturing(queue):
+        name, captured = operator.name, self._captured(queue)
+        if captured is not None:
+            captured.add(queue.handle, Node(name, accesses, is_copy=operator.copies))
+        else:
             row = self._log.outside.add(start_ns, time.time_ns())
-            self._log.note(Work(queue, name, accesses, (row,), copies))
-        elif capture is not None:  # a graph of ours tells of itself
-            front = capture.fronts.get(queue, ())
-            capture.fronts[queue] = (len(capture.nodes),)
-            capture.nodes.append(Node(name, accesses, front, copies))
+            self._log.note(Work(queue, name, accesses, (row,), operator.copies))
 
     def _know(self, tensor: Tensor) -> int:
         """Remember how large a tensor's memory is; returns its address."""
@@ -210,7 +201,7 @@ class PyTorch:
         known = self._pinned.get(start)
         if known is not None and known.expired():
             del self._pinned[start]
-            self._log.note(Memory(start, start + self._sizes.pop(start)))
+            self._log.note(Memory(start, start + self._sizes.pop(start, 0)))
             known = None
         if known is None and from_now_on and operators.is_pinned(storage):
             weak = self._torch.multiprocessing.reductions.StorageWeakRef
@@ -219,13 +210,12 @@ class PyTorch:
         return known is not None
 
     def _keep_for(self, tensor: Library, stream: Library) -> None:
-        storage = tensor.untyped_storage().data_ptr()
         made = self._torch.cuda.Stream(
             stream_id=stream.stream_id, device_index=stream.device_index,
             device_type=stream.device_type,
         )  # fmt: skip
         queue = self._streams.queue(stream.device_index, made.cuda_stream)
-        self._kept_for.setdefault(storage, set()).add(queue)
+        self._kept_for.setdefault(operators.storage_of(tensor), set()).add(queue)
 
     # -- order ------------------------------------------------------------------------
     def _current(self, gpu: int | None = None) -> Queue:
@@ -237,18 +227,24 @@ class PyTorch:
         return self._streams.queue(self._torch._C._cuda_getDevice(), stream)
 
     def _record(self, queue: Queue, event: _Event) -> None:
-        event.capture = capture = self._capturing.get(queue)
-        if capture is None:
+        event.captured = captured = self._captured(queue)
+        if captured is None:
             self._log.note(Record(queue, event))
         else:
-            event.front = capture.fronts.get(queue, ())
+            captured.record(queue.handle, event)
 
     def _wait(self, queue: Queue, event: _Event) -> None:
-        if event.capture is None:
+        captured = event.captured
+        if captured is None:
             self._log.note(Wait(queue, event))
-        elif event.capture.fronts:  # the queue may join the capture by this
-            self._capturing[queue] = capture = event.capture
-            capture.fronts[queue] = tuple({*capture.fronts.get(queue, ()), *event.front})
+        elif captured.is_open:
+            if self._captured(queue) is None:  # it joins
+                self._log.captures[queue] = captured
+            captured.wait(queue.handle, event)
+
+    def _captured(self, queue: Queue) -> Captured | None:
+        """Return what a queue's work is captured into."""
+        return self._log.captured(queue) or self._streams.captured(queue)
 
     def _follow(self, queue: Queue, other: Queue) -> None:
         """Let a queue follow all that is in another."""
@@ -298,11 +294,11 @@ class PyTorch:
         self._note(lambda: self._log.note(HostWait(self._events.get(handle) or _Event())))
 
     def _event_queried(self, event: Library, is_done: object, _start_ns: int) -> None:
-        if is_done:
+        if is_done is True:
             self._event_synchronized(event.cuda_event)
 
     def _stream_queried(self, stream: Library, is_done: object, _start_ns: int) -> None:
-        if is_done:
+        if is_done is True:
             queue = self._streams.queue(stream.device_index, stream.cuda_stream)
             self._note(partial(self._log.note, HostWait(queue=queue)))
 
@@ -312,51 +308,69 @@ class PyTorch:
 
     def _freed(self, start: int) -> None:
         # Without the lock: the collector frees tensors anywhere, perhaps inside PyTorch's own.
-        home, kept_for = self._homes.pop(start, None), self._kept_for.pop(start, ())
+        home, kept_for = self._homes.pop(start, None), tuple(self._kept_for.pop(start, ()))
+        queue = home or (kept_for[0] if kept_for else None)  # no home: made before
         nbytes = self._sizes.pop(start, 0)
-        if nbytes and home is not None:
-            self._log.note(Memory(start, start + nbytes, home, tuple(kept_for)))
+        if nbytes and queue is not None:
+            self._log.note(Memory(start, start + nbytes, queue, kept_for))
 
     # -- graphs -----------------------------------------------------------------------
-    def _capture_began(self, graph: Library, _result: object, _start_ns: int) -> None:
-        with self._lock:
-            first = self._current()
-            self._graphs[graph] = self._capturing[first] = _Capture(first)
+    def _capture_began(self, graph: Library, result: object, _start_ns: int) -> None:
+        if result is not _FAILED:
+            with self._lock:
+                self._graphs[graph] = self._log.captures[self._current()] = Captured()
 
     def _capture_ended(self, graph: Library, _result: object, _start_ns: int) -> None:
         with self._lock:
-            capture = self._graphs.get(graph)
-            if capture is not None:
-                for queue in capture.fronts:
-                    self._capturing.pop(queue, None)
-                capture.fronts.clear()
+            captured, captures = self._graphs.get(graph), self._log.captures
+            if captured is not None:
+                captured.end()
+                for queue in [queue for queue, its in captures.items() if its is captured]:
+                    del captures[queue]
 
-    def _replayed(self, graph: Library, _result: object, start_ns: int) -> None:
+    def _replayed(self, graph: Library, result: object, start_ns: int) -> None:
+        if result is _FAILED:
+            return
         with self._lock:
-            capture, queue = self._graphs.get(graph), self._current()
-            if capture is None:
+            captured, queue = self._graphs.get(graph), self._current()
+            if captured is None or not captured.nodes:
                 self._log.note_unseen("CUDAGraph")
             else:
-                nodes = tuple(capture.nodes)
+                nodes = tuple(captured.nodes)
                 rows = (self._log.outside.add(start_ns, time.time_ns()),) * len(nodes)
-                self._log.note(Work(queue, "CUDAGraph", None, rows, graph=capture, nodes=nodes))
+                self._log.note(Work(queue, "CUDAGraph", None, rows, graph=captured, nodes=nodes))
 
 
-def _wrap(
+def _remove(callbacks: list[Library], callback: Library) -> None:
+    if callback in callbacks:
+        callbacks.remove(callback)
+
+
+@contextlib.contextmanager
+def _wrapped(
     owner: Library, name: str, after: Callable[[Library, object, int], None]
-) -> Callable[[], None]:
-    """Have a method of a class tell of each call that returned; returns what undoes it."""
+) -> Iterator[None]:
+    """Have a method of a class tell of each call's result, or that it failed."""
     method = getattr(owner, name)
     own = vars(owner).get(name)
+    is_on = True
 
     def told(self: Library, *args: object, **kwargs: object) -> object:
-        start_ns = time.time_ns()
-        result = method(self, *args, **kwargs)
-        after(self, result, start_ns)
+        start_ns, result = time.time_ns(), _FAILED
+        try:
+            result = method(self, *args, **kwargs)
+        finally:
+            if is_on:
+                after(self, result, start_ns)
         return result
 
-    setattr(owner, name, told)
-    return lambda: delattr(owner, name) if own is None else setattr(owner, name, own)
+    try:
+        setattr(owner, name, told)
+        yield
+    finally:
+        is_on = False
+        if vars(owner).get(name) is told:  # else others wrapped it since: it stays, and is off
+            delattr(owner, name) if own is None else setattr(owner, name, own)
 
 
 def accesses_of(use: Use) -> Sequence[Access] | None:

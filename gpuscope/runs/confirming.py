@@ -217,7 +217,7 @@ class _Watch:
     def call_begins(self, call: Call) -> None:
         """Count a call that queues work."""
         if call.kind in QUEUES_WORK and call.stream is not None:
-            nodes = range(max(1, len(call.graph.nodes)) if call.graph is not None else 1)
+            nodes = range(max(1, len(call.graph.captured.nodes)) if call.graph is not None else 1)
             rows = [node_row(call.correlation, node) for node in nodes]
             self._count(call, call.stream, call.name, rows)
 

@@ -6,18 +6,20 @@ Where PyTorch is not installed, `stand_in_torch` stands in for it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import threading
 
 import pytest
 import stand_in_torch
-from stand_in_torch import torch
+from stand_in_torch import Operator, torch
 
+import gpuscope as gs
 from gpuscope.device.accesses import accesses_of
 from gpuscope.record import libraries, operators
 from gpuscope.record.hazard_log import HazardLog, Streams
 from gpuscope.record.hazard_notes import Queue, Work
-from gpuscope.record.pytorch import PyTorch
+from gpuscope.record.pytorch import PyTorch, _wrapped
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Options
 
@@ -29,6 +31,7 @@ class Cuda:
         self.log = HazardLog()
         self.stream = 0
         self.on_host = set()
+        self.on_second = set()
         self.trace = importlib.import_module("torch.cuda._gpu_trace")
 
     @contextlib.contextmanager
@@ -77,14 +80,20 @@ class Cuda:
 class Graph:
     """In place of ``torch.cuda.CUDAGraph``."""
 
+    fails = ""
+
     def capture_begin(self):
-        pass
+        self._does("capture_begin")
 
     def capture_end(self):
-        pass
+        self._does("capture_end")
 
     def replay(self):
-        pass
+        self._does("replay")
+
+    def _does(self, step):
+        if self.fails == step:
+            raise RuntimeError(step)
 
 
 class Event:
@@ -103,11 +112,12 @@ def cuda(monkeypatch):
     cuda = Cuda()
 
     def gpu_of(tensor):
-        return None if tensor.untyped_storage().data_ptr() in cuda.on_host else 0
+        address = tensor.untyped_storage().data_ptr()
+        return None if address in cuda.on_host else int(address in cuda.on_second)
 
     monkeypatch.setattr(operators, "gpu_of", gpu_of)
     monkeypatch.setattr(operators, "is_pinned", lambda storage: storage.data_ptr() in cuda.on_host)
-    monkeypatch.setattr(operators, "current_stream", lambda _torch, _gpu: cuda.stream)
+    monkeypatch.setattr(operators, "current_stream", lambda _torch, gpu: cuda.stream + 100 * gpu)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0)
     monkeypatch.setattr(torch._C, "_activate_gpu_trace", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -309,20 +319,50 @@ def test_memory_that_was_freed_and_is_used_anew(cuda, x):
     assert [fact.kind for fact in found(cuda)] == ["reuse of freed memory"]
 
 
-def test_record_stream_makes_the_allocator_wait(cuda, x, monkeypatch):
+@pytest.fixture
+def record_stream(cuda, monkeypatch):
     class Stream:
         def __init__(self, stream_id, device_index, device_type):
             self.cuda_stream = stream_id
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     operator = type("Operator", (), {"__call__": lambda *_: None, "__name__": "record_stream"})()
-    schema = type("Schema", (), {"name": "aten::record_stream"})
-    operator._schema = schema
+    operator._schema = type("Schema", (), {"name": "aten::record_stream"})
+
+    def record(tensor, stream):
+        stream = type("S", (), {"stream_id": stream, "device_index": 0, "device_type": 1})()
+        PyTorch._dispatch(_source_of(cuda), operator, (tensor, stream), {})
+
+    return record
+
+
+def test_record_stream_makes_the_allocator_wait(cuda, x, record_stream):
     read(cuda, x, B)
-    stream = type("S", (), {"stream_id": B, "device_index": 0, "device_type": 1})()
-    PyTorch._dispatch(_source_of(cuda), operator, (x, stream), {})
+    record_stream(x, B)
     cuda.free(x)
     write(cuda, x, A)
+    assert not pairs(cuda)
+
+
+@pytest.mark.parametrize("kept", [(B,), (B, 3)])
+def test_record_stream_holds_for_memory_from_before(cuda, record_stream, kept):
+    x = torch.zeros(64)
+    cuda.synchronize()
+    read(cuda, x, B)
+    read(cuda, x, 3)
+    for stream in kept:
+        record_stream(x, stream)
+    cuda.free(x)
+    write(cuda, x, A)
+    assert pairs(cuda) == [("sum", "add_")] * (2 - len(kept))
+
+
+def test_record_stream_of_what_has_no_memory_of_its_own(cuda, record_stream):
+    class Sparse:
+        def untyped_storage(self):
+            raise NotImplementedError
+
+    record_stream(Sparse(), B)
     assert not pairs(cuda)
 
 
@@ -388,6 +428,21 @@ def test_a_copy_to_other_host_memory_returns_at_its_end(cuda, x, monkeypatch):
     assert not pairs(cuda)
 
 
+def test_a_copy_between_gpus_is_in_order_with_both(cuda, x):
+    y = torch.zeros(64)
+    cuda.on_second.add(y.untyped_storage().data_ptr())
+    cuda.synchronize()
+    with cuda.on(A):
+        y.add_(1)
+        y.copy_(x)
+        y.add_(1)
+        x.add_(1)
+    assert not pairs(cuda)
+    with cuda.on(B):
+        y.add_(1)
+    assert pairs(cuda) == [("add_", "add_")]
+
+
 # -- graphs --------------------------------------------------------------------------------
 def captured(cuda, x, stream=5):
     graph = torch.cuda.CUDAGraph()
@@ -450,6 +505,116 @@ def test_branches_inside_a_graph(cuda, x, joins):
     assert len(pairs(cuda)) == (0 if joins else 2)
 
 
+@pytest.mark.parametrize("step", ["capture_begin", "capture_end"])
+def test_a_capture_that_fails_is_over(cuda, x, step):
+    graph = torch.cuda.CUDAGraph()
+    graph.fails = step
+    with cuda.on(A), pytest.raises(RuntimeError, match=step):
+        graph.capture_begin()
+        graph.capture_end()
+    write(cuda, x, A)
+    read(cuda, x, B)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+def test_a_launch_that_fails_does_nothing(cuda, x):
+    graph = captured(cuda, x)
+    graph.fails = "replay"
+    with cuda.on(A), pytest.raises(RuntimeError, match="replay"):
+        graph.replay()
+    read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+@pytest.mark.parametrize("was_captured", [True, False])
+def test_a_graph_without_known_work_is_not_seen(cuda, was_captured):
+    graph = torch.cuda.CUDAGraph()
+    if was_captured:  # kernels that no operator launched
+        graph.capture_begin()
+        graph.capture_end()
+    graph.replay()
+    cuda.log.read()
+    assert cuda.log.facts().unseen == 1
+
+
+# -- captures of gpuscope's and of PyTorch's ------------------------------------------------
+@pytest.fixture
+def gpu(cuda, x, monkeypatch):
+    """A device of ours that counts as PyTorch's GPU."""
+    gpu = gs.open_device("sim:h200", quiet=True)
+    monkeypatch.setattr(gpu, "info", dataclasses.replace(gpu.info, key="cuda:0"))
+    gpu.calls.observe(cuda.log)
+    return gpu
+
+
+@pytest.fixture
+def streams(gpu):
+    with gpu.create_stream() as a, gpu.create_stream() as b, gpu.create_stream() as c:
+        yield a, b, c
+
+
+def test_operators_are_work_of_a_graph_of_ours(cuda, x, gpu, streams):
+    a, b, _ = streams
+    y = gpu.empty(4)
+    with a.capture() as graph, cuda.on(a.handle):
+        x.add_(1)
+        a.copy(y, gpu.empty(4))
+        x.add_(1)
+    assert [node.after for node in graph.captured.nodes] == [(), (0,), (1,)]
+    read(cuda, x, b.handle)
+    assert not pairs(cuda)
+    b.synchronize()
+    graph.launch(stream=a)
+    read(cuda, x, a.handle)
+    assert not pairs(cuda)
+    read(cuda, x, b.handle)
+    assert pairs(cuda) == [("add_", "sum")]
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_streams_of_pytorch_join_a_capture_of_ours(cuda, x, gpu, streams, joins):
+    a, b, _ = (stream.handle for stream in streams)
+    with streams[0].capture() as graph:
+        cuda.wait_stream(b, a)
+        write(cuda, x, b)
+        if joins:
+            cuda.wait_stream(a, b)
+        write(cuda, x, a)
+    assert not pairs(cuda)
+    graph.launch(stream=streams[0])
+    assert len(pairs(cuda)) == (0 if joins else 1)
+    write(cuda, x, b)  # it is captured no more
+    assert len(pairs(cuda)) == (1 if joins else 3)
+    y = gpu.empty(4)
+    streams[1].copy(y, gpu.empty(4))
+    streams[2].copy(y, gpu.empty(4))
+    assert len(pairs(cuda)) == (2 if joins else 4)
+
+
+def test_our_work_is_work_of_a_graph_of_pytorchs(cuda, gpu, streams):
+    a, b, c = streams
+    x, y, z = gpu.empty(4), gpu.empty(4), gpu.empty(4)
+    kernel = gs.learn.spin_kernel(gpu)
+    a.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with cuda.on(a.handle):
+        graph.capture_begin()
+        b.wait(a.record())
+        b.copy(x, y)
+        a.wait(b.record())
+        a.copy(x, z)
+        a.launch(kernel, 1_000, grid=1, block=32)
+        graph.capture_end()
+    c.copy(x, y)
+    assert not pairs(cuda)
+    c.synchronize()
+    with cuda.on(a.handle):
+        graph.replay()
+    c.copy(gpu.empty(4), x)
+    (fact,) = found(cuda)
+    assert (fact.first_name, fact.first_stream, fact.second_name) == ("copy", a.name, "copy")
+
+
 # -- what is not seen, threads, errors -----------------------------------------------------
 @pytest.mark.skipif(not stand_in_torch.IS_REAL, reason="needs PyTorch")
 def test_the_backward_pass_and_its_stream(cuda):
@@ -469,6 +634,71 @@ def test_an_operator_that_fails_did_nothing(cuda, x):
     with cuda.on(A), pytest.raises(RuntimeError):
         x.add_(torch.zeros(5))
     read(cuda, x, B)
+    assert not pairs(cuda)
+
+
+def test_an_operator_on_what_has_no_memory_of_its_own_is_not_seen(cuda, x, monkeypatch):
+    class Wrapper:
+        device, shape = x.device, (4,)
+
+        def untyped_storage(self):
+            raise NotImplementedError
+
+        data_ptr = untyped_storage
+
+    operator = Operator("aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor")
+    monkeypatch.setattr(operators, "gpu_of", lambda _tensor: 0)
+    _source_of(cuda)._work(
+        operators.operator_of(operator),
+        [operators.Use(Wrapper(), reads=True, writes=False)],
+        0,
+        at_once=False,
+    )
+    cuda.log.read()
+    facts = cuda.log.facts()
+    assert (facts.unseen, facts.unseen_names) == (1, ("aten::sum",))
+
+
+def test_no_elements_are_no_access(cuda, x):
+    write(cuda, x[:0], A)
+    write(cuda, x[:0], B)
+    assert not pairs(cuda)
+
+
+def test_wrappers_end_in_any_order():
+    class Owner:
+        def method(self):
+            return 1
+
+    told = []
+    first, second = (
+        _wrapped(Owner, "method", lambda *_, name=name: told.append(name)) for name in "ab"
+    )
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert Owner().method() == 1
+    assert told == ["b"]
+    second.__exit__(None, None, None)
+    assert Owner().method() == 1
+    assert told == ["b"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_an_operator_waits_for_comes_after_its_work(cuda, x, fails):
+    class Item:
+        def __call__(self, tensor):
+            cuda.synchronize_stream(A)
+            if fails:
+                raise KeyError
+            return 1.0
+
+    operator = Item()
+    operator._schema = stand_in_torch.OPERATORS["_local_scalar_dense.default"]._schema
+    write(cuda, x, A)
+    with cuda.on(A), pytest.raises(KeyError) if fails else contextlib.nullcontext():
+        PyTorch._dispatch(_source_of(cuda), operator, (x,), {})
+    write(cuda, x, B)
     assert not pairs(cuda)
 
 
@@ -504,3 +734,35 @@ def test_a_recording_tells_what_was_found(cuda, x, monkeypatch):
     assert facts.found[0].first is None  # no CUPTI, no row
     write(cuda, x, A)
     assert recording.trace.metadata.hazards.accesses == 2
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_streams_and_gpus_as_pytorch_has_them(monkeypatch, waits):
+    stand_in_torch.install(monkeypatch)
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    log, a, b = HazardLog(), torch.cuda.Stream(), torch.cuda.Stream()
+    host = torch.empty(64, pin_memory=True)
+    torch.cuda.synchronize()
+    with libraries.watching_libraries(log):
+        with torch.cuda.stream(a):
+            x = torch.zeros(64, device="cuda")
+            host.copy_(x, non_blocking=True)
+        if waits:
+            event = torch.cuda.Event()
+            event.record(a)
+            event.synchronize()
+            b.wait_stream(a)
+        with torch.cuda.stream(b):
+            x.add_(1)
+            x.record_stream(b)
+        host.fill_(1)
+        if waits:
+            assert b.query()
+        del x
+        torch.cuda.synchronize()
+    log.read()
+    kinds = {fact.kind for fact in log.facts().found}
+    assert kinds == (
+        set() if waits else {"use before a copy ended", "read after write", "host access too early"}
+    )

@@ -122,7 +122,7 @@ def requests_of(
                 spec.decode: sum(one.steps for one in asked),
             }
             if not all(turns[part, at] for part, count in counts.items() if count):
-                return Requests(why="the trace does not tell which work is of which call")
+                return Requests(why="their calls' ends cannot be told, as beside a background")
             enough = {
                 part: list(
                     _enough(

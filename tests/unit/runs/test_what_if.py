@@ -240,7 +240,7 @@ def test_a_host_that_waits_less_calls_again_sooner_unless_calls_arrive_at_given_
         assert span_ns(forecast) == pytest.approx(span_ns(run[after]), rel=0.05)
 
 
-def serving(**decode):
+def serving(*, load=None, **decode):
     """Requests in two rounds, on the whole GPU and on two splits."""
     split = {"prefill": {"partition": "prefill"}, "decode": {"partition": "decode"}}
     return gs.runs.predict({
@@ -250,6 +250,7 @@ def serving(**decode):
             "prefill": {"kind": "gemm", "m": 4096, "n": 8192, "k": 8192, "stream": "prefill"},
             "decode": {"kind": "gemm", "m": 16, "n": 16384, "k": 16384, "stream": "decode",
                        **decode},
+            **({"load": load} if load else {}),
             "chat": {"kind": "requests", "prefill": "prefill", "decode": "decode", "repeats": 60,
                      "arrival": "poisson", "rate_hz": 400, "output_tokens": "geometric 16",
                      "slo": {"ttft_ms": 8, "tbt_ms": 0.4}},
@@ -290,6 +291,10 @@ def test_a_forecast_says_why_it_has_no_requests():
     run = serving(max_queued=2)
     forecast = gs.what_if(run["48"], partitions={"prefill": "rest", "decode": 64})["forecast"]
     assert "no forecast of requests: their calls wait on others" in forecast.metadata.forecast
+    load = {"kind": "spin", "duration_us": 50, "stream": "prefill", "background": True}
+    beside = serving(load=load)["48"]
+    forecast = gs.what_if(beside, partitions={"prefill": "rest", "decode": 64})["forecast"]
+    assert "cannot be told, as beside a background" in forecast.metadata.forecast
     bare = run["48"].with_metadata(experiment=None)
     forecast = gs.what_if(bare, partitions={"prefill": "rest", "decode": 64})["forecast"]
     assert "does not describe their workloads" in forecast.metadata.forecast

@@ -577,6 +577,7 @@ class Program:
             stream.close()
         if self.parts is not None:
             self.parts.close()
+        gpu.backend.engine.submit = self._submit  # as long as it is open, others may use it
         return facts
 
     def perform(self, acts: Any, weights: Any, count: int) -> None:

@@ -251,11 +251,11 @@ class Program:
 
     @contextlib.contextmanager
     def work(
-        self, kind: str, stream: Any, reads: list[Any], writes: list[Any]
+        self, kind: str, stream: Any, reads: list[Any], writes: list[Any], *, named: bool = True
     ) -> Iterator[tuple[str, int]]:
-        """Announce the work that the block queues; gives it a name and a number."""
+        """Announce the work that the block queues; gives it a name, of its own if it can, a number."""
         number = len(self.pieces) + len(self.captured or ()) + 1000 * len(self.graphs)
-        name = kind if self.is_grouped else f"{kind} {number}"
+        name = f"{kind} {number}" if named and not self.is_grouped else kind
         piece = Piece(name, stream.name, self.uses(reads, writes), kind == "copy")
         if stream.capturing:
             assert self.captured is not None
@@ -378,7 +378,7 @@ class Program:
     def do_synchronize(self) -> None:
         """Let the host wait."""
         rng = self.rng
-        way = rng.randrange(7)
+        way = rng.randrange(8)
         if way < 2 and self.events:
             rng.choice(self.events).synchronize()
         elif way < 4:
@@ -387,6 +387,8 @@ class Program:
             self.gpu.synchronize()
         elif way == 5:
             self.product.wait()
+        elif way == 6 and self.product.completion is not None:
+            self.product.completion.wait()
         else:
             self.gpu.to_host(self.on_device().array)
 
@@ -469,7 +471,8 @@ class Program:
         self.graphs.append((graph, pieces))
 
     def captured_work(self, stream: Any) -> None:
-        act = self.rng.choices([self.do_kernel, self.do_copy, self.do_host_function], [6, 3, 1])[0]
+        acts = [self.do_kernel, self.do_copy, self.do_host_function, self.do_product]
+        act = self.rng.choices(acts, [6, 3, 1, 1])[0]
         act(stream)
 
     def do_graph(self) -> None:
@@ -491,48 +494,54 @@ class Program:
         """Let go of an array, and take another."""
         self.renew(self.rng.randrange(len(self.memory)))
 
-    def do_product(self) -> None:
+    def do_product(self, stream: Any = None) -> None:
         """Multiply by a handle, or without one."""
-        rng = self.rng
+        rng, stream = self.rng, stream or self.stream()
         a, b, out = rng.sample(self.matrices, 3)
-        stream = self.stream()
-        piece = Piece("gemm_float32_4x4x4", stream.name, self.uses([a, b], [out]))
-        self.coming = [piece]
-        way = rng.randrange(6)
-        if way < 2:
-            self.product.execute(a, b, out, stream=stream)
-        elif way < 4:
-            gs.mm_out(out, a, b, stream=stream)
-        elif way == 4:
-            with gs.CallerStreamGuard(stream):
-                self.product.execute(a, b, out)
-        else:  # without a stream, which waits
-            piece.stream = self.gpu.default_stream().name
-            gs.mm_out(out, a, b)
-        assert not self.coming
+        way = rng.randrange(4 if stream.capturing else 6)
+        used = stream if way < 5 else self.gpu.default_stream()
+        with self.work("gemm_float32_4x4x4", used, [a, b], [out], named=False):
+            if way < 2:
+                self.product.execute(a, b, out, stream=stream)
+            elif way < 4:
+                gs.mm_out(out, a, b, stream=stream)
+            elif way == 4:
+                with gs.CallerStreamGuard(stream):
+                    self.product.execute(a, b, out)
+            else:  # without a stream, which waits
+                gs.mm_out(out, a, b)
 
     def do_scratch(self) -> None:
-        """Call a workload that takes scratch."""
-        self.scratched.execute(stream=self.stream())
+        """Call a workload that takes scratch; or take some for which the device waits."""
+        if self.rng.random() < 0.8:
+            self.scratched.execute(stream=self.stream())
+            return
+        with self.gpu.scratch(96) as taken:
+            self.use_scratch(taken, self.stream(), self.stream())
 
     def with_scratch(self, ctx: Any) -> None:
-        """Use scratch on a call's stream, and on another, perhaps without order."""
+        """Use scratch of a call's stream, or of another."""
+        for _ in range(self.rng.choice([1, 1, 2])):
+            home, other = ctx.stream, self.stream()
+            if self.rng.random() < 0.2:
+                home, other = other, home
+            with ctx.scratch(96, home) as taken:
+                self.use_scratch(taken, home, other)
+
+    def use_scratch(self, taken: Any, home: Any, other: Any) -> None:
+        """Use scratch on its stream, and perhaps on another, perhaps without order."""
         rng = self.rng
-        for _ in range(rng.choice([1, 1, 2])):
-            with ctx.scratch(96) as taken:
-                scratch = taken.view(SHAPE, "uint32")
-                base = scratch.buffer.address
-                self.generations[base] += 1
-                self.launch(ctx.stream, scratch, self.on_device().part(rng))
-                if rng.random() < 0.4:
-                    other = self.stream()
-                    if rng.random() < 0.6:
-                        other.wait(ctx.stream.record())
-                    self.launch(other, self.on_device().part(rng), scratch)
-                    if rng.random() < 0.6:
-                        ctx.stream.wait(other.record())
-                else:
-                    self.launch(ctx.stream, self.on_device().part(rng), scratch)
+        scratch = taken.view(SHAPE, "uint32")
+        self.generations[scratch.buffer.address] += 1
+        self.launch(home, scratch, self.on_device().part(rng))
+        if rng.random() < 0.4:
+            if rng.random() < 0.6:
+                other.wait(home.record())
+            self.launch(other, self.on_device().part(rng), scratch)
+            if rng.random() < 0.6:
+                home.wait(other.record())
+        else:
+            self.launch(home, self.on_device().part(rng), scratch)
 
     def do_close(self) -> None:
         """Close a stream, and make another."""

@@ -77,6 +77,8 @@ def _free(device: Device, memory: Memory, stream: Stream | None) -> None:
         return
     idle = stream is not None and stream.tag is not None and stream.tag.is_done
     device.backend.free(memory, None, idle=idle)
+    if not idle:
+        device.calls.tell("seen", "scratch")
 
 
 class Arena:

@@ -80,6 +80,12 @@ class HostFunction:
             of_function.run = before
             run.is_over = True
 
+    def give_up(self, run: HostRun) -> None:
+        """Wait for no run whose call failed."""
+        run.is_over = True
+        if run in self.runs:
+            self.runs.remove(run)
+
 
 _NO_RUNS: Mapping[int, HostRun] = {}
 

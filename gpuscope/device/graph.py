@@ -241,9 +241,9 @@ class Graph(Closing):
                 self.functions[node].runs.append(run)
             try:
                 device.backend.launch_graph(self.raw, chosen.raw, call.correlation)
-            except GpuscopeError:
-                for node in runs:
-                    self.functions[node].runs.pop()
+            except BaseException:
+                for node, run in runs.items():
+                    self.functions[node].give_up(run)
                 raise
         if not selected:
             chosen.synchronize()

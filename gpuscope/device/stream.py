@@ -360,7 +360,11 @@ class Stream(Closing, EventQueue):
                 noting.runs.append(run)
             else:
                 self.graph.functions[len(self.graph.captured.nodes) - 1] = noting
-            self._backend.host_call(raw, noting, call.correlation, self.graph)
+            try:
+                self._backend.host_call(raw, noting, call.correlation, self.graph)
+            except BaseException:
+                noting.give_up(run)
+                raise
 
     def capture(self, *, name: str | None = None) -> AbstractContextManager[Graph]:
         """Capture the work queued in the ``with`` block into a graph instead of running it.

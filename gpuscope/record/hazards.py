@@ -86,8 +86,7 @@ class _Piece:
         mine, theirs = self.place, first.place
         if mine.queue == theirs.queue:
             return theirs.number < mine.number or bool(self.before >> first.node & 1)
-        queue = theirs.queue
-        return queue is None or mine.clock.get(queue, 0) >= theirs.number
+        return theirs.queue is None or mine.clock.get(theirs.queue, 0) >= theirs.number
 
 
 class _Entry(NamedTuple):

@@ -129,8 +129,8 @@ class SimMemory(SimHost):
             sources = (value,)
             effect = Write(array, sources, lambda values: values)
         else:
-            kept = np.array(value)
-            effect = Write(array, (), lambda: np.broadcast_to(kept, array.shape))
+            kept, shape = np.array(value), array.shape
+            effect = Write(array, (), lambda: np.broadcast_to(kept, shape))
         with self.assigning(array, sources) as call, self._lock:
             number = 0 if call is None else call.correlation
             call_ns = self._cost["launch_call_ns"]

@@ -488,6 +488,16 @@ def test_scratch_that_a_handle_keeps_is_reused():
     assert sorted(found(program)) == ["read after write", "reuse of freed memory"]
 
 
+def test_the_device_waits_where_scratch_of_no_stream_goes_back():
+    def program(gpu, a, b):
+        x, y = gpu.empty(100), gpu.empty(100)
+        with gpu.scratch(400):
+            launch(a, x)
+        launch(b, y, x)
+
+    assert found(program) == []
+
+
 def test_memory_given_to_another_stream_follows_its_free():
     """As CUDA's stream-ordered memory does, and for nobody else."""
     one, two, three = (Queue("gpu", number) for number in (1, 2, 3))
@@ -503,3 +513,16 @@ def test_memory_given_to_another_stream_follows_its_free():
     assert {(fact.first_name, fact.second_name) for fact in detector.facts().found} == {
         ("after", "beside")
     }
+
+
+def test_what_python_writes_keeps_its_memory_from_being_given_out():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    x = gpu.empty(100)
+    gpu.wrap_stream(0).launch(gs.learn.spin_kernel(gpu), 50_000_000, grid=1, block=32)
+    x[...] = 1
+    address = x.address
+    del x
+    other = gpu.empty(100)
+    assert other.address != address
+    gpu.synchronize()
+    assert gpu.empty(100).address == address

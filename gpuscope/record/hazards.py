@@ -338,7 +338,10 @@ class Detector:
         if not places:
             return
         places = memory.cover(note.start, note.stop)
-        place = self._enter(note.queue) if note.queue is not None else _START
+        # It is no work: it stands in nobody's barrier.
+        place = (
+            _START if note.queue is None else self._places.get(note.queue, _Place({}, note.queue))
+        )
         waited = _START
         for other in note.others:
             waited = waited.joined(self._places.get(other, _START))

@@ -8,7 +8,7 @@ import pytest
 from hazard_programs import judge
 
 
-@pytest.mark.parametrize("first", range(0, 200, 10))
+@pytest.mark.parametrize("first", [*range(0, 200, 10), 2_006_480])
 def test_random_programs_are_judged_as_the_engine_runs_them(first):
     for seed in range(first, first + 10):
         verdict = judge(seed)

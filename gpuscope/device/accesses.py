@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from gpuscope.device.handles import Library
+from gpuscope.device.memory import is_pageable
 
 if TYPE_CHECKING:
     from gpuscope.device.api import Kernel
@@ -74,21 +77,86 @@ def common(one: Access, other: Access, start: int, stop: int) -> bool:
     )
 
 
-def accesses_of(value: object, *, reads: bool = True, writes: bool = False) -> tuple[Access, ...]:
-    """Return the accesses to an array: ours, NumPy's, or one with a CUDA array interface.
+class Accessing(Protocol):
+    """What a piece of work reads or writes, without its memory, to be looked at later."""
 
-    Whatever tells no address has none.
+    def accesses(self) -> tuple[Access, ...]:
+        """Return the bytes that the work reads or writes."""
+
+
+class Operand(Struct, gc=False):
+    """An array that a piece of work reads or writes: see :class:`Accessing`.
+
+    Attributes
+    ----------
+    address
+        Of the first element.
+    strides, item
+        In bytes; of an element.
     """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item: int
+    reads: bool = True
+    writes: bool = False
+
+    def accesses(self) -> tuple[Access, ...]:
+        """Return the bytes that the work reads or writes."""
+        return ranges(
+            self.address, self.shape, self.strides, self.item, reads=self.reads, writes=self.writes
+        )
+
+
+class _Copied(Struct, gc=False):
+    """A copy between arrays of one shape and dtype: see :class:`Accessing`."""
+
+    shape: tuple[int, ...]
+    item: int
+    source: int
+    source_strides: tuple[int, ...]
+    destination: int
+    destination_strides: tuple[int, ...]
+
+    def accesses(self) -> tuple[Access, ...]:
+        """Return the bytes that it reads and writes."""
+        shape, item = self.shape, self.item
+        written = ranges(
+            self.destination, shape, self.destination_strides, item, reads=False, writes=True
+        )
+        return (*ranges(self.source, shape, self.source_strides, item), *written)
+
+
+_AT: dict[type, Callable[[Library], int]] = {}
+"""Types of arrays of this kind of device that were met → what tells their address, soon."""
+_NOWHERE = Operand(0, (0,), (0,), 1)
+"""An operand of no bytes."""
+
+
+def operand_of(value: Library, *, reads: bool = True, writes: bool = False) -> Operand:
+    """Return an array of ours, NumPy's, PyTorch's, or with a CUDA array interface, as an operand.
+
+    It has no bytes where it tells no address.
+    """
+    at = _AT.get(type(value))
+    if at is not None:
+        return Operand(at(value), value.shape, value.strides, value.dtype.itemsize, reads, writes)
     if hasattr(value, "data_ptr"):  # PyTorch's
-        return accesses_of_tensor(value, reads=reads, writes=writes)
+        item = value.element_size()
+        strides = tuple([step * item for step in value.stride()])
+        return Operand(value.data_ptr(), tuple(value.shape), strides, item, reads, writes)
     address = address_of(value)
     if address is None:
-        return ()
-    shape, strides = tuple(value.shape), value.strides  # type: ignore[attr-defined]
-    item = int(value.dtype.itemsize)  # type: ignore[attr-defined]
+        return _NOWHERE
+    shape, strides, item = tuple(value.shape), value.strides, int(value.dtype.itemsize)
     if callable(strides) or strides is None:  # of other libraries, of which some count elements
         strides = _strides_of(value, shape, item)
-    return ranges(address, shape, strides, item, reads=reads, writes=writes)
+    elif address == getattr(value, "address", None):
+        _AT[type(value)] = attrgetter("address")
+    elif type(value).__module__.partition(".")[0] == "cupy":
+        _AT[type(value)] = attrgetter("data.ptr")
+    return Operand(address, shape, tuple(strides), item, reads, writes)
 
 
 def accesses_of_tensor(tensor: Library, *, reads: bool, writes: bool) -> tuple[Access, ...]:
@@ -172,7 +240,7 @@ def pointers_of(source: str, name: str) -> tuple[bool | None, ...]:
     )
 
 
-def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Access, ...] | None:
+def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Operand, ...] | None:
     """Return what a launch reads and writes; ``None`` where a pointer is given as a number.
 
     What the kernel's model names; of other arrays, what its source declares ``const`` is read, and
@@ -195,13 +263,28 @@ def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Access, ...] | None:
 
 def of_arrays(
     reads: Iterable[object], writes: Iterable[object], updates: Iterable[object] = ()
-) -> tuple[Access, ...]:
-    """Return the accesses of work that reads some arrays, writes others, and updates some."""
-    return tuple(
-        access
-        for arrays, does_read, does_write in (
-            (reads, True, False), (writes, False, True), (updates, True, True),
-        )
-        for array in arrays
-        for access in accesses_of(array, reads=does_read, writes=does_write)
+) -> tuple[Operand, ...]:
+    """Return the operands of work that reads some arrays, writes others, and updates some."""
+    return (
+        *[operand_of(array) for array in reads],
+        *[operand_of(array, reads=False, writes=True) for array in writes],
+        *[operand_of(array, writes=True) for array in updates],
+    )
+
+
+def of_copy(source: Library, destination: Library) -> tuple[Accessing, ...]:
+    """Return what a copy reads and writes, without memory of the host that the GPU cannot see."""
+    read_at, write_at = _AT.get(type(source)), _AT.get(type(destination))
+    if read_at is None or write_at is None:
+        return of_arrays(*[[] if is_pageable(each) else [each] for each in (source, destination)])
+    return (
+        _Copied(
+            source.shape, source.dtype.itemsize, read_at(source), source.strides,
+            write_at(destination), destination.strides,
+        ),
     )  # fmt: skip
+
+
+def accesses_of(every: Iterable[Accessing]) -> tuple[Access, ...]:
+    """Return the bytes that work reads and writes, by all that it accesses."""
+    return tuple([access for one in every for access in one.accesses()])

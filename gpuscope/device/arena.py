@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from gpuscope._checks import given
 from gpuscope._fork import free_in_children
-from gpuscope.device.accesses import accesses_of
+from gpuscope.device.accesses import of_arrays
 from gpuscope.device.graph import Graph, after_capture
 from gpuscope.device.raw import Memory
 from gpuscope.errors import InvalidOperand
@@ -47,7 +47,7 @@ def allocate(device: Device, nbytes: int, stream: Stream | None) -> Memory:
     if device.calls.watchers:
         if stream is None:
             device.calls.tell("seen", "scratch")
-        device.calls.tell("given", "scratch", stream, accesses=accesses_of(memory.array))
+        device.calls.tell("given", "scratch", stream, accesses=of_arrays((memory.array,), ()))
     return memory
 
 
@@ -67,7 +67,7 @@ def give_back(device: Device, memory: Memory, stream: Stream | None) -> None:
 def note_freed(device: Device, memory: Memory, stream: Stream) -> None:
     """Tell that memory is free in the order of a stream."""
     if device.calls.watchers and not stream.capturing:
-        device.calls.tell("freed", "scratch", stream, accesses=accesses_of(memory.array))
+        device.calls.tell("freed", "scratch", stream, accesses=of_arrays((memory.array,), ()))
 
 
 def _free(device: Device, memory: Memory, stream: Stream | None) -> None:

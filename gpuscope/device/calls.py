@@ -14,14 +14,22 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+    runtime_checkable,
+)
 
 from msgspec import Struct
 
 from gpuscope._fork import free_in_children
 
 if TYPE_CHECKING:
-    from gpuscope.device.accesses import Access
+    from gpuscope.device.accesses import Access, Accessing
     from gpuscope.device.event import Event
     from gpuscope.device.graph import Graph
     from gpuscope.device.raw import Backend, NativeArray
@@ -99,7 +107,7 @@ class CallFacts(TypedDict, total=False):
     event: Event | None
     graph: Graph | None
     blocks: NativeArray
-    accesses: tuple[Access, ...] | None
+    accesses: tuple[Accessing, ...] | None
     runs: Mapping[int, HostRun]
 
 
@@ -155,7 +163,7 @@ class Call(Struct, eq=False, gc=False):
     parent: int | None = None
     workload: str | None = None
     superseded: bool = False
-    accesses: tuple[Access, ...] | None = None
+    accesses: tuple[Accessing, ...] | None = None
     runs: Mapping[int, HostRun] = _NO_RUNS
 
 
@@ -261,6 +269,11 @@ class Activity:
     nbytes: int | None = None
 
 
+Noted: TypeAlias = "Call | Event | int | str"
+"""What a :class:`Watcher` is told: a call that begins, or what is no call; an event that the host
+saw done; the number of a wait that returned; the name of work whose accesses nobody saw."""
+
+
 class Observer(Protocol):
     """Who watches a device: recorders subscribe with :meth:`CallLog.observe`."""
 
@@ -289,8 +302,9 @@ class Recorder(Observer, Protocol):
 class Watcher(Observer, Protocol):
     """An observer that asks what work reads and writes, and what orders it."""
 
-    def noted(self, call: Call) -> None:
-        """Take note of what is no call: see :meth:`CallLog.tell`."""
+    @property
+    def take_note(self) -> Callable[[Noted], object] | None:
+        """What takes the notes, in the order of the calls; ``None``: nobody asks."""
 
 
 @runtime_checkable
@@ -346,7 +360,7 @@ class CallLog:
     recorders
         The observers, where each takes an execution as one note; else empty.
     watchers
-        Those of the observers that ask for accesses.
+        What takes the notes of those observers that ask for accesses.
     next_correlation
         Returns the next call's number.
     """
@@ -354,7 +368,7 @@ class CallLog:
     def __init__(self, backend: Backend, correlations: Iterator[int] | None = None) -> None:
         self.observers: tuple[Observer, ...] = ()
         self.recorders: tuple[Recorder, ...] = ()
-        self.watchers: tuple[Watcher, ...] = ()
+        self.watchers: tuple[Callable[[Noted], object], ...] = ()
         self.next_correlation = (correlations or itertools.count(1)).__next__
         self._backend = backend
         self._now_ns, self._key = backend.now_ns, backend.info.key
@@ -377,13 +391,9 @@ class CallLog:
     def _set_observers(self, observers: tuple[Observer, ...]) -> None:
         recorders = tuple(one for one in observers if isinstance(one, Recorder))
         self.recorders = recorders if len(recorders) == len(observers) else ()
-        self.watchers = tuple(one for one in observers if isinstance(one, Watcher))
+        takers = [one.take_note for one in observers if isinstance(one, Watcher)]
+        self.watchers = tuple(take_note for take_note in takers if take_note is not None)
         self.observers = observers
-
-    @property
-    def wants_accesses(self) -> bool:
-        """Whether anybody asks what calls read and write."""
-        return bool(self.watchers)
 
     def tell(
         self,
@@ -393,7 +403,7 @@ class CallLog:
         *,
         event: Event | None = None,
         graph: Graph | None = None,
-        accesses: tuple[Access, ...] = (),
+        accesses: tuple[Accessing, ...] = (),
     ) -> None:
         """Tell watchers of what is no call, of this moment.
 
@@ -410,8 +420,7 @@ class CallLog:
             nesting.thread or self._thread(nesting), self._now_ns(), stream, None,
             event=event, graph=graph, accesses=accesses,
         )  # fmt: skip
-        for watcher in self.watchers:
-            watcher.noted(call)
+        self._note(call)
 
     def report(self, activity: Activity) -> None:
         """Tell observers of finished work."""
@@ -454,6 +463,8 @@ class CallLog:
             nesting.around.superseded = True
         for observer in self.observers:
             observer.call_begins(call)
+        for take_note in self.watchers:
+            take_note(call)
         return call
 
     def end(self, call: Call) -> None:
@@ -463,6 +474,19 @@ class CallLog:
         call.end_ns = self._now_ns()
         for observer in self.observers:
             observer.call_ends(call)
+        if self.watchers and call.accesses is None:
+            if call.kind == "sync":
+                self._note(call.correlation)
+            elif (
+                call.kind in QUEUES_WORK
+                and call.graph is None
+                and not (call.runs or call.superseded)
+            ):
+                self._note(call.name)
+
+    def _note(self, note: Noted) -> None:
+        for take_note in self.watchers:
+            take_note(note)
 
     def begin_execution(
         self,
@@ -470,7 +494,7 @@ class CallLog:
         launch: tuple[str, int, int],
         stream: Stream,
         event: Event,
-        accesses: tuple[Access, ...] | None,
+        accesses: tuple[Accessing, ...] | None,
     ) -> Execution:
         """Tell recorders of a handle's call that is one launch; :meth:`end` ends the launch.
 
@@ -496,6 +520,8 @@ class CallLog:
             nesting.around.superseded = True
         for recorder in self.recorders:
             recorder.execution_begins(execution)
+        for take_note in self.watchers:
+            take_note(execution)
         return execution
 
     def wait_for(self, call: Call | None, event: Event, *, alone: bool) -> None:
@@ -542,6 +568,9 @@ class CallLog:
             call.seen_ns = self._now_ns()
             for recorder in self.recorders:
                 recorder.execution_seen(call)
+            if call.event is not None:
+                for take_note in self.watchers:
+                    take_note(call.event)
 
     @contextlib.contextmanager
     def observed(

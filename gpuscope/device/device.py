@@ -12,7 +12,7 @@ from gpuscope._checks import count, given, require_kind
 from gpuscope._text import clean
 from gpuscope._types import Array
 from gpuscope.device import caller, carve
-from gpuscope.device.accesses import accesses_of, pointers_of
+from gpuscope.device.accesses import of_arrays, pointers_of
 from gpuscope.device.api import Capabilities, DeviceInfo, Kernel, KernelModel
 from gpuscope.device.arrays import as_dtype, as_shape, require_array
 from gpuscope.device.calls import CallLog
@@ -305,7 +305,7 @@ class Device(Unique):
     def _selected_holds(self, array: NativeArray) -> NativeArray:
         """Let an array count as used on the selected stream: libraries launch there unseen."""
         if self.calls.watchers:  # it was given out when all that used its memory was done
-            self.calls.tell("given", "empty", accesses=accesses_of(array))
+            self.calls.tell("given", "empty", accesses=of_arrays((array,), ()))
         stream = caller.get_caller_stream()
         if stream is None:
             stream = caller.peek_current_stream(self.identity)
@@ -325,7 +325,7 @@ class Device(Unique):
         """
         array = self.backend.empty_pinned(as_shape(shape), as_dtype(dtype))
         if self.calls.watchers:
-            self.calls.tell("given", "empty_pinned", accesses=accesses_of(array))
+            self.calls.tell("given", "empty_pinned", accesses=of_arrays((array,), ()))
         return array if self.info.kind == "cpu" else PinnedArray.over(array, self.calls)
 
     def asarray(self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> NativeArray:

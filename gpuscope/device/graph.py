@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuscope._fork import free_in_children
+from gpuscope.device.accesses import Access, accesses_of
 from gpuscope.device.calls import QUEUES_WORK, HostFunction, HostRun
 from gpuscope.device.unique import Closable, Closing
 from gpuscope.errors import ClosedError, GpuscopeError, StreamError
 
 if TYPE_CHECKING:
-    from gpuscope.device.accesses import Access
-    from gpuscope.device.calls import Activity, Call, Execution
+    from gpuscope.device.calls import Activity, Call, Execution, Noted
     from gpuscope.device.handles import AnyStream
     from gpuscope.device.raw import NativeArray, RawGraph
     from gpuscope.device.stream import Stream
@@ -119,7 +119,8 @@ class Captured:
         stream = call.stream
         assert stream is not None  # noqa: S101 - one that is captured
         if call.kind in QUEUES_WORK:
-            node = Node(call.name, call.accesses, (), call.kind == "copy", stream.name)
+            accesses = None if call.accesses is None else accesses_of(call.accesses)
+            node = Node(call.name, accesses, (), call.kind == "copy", stream.name)
             self.add(stream.handle, node)
         elif call.kind == "record":
             self.record(stream.handle, call.event)
@@ -154,8 +155,8 @@ class _Capture:
     def execution_seen(self, execution: Execution) -> None:
         """Pass over its end."""
 
-    def noted(self, call: Call) -> None:
-        """Pass over what is no call."""
+    def take_note(self, note: Noted) -> None:
+        """Pass over a note."""
 
 
 class Graph(Closing):

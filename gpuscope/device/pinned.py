@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.device.accesses import Access, accesses_of
+from gpuscope.device.accesses import accesses_of, of_arrays
 from gpuscope.device.calls import of_function
 
 if TYPE_CHECKING:
@@ -112,18 +112,17 @@ class PinnedArray(np.ndarray[Any, Any]):
     def _tell(self, name: str, read: Values, written: Values = tuple) -> None:
         """Tell what NumPy is about to read and write, if anybody asks."""
         calls = self.calls
-        if calls is None or not calls.wants_accesses:
+        if calls is None or not calls.watchers:
             return
-        accesses: list[Access] = []
-        for values, writes in ((read(), False), (written(), True)):
-            for value in _flat(values):
-                if isinstance(value, np.ndarray):
-                    accesses += accesses_of(value, reads=not writes, writes=writes)
-        run = of_function.run
+        reads, writes = (
+            [value for value in _flat(values) if isinstance(value, np.ndarray)]
+            for values in (read(), written())
+        )
+        accesses, run = of_arrays(reads, writes), of_function.run
         if run is not None:
-            run.accesses += accesses
+            run.accesses += accesses_of(accesses)
         elif accesses:
-            calls.tell("host access", f"NumPy's {name}", accesses=tuple(accesses))
+            calls.tell("host access", f"NumPy's {name}", accesses=accesses)
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:

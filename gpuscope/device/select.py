@@ -123,7 +123,7 @@ def _disown() -> None:
 
 
 def _refuse_all_use(device: Device) -> None:
-    device.calls.observers = device.calls.recorders = ()
+    device.calls.observers = device.calls.recorders = device.calls.watchers = ()
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise DeviceUnavailable(

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuscope._checks import count, given, require_kind
 from gpuscope.device import caller
-from gpuscope.device.accesses import of_arrays, of_launch
+from gpuscope.device.accesses import of_copy, of_launch
 from gpuscope.device.api import Kernel
 from gpuscope.device.arrays import require_array
 from gpuscope.device.calls import HostFunction, HostRun
@@ -278,7 +278,7 @@ class Stream(Closing, EventQueue):
             call = calls.begin(
                 "launch", kernel.name, self, _intended(self),
                 flop_count=flop_count, nbytes=nbytes, blocks=blocks,
-                accesses=of_launch(kernel, args) if calls.wants_accesses else None,
+                accesses=of_launch(kernel, args) if calls.watchers else None,
                 launch_config=f'{{"grid":[{grid},1,1],"block":[{block},1,1]}}',
             )  # fmt: skip
             try:
@@ -312,8 +312,7 @@ class Stream(Closing, EventQueue):
                 f"{destination.shape} {destination.dtype}"
             )
         nbytes, calls = int(source.nbytes), self.device.calls
-        reads, writes = ([] if is_pageable(array) else [array] for array in (source, destination))
-        accesses = of_arrays(reads, writes) if calls.wants_accesses else None
+        accesses = of_copy(source, destination) if calls.watchers else None
         with calls.observed(
             "copy", "copy", self, _intended(self), nbytes=nbytes, accesses=accesses
         ) as call:
@@ -322,7 +321,7 @@ class Stream(Closing, EventQueue):
             finally:
                 self.hold(destination, source)
         to_host = isinstance(destination, np.ndarray)
-        if to_host and not (reads and writes) and not self.capturing:  # it waited
+        if to_host and (is_pageable(source) or is_pageable(destination)) and not self.capturing:
             calls.tell("seen", "copy", self)
 
     def hold(self, *arrays: object) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from gpuscope.device.api import DeviceInfo
-from gpuscope.device.calls import Activity, Call, Execution
+from gpuscope.device.calls import Activity, Call, Execution, Noted
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
@@ -79,6 +79,8 @@ class CallLog:
         Tells the range around a call.
     process
         Number of the process, as rows have it.
+    take_note
+        Takes what devices tell of accesses and their order, where that is asked for.
 
     Attributes
     ----------
@@ -97,7 +99,9 @@ class CallLog:
         sources: Mapping[str, Source],
         ranges: RangeLog,
         process: int,
+        take_note: Callable[[Noted], object] | None = None,
     ) -> None:
+        self.take_note = take_note
         self._devices: dict[str, DeviceInfo] = {}
         self._sources = sources
         self._ranges = ranges

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from copy import copy
-from threading import get_native_id
+from threading import Lock, get_native_id
 
-from gpuscope.device.accesses import Access
-from gpuscope.device.calls import QUEUES_WORK, Activity, Call, Execution, HostRun
+from gpuscope._fork import free_in_children
+from gpuscope.device.accesses import Access, accesses_of
+from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted
+from gpuscope.device.event import Event
 from gpuscope.device.graph import Captured, Node
 from gpuscope.device.raw import StreamKind
 from gpuscope.device.select import open_devices
@@ -26,57 +29,47 @@ from gpuscope.record.hazard_notes import (
 from gpuscope.record.hazards import Detector
 from gpuscope.record.outside import Calls
 from gpuscope.record.rows import move, node_row, work_row
+from gpuscope.record.window import OVERFULL
 from gpuscope.trace.metadata import HazardFacts
+
+_AT_ONCE = 1024
+_NO_CALLS = ("seen", "freed", "given", "host access")
 
 
 class HazardLog:
-    """Watches devices, and finds hazards among what they and others tell.
+    """Finds hazards among what devices and others tell.
 
-    What is launched waits for it, so it only takes note; :meth:`read` does the rest.
+    What is launched waits for it, so it only takes note; :meth:`read` does the rest. Where nobody
+    reads for long, who makes a note reads a few.
     """
 
     def __init__(self) -> None:
-        self._read: tuple[Detector, list[Note | Call | str]] = Detector(), []
+        self._read: tuple[Detector, list[Note | Noted]] = Detector(), []
         """What was read, and notes that were taken from the queue and not read."""
-        self._noted: deque[Note | Call | str] = deque()
-        """In the order of the host's calls. A text is the name of work that was not seen."""
+        self._noted: deque[Note | Noted] = deque()
+        self._reading = free_in_children(Lock())
+        self._full = OVERFULL
+        self._relieve: Callable[[], object] = self._read_some
         self.outside = Calls()
         """Those of other libraries."""
         self.captures: dict[Queue, Captured] = {}
         """What streams are being captured into by other libraries."""
 
-    def note(self, note: Note) -> None:
-        """Take a note of something that no device of ours tells, when it happens."""
+    def note(self, note: Note | Noted) -> None:
+        """Note what devices and libraries tell, in the order of the host's calls."""
+        if self.captures and type(note) is Call and note.kind not in _NO_CALLS:
+            captured = self._captured(note)
+            if captured is not None:
+                captured.take(note)
+                note.accesses = ()  # its end does not count it, too
+                return
         self._noted.append(note)
+        if len(self._noted) >= self._full:
+            self._relieve()
 
-    def note_unseen(self, name: str) -> None:
-        """Count work of which nobody knows what it accesses."""
-        self._noted.append(name)
-
-    # -- what devices say -------------------------------------------------------------
-    def call_begins(self, call: Call) -> None:
-        """Note a call that is about to reach the device."""
-        captured = self._captured(call)
-        if captured is not None:
-            captured.take(call)
-        elif call.kind in QUEUES_WORK:
-            if call.accesses is not None or call.graph is not None or call.runs:
-                self._noted.append(call)
-        elif call.kind in ("record", "wait", "sync"):
-            self._noted.append(call)
-
-    def call_ends(self, call: Call) -> None:
-        """Note a call that returned."""
-        if call.kind == "sync":
-            self._noted.append(Returned(call.correlation))
-        elif (
-            call.kind in QUEUES_WORK
-            and call.accesses is None
-            and call.graph is None
-            and not (call.runs or call.superseded)
-            and self._captured(call) is None
-        ):
-            self._noted.append(call.name)
+    def relieve_at(self, full: int, relieve: Callable[[], object]) -> None:
+        """Have so many notes read by who makes one."""
+        self._full, self._relieve = full, relieve
 
     def _captured(self, call: Call) -> Captured | None:
         """Return what a call becomes part of, if that is another library's graph."""
@@ -98,41 +91,38 @@ class HazardLog:
         self.captures.pop(queue, None)  # one of ours, which the stream had joined
         return None
 
-    def execution_begins(self, execution: Execution) -> None:
-        """Note a launch and the event behind it."""
-        self._noted.append(execution)
-
-    def execution_seen(self, execution: Execution) -> None:
-        """Note that the host saw the end of an execution."""
-        if execution.event is not None:
-            self._noted.append(HostWait(execution.event))
-
-    def noted(self, call: Call) -> None:
-        """Note what is no call."""
-        self._noted.append(call)
-
-    def activity(self, activity: Activity) -> None:
-        """Pass over what a device says it did: calls tell it."""
-
-    # -- notes ------------------------------------------------------------------------
     def read(self, *, over: bool = True) -> None:
-        """Look for hazards in what was noted.
+        """Look for hazards in what was noted by now.
 
-        Until it is ``over``, what comes behind a host function waits for that to run. All else is
-        read at one moment, by one assignment: interrupted, it begins anew.
+        Until it is ``over``, what comes behind a host function waits for that to run.
         """
+        with self._reading:
+            self._look(len(self._noted), over=over)
+
+    def _read_some(self) -> None:
+        """Read a few notes, on the launch path, unless somebody reads."""
+        if self._reading.acquire(blocking=False):
+            try:
+                self._look(_AT_ONCE, over=False)
+            finally:
+                self._reading.release()
+
+    def _look(self, most: int, *, over: bool) -> None:
+        """Read so many notes at one moment, by one assignment: interrupted, it begins anew."""
         detector, taken = self._read
-        move(self._noted, taken)
+        move(self._noted, taken, most)
         detector, waits = copy(detector), len(taken)
         for place, noted in enumerate(taken):
             if isinstance(noted, str):
                 detector.count_unseen(noted)
-                continue
-            if not over and isinstance(noted, Call) and not _have_run(noted):
+            elif not isinstance(noted, Call):
+                detector.take(_note_of(noted))
+            elif over or _have_run(noted):
+                for note in notes_of(noted):
+                    detector.take(note)
+            else:
                 waits = place
                 break
-            for note in notes_of(noted) if isinstance(noted, Call) else (noted,):
-                detector.take(note)
         self._read = detector, taken[waits:]
 
     def facts(self) -> HazardFacts:
@@ -183,6 +173,12 @@ def queue_of(stream: Stream, thread: int) -> Queue:
     )  # fmt: skip
 
 
+def _note_of(noted: Note | Event | int) -> Note:
+    if isinstance(noted, int):
+        return Returned(noted)
+    return HostWait(noted) if isinstance(noted, Event) else noted
+
+
 def _have_run(call: Call) -> bool:
     return all(run.is_over for run in call.runs.values())
 
@@ -195,7 +191,7 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     """Return what a call means for the order of work, and for memory."""
     stream, kind, event = call.stream, call.kind, call.event
     queue = queue_of(stream, call.thread) if stream is not None else None
-    accesses = call.accesses or ()
+    accesses = accesses_of(call.accesses or ())
     if kind in ("freed", "given"):
         given = kind == "given"
         return [Memory(one.start, one.stop, queue, is_given=given) for one in accesses]
@@ -211,6 +207,9 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
         return [Wait(queue, event)] if event is not None else []
     if kind == "record":
         return [Record(queue, event)]
+    seen = call.accesses is not None or call.graph is not None or call.runs
+    if kind not in QUEUES_WORK or not seen:
+        return []  # of what is not seen, the end tells
     assert stream is not None  # noqa: S101 - it has a queue
     number, graph = call.correlation, call.graph
     if graph is not None:
@@ -221,7 +220,7 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
             nodes = (Node(call.name, None),)
         spans = tuple(node_row(number, node) for node in range(len(nodes)))
         return [Work(queue, call.name, None, spans, graph=graph, nodes=nodes, stream=stream.name)]
-    did = _of(call.runs[0]) if call.runs else call.accesses
+    did = _of(call.runs[0]) if call.runs else accesses
     work = Work(queue, call.name, did, (work_row(number),), kind == "copy", stream=stream.name)
     if isinstance(call, Execution) and event is not None:
         return [work, Record(queue, event)]

@@ -160,7 +160,7 @@ class PyTorch:
             else:  # into memory that is not pinned, a copy returns at its end
                 waits |= copied and use.writes
         if not seen:
-            self._log.note_unseen(operator.name)
+            self._log.note(operator.name)
         if on_host:
             self._log.note(HostAccess(operator.name, tuple(on_host)))
         if on_gpu:
@@ -334,7 +334,7 @@ class PyTorch:
         with self._lock:
             captured, queue = self._graphs.get(graph), self._current()
             if captured is None or not captured.nodes:
-                self._log.note_unseen("CUDAGraph")
+                self._log.note("CUDAGraph")
             else:
                 nodes = tuple(captured.nodes)
                 rows = (self._log.outside.add(start_ns, time.time_ns()),) * len(nodes)

@@ -101,8 +101,9 @@ class Recording:
         self._source_of: dict[str, Source] = {}
         """Device key → what times that device's work."""
         self.ranges = RangeLog(self._clock, thread, self._process)
-        self._calls = CallLog(self._source_of, self.ranges, self._process)
         self.hazards = HazardLog() if self._options.hazards else None
+        note = None if self.hazards is None else self.hazards.note
+        self._calls = CallLog(self._source_of, self.ranges, self._process, note)
         self._libraries = contextlib.ExitStack()
         self._reading = free_in_children(threading.Lock())
         """Held by who reads; what follows is the reader's alone."""
@@ -134,7 +135,7 @@ class Recording:
         self._span.begin()  # first: from now on there is something to stop
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
-            self._watch(device)
+            self._calls.watch(device)
         if self.hazards is not None and self._on_gpu:
             self._libraries.enter_context(watching_libraries(self.hazards))
         self._span.begin()
@@ -145,11 +146,6 @@ class Recording:
             self._notes.append(without_nvtx)
         self._read_regularly()
 
-    def _watch(self, device: Device) -> None:
-        self._calls.watch(device)
-        if self.hazards is not None:
-            device.calls.observe(self.hazards)
-
     def add(self, device: Device) -> None:
         """Watch one more GPU, opened while a recording of what CUPTI sees was on."""
         with self._reading:
@@ -158,7 +154,7 @@ class Recording:
                 self._source_of[device.info.key] = source
             self.devices = (*self.devices, device)
             self._device_by_key[device.info.key] = device
-            self._watch(device)
+            self._calls.watch(device)
 
     def _read_regularly(self) -> None:
         """Let rows be read again and again where only the latest are kept.
@@ -167,8 +163,11 @@ class Recording:
         """
         if self._options.keep_ns is None:
             return
+        full = OVERFULL if self._on_gpu else FULL
         for log in (self._calls, self.ranges):
-            log.relieve_at(OVERFULL if self._on_gpu else FULL, self._relieve)
+            log.relieve_at(full, self._relieve)
+        if self.hazards is not None:
+            self.hazards.relieve_at(full, self._relieve)
         if self._on_gpu:
             self._reader = Reader(self.batches, self._options.keep_ns, self._notes)
             self._reader.start()
@@ -222,8 +221,6 @@ class Recording:
         self._libraries.close()
         for device in self.devices:
             device.calls.unobserve(self._calls)
-            if self.hazards is not None:
-                device.calls.unobserve(self.hazards)
         with self._reading:  # nobody reads batches meanwhile
             for source in self.sources:
                 source.finish(wait=waited)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,12 +74,12 @@ def node_row(correlation: int, number: int) -> int:
 _Item = TypeVar("_Item")
 
 
-def move(queue: deque[_Item], taken: list[_Item]) -> None:
-    """Move what is in a queue to its reader's list, while others append to the queue.
+def move(queue: deque[_Item], taken: list[_Item], most: int = sys.maxsize) -> None:
+    """Move what is in a queue, or so many of it, to its reader's list, while others append.
 
     Not a line of Python runs between taking and keeping, so nothing can come between.
     """
-    taken.extend(islice(iter(queue.popleft, None), len(queue)))
+    taken.extend(islice(iter(queue.popleft, None), min(most, len(queue))))
 
 
 def keep(owner: object, *names: str) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar, overload
 
 from gpuscope._checks import MappingOf, given, require_kind
 from gpuscope.device import caller, handles
-from gpuscope.device.accesses import Access, of_arrays
+from gpuscope.device.accesses import Operand, of_arrays
 from gpuscope.device.arena import Arena
 from gpuscope.device.arrays import holding_arrays
 from gpuscope.device.caller import CallerStreamGuard
@@ -176,7 +176,7 @@ class Declared(NamedTuple):
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
-    def of(self, function: Callable[..., object], call: _Invocation) -> tuple[Access, ...]:
+    def of(self, function: Callable[..., object], call: _Invocation) -> tuple[Operand, ...]:
         """Return what one call accesses."""
         bound = inspect.signature(function).bind(None, *call.arguments, **call.keywords)
         bound.apply_defaults()
@@ -351,7 +351,7 @@ class FunctionHandle(Handle, Generic[_R]):
             yield
             return
         facts: CallFacts = {**self.stated}
-        if self._accesses is not None and device.calls.wants_accesses:
+        if self._accesses is not None and device.calls.watchers:
             facts["accesses"] = self._accesses.of(self._function, operands)
         call = device.calls.begin("launch", self._function_name, stream, stream, **facts)
         before = device.calls.launch_around(call)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from gpuscope._checks import count, given, require_kind
-from gpuscope.device.accesses import Access
+from gpuscope.device.accesses import Accessing
 from gpuscope.device.arrays import as_dtype
 from gpuscope.device.caller import get_caller_stream
 from gpuscope.device.device import Device
@@ -28,6 +28,7 @@ from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.product import (
     LARGEST,
     PLANS,
+    Addresses,
     Operands,
     PlacedOperands,
     check,
@@ -94,12 +95,12 @@ def mm_out(
     is_new = plan is None
     if plan is None:
         (target, a, b), plan = check(device, out, a, b, key)
-    operands = place(device, plan, target, a, b)
+    placed = place(device, plan, target, a, b)
     chosen, selected = device.choose_stream(stream)
     if is_new:  # arrays of other libraries are checked each time
         for value in operands_given:
             device.backend.follow(chosen.raw, value)
-    queue_product(device, chosen, plan, operands, (target, a, b), chosen.sm_count_target)
+    queue_product(device, chosen, plan, placed, (target, a, b), chosen.sm_count_target)
     if not selected:
         chosen.synchronize()
     return out
@@ -118,25 +119,25 @@ class _GemmContext(Context):
     out: NativeArray = NOTHING
     plan: MatmulPlan | None = None
     placed: PlacedOperands = None
-    arrays: Operands | tuple[()] = ()
+    addresses: Addresses = (0, 0, 0)
     result: NativeArray = None
     sm_count: int = 0
     launch: tuple[str, int, int] = ("", 0, 0)
     """Name, floating-point operations and bytes of the plan's launch."""
-    accesses: tuple[Access, ...] | None = None
+    accesses: tuple[Accessing, ...] | None = None
     """What that reads and writes, once a watcher asked."""
 
-    def take_plan(self, plan: MatmulPlan, placed: PlacedOperands, arrays: Operands) -> None:
+    def take_plan(self, plan: MatmulPlan, placed: tuple[Addresses, PlacedOperands]) -> None:
         """Launch ``plan`` with these operands from now on."""
-        self.plan, self.placed, self.arrays, self.accesses = plan, placed, arrays, None
+        self.plan, self.accesses = plan, None
+        self.addresses, self.placed = placed
         self.launch = plan.name, plan.flop_count, plan.bytes_out + plan.bytes_a + plan.bytes_b
 
     def forget(self, device: Device) -> None:
         """Let go of the operands too."""
         Context.forget(self, device)  # dataclass made this class anew: no bare super()
         self.a = self.b = self.out = NOTHING
-        self.plan = self.placed = self.result = None
-        self.arrays, self.accesses = (), None
+        self.plan = self.placed = self.result = self.accesses = None
 
 
 _Ready: TypeAlias = Any
@@ -300,7 +301,7 @@ class Gemm(Handle):
                     behind = None  # what is told of is recorded by itself
                     accesses = context.accesses
                     if calls.watchers and accesses is None:
-                        accesses = context.accesses = of_product(context.arrays)
+                        accesses = context.accesses = of_product(context.plan, context.addresses)
                     call = calls.begin_execution(
                         self.name, context.launch, selected, event, accesses
                     )
@@ -355,7 +356,7 @@ class Gemm(Handle):
         plan = PLANS.get(key_of(out, a, b))
         if plan is None or plan.copies or not self._fits(plan):
             return False
-        context.take_plan(plan, place(self.device, plan, out, a, b), (out, a, b))
+        context.take_plan(plan, place(self.device, plan, out, a, b))
         context.a, context.b, context.out, context.result = a, b, out, out
         stream.hold(out, a, b)
         return True
@@ -458,6 +459,6 @@ class Gemm(Handle):
         assert isinstance(context, _GemmContext)  # noqa: S101 - it was made as one
         context.a, context.b, context.out = given
         context.result = work.result
-        context.take_plan(plan, placed, (out, a, b))
+        context.take_plan(plan, placed)
         context.sm_count = self._sm_count(stream)
         context.ready = stream

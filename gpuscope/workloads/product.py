@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from gpuscope._compiled import fastpath
 from gpuscope._types import Array
-from gpuscope.device.accesses import Access, of_arrays
+from gpuscope.device.accesses import Access, Accessing, of_arrays, ranges
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.device.device import Device
 from gpuscope.device.dtypes import DTYPES
@@ -25,6 +26,7 @@ _PLANS_KEPT = 4096
 
 Operands: TypeAlias = tuple[NativeArray, NativeArray, NativeArray]
 """``out``, ``a`` and ``b``."""
+Addresses: TypeAlias = tuple[int, int, int]
 PlacedOperands: TypeAlias = Any
 """What a backend's ``place()`` returns of them for its ``matmul()``."""
 
@@ -140,10 +142,11 @@ def _below(shape: tuple[int, int], strides: tuple[int, int]) -> int:
 
 def place(
     device: Device, plan: MatmulPlan, out: NativeArray, a: NativeArray, b: NativeArray
-) -> PlacedOperands:
-    """Check what a plan cannot remember, devices and overlap; returns what matmul takes."""
+) -> tuple[Addresses, PlacedOperands]:
+    """Check what a plan cannot remember, devices and overlap; returns what matmul takes, too."""
     backend = device.backend
-    (home, home_a, home_b), (first, at_a, at_b), operands = backend.place(out, a, b)
+    (home, home_a, home_b), addresses, operands = backend.place(out, a, b)
+    first, at_a, at_b = addresses
     if home_a != home or home_b != home:
         name = "a" if home_a != home else "b"
         raise InvalidOperand(f"{name} is on another device than out: copy it there first")
@@ -163,7 +166,7 @@ def place(
                     f"out overlaps an input, {name}, in memory: the product would read what it "
                     "overwrites. Give out memory of its own"
                 )
-    return operands
+    return addresses, operands
 
 
 def _extent(array: NativeArray, address: int) -> Array:
@@ -175,10 +178,35 @@ def _extent(array: NativeArray, address: int) -> Array:
     return np.asarray(SimpleNamespace(__array_interface__=facts))
 
 
-def of_product(arrays: Operands) -> tuple[Access, ...]:
+class _Accessed(Struct, gc=False):
+    """What a product reads and writes, by its plan and the addresses of its operands."""
+
+    plan: MatmulPlan
+    out: int
+    a: int
+    b: int
+
+    def accesses(self) -> tuple[Access, ...]:
+        """Return the bytes that it reads and writes."""
+        plan = self.plan
+        item = plan.bytes_out // (plan.m * plan.n)
+        return (
+            *_of_input(self.a, (plan.m, plan.k), plan.row_a, item, transpose=plan.transpose_a),
+            *_of_input(self.b, (plan.k, plan.n), plan.row_b, item, transpose=plan.transpose_b),
+            Access(self.out, self.out + plan.bytes_out, reads=False, writes=True),
+        )
+
+
+def _of_input(
+    address: int, shape: tuple[int, int], row: int, item: int, *, transpose: bool
+) -> tuple[Access, ...]:
+    strides = (item, row * item) if transpose else (row * item, item)
+    return ranges(address, shape, strides, item)
+
+
+def of_product(plan: MatmulPlan, addresses: Addresses) -> tuple[Accessing, ...]:
     """Return what a product reads and writes."""
-    out, a, b = arrays
-    return of_arrays((a, b), (out,))
+    return (_Accessed(plan, *addresses),)
 
 
 # -- queueing ------------------------------------------------------------------------------
@@ -186,17 +214,17 @@ def _matmul(
     device: Device,
     stream: Stream,
     plan: MatmulPlan,
-    operands: PlacedOperands,
-    arrays: Operands,
+    placed: tuple[Addresses, PlacedOperands],
     sm_count: int,
 ) -> None:
+    addresses, operands = placed
     if not device.calls.observers:
         device.backend.matmul(stream, plan, operands, sm_count, device.calls.next_correlation())
         return
     call = device.calls.begin(
         "launch", plan.name, stream, stream, flop_count=plan.flop_count,
         nbytes=plan.bytes_out + plan.bytes_a + plan.bytes_b,
-        accesses=of_product(arrays) if device.calls.wants_accesses else None,
+        accesses=of_product(plan, addresses) if device.calls.watchers else None,
     )  # fmt: skip
     try:
         device.backend.matmul(stream, plan, operands, sm_count, call.correlation)
@@ -208,7 +236,7 @@ def queue_product(
     device: Device,
     stream: Stream,
     plan: MatmulPlan,
-    placed: PlacedOperands,
+    placed: tuple[Addresses, PlacedOperands],
     arrays: Operands,
     sm_count: int,
 ) -> None:
@@ -219,7 +247,7 @@ def queue_product(
         if plan.copies:
             _product_of_copies(device, stream, plan, arrays, sm_count)
         else:
-            _matmul(device, stream, plan, placed, arrays, sm_count)
+            _matmul(device, stream, plan, placed, sm_count)
     finally:
         stream.hold(*arrays)
 
@@ -241,8 +269,8 @@ def _product_of_copies(
             a = _copied(device, stream, a, taken if ordered else None)
         if plan.copy_b:
             b = _copied(device, stream, b, taken if ordered else None)
-        placed = device.backend.place(out, a, b)[2]
-        _matmul(device, stream, plan, placed, (out, a, b), sm_count)
+        _, addresses, operands = device.backend.place(out, a, b)
+        _matmul(device, stream, plan, (addresses, operands), sm_count)
     finally:
         stream.hold(a, b)
         for memory in taken:
@@ -259,7 +287,7 @@ def _copied(
         memory = allocate(device, array.nbytes, stream)
         taken.append(memory)
         copy = memory.array.view(array.dtype).reshape(array.shape)
-    accesses = of_arrays([array], [copy]) if device.calls.wants_accesses else None
+    accesses = of_arrays([array], [copy]) if device.calls.watchers else None
     with device.calls.observed(
         "launch", "rearrange", stream, stream, nbytes=2 * array.nbytes, accesses=accesses
     ) as call:

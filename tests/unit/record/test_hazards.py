@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.device.accesses import Access, accesses_of, common, pointers_of
+from gpuscope.device.accesses import Access, common, operand_of, pointers_of
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.errors import MissingEvidence
-from gpuscope.record.hazard_log import HazardLog
 from gpuscope.record.hazard_notes import (
     HostAccess,
     HostWait,
@@ -196,7 +195,8 @@ def test_columns_of_a_matrix_have_nothing_in_common():
     gpu = gs.open_device("sim:h200", quiet=True)
     x = gpu.empty((50, 40))
     (left,), (right,), (some,) = (
-        accesses_of(x[:, part], writes=True) for part in (slice(0, 8), slice(8, 40), slice(6, 9))
+        operand_of(x[:, part], writes=True).accesses()
+        for part in (slice(0, 8), slice(8, 40), slice(6, 9))
     )
     everything = Access(x.address, x.address + x.nbytes)
     first, last = everything[:2]
@@ -226,8 +226,8 @@ def test_common_bytes_are_those_of_numpy(seed):
         low = block.ctypes.data
         assert expected == any(
             common(mine, theirs, low, low + block.nbytes)
-            for mine in accesses_of(one)
-            for theirs in accesses_of(other)
+            for mine in operand_of(one).accesses()
+            for theirs in operand_of(other).accesses()
         ), (one.shape, one.strides, other.shape, other.strides)
 
 
@@ -390,9 +390,13 @@ def test_what_a_host_function_reads_of_page_locked_memory(ordered, captured):
 def test_what_comes_behind_a_host_function_waits_for_it_to_run():
     """A recording that is read while it goes on."""
     gpu = gs.open_device("sim:h200", quiet=True)
-    log, host, spin = HazardLog(), gpu.empty_pinned(100), gs.learn.spin_kernel(gpu)
-    gpu.calls.observe(log)
-    with gpu.create_stream() as a, gpu.create_stream() as b:
+    host, spin = gpu.empty_pinned(100), gs.learn.spin_kernel(gpu)
+    with (
+        gpu.create_stream() as a,
+        gpu.create_stream() as b,
+        gs.profile(gpu, hazards=True) as recording,
+    ):
+        log = recording.hazards
         a.launch(spin, 50_000_000, grid=1, block=32)
         a.host_call(lambda: host.fill(1))
         b.copy(gpu.empty(100), host)
@@ -400,8 +404,7 @@ def test_what_comes_behind_a_host_function_waits_for_it_to_run():
         assert log.facts().accesses == 1
         gpu.synchronize()
         log.read(over=False)
-    gpu.calls.unobserve(log)
-    assert [fact.kind for fact in log.facts().found] == ["read after write"]
+        assert [fact.kind for fact in log.facts().found] == ["read after write"]
 
 
 def test_a_drained_stream_is_done():

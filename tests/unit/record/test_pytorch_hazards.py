@@ -15,7 +15,8 @@ import stand_in_torch
 from stand_in_torch import Operator, torch
 
 import gpuscope as gs
-from gpuscope.device.accesses import accesses_of
+from gpuscope.device.accesses import operand_of
+from gpuscope.device.graph import _Capture
 from gpuscope.record import libraries, operators
 from gpuscope.record.hazard_log import HazardLog, Streams
 from gpuscope.record.hazard_notes import Queue, Work
@@ -543,7 +544,9 @@ def gpu(cuda, x, monkeypatch):
     """A device of ours that counts as PyTorch's GPU."""
     gpu = gs.open_device("sim:h200", quiet=True)
     monkeypatch.setattr(gpu, "info", dataclasses.replace(gpu.info, key="cuda:0"))
-    gpu.calls.observe(cuda.log)
+    watcher = _Capture()  # passes over all but notes
+    watcher.take_note = cuda.log.note
+    gpu.calls.observe(watcher)
     return gpu
 
 
@@ -714,7 +717,7 @@ def test_threads_do_not_mix_their_steps(cuda, x):
 # -- operands of gpuscope's own work ----------------------------------------------------------
 def test_a_tensor_is_the_same_bytes_to_a_launch_of_ours(cuda, x):
     half = x[16:48].requires_grad_()
-    (access,) = accesses_of(half, reads=False, writes=True)
+    (access,) = operand_of(half, reads=False, writes=True).accesses()
     assert access[:4] == (x.data_ptr() + 64, x.data_ptr() + 192, False, True)
     write(cuda, x, A)
     cuda.log.note(Work(Queue("cuda:0", B), "gpuscope's", (access,)))

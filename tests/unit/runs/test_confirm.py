@@ -15,7 +15,7 @@ from races import SLOW_NS, TRIED, launch, load, pause
 from stand_in_torch import SCHEMAS, Schema
 
 import gpuscope as gs
-from gpuscope.device.accesses import of_arrays
+from gpuscope.device.accesses import accesses_of, of_arrays
 from gpuscope.record import operators
 from gpuscope.record.hazard_log import Streams, queue_of
 from gpuscope.record.hazard_notes import Work
@@ -313,7 +313,7 @@ def library(gpu, monkeypatch):
         stream.hold(target, source)
         for log in logs:
             row = log.outside.add(0, 0)
-            accesses = of_arrays([source], [target])
+            accesses = accesses_of(of_arrays([source], [target]))
             log.note(Work(queue_of(stream, 0), "aten::copy_", accesses, (row,), is_copy=True))
 
     run._schema = copy_

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope.device.accesses import accesses_of
 from gpuscope.errors import InvalidOperand
 
 
@@ -28,7 +29,7 @@ class Watcher:
     def activity(self, activity):
         pass
 
-    def noted(self, call):
+    def take_note(self, note):
         pass
 
 
@@ -41,7 +42,7 @@ def told(cpu, function, *args, **kwargs):
         finally:
             cpu.calls.unobserve(watcher)
     (call,) = watcher.calls
-    return call.accesses
+    return call.accesses and accesses_of(call.accesses)
 
 
 def span(array):

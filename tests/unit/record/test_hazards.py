@@ -2,15 +2,24 @@
 
 import contextlib
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.device.accesses import Access, common, operand_of, pointers_of
+from gpuscope.device.accesses import (
+    Access,
+    accesses_of,
+    common,
+    of_arrays,
+    operand_of,
+    pointers_of,
+)
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.arena import allocate, give_back
 from gpuscope.errors import MissingEvidence
+from gpuscope.record import hazard_log, recorder
 from gpuscope.record.hazard_notes import (
     HostAccess,
     HostWait,
@@ -518,6 +527,7 @@ def test_memory_given_to_another_stream_follows_its_free():
     }
 
 
+<<<<<<< HEAD
 def test_what_python_writes_keeps_its_memory_from_being_given_out():
     gpu = gs.open_device("sim:h200", quiet=True)
     x = gpu.empty(100)
@@ -529,3 +539,44 @@ def test_what_python_writes_keeps_its_memory_from_being_given_out():
     assert other.address != address
     gpu.synchronize()
     assert gpu.empty(100).address == address
+=======
+# -- notes that wait to be read -----------------------------------------------------------------
+def test_notes_that_nobody_reads_are_bounded(monkeypatch):
+    """A recording of nothing else: who makes notes reads them, in order, and none is lost."""
+    monkeypatch.setattr(hazard_log, "OVERFULL", 50)
+    monkeypatch.setattr(hazard_log, "_AT_ONCE", 10)
+    gpu = gs.open_device("sim:h200", quiet=True)
+    host, most = gpu.empty_pinned(100), 0
+    with gpu.create_stream() as a, gs.profile(gpu, hazards=True) as recording:
+        waiting = recording.hazards._noted
+        a.copy(gpu.empty(100), host)
+        for _ in range(500):
+            host[0] = 1
+            most = max(most, len(waiting))
+    assert most <= 50
+    result = gs.analysis.hazards(recording.trace)
+    assert result.verdict == "500 hazards among 501 accesses, 0 unseen"
+
+
+def test_notes_are_read_with_the_rows_where_only_the_latest_are_kept(monkeypatch):
+    monkeypatch.setattr(recorder, "FULL", 50)
+    gpu = gs.open_device("sim:h200", quiet=True)
+    host, most = gpu.empty_pinned(100), 0
+    with gs.profile(gpu, hazards=True, keep="1 h") as recording:
+        for _ in range(500):
+            host[0] = 1
+            most = max(most, len(recording.hazards._noted))
+    assert most <= 50
+    assert recording.trace.metadata.hazards.accesses == 500
+
+
+def test_what_an_operand_is_keeps_no_memory_and_tells_the_same_later():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    array = gpu.empty((8, 8))[::-1, 2:4]
+    operand, expected = operand_of(array, writes=True), accesses_of(of_arrays((), (), [array]))
+    seen = weakref.ref(array.block)
+    del array
+    assert seen() is None
+    assert operand.accesses() == expected
+    assert accesses_of(of_arrays((object(), 3), ())) == ()
+>>>>>>> 4b90dea (Bound the notes of hazards that nobody reads, by who makes them)

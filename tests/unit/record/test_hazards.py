@@ -527,7 +527,6 @@ def test_memory_given_to_another_stream_follows_its_free():
     }
 
 
-<<<<<<< HEAD
 def test_what_python_writes_keeps_its_memory_from_being_given_out():
     gpu = gs.open_device("sim:h200", quiet=True)
     x = gpu.empty(100)
@@ -539,7 +538,8 @@ def test_what_python_writes_keeps_its_memory_from_being_given_out():
     assert other.address != address
     gpu.synchronize()
     assert gpu.empty(100).address == address
-=======
+
+
 # -- notes that wait to be read -----------------------------------------------------------------
 def test_notes_that_nobody_reads_are_bounded(monkeypatch):
     """A recording of nothing else: who makes notes reads them, in order, and none is lost."""
@@ -579,4 +579,3 @@ def test_what_an_operand_is_keeps_no_memory_and_tells_the_same_later():
     assert seen() is None
     assert operand.accesses() == expected
     assert accesses_of(of_arrays((object(), 3), ())) == ()
->>>>>>> 4b90dea (Bound the notes of hazards that nobody reads, by who makes them)

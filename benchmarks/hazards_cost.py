@@ -24,13 +24,14 @@ from typing import Any
 from facts import BESIDE, row, spread, write
 
 import gpuscope as gs
+from gpuscope.device import Device
 
 TURNS, CALLS = 60, 150
 GOAL_US = 1.0
 Call = Callable[[], object]
 
 
-def calls_on(gpu: gs.Device) -> dict[str, Call]:
+def calls_on(gpu: Device) -> dict[str, Call]:
     """Return what is measured: name → one call."""
     stream = gpu.create_stream()
     gemm = gs.Gemm(gpu, m=64, n=64, k=64)
@@ -80,7 +81,7 @@ def took_us(call: Call, wait: Call) -> tuple[float, float]:
     return statistics.median(times) / 1e3, cpu / CALLS / 1e3
 
 
-def measured(name: str, call: Call, gpu: gs.Device) -> list[dict]:
+def measured(name: str, call: Call, gpu: Device) -> list[dict]:
     """Return the rows of one call."""
     ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "bare": contextlib.nullcontext,

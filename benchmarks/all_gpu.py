@@ -37,6 +37,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "memory_soak": ("memory_soak.py",),
     "interrupts": ("interrupts.py",),
     "models": ("models.py",),
+    "hazards_cost": ("hazards_cost.py", "--device", "cuda:0"),
     "hazards_confirm": ("hazards_confirm.py", "--device", "cuda:0"),
 }  # fmt: skip
 """Result → its own script and arguments."""

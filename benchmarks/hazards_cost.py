@@ -130,7 +130,8 @@ def main() -> None:
         print(f"{found['what']:62} {found['value']:7.2f} µs  {found['goal']:10} {beside}")
     if args.out:
         command = f"python benchmarks/hazards_cost.py --device {args.device}"
-        write(args.out, command, f"{os.cpu_count()} cores, {gpu.info.name}", rows)
+        machine = args.device if gpu.is_simulated else gpu.info.name
+        write(args.out, command, f"{os.cpu_count()} cores, {machine}", rows)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)  # correctness is tested here, not speed
 settings.load_profile("untimed")
+
+_install = signal.signal
+
+
+@dataclass(frozen=True)
+class _OutsideCoverage:
+    """A handler that is put off while coverage's own code runs.
+
+    coverage takes a lock, in Python, at each call of a function. An exception that a handler
+    raises there leaves the lock taken, and every thread then waits for it for ever.
+    """
+
+    handler: Callable[[int, FrameType | None], Any]
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if any(map(_is_of_coverage, traceback.walk_stack(frame))):
+            threading.Timer(0.001, os.kill, (os.getpid(), number)).start()
+        else:
+            self.handler(number, frame)
+
+
+def _is_of_coverage(place: tuple[FrameType, int]) -> bool:
+    return Path(place[0].f_code.co_filename).parent.name == "coverage"
+
+
+def _signal(number: int, handler: Any) -> Any:
+    is_plain = not callable(handler) or isinstance(handler, _OutsideCoverage)
+    return _install(number, handler if is_plain else _OutsideCoverage(handler))
+
+
+signal.signal = _signal

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 import gpuscope as gs
+from gpuscope._text import clean
 from gpuscope.learn import Step
+from gpuscope.learn.attempt import Unmet, bounded
 from gpuscope.trace.metadata import HazardFacts
 
 MS = 1_000_000
@@ -148,6 +150,14 @@ def test_a_program_without_an_end_is_stopped_and_told_so(lesson, steps, streams)
     assert "did not end within 0.3 s" in feedback.found
     assert feedback.figure is not None, "what it did until then"
     assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_a_loop_is_stopped_wherever_it_is():
+    """Not in coverage's code, which takes a lock at each of the loop's calls."""
+    for _ in range(300):
+        with pytest.raises(Unmet, match="did not end"), bounded(0.001):
+            while True:
+                clean("a")
 
 
 def test_a_thread_that_never_ends_is_not_waited_for(lesson):

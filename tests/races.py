@@ -30,7 +30,7 @@ _VALUES: dict[str, tuple[str, Callable[..., Any]]] = {
     "write": ("1", lambda: 1),
     "rewrite": ("2", lambda: 2),
     "increment": ("out[i] + 1", lambda out: out + 1),
-    "double": ("out[i] * 2", lambda out: out * 2),
+    "twice": ("out[i] * 2", lambda out: out * 2),
     "read": ("in[i]", lambda values: values),
     "add": ("out[i] + in[i]", lambda out, values: out + values),
 }
@@ -249,7 +249,7 @@ def _structure(gpu, mended, storage):
     ):
         launch(a, "write", storage["one"])
         launch(b, "write", storage["two"])  # another array
-        launch(b, "double", storage["two"])  # the same stream
+        launch(b, "twice", storage["two"])  # the same stream
         if mended:
             gpu.synchronize()
         launch(a, "rewrite", storage["two"])
@@ -257,12 +257,12 @@ def _structure(gpu, mended, storage):
     return storage["two"]
 
 
-@race(CUSAN, "11_struct_of_buff", WAW, "double", "rewrite", "a.wait(b.record())")
+@race(CUSAN, "11_struct_of_buff", WAW, "twice", "rewrite", "a.wait(b.record())")
 def a_structure_of_arrays(gpu, mended):
     return _structure(gpu, mended, {"one": filled(gpu, 0), "two": filled(gpu, 0)})
 
 
-@race(CUSAN, "12_struct_ptr, 13_struct_recursion", WAW, "double", "rewrite", "a.wait(b.record())")
+@race(CUSAN, "12_struct_ptr, 13_struct_recursion", WAW, "twice", "rewrite", "a.wait(b.record())")
 def arrays_of_one_allocation(gpu, mended):
     both = filled(gpu, 0)
     return _structure(gpu, mended, {"one": both[: SIZE // 2], "two": both[SIZE // 2 :]})
@@ -550,7 +550,7 @@ def a_copy_from_pageable_memory(gpu, mended):
         return send(gpu, data)
 
 
-@race(CUSAN, "11_cuda_to_mpi_struct_of_buff", RAW, "double", "copy", "mpi.wait(b.record())")
+@race(CUSAN, "11_cuda_to_mpi_struct_of_buff", RAW, "twice", "copy", "mpi.wait(b.record())")
 def a_library_that_sends_an_array_of_a_structure(gpu, mended):
     one, two = filled(gpu, 0), filled(gpu, 0)
     with (
@@ -559,7 +559,7 @@ def a_library_that_sends_an_array_of_a_structure(gpu, mended):
     ):
         launch(a, "write", one)
         launch(b, "write", two)
-        launch(b, "double", two)
+        launch(b, "twice", two)
         if mended:
             gpu.synchronize()
         return send(gpu, two)
@@ -910,14 +910,14 @@ def _of_library(library: str) -> Callable[..., object]:
     def program(gpu, mended):
         module = importlib.import_module(library)
         place = {"device": "cuda"} if library == "torch" else {}
-        one, product = module.ones((64, 64), **place), module.zeros((64, 64), **place)
+        one = module.ones((64, 64), **place)
+        product, found = (module.zeros((64, 64), **place) for _ in range(2))
         gpu.synchronize()
         with gpu.create_stream(name="a") as a, gpu.create_stream(name="b") as b:
             gs.mm_out(product, one, one, stream=a)
             if mended:
                 b.wait(a.record())
             pause(gpu)
-            found = module.zeros((64, 64), **place)
             gs.mm_out(found, product, one, stream=b)
             gpu.synchronize()
         return found

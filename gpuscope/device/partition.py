@@ -165,7 +165,8 @@ def make_partitions(device: Device, planned: Sequence[PlannedPartition]) -> list
     The registry's ``carving`` is held from the plan on.
     """
     live = device.registry.partitions
-    granted = device.backend.make_partitions(planned)
+    with device.calls.during("setup", "carve"):  # which finds out by a kernel what it got
+        granted = device.backend.make_partitions(planned)
     partitions = [Partition(device, *pair) for pair in zip(planned, granted, strict=True)]
     for new in partitions:
         seen = [other.name for other in live if set(other.sm_ids) & set(new.sm_ids)]

@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 from msgspec.structs import replace
 
+from gpuscope.record.rows import node_of
 from gpuscope.record.source import Ordered
 from gpuscope.trace import joins
 from gpuscope.trace.arrow import NONE
@@ -58,8 +59,17 @@ class Calls:
         called, first = np.unique(at, return_index=True)
         row_of = dict(zip((called + _FIRST).tolist(), ids[first].tolist(), strict=True))
 
-        def row(number: int | None) -> int | None:
-            return number if number is None or number < _FIRST else row_of.get(number)
+        nodes_of = _rows_of_nodes(work)
+
+        def row(number: int | None, name: str) -> int | None:
+            if number is None or number >= _FIRST:
+                return None if number is None else row_of.get(number)
+            launch, node = node_of(number)
+            rows = nodes_of.get(launch, [])
+            named = [row for one, row in rows if one == name]
+            if node < len(rows) and (rows[node][0] == name or not named):
+                return rows[node][1]
+            return named[0] if named else number
 
         ours = work.array("external_correlation", fill=NONE) != NONE
         outside = (at == NONE) & (queued != NONE) & ~ours
@@ -76,7 +86,12 @@ class Calls:
             return any(verdicts) or (None if None in verdicts else False)
 
         found = [
-            replace(fact, first=row(fact.first), second=row(fact.second)) for fact in facts.found
+            replace(
+                fact,
+                first=row(fact.first, fact.first_name),
+                second=row(fact.second, fact.second_name),
+            )
+            for fact in facts.found
         ]
         verdicts = [is_ordered(fact) for fact in found]
         return replace(
@@ -86,3 +101,18 @@ class Calls:
             found=tuple(found[place] for place, is_one in enumerate(verdicts) if is_one is False),
             undecided=verdicts.count(None),
         )
+
+
+def _rows_of_nodes(work: Trace) -> dict[int, list[tuple[str | None, int]]]:
+    """Return launch of a graph → name and row of its nodes' work, in the order of the nodes.
+
+    Nodes without work of their own, such as host functions, have none.
+    """
+    launches = work.array("external_correlation", fill=NONE)
+    nodes, ids = work.array("graph_node", fill=NONE), work.array("id")
+    names = work.texts("name")
+    rows: dict[int, list[tuple[str | None, int]]] = {}
+    for at in np.argsort(nodes, kind="stable").tolist():
+        if nodes[at] != NONE and launches[at] != NONE:
+            rows.setdefault(int(launches[at]), []).append((names[at], int(ids[at])))
+    return rows

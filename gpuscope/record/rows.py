@@ -71,6 +71,11 @@ def node_row(correlation: int, number: int) -> int:
     return _NODES + (correlation << 22) + number if number else work_row(correlation)
 
 
+def node_of(row: int) -> tuple[int, int]:
+    """Correlation of a launch and number of its node, of a row as :func:`node_row` gives it."""
+    return divmod(row - _NODES, 1 << 22) if row >= _NODES else (row // _KINDS_OF_ROW, 0)
+
+
 _Item = TypeVar("_Item")
 
 

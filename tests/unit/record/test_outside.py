@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from gpuscope.record.outside import Calls
+from gpuscope.record.rows import node_row
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import HazardFact, HazardFacts
 
@@ -88,3 +89,26 @@ def test_what_the_host_did_is_not_asked_of():
     fact = HazardFact(kind="host access too early", first=7)
     placed = Calls().placed(HazardFacts(found=(fact,)), trace((7, "a", 1, 5, 1)), lambda *_: True)
     assert placed.found == (fact,)
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "row"),
+    [(0, "a", 21), (1, "b", 22), (3, "a", 24), (9, "b", 22), (2, "copy", 23), (9, "copy", None)],
+)
+def test_a_node_is_found_among_the_work_of_its_launch(node, name, row):
+    """By its number, or by its name alone, where nodes without work come before it."""
+    told = Trace.from_columns(
+        {
+            "id": [23, 24, 21, 22, 30],
+            "kind": ["memcpy", *["kernel"] * 4],
+            "name": ["DtoD copy", "a", "a", "b", "b"],
+            "external_correlation": [5, 5, 5, 5, 6],
+            "graph_node": [12, 13, 10, 11, 10],
+            "start_ns": [100] * 5,
+            "source": ["cupti"] * 5,
+        }
+    )
+    number = node_row(5, node)
+    fact = HazardFact(kind="read after write", first=1, second=number, second_name=name)
+    (placed,) = Calls().placed(HazardFacts(found=(fact,)), told).found
+    assert placed.second == (row or number)

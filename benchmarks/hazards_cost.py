@@ -26,7 +26,7 @@ from facts import BESIDE, row, spread, write
 import gpuscope as gs
 from gpuscope.device import Device
 
-TURNS = {"simulated": 60, "cuda": 12}
+TURNS = {"sim": 60, "cuda": 12}
 """A recording on a GPU starts and ends CUPTI's."""
 
 CALLS = 150

@@ -14,6 +14,8 @@ from gpuscope.record.source import Ordered
 KINDS = (layout.SYNCHRONIZATION, layout.CUDA_EVENT)
 """Kinds of records that it needs."""
 _RECORD, _EVENT_SYNC, _STREAM_WAIT, _STREAM_SYNC, _CONTEXT_SYNC = 0, 1, 2, 3, 4
+_NEVER = 0
+"""What a wait names as its record if there was none since CUPTI tells of them."""
 
 
 class Order:
@@ -51,7 +53,7 @@ class Order:
             named = (columns["correlation"], columns["what"], streams_of(columns), columns["sync"])
             calls = np.stack([column.astype(np.int64) for column in named], axis=1)
             calls = calls[np.argsort(calls[:, 0], kind="stable")]
-        recorded = set(calls[calls[:, 1] == _RECORD, 3].tolist())
+        recorded = {_NEVER, *calls[calls[:, 1] == _RECORD, 3].tolist()}
 
         def unknown(event: int) -> bool:
             return event not in recorded

@@ -80,3 +80,8 @@ def test_a_record_that_nobody_told_of_decides_nothing():
     assert ordered((10, A), (20, B), *chain) is None
     assert ordered((10, A), (20, B), (WAIT, 15, C, 99)) is False
     assert ordered((10, A), (20, B), (WAIT, 15, C, 99), (STREAM_SYNC, 16, A, 0)) is True
+
+
+@pytest.mark.parametrize("what", [WAIT, EVENT_SYNC])
+def test_a_wait_for_an_event_that_was_never_recorded_orders_nothing(what):
+    assert ordered((10, A), (20, B), (what, 15, B, 0)) is False

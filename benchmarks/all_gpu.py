@@ -38,6 +38,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "interrupts": ("interrupts.py",),
     "models": ("models.py",),
     "hazards_cost": ("hazards_cost.py", "--device", "cuda:0"),
+    "hazards_torch": ("hazards_torch.py",),
     "hazards_confirm": ("hazards_confirm.py", "--device", "cuda:0"),
 }  # fmt: skip
 """Result → its own script and arguments."""

@@ -132,7 +132,7 @@ def workload(
     reads, writes
         Names of the parameters whose arrays its work reads and writes, for
         ``profile(hazards=True)``. Without either, what it launches by CuPy or its own kernels
-        counts as unseen.
+        counts as unseen. A simulated GPU uses neither: there the models of the kernels tell.
 
     Raises
     ------

@@ -415,6 +415,39 @@ def hand_over(trace, folder):
         solved={f"task-{task}": changed(task, changes) for task, changes in SOLVED.items()},
         failed={f"task-{task}": changed(task, []) for task in SOLVED},
     ),
+    "12_copy_and_compute.ipynb": Key(
+        right={
+            "chunks": ("about half as long",),
+            "pageable": ("nothing",),
+            "order": ("at least 15 % longer",),
+            "limit": ("a little over 9 ms",),
+            "how_many": ("12 chunks",),
+        },
+        wrong={
+            "chunks": ("about a third as long",),
+            "pageable": ("an upload, a kernel and a download",),
+            "order": ("about as long",),
+            "limit": ("a little over 4 ms",),
+            "how_many": ("768 chunks",),
+        },
+        failed={
+            "task-stages": """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    for source, place, target in zip(batch, on_gpu, result):
+        up.copy(place, source)
+        process(compute, place, place)
+        down.copy(target, place)
+""",
+            "task-feed": """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    for i, chunk in enumerate(chunks):
+        staging[i % 2][:] = chunk
+        load.copy(on_gpu[i % 2], staging[i % 2])
+        compute.wait(load.record())
+        process(compute, out[i], on_gpu[i % 2])
+""",
+        },
+    ),
 }  # fmt: skip
 KEYS = {
     name: key if key.solved else replace(key, solved=solutions(name)) for name, key in KEYS.items()

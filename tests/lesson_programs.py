@@ -1,4 +1,4 @@
-"""Answers to the exercises of lessons 1 to 10: other right ones, and wrong ones with the reason.
+"""Answers to the exercises of all lessons but the eleventh: other right ones, and wrong ones with the reason.
 
 Each is a line that says what it does, and what is put in the place of what in the solution that
 the last hint gives; a single text is the whole program.
@@ -114,6 +114,59 @@ def first_result(job, later, stream):
     "10": {
         "range": [("from the table", "gs.analysis.range_projection(trace)[name].kernels", "next(row[\"kernels\"] for row in gs.analysis.range_projection(trace).ranges.to_pylist() if row[\"name\"] == name)")],
         "export": [("the other way round", 'gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")', 'gs.export(trace, folder / "b.parquet"), gs.export(trace, folder / "a.json")')],
+    },
+    "12": {
+        "stages": [
+            ("chunk i in stream i % 3", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    streams = [up, compute, down]
+    for i in range(6):
+        stream = streams[i % 3]
+        stream.copy(on_gpu[i], batch[i])
+        process(stream, on_gpu[i], on_gpu[i])
+        stream.copy(result[i], on_gpu[i])
+"""),
+            ("all uploads are queued first, then all kernels, then all downloads", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    uploaded, computed = [], []
+    for place, source in zip(on_gpu, batch):
+        up.copy(place, source)
+        uploaded.append(up.record())
+    for place, event in zip(on_gpu, uploaded):
+        compute.wait(event)
+        process(compute, place, place)
+        computed.append(compute.record())
+    for target, place, event in zip(result, on_gpu, computed):
+        down.wait(event)
+        down.copy(target, place)
+"""),
+            ("one event of its own, recorded again and again", "    for source", "    done = gpu.create_event()\n    for source", "compute.wait(up.record())", "up.record(done)\n        compute.wait(done)"),
+            ("the streams change places", "in_stages(up, compute, down,", "in_stages(down, up, compute,"),
+            ("events without timing", "up.record()", "up.record(timing=False)"),
+            ("backwards", "zip(batch, on_gpu, result)", "list(zip(batch, on_gpu, result))[::-1]"),
+        ],
+        "feed": [
+            ("events are kept in lists", """
+def feed(load, compute, chunks, staging, on_gpu, out):
+    uploaded, computed = [], []
+    for i, chunk in enumerate(chunks):
+        b = i % 2
+        if i >= 2:
+            uploaded[i - 2].synchronize()
+            load.wait(computed[i - 2])
+        staging[b][:] = chunk
+        load.copy(on_gpu[b], staging[b])
+        uploaded.append(load.record())
+        compute.wait(uploaded[i])
+        process(compute, out[i], on_gpu[b])
+        computed.append(compute.record())
+"""),
+            ("load waits before the host does", "        uploaded[b].synchronize()\n        staging[b][:] = chunk\n        load.wait(computed[b])\n", "        load.wait(computed[b])\n        uploaded[b].synchronize()\n        staging[b][:] = chunk\n"),
+            ("NumPy's copyto", "staging[b][:] = chunk", "np.copyto(staging[b], chunk)"),
+            ("a new event for compute", "compute.wait(uploaded[b])", "compute.wait(load.record())"),
+            ("the buffers change places", "b = i % 2", "b = (i + 1) % 2"),
+            ("the last result is waited for", "        compute.record(computed[b])", "        compute.record(computed[b])\n    compute.synchronize()"),
+        ],
     },
 }  # fmt: skip
 
@@ -410,6 +463,76 @@ WRONG: Answers = {
             ("paths without files", "gs.export(trace, folder / \"it.json\")", "folder / \"it.json\""),
             ("three files", "    return", "    return gs.export(trace, folder / \"it.html\"),"),
             ("renamed", 'gs.export(trace, folder / "it.parquet")', 'gs.export(trace, folder / "x.json").rename(folder / "it.parquet")'),
+        ],
+    },
+    "12": {
+        "stages": [
+            ("the kernel does not wait for the upload", "        compute.wait(up.record())\n", ""),
+            ("the download does not wait for the kernel", "        down.wait(compute.record())\n", ""),
+            ("the host waits for each upload", "compute.wait(up.record())", "up.synchronize()"),
+            ("the host waits for each kernel, by an event", "down.wait(compute.record())", "compute.record().synchronize()"),
+            ("all in one stream", "def in_stages(up, compute, down, batch", "def in_stages(up, compute, down, batch", "        up.copy", "        compute = down = up\n        up.copy"),
+            ("kernels and downloads share a stream", "        up.copy", "        down = compute\n        up.copy"),
+            ("two streams for three stages", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    for i in range(6):
+        stream = [up, compute][i % 2]
+        stream.copy(on_gpu[i], batch[i])
+        process(stream, on_gpu[i], on_gpu[i])
+        stream.copy(result[i], on_gpu[i])
+"""),
+            ("breadth first in the streams of chunks", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    streams = [up, compute, down] * 2
+    for i in range(6):
+        streams[i].copy(on_gpu[i], batch[i])
+    for i in range(6):
+        process(streams[i], on_gpu[i], on_gpu[i])
+    for i in range(6):
+        streams[i].copy(result[i], on_gpu[i])
+"""),
+            ("one event behind all uploads", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    for source, place in zip(batch, on_gpu):
+        up.copy(place, source)
+    compute.wait(up.record())
+    for place, target in zip(on_gpu, result):
+        process(compute, place, place)
+        down.wait(compute.record())
+        down.copy(target, place)
+"""),
+            ("the event is recorded before the upload", "        up.copy(place, source)\n        compute.wait(up.record())", "        early = up.record()\n        up.copy(place, source)\n        compute.wait(early)"),
+            ("the next upload waits for the download", "        down.copy(target, place)", "        down.copy(target, place)\n        up.wait(down.record())"),
+            ("the host waits at the end", "        down.copy(target, place)", "        down.copy(target, place)\n    down.synchronize()"),
+            ("the device is waited for in between", "        up.copy", "        gpu.synchronize()\n        up.copy"),
+            ("all chunks in one place on the GPU", "        up.copy", "        place = on_gpu[0]\n        up.copy"),
+            ("results go to pageable memory first", "down.copy(target, place)", "plain = np.zeros(target.shape, target.dtype)\n        down.copy(plain, place)\n        target[:] = plain"),
+            ("the last chunk is left out", "zip(batch, on_gpu, result)", "list(zip(batch, on_gpu, result))[:-1]"),
+            ("kernels run twice", "        process(compute, place, place)", "        process(compute, place, place)\n        process(compute, place, place)"),
+            ("no kernel: the host adds 1", "        process(compute, place, place)\n", "", "        up.copy", "        source += 1\n        up.copy"),
+            ("the wait is in the wrong stream", "compute.wait(up.record())", "up.wait(compute.record())"),
+        ],
+        "feed": [
+            ("the host writes what is still being uploaded", "        uploaded[b].synchronize()\n", ""),
+            ("an upload overwrites what a kernel still reads", "        load.wait(computed[b])\n", ""),
+            ("a kernel does not wait for its upload", "        compute.wait(uploaded[b])\n", ""),
+            ("the host waits for the kernel of two chunks ago", "uploaded[b].synchronize()", "computed[b].synchronize()"),
+            ("the host waits for the whole stream load", "uploaded[b].synchronize()", "load.synchronize()"),
+            ("the host waits for the upload of the chunk before", "uploaded[b].synchronize()", "uploaded[1 - b].synchronize()"),
+            ("the host waits for the kernel of each chunk", "        compute.record(computed[b])", "        compute.record(computed[b])\n        compute.synchronize()"),
+            ("the device is waited for", "uploaded[b].synchronize()", "gpu.synchronize()"),
+            ("one buffer of each", "b = i % 2", "b = 0"),
+            ("one staging buffer", "staging[b][:]", "staging[0][:]", "on_gpu[b], staging[b]", "on_gpu[b], staging[0]"),
+            ("one buffer on the GPU", "on_gpu[b], staging", "on_gpu[0], staging", "out[i], on_gpu[b]", "out[i], on_gpu[0]", "        load.wait(computed[b])", "        load.wait(compute.record())"),
+            ("all in one stream", "        b = i % 2", "        b, compute = i % 2, load"),
+            ("pageable memory, without staging", "        uploaded[b].synchronize()\n        staging[b][:] = chunk\n", "", "on_gpu[b], staging[b]", "on_gpu[b], chunk"),
+            ("the event is recorded before the upload", "        load.copy(on_gpu[b], staging[b])\n        load.record(uploaded[b])", "        load.record(uploaded[b])\n        load.copy(on_gpu[b], staging[b])"),
+            ("the event is recorded before the kernel", "        process(compute, out[i], on_gpu[b])\n        compute.record(computed[b])", "        compute.record(computed[b])\n        process(compute, out[i], on_gpu[b])"),
+            ("the wait is behind the upload", "        load.wait(computed[b])\n        load.copy(on_gpu[b], staging[b])", "        load.copy(on_gpu[b], staging[b])\n        load.wait(computed[b])"),
+            ("the host waits after it has written", "        uploaded[b].synchronize()\n        staging[b][:] = chunk", "        staging[b][:] = chunk\n        uploaded[b].synchronize()"),
+            ("each event for the other buffer", "load.wait(computed[b])", "load.wait(computed[1 - b])"),
+            ("the last chunk is left out", "enumerate(chunks)", "enumerate(chunks[:-1])"),
+            ("kernels read the wrong buffer", "out[i], on_gpu[b]", "out[i], on_gpu[1 - b]"),
         ],
     },
 }  # fmt: skip

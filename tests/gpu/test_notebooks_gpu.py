@@ -36,7 +36,7 @@ def test_wrong_answers_are_told_so_on_a_gpu(name):
     assert all("Not this time." in outcome.html() for outcome in outcomes)
 
 
-@pytest.mark.parametrize("name", LESSONS[:10])
+@pytest.mark.parametrize("name", [name for name in LESSONS if name[:2] in WRONG])
 def test_programs_are_judged_on_a_gpu_as_on_the_simulated_one(name):
     mistaken = []
     with prepared("cuda:0") as prepare:

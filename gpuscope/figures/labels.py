@@ -78,11 +78,6 @@ class Track:
         """Whether it shows what the host did."""
         return self.group != Group.STREAM
 
-    @property
-    def has_texts(self) -> bool:
-        """Whether its bars bear their names."""
-        return self.group == Group.RANGES
-
 
 def in_order(classes: Iterable[Class], partitions: Iterable[str]) -> tuple[Class, ...]:
     """Return classes in the order of drawing: host, whole GPU, partitions as given, escapes."""
@@ -212,7 +207,7 @@ class Places:
                 shapes.append(_line(y + _GAP / 2))
                 y += _GAP
             process, was_host = track.process, track.is_host
-            height = 26 if count == 1 else 8 + count * (18 if track.has_texts else 12)
+            height = 8 + count * 18  # in which a bar's name fits
             if index % 2 == 0:
                 shapes.append(stripe(y, y + height, style.STRIPE))
             tops.append(y)

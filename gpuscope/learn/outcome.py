@@ -11,6 +11,7 @@ from html import escape
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from gpuscope import figures
 from gpuscope._checks import door
@@ -27,7 +28,7 @@ Figure: TypeAlias = Any
 RESULTS = "application/vnd.gpuscope.results+json"
 """Results in a saved notebook, beside what shows them."""
 _MARGIN = 0.03
-_TITLE = 66
+_TITLE = 54
 """Characters that a prediction, what was measured, and the origin of a recording may take."""
 _NARROW = 0.04
 """Of the window: what a wait's label needs."""
@@ -256,7 +257,12 @@ def picture(
 
 
 def of_interest(trace: Trace, explanation: Explanation | None = None) -> Trace:
-    """Leave out handles where calls say more."""
+    """Leave out handles where calls say more; call a workload's kernels and calls by its name."""
+    names = zip(trace.texts("category"), trace.texts("name"), strict=True)
+    named = pa.array([category or name for category, name in names], pa.string())
+    place = trace.spans.schema.get_field_index("name")
+    spans = trace.spans.set_column(place, "name", named.dictionary_encode())
+    trace = Trace(spans, trace.edges, trace.metadata)
     if explanation is not None and explanation.kind == "handle":
         return trace
     return trace.where([kind != "handle" for kind in trace.texts("kind")])

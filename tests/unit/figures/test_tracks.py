@@ -129,3 +129,16 @@ def test_waits_find_rows_that_come_later():
     assert (waits.cause.tolist(), waits.effect.tolist()) == ([0], [2])
     waits = waits.extended(np.array([3, 4, 8, 9]), none)
     assert (waits.cause.tolist(), waits.effect.tolist()) == ([0, 3], [2, 0])
+
+
+def test_what_overlaps_in_a_track_has_room_for_its_name():
+    columns = {
+        "id": [1, 2], "kind": ["kernel"] * 2, "name": ["one", "two"], "stream": [1, 1],
+        "start_ns": [0, 100], "end_ns": [9_000, 9_000], "source": ["cupti"] * 2,
+    }  # fmt: skip
+    _, bars, *_ = drawn(Tracks.of(Trace.from_columns(columns)), Trace.from_columns(columns))
+    (bar,) = bars.values()
+    assert bar["text"] == ["one", "two"]
+    (one, two), (height, _) = bar["y"], bar["width"]
+    assert height > 14, "letters of 11 px and what is around them"
+    assert two - one > height, "a gap tells them apart"

@@ -166,6 +166,13 @@ def test_a_right_and_a_wrong_prediction_are_told_so(lesson, trace):
     assert lesson.questions["two"].tone == "wrong"
 
 
+def test_bars_bear_the_names_of_workloads(lesson, trace):
+    lesson.predict("when", "When?", Choice(OPTIONS))
+    figure = lesson.reveal("when", "later", trace=trace).figure
+    assert {"first", "second"} <= {text for bars in figure.data for text in bars.text or ()}
+    assert "spin_kernel" not in str(figure.data)
+
+
 def test_a_prediction_that_nobody_made_is_not_predicted(lesson, trace):
     question = lesson.predict("when", "When?", Choice(OPTIONS))
     outcome = lesson.reveal("when", "later", trace=trace)

@@ -224,6 +224,7 @@ def serve(small, large, parts):
         right={
             "no_partition": (60, 240),
             "priority": ("about the same",),
+            "urgent": ("when the first blocks of load end",),
             "partition": ("much shorter",),
             "gain": ("about 1",),
             "memory": ("at least 20 % longer",),
@@ -235,6 +236,7 @@ def serve(small, large, parts):
         wrong={
             "no_partition": (1, 4),
             "priority": ("much shorter",),
+            "urgent": ("at once",),
             "partition": ("longer",),
             "gain": ("about 2",),
             "memory": ("not at all",),
@@ -298,20 +300,30 @@ def first_result(job, later, stream):
             "cost": ("twenty launches take at least three times as long",),
             "partition": ("in the partition",),
             "values": (9,),
+            "scalar": ("2 ms",),
             "twice": (AFTER,),
+            "executables": (SAME,),
             "fork": ("about 2 ms",),
             "isolation": ("an error",),
             "capture_default": ("only the per-thread one",),
+            "update": ("the update fails; instantiate anew",),
+            "child": ("an error",),
         },
         wrong={
             "captured": (20,),
             "cost": ("about the same",),
             "partition": ("on the whole GPU",),
             "values": (7,),
+            "scalar": ("6 ms",),
             "twice": (SAME,),
+            "executables": (AFTER,),
             "fork": ("about 4 ms",),
             "isolation": ("it is left out, silently",),
             "capture_default": ("both",),
+            "update": (
+                "both launches keep the old argument; the new kernel runs from the next launch on",
+            ),
+            "child": ("the graph becomes a child graph node",),
         },
         failed={
             "task-join": """
@@ -326,6 +338,11 @@ def capture_in_order(one, two, s):
     with s.capture(name="in order") as graph:
         one.execute(stream=s)
     return graph
+""",
+            "task-serve": """
+def serve(model, static, out, inputs, stream):
+    stream.copy(static, inputs[0])
+    return [float(gpu.to_host(out)[0]) for _ in inputs]
 """,
         },
     ),

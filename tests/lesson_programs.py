@@ -109,6 +109,21 @@ def first_result(job, later, stream):
         "wait": [
             ("over an event in one stream", "        two", "        s.wait(s.record())\n        two"),
         ],
+        "serve": [
+            ("the host waits in to_host alone", "        stream.synchronize()\n", ""),
+            ("copied in another stream, behind an event", "        stream.copy(static, array)", "        with gpu.create_stream() as other:\n            other.copy(static, array)\n            stream.wait(other.record())"),
+            ("copied over the host", "        stream.copy(static, array)", "        stream.copy(static, gpu.to_host(array))"),
+            ("nobody waits until all are launched", """
+def serve(model, static, out, inputs, stream):
+    results = [gpu.empty(4, "float32") for _ in inputs]
+    for array, result in zip(inputs, results):
+        stream.copy(static, array)
+        model.launch(stream=stream)
+        stream.copy(result, out)
+    stream.synchronize()
+    return [float(gpu.to_host(result)[0]) for result in results]
+"""),
+        ],
     },
     "09": {"interference": [("as a difference", "float(np.median(together_us) / np.median(alone_us)) - 1", "(np.median(together_us) - np.median(alone_us)) / np.median(alone_us)")]},
     "10": {
@@ -403,7 +418,7 @@ WRONG: Answers = {
             ("one twice", "two.execute(stream=t)", "one.execute(stream=t)"),
             ("the join comes too early", "        two.execute(stream=t)\n        s.wait(t.record())", "        s.wait(t.record())\n        two.execute(stream=t)"),
             ("nothing is captured", "def capture_both(one, two, s, t):\n    with s.capture() as graph:\n        pass\n    return graph\n"),
-            ("short kernels of its own", "two.execute(stream=t)", "Spin(gpu, duration_ns=1000, name='two').execute(stream=t)"),
+            ("short kernels of its own", "two.execute(stream=t)", "gs.learn.Step(gpu, 1000, name='two').execute(stream=t)"),
             ("it waits within", "        s.wait(t.record())", "        t.synchronize()\n        s.wait(t.record())"),
             ("it runs them, too", "    return graph", "    one.execute(stream=s)\n    return graph"),
         ],
@@ -420,6 +435,23 @@ WRONG: Answers = {
             ("side by side", "        one.execute(stream=s)\n        two.execute(stream=s)", "        t.wait(s.record())\n        one.execute(stream=s)\n        two.execute(stream=t)\n        s.wait(t.record())"),
             ("one runs outside", "    with", "    one.execute(stream=s)\n    with", "        one.execute(stream=s)\n        two", "        two"),
             ("they run already", "    return graph", "    graph.launch(stream=s)\n    return graph"),
+        ],
+        "serve": [
+            ("another name for the array", "stream.copy(static, array)", "static = array"),
+            ("the copy comes after the launch", "        stream.copy(static, array)\n        model.launch(stream=stream)\n", "        model.launch(stream=stream)\n        stream.copy(static, array)\n"),
+            ("the other direction", "stream.copy(static, array)", "stream.copy(array, static)"),
+            ("into the output", "stream.copy(static, array)", "stream.copy(out, array)"),
+            ("the first input for all", "stream.copy(static, array)", "stream.copy(static, inputs[0])"),
+            ("copied once, before the loop", "    for array", "    stream.copy(static, inputs[0])\n    for array", "        stream.copy(static, array)\n", ""),
+            ("in another stream, without an event", "        stream.copy(static, array)", "        gpu.create_stream().copy(static, array)"),
+            ("another stream waits, not the graph's", "        stream.copy(static, array)", "        other = gpu.create_stream()\n        other.copy(static, array)\n        other.wait(stream.record())"),
+            ("the launch is in another stream", "model.launch(stream=stream)", "model.launch(stream=gpu.create_stream())"),
+            ("launched twice for each", "        model.launch(stream=stream)\n", "        model.launch(stream=stream)\n        model.launch(stream=stream)\n"),
+            ("launched once", "        model.launch(stream=stream)\n", "        if array is inputs[0]:\n            model.launch(stream=stream)\n"),
+            ("computed without the graph", "        model.launch(stream=stream)\n", "", "gpu.to_host(out)[0]", "2 * gpu.to_host(array)[0]"),
+            ("read when all are done", "    for array", "    read = lambda: float(gpu.to_host(out)[0])\n    for array", "answers.append(float(gpu.to_host(out)[0]))", "answers.append(read)", "return answers", "return [one() for one in answers]"),
+            ("the input itself", "gpu.to_host(out)", "gpu.to_host(static)"),
+            ("a new capture of nothing", "        model.launch(stream=stream)\n", "        with stream.capture() as model:\n            stream.copy(out, static)\n        model.launch(stream=stream)\n"),
         ],
     },
     "09": {

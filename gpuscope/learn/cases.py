@@ -15,6 +15,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.raw import NativeArray
 from gpuscope.device.select import open_device
 from gpuscope.errors import InvalidOperand, NotFound
+from gpuscope.learn.outcome import of_interest
 from gpuscope.runs.profiling import profile
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.spin import MODEL, SOURCE, Spin
@@ -102,9 +103,7 @@ class _Spins:
 
 
 def _case(story: str, trace: Trace, cause: str, culprit: str) -> Case:
-    """Leave out the rows of handles: the calls in them say more."""
-    rows = trace.where([kind != "handle" for kind in trace.texts("kind")])
-    return Case(textwrap.fill(story, 88), rows, cause, culprit)
+    return Case(textwrap.fill(story, 88), of_interest(trace), cause, culprit)
 
 
 def _without_a_wait(device: Device, spin: _Spins) -> Case:

@@ -10,6 +10,7 @@ from types import ModuleType
 from gpuscope.errors import MissingDependency
 
 _EXTRAS = {
+    "distributed": ("distributed", "dask"),
     "IPython": ("ipython", "notebook"),
     "anywidget": ("anywidget", "notebook"),
     "ipywidgets": ("ipywidgets", "notebook"),

@@ -90,6 +90,10 @@ class RecorderBusy(GpuscopeError, RuntimeError):
     """Another CUPTI client is recording in this process. The message says what to do."""
 
 
+class WorkerLost(GpuscopeError):
+    """The worker of a job died or was lost, as often as it was tried."""
+
+
 class NothingRecorded(GpuscopeError):
     """A run, a sweep or a measurement was stopped before anything was recorded."""
 

@@ -37,6 +37,14 @@ _Vary = Annotated[
         "field, as workloads.load.m=1024,4096. Several form a grid.",
     ),
 ]
+_Workers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="processes:N|dask://HOST:PORT",
+        help="Measure on several GPUs: in N processes of this host, or on workers of Dask. Each "
+        "opens --device; auto is any GPU that is free.",
+    ),
+]
 _Device = Annotated[str, typer.Option(help="auto, cuda:N, sim:h100 or sim:h200.")]
 
 
@@ -45,6 +53,13 @@ def sweep_command(
     file: _File,
     vary: _Vary,
     device: _Device = "auto",
+    workers: _Workers = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N", help="Measure the I-th of N parts only: one job of a job array."
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the points, the table and the report.")
     ] = Path("out/sweep"),
@@ -53,15 +68,17 @@ def sweep_command(
     """Run an experiment at every point of a grid of parameters.
 
     Each finished point is kept in the folder at once. After Ctrl-C the same command goes on where
-    it was stopped.
+    it was stopped. Jobs of an array share the folder, each with its --shard.
 
     Example: gpuscope sweep examples/choose_a_partition.toml --vary partitions.small=8,16,24,32
     """
     experiment = Experiment.from_file(file)
     parameters = dict(map(varied, vary))
-    target = open_device(device, quiet=as_json)
+    target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
-        result = sweep(experiment, parameters, target, path=out, viewer=view)
+        result = sweep(
+            experiment, parameters, target, path=out, executor=workers, shard=shard, viewer=view
+        )
     table = out / "sweep.csv"
     with replacing(table) as temporary:
         pa.csv.write_csv(result.table, temporary)

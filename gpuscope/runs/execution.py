@@ -14,6 +14,7 @@ from gpuscope.device.select import open_device
 from gpuscope.errors import NothingRecorded
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.runs.runner import Progress, Runner, Viewer, foreground_calls
+from gpuscope.runs.scale_out import locked
 from gpuscope.trace.run import Run
 
 _Result = TypeVar("_Result")
@@ -238,7 +239,8 @@ class Series:
 
         try:
             viewer = None if self._viewer is None else view
-            self.runs[key] = run(experiment, self._device, viewer=viewer, stop=self._stop)
+            with locked([self._device.info]):
+                self.runs[key] = run(experiment, self._device, viewer=viewer, stop=self._stop)
             self.stopped = self.runs[key].stopped
         except (KeyboardInterrupt, NothingRecorded):  # after Ctrl-C the event tells nothing
             self.stopped = True

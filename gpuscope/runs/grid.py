@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 from gpuscope._files import make_folder, replacing
 from gpuscope._text import clean
 from gpuscope.analysis.settings import COLUMNS
+from gpuscope.device.api import DeviceInfo
+from gpuscope.device.carve import SmLayout
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
 from gpuscope.runs.execution import Series
@@ -53,6 +55,8 @@ class Points:
         Of the names of its files, so that a folder can hold several of these.
     parameters
         As :func:`checked` returns them.
+    info
+        The GPU, or one like those of all workers.
     path
         ``None`` keeps them in memory alone.
 
@@ -68,19 +72,18 @@ class Points:
         prefix: str,
         experiment: Experiment,
         parameters: Mapping[str, Sequence[Value]],
-        device: Device,
+        info: DeviceInfo,
         path: str | Path | None,
     ) -> None:
-        info = device.info
         self.facts: Facts = {
             "experiment": experiment.to_dict(),
             "parameters": {name: list(values) for name, values in parameters.items()},
             "order": list(parameters),
             "device": {  # what must not change between measurements
-                "name": info.name, "uuid": info.uuid, "sm_count": info.sm_count,
-                "driver": info.driver,
+                "name": info.name, "sm_count": info.sm_count, "driver": info.driver,
             },
         }  # fmt: skip
+        self._gpu = info.uuid
         self._prefix = prefix
         self._folder = None if path is None else Path(path)
         self.tables = {} if self._folder is None else self._kept(self._folder)
@@ -112,12 +115,16 @@ class Points:
         made = series.runs.get(number) or self._refused.get(number)
         if made is None:
             return
-        self.tables[number] = _table(number, point, made, self.facts)
-        if self._folder is not None and not (isinstance(made, Run) and made.stopped):
-            file = self._folder / f"{self._prefix}-{number:04}.parquet"
-            _save(self.tables[number], file)
+        self.add(number, point_table(number, point, made, self.facts, self._gpu))
         series.runs.pop(number, None)  # its traces are large
         self._refused.pop(number, None)
+
+    def add(self, number: int, table: pa.Table) -> None:
+        """Keep the rows of a measurement."""
+        self.tables[number] = table
+        if self._folder is not None and STOPPED not in table.column("error").to_pylist():
+            file = self._folder / f"{self._prefix}-{number:04}.parquet"
+            _save(table, file)
 
     def _kept(self, folder: Path) -> dict[int, pa.Table]:
         """Return the tables in a folder, which is made if it is not there."""
@@ -148,14 +155,14 @@ def labelled(point: Point) -> str:
 
 # -- parameters ---------------------------------------------------------------------------
 def checked(
-    parameters: Mapping[str, Sequence[object] | str], device: Device
+    parameters: Mapping[str, Sequence[object] | str], layout: SmLayout
 ) -> dict[str, tuple[Value, ...]]:
     """Return path → plain values.
 
     Parameters
     ----------
-    device
-        That whose quanta ``"all"`` means.
+    layout
+        That of the GPU whose quanta ``"all"`` means.
 
     Raises
     ------
@@ -171,7 +178,6 @@ def checked(
     for path, given in parameters.items():
         values: object = given
         if isinstance(given, str) and given == ALL and str(path).startswith("partitions."):
-            layout = device.layout
             values = [n * layout.quantum_sm_count for n in range(1, layout.quanta + 1)]
             if not layout.remainder_sm_count:
                 values.pop()  # nothing would be left
@@ -296,11 +302,19 @@ def _sizes(setting: ResolvedSetting, device: Device) -> tuple[dict[str, int], st
 
 
 # -- tables -------------------------------------------------------------------------------
-def _table(number: int, point: Point, made: Run | InvalidPartition, facts: Facts) -> pa.Table:
-    """Return the rows of one point; what they rest on stands in the schema's metadata."""
+def point_table(
+    number: int, point: Point, made: Run | GpuscopeError, facts: Facts, gpu: str | None
+) -> pa.Table:
+    """Return the rows of one point; what they rest on stands in the schema's metadata.
+
+    Parameters
+    ----------
+    gpu
+        The UUID of that which it ran on.
+    """
     rows: list[dict[str, object]] = [{}]
     error, provenance = None, []
-    if isinstance(made, InvalidPartition):
+    if isinstance(made, GpuscopeError):
         error = str(made)
     else:
         rows = made.comparison.to_pylist() or rows
@@ -311,14 +325,18 @@ def _table(number: int, point: Point, made: Run | InvalidPartition, facts: Facts
         name: str(value) if schema.field(name).type == pa.string() else value
         for name, value in point.items()
     }
-    table = pa.Table.from_pylist([{**own, **row, "error": error} for row in rows], schema=schema)
+    table = pa.Table.from_pylist(
+        [{**own, **row, "gpu": gpu, "error": error} for row in rows], schema=schema
+    )
     origin = {"facts": facts, "number": number, "provenance": provenance}
     return table.replace_schema_metadata({_KEY: json.dumps(origin).encode()})
 
 
 def _schema(facts: Facts) -> pa.Schema:
     types = {name: _type(values) for name, values in facts["parameters"].items()}
-    return pa.schema([*types.items(), *COLUMNS.items(), ("error", pa.string())])
+    return pa.schema(
+        [*types.items(), *COLUMNS.items(), ("gpu", pa.string()), ("error", pa.string())]
+    )
 
 
 def _type(values: Sequence[Value]) -> pa.DataType:
@@ -360,9 +378,10 @@ def _with_all_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
         It has other columns, or values of other types.
     """
     facts = table.schema.metadata
-    for name in COLUMNS:
+    for name in [*COLUMNS, "gpu"]:
         if name not in table.column_names:
-            table = table.append_column(schema.field(name), pa.nulls(len(table), COLUMNS[name]))
+            kind = schema.field(name).type
+            table = table.append_column(name, pa.nulls(len(table), kind))
     return table.select(schema.names).cast(schema).replace_schema_metadata(facts)
 
 
@@ -373,7 +392,6 @@ def _save(table: pa.Table, path: Path) -> None:
 
 class _Device(TypedDict):
     name: str
-    uuid: str | None
     sm_count: int
     driver: str | None
 

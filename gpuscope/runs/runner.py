@@ -42,7 +42,8 @@ class Progress:
     Attributes
     ----------
     done, total
-        Foreground calls completed and planned, over all settings and rounds.
+        Foreground calls completed and planned, over all settings and rounds; with an executor,
+        jobs of its workers.
     recording
         The current recording, for its batches; ``None`` between recordings.
     phase

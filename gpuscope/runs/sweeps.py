@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from gpuscope._checks import door
+from gpuscope._checks import door, given
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError, NothingRecorded
-from gpuscope.runs.execution import Series, as_far_as_measured, opened
-from gpuscope.runs.experiment import Description, as_experiment
+from gpuscope.errors import (
+    GpuscopeError,
+    InvalidArgument,
+    InvalidPartition,
+    NothingRecorded,
+    WorkerLost,
+)
+from gpuscope.runs.execution import Series, as_far_as_measured, opened, run
+from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.runs.grid import (
     STOPPED,
+    Facts,
+    Point,
     Points,
     Varied,
     at,
     checked,
+    labelled,
     load_all,
     origin_of,
+    point_table,
     points_of,
 )
 from gpuscope.runs.runner import Viewer
+from gpuscope.runs.scale_out import Team, team_of
+from gpuscope.trace.run import Run
 
 _PREFIX = "point"
 
@@ -33,6 +48,8 @@ _PREFIX = "point"
 @door(
     device=(Device, str, None),
     path=(str, Path, None),
+    executor=(Executor, str, None),
+    shard=(str, None),
     viewer=(Callable, None),
     stop=(threading.Event, None),
 )
@@ -42,6 +59,8 @@ def sweep(
     device: Device | str | None = None,
     *,
     path: str | Path | None = None,
+    executor: Executor | str | None = None,
+    shard: str | None = None,
     viewer: Viewer | None = None,
     stop: threading.Event | None = None,
 ) -> SweepResult:
@@ -60,7 +79,14 @@ def sweep(
         An open device or a name for :func:`gpuscope.open_device`; ``"auto"`` if not given.
     path
         A folder in which each finished point is saved. A second call with the same experiment,
-        parameters and device skips these points.
+        parameters and kind of GPU skips these points.
+    executor
+        Runs the points on several GPUs or hosts: ``"processes:N"``, ``"dask://HOST:PORT"``, or any
+        executor, such as ``Client.get_executor()`` of Dask. ``device`` is the name of what each
+        worker opens then; ``"auto"`` and ``"cuda"`` are any GPU that is free.
+    shard
+        ``"i/n"``: run only the ``i``-th of ``n`` parts of the points, as one of ``n`` batch jobs
+        with the same ``path``.
     viewer
         Called repeatedly from this thread with the progress of the whole sweep.
     stop
@@ -70,8 +96,9 @@ def sweep(
     -------
     SweepResult
         Its ``table`` has one row per point, setting and workload. A point that the GPU cannot
-        carve is a row with its error. After Ctrl-C or ``stop``, the table holds what was measured
-        until then. The interrupted point is marked, and a second call measures it again.
+        carve is a row with its error. ``gpu`` is the UUID of the GPU that a point ran on. After
+        Ctrl-C or ``stop``, the table holds what was measured until then. The interrupted point
+        is marked, and a second call measures it again.
 
     Raises
     ------
@@ -79,8 +106,8 @@ def sweep(
         The experiment is invalid at one of the points, or a path does not exist. Raised before
         anything runs.
     GpuscopeError
-        The folder holds another sweep or cannot be used, or the sweep was stopped before
-        anything was recorded.
+        The folder holds another sweep or cannot be used, workers have GPUs that differ, or the
+        sweep was stopped before anything was recorded.
 
     Examples
     --------
@@ -93,30 +120,80 @@ def sweep(
     >>> gs.runs.sweep(one, {"partitions.a": [8, 16]}, gpu).table.column("kernels").to_pylist()
     [2, 2]
     """
-    experiment, target = as_experiment(experiment), opened(device)
-    values = checked(parameters, target)
-    points = points_of(values)
-    plans = [at(experiment, point) for point in points]
-    measured = Points(_PREFIX, experiment, values, target, path)
-    todo = [number for number in range(len(points)) if not measured.is_finished(number)]
-    series = Series((plans[number] for number in todo), target, viewer, stop)
+    part, stop = _part(shard, path), stop or threading.Event()
+    with nullcontext() if executor is None else team_of(executor, device) as team:
+        gpu = opened(device) if team is None else team.kind()
+        values = checked(parameters, gpu.layout)
+        points = points_of(values)
+        described = as_experiment(experiment)
+        plans = [at(described, point) for point in points]
+        measured = Points(_PREFIX, described, values, gpu.info, path)
+        mine = range(len(points))[part]
+        todo = [number for number in mine if not measured.is_finished(number)]
+        series = None
+        if isinstance(gpu, Device):
+            series = Series((plans[number] for number in todo), gpu, viewer, stop)
 
-    def measure() -> None:
-        for number in todo:
-            measured.run(series, number, points[number], plans[number])
-            if series.stopped:
-                break
+        def measure() -> None:
+            if team is not None:
+                _measure(team, measured, {n: (points[n], plans[n]) for n in todo}, viewer, stop)
+            for number in todo:
+                if series is None or series.stopped:
+                    break
+                measured.run(series, number, points[number], plans[number])
 
-    def result() -> SweepResult:
-        for number in todo:
-            measured.keep(series, number, points[number])
-        if not measured.tables:
-            raise NothingRecorded(
-                "the sweep was stopped before anything was recorded: run it again"
-            )
-        return _result([measured.tables[number] for number in sorted(measured.tables)])
+        def result() -> SweepResult:
+            for number in todo:
+                if series is not None:
+                    measured.keep(series, number, points[number])
+            if path is not None and shard is not None:  # others may have come
+                measured.tables |= load_all(Path(path), _PREFIX)
+            if not measured.tables:
+                raise NothingRecorded(
+                    "the sweep was stopped before anything was recorded: run it again"
+                )
+            return _result(measured.tables, mine)
 
-    return as_far_as_measured(measure, result)
+        return as_far_as_measured(measure, result)
+
+
+def _part(shard: str | None, path: str | Path | None) -> slice:
+    """Read ``i/n``: every n-th point, from the i-th on."""
+    if shard is None:
+        return slice(None)
+    number, _, of = shard.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise InvalidArgument(f"shard is {given(shard)}; 'i/n' with i from 1 to n is needed")
+    if path is None:
+        raise InvalidArgument("shard needs path: the folder in which the parts meet")
+    return slice(int(number) - 1, None, int(of))
+
+
+def _measure(
+    team: Team,
+    measured: Points,
+    todo: Mapping[int, tuple[Point, Experiment]],
+    viewer: Viewer | None,
+    stop: threading.Event,
+) -> None:
+    """Measure points on workers; one whose worker is lost as often as it is tried is an error."""
+    facts = measured.facts
+    jobs = {number: partial(_table, number, *todo[number], facts) for number in todo}
+    for number, made in team.done(jobs, stop, viewer, lambda number: labelled(todo[number][0])):
+        if isinstance(made, WorkerLost):
+            measured.add(number, point_table(number, todo[number][0], made, facts, None))
+        elif isinstance(made, GpuscopeError):
+            raise made
+        else:
+            measured.add(number, made)
+
+
+def _table(number: int, point: Point, plan: Experiment, facts: Facts, device: Device) -> pa.Table:
+    try:
+        made: Run | InvalidPartition = run(plan, device)
+    except InvalidPartition as error:
+        made = error
+    return point_table(number, point, made, facts, device.info.uuid)
 
 
 @door(path=(str, Path))
@@ -145,21 +222,23 @@ def load_sweep(path: str | Path) -> SweepResult:
         raise GpuscopeError(
             f"{name!r} holds points of several sweeps: move those of the others away"
         )
-    return _result([tables[number] for number in sorted(tables)])
+    planned = math.prod(len(values) for values in first["parameters"].values())
+    return _result(tables, range(planned))
 
 
-def _result(tables: Sequence[pa.Table]) -> SweepResult:
+def _result(found: Mapping[int, pa.Table], wanted: Iterable[int]) -> SweepResult:
+    tables = [found[number] for number in sorted(found)]
     facts = origin_of(tables[0]).facts
     seen = dict.fromkeys(line for table in tables for line in origin_of(table).provenance)
     plain = [table.replace_schema_metadata() for table in tables]
     whole = pa.concat_tables(plain, promote_options="default")
     missing = dict.fromkeys(filter(None, whole.column("incomplete").to_pylist()))
-    planned = math.prod(len(values) for values in facts["parameters"].values())
+    is_whole = all(number in found for number in wanted)
     return SweepResult(
         table=whole,
         experiment=facts["experiment"],
         parameters={name: tuple(values) for name, values in facts["parameters"].items()},
-        stopped=len(tables) < planned or STOPPED in whole.column("error").to_pylist(),
+        stopped=not is_whole or STOPPED in whole.column("error").to_pylist(),
         provenance="; ".join(seen) or f"nothing was run on {facts['device']['name']}",
         incomplete="; ".join(missing),
     )

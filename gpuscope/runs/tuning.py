@@ -196,7 +196,7 @@ def tune(
     serving = described.driven | {goal.workload}  # which have no rate that a setting could cost
     others = [key for key in names if names[key].launches and key not in serving]
     search = _Search(
-        described, checked(vary, target), target, goal, limits,
+        described, checked(vary, target.layout), target, goal, limits,
         costs=limits or tuple(Goal(key, "calls_per_s") for key in others),
         confidence=confidence, repeats=repeats, gpu_profile=str(gpu_profile), path=path,
         viewer=viewer, stop=stop or threading.Event(),
@@ -240,7 +240,7 @@ class _Search:
             raise InvalidPartition(self.candidates[0].error)
         self.width = max(FEWEST, math.ceil(len(self.able) / 5))
         self.most = max(FEWEST * repeats, len(self.able) * repeats // 3)
-        self.measured = Points("turn", self.experiment, parameters, device, path)
+        self.measured = Points("turn", self.experiment, parameters, device.info, path)
         plans = itertools.repeat(self.plan(self.able[0], 0), self.most)
         self.series = Series(plans, device, viewer, stop)
         simulated, self.foreign, self.forecasts = forecaster(
@@ -248,7 +248,7 @@ class _Search:
         )
         self.forecast: Points | None = None
         if simulated is not None:
-            self.forecast = Points("forecast", self.experiment, parameters, simulated, path)
+            self.forecast = Points("forecast", self.experiment, parameters, simulated.info, path)
         self.first = Series(map(self._short, self.able), simulated or device, viewer, stop)
         self.failed: dict[int, Exception] = {}  # what a setting cannot run with, and why
         self.decided = False

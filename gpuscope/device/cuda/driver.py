@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import importlib.metadata
+import itertools
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -185,6 +186,15 @@ def info_of(index: int) -> DeviceInfo:
         compute_capability=(major, minor), memory_bytes=memory.value,
         driver=driver_text(version.value),
     )  # fmt: skip
+
+
+def gpus() -> list[DeviceInfo]:
+    """Describe each GPU that this process may use; none where there is no usable driver."""
+    found: list[DeviceInfo] = []
+    with contextlib.suppress(GpuscopeError):  # of the first that does not exist, too
+        driver_version()  # initialises the driver
+        found.extend(info_of(index) for index in itertools.count())
+    return found
 
 
 def check_driver(version: int, runtime: int) -> None:

@@ -129,6 +129,29 @@ def test_after_ctrl_c_a_sweep_goes_on_where_it_was_stopped(command, trial, tmp_p
     assert (out / "point-0000.parquet").stat().st_mtime_ns == before
 
 
+def test_shards_on_workers_make_the_table_of_one_command(command, trial, tmp_path):
+    varied = ("sweep", trial, "--vary", "partitions.a=8,16", "--device", "sim:h200")
+    assert command(*varied, "--out", tmp_path / "one")[0] == 0
+    for shard in ("1/2", "2/2"):
+        more = ("--shard", shard, "--workers", "processes:1")
+        code, printed, _ = command(*varied, "--out", tmp_path / "two", *more)
+        assert code == 0
+        assert "stopped early" not in printed
+    tables = [(tmp_path / name / "sweep.csv").read_text("utf-8") for name in ("one", "two")]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [("--workers", "4", "'processes:N'"), ("--shard", "3/2", "shard is '3/2'")],
+)
+def test_workers_and_shards_that_are_none(command, trial, tmp_path, option, value, words):
+    varied = ("sweep", trial, "--vary", "partitions.a=8", "--device", "sim:h200")
+    code, _, said = command(*varied, "--out", tmp_path / "out", option, value)
+    assert code == 1
+    assert words in said
+
+
 @pytest.mark.parametrize(
     ("vary", "words"),
     [

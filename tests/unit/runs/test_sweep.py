@@ -75,7 +75,7 @@ def test_a_partition_is_varied_in_every_setting_that_carves_it(gpu):
     experiment = described()
     experiment["settings"]["other"] = experiment["settings"]["v1.0"]
     result = gs.runs.sweep(experiment, {"partitions.small": [8, 64]}, gpu)
-    assert result.table.column_names == ["partitions.small", *COLUMNS, "error"]
+    assert result.table.column_names == ["partitions.small", *COLUMNS, "gpu", "error"]
     assert result.table.schema.field("partitions.small").type == pa.int64()
     assert len(result.rows()) == 2 * 3 * 2
     assert points(result) == [(8,), (64,)]
@@ -87,6 +87,7 @@ def test_a_partition_is_varied_in_every_setting_that_carves_it(gpu):
         assert rates[0] > 1.3 * rates[1], "the load got the rest"
     assert not result.stopped
     assert set(result.table.column("error").to_pylist()) == {None}
+    assert set(result.table.column("gpu").to_pylist()) == {gpu.info.uuid}
     assert "SIMULATED" in result.note
 
 

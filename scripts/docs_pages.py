@@ -1,6 +1,6 @@
 """Write the pages of docs/ that follow from other files: docs/h200.md, docs/figures.md, the
 tables and the differences from hardware in docs/simulator.md from benchmark results,
-docs/gpu_profile.md from the profile's schema.
+docs/gpu_profile.md from the profile's schema, docs/coverage.md from docs/rules.md and notebooks.
 
     python scripts/docs_pages.py [--check]
 
@@ -18,6 +18,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from coverage_page import coverage_page
 from figures_page import figures_page
 from pydantic import BaseModel
 
@@ -852,6 +853,9 @@ def pages() -> dict[Path, str]:
     found[ROOT / "docs" / "images" / "forecast.svg"] = forecast_picture(forecasts)
     experiment = ROOT / "docs" / "experiment.md"
     found[experiment] = between(experiment.read_text("utf-8"), "kinds", kinds_table())
+    rules, notes = (ROOT / "docs" / name for name in ("rules.md", "coverage.toml"))
+    page = coverage_page(rules.read_text("utf-8"), notes.read_text("utf-8"))
+    found[ROOT / "docs" / "coverage.md"] = page
     return found
 
 

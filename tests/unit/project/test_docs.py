@@ -22,7 +22,7 @@ def test_generated_pages_are_up_to_date():
     done = subprocess.run(
         [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_readme_example_runs(tmp_path):

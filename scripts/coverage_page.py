@@ -66,7 +66,7 @@ def coverage_page(rules: str, notes: str) -> str:
     numbers = [number for number, *_ in RULE.findall(rules)]
     for number in {*noted["stated"], *without} - set(numbers):
         raise SystemExit(f"docs/coverage.toml: docs/rules.md has no rule {number}")
-    for number, rule, section, met in RULE.findall(rules):
+    for number, rule, _, met in RULE.findall(rules):
         asked = {int(at): re.findall(r"`(\w+)`", names) for at, names in MET.findall(met)}
         cells: dict[int, list[str]] = {}
         for at, names in asked.items():
@@ -82,16 +82,18 @@ def coverage_page(rules: str, notes: str) -> str:
             cells[at] = [cell, *cells.get(at, ())]
         if not asked and number not in without:
             raise SystemExit(f"docs/rules.md: {number}: name what asks it")
-        stated = "; ".join(places(at, cells[at]) for at in sorted(cells))
-        tested = "; ".join(f"{at}: {', '.join(f'`{name}`' for name in asked[at])}" for at in asked)
+        stated = "<br>".join(places(at, cells[at]) for at in sorted(cells))
+        tested = "<br>".join(
+            f"{at}: {', '.join(f'`{name}`' for name in asked[at])}" for at in asked
+        )
         if number in noted["not_taught"]:
             stated = "–"
         if number in without:
             tested = f"nothing. {without[number]}"
-        rows.append(f"| {number} | {rule} | {section} | {stated} | {tested} |")
+        rows.append(f"| {number} | {rule} | {stated} | {tested} |")
     counted = (
         f"Of {len(rows)} rules, {len(rows) - len(noted['not_taught'])} are stated in a lesson and "
         f"{len(rows) - len(without)} are asked;\nthe last column says why the others are not."
     )
-    table = ["| | rule | section | lesson: part (cells) | lesson: asked by |", "| --- " * 5 + "|"]
+    table = ["| | rule | lesson: part (cells) | lesson: asked by |", "| --- " * 4 + "|"]
     return "\n".join([HEAD.format(counted=counted), *table, *rows]) + "\n"

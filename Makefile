@@ -5,6 +5,7 @@
 #   make test READERS=no         without the tests that open exports with other tools
 #   make test BASE=no            without the test of the base install in an environment of its own
 #   make test COVERAGE=no        without counting the lines that tests reach
+#   make lite PYODIDE=folder     host Pyodide from this folder instead of a CDN
 #   make test-gpu OFFLINE=1      on a machine without a network, after `make gpu-wheels` elsewhere
 #   make fuzz EXAMPLES=20000     how many examples each property is tried on
 
@@ -20,6 +21,7 @@ BASE ?= yes
 COVERAGE ?= yes
 PYTHONS ?= 3.11 3.12 3.13 3.14
 OFFLINE ?=
+PYODIDE ?=
 EXAMPLES ?= 2000
 
 PY = .venv/bin/python
@@ -30,7 +32,7 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-base test-pythons lock lab bench test-gpu bench-gpu docs fuzz gpu-wheels clean distclean
+.PHONY: help run check test test-base test-pythons lock lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
@@ -43,6 +45,7 @@ help:
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
 	@echo 'make bench-gpu   benchmarks on this GPU, to benchmarks/results/ (OFFLINE=1 too)'
 	@echo 'make docs        the documentation, its notebooks executed, in site/html/'
+	@echo 'make lite        a JupyterLite site with the lessons, to run in a browser, in site/lite/'
 	@echo 'make fuzz        20,000 damaged traces a format, property tests on EXAMPLES=2000'
 	@echo 'make lock        write scripts/locked.txt, the versions that CI installs'
 	@echo 'make gpu-wheels  fill .wheels/ for a GPU machine that has no network'
@@ -117,6 +120,9 @@ docs:
 	@$(SETUP) docs
 	$(PY) scripts/docs_pages.py
 	$(PY) -m sphinx -W --keep-going -b html docs site/html
+
+lite:
+	@python=$$(scripts/find_python.sh) && "$$python" scripts/lite.py $(addprefix --pyodide ,$(PYODIDE))
 
 fuzz:
 	@$(SETUP) test

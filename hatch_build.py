@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,14 +16,19 @@ from compile_fastpath import MODULES, compile_to
 
 
 class FastPath(BuildHookInterface):
-    """Compiles before the wheel is packed; where that fails, the wheel is pure Python."""
+    """Compiles before the wheel is packed; where that fails, the wheel is pure Python.
+
+    With ``GPUSCOPE_PURE=1`` nothing is compiled.
+    """
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self._folder = None if version == "editable" else tempfile.TemporaryDirectory()
         at = Path(self.root if self._folder is None else self._folder.name)
-        why_not = compile_to(at)
+        why_not = "GPUSCOPE_PURE is set"
+        if os.environ.get("GPUSCOPE_PURE") != "1":
+            why_not = compile_to(at)
         if why_not:
             self.app.display_warning(f"gpuscope without its compiled launch path: {why_not}")
         elif self._folder is not None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from gpuscope._compiled import fastpath as _fastpath
 from gpuscope._fork import free_in_children
+from gpuscope._threads import number_of, thread_number
 from gpuscope.device import handles
 from gpuscope.device.handles import AnyStream
 from gpuscope.device.unique import Unique
@@ -50,7 +51,7 @@ class _OfThread(threading.local):
     every: dict[int, dict[str, CallerStreamGuard | None]] = {}  # noqa: RUF012 - one for all threads is meant
 
     def __init__(self) -> None:
-        self.every[threading.get_native_id()] = self.__dict__
+        self.every[thread_number()] = self.__dict__
 
 
 def process_slot() -> types.ModuleType:
@@ -161,7 +162,7 @@ def innermost_guard() -> CallerStreamGuard | None:
 def guards_of_threads() -> dict[int, CallerStreamGuard]:
     """Return the innermost guard entered outside any task of each thread that has one."""
     known = set(_of_thread.every)  # first: a thread that begins now is in neither, or alive
-    for gone in known - {thread.native_id for thread in threading.enumerate()}:
+    for gone in known - set(map(number_of, threading.enumerate())):
         _of_thread.every.pop(gone, None)
     kept = ((thread, values.get("guard")) for thread, values in list(_of_thread.every.items()))
     return {thread: guard for thread, guard in kept if guard is not None}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
 
+from gpuscope._threads import thread_number
 from gpuscope._types import Array, DType
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Backend(Protocol):
 
     def process_and_thread(self) -> tuple[int, int]:
         """Return the ids of this process and thread: the system's, or logical ones."""
-        return os.getpid(), threading.get_native_id()
+        return os.getpid(), thread_number()
 
     def health(self) -> Health:
         """Return clocks, power and throttle reasons as they stand, where they can be told."""

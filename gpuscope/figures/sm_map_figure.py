@@ -168,7 +168,7 @@ class HeldIndex:
         busy, height = self._busy, self.blocks.height
         found = self._index.query(window_ns, pixels=pixels, k=1, tracks=np.arange(len(busy.ns)))
         held = found.coverage.astype(np.float64)
-        edges = found.origin_ns + found.column_ns * np.arange(held.shape[1] + 1)
+        edges = found.origin_ns + found.column_ns * np.arange(held.shape[1] + 1, dtype=np.int64)
         for row in found.rows.tolist():
             inside = np.minimum(busy.end[row], edges[1:]) - np.maximum(busy.start[row], edges[:-1])
             held[busy.group[row]] += np.maximum(inside, 0) / found.column_ns
@@ -278,7 +278,7 @@ def sm_map(
     if low >= high:
         raise InvalidArgument(f"the window ends at {high} ns, not after its start at {low} ns")
     bins = min(bins, high - low)
-    edges = low + (high - low) * np.arange(bins + 1) // bins
+    edges = low + (high - low) * np.arange(bins + 1, dtype=np.int64) // bins
     *by_owner, busy_ns = HeldIndex(blocks).held_ns(edges)
     most = blocks.most(np.array(by_owner))
     share = (busy_ns / np.diff(edges)).astype(np.float32)

@@ -143,7 +143,9 @@ def _completed(table: pa.Table) -> pa.Table:
     """Give samples of counters, which cannot say their own, an id and the source of the rest."""
     ids = np.asarray(table.column("id").cast(pa.int64()).fill_null(NONE))
     lacking = ids == NONE
-    ids = np.where(lacking, max(int(ids.max(initial=0)), 0) + np.cumsum(lacking), ids)
+    ids = np.where(
+        lacking, max(int(ids.max(initial=0)), 0) + np.cumsum(lacking, dtype=np.int64), ids
+    )
     sources = table.column("source").cast(pa.string())
     usual = next(iter(sources.drop_null().slice(0, 1).to_pylist()), "chrome")
     columns = dict(zip(table.column_names, table.columns, strict=True))

@@ -11,6 +11,7 @@ from functools import cache
 
 import msgspec
 
+from gpuscope._threads import number_of
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
@@ -87,5 +88,5 @@ def versions() -> Mapping[str, str]:
 def thread_names(known: Mapping[int, str], *, alive: bool) -> dict[str, str]:
     """Return the names of threads: known ones, and Python's that are ``alive`` if they count."""
     of_python = threading.enumerate() if alive else []
-    names = {str(thread.native_id): thread.name for thread in of_python}
+    names = {str(number_of(thread)): thread.name for thread in of_python}
     return {**names, **{str(number): name for number, name in known.items()}}

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope._fork import free_in_children
+from gpuscope._threads import thread_number
 from gpuscope._types import Ints
 from gpuscope.device import caller
 
@@ -60,7 +61,7 @@ class SelectionLog:
                 self._note(thread, self._number(guard.stream))
         innermost = caller.innermost_guard()
         if innermost is not None and innermost is not caller.guards_of_threads().get(
-            threading.get_native_id()
+            thread_number()
         ):
             self.entered(innermost)  # one of a task
 
@@ -87,7 +88,7 @@ class SelectionLog:
 
     def entered(self, guard: Any) -> None:
         """Note that a guard was entered."""
-        thread = threading.get_native_id()
+        thread = thread_number()
         self._note(thread, self._number(guard.stream))
         loop = asyncio._get_running_loop()
         if loop is not None and asyncio.current_task(loop) is not None:
@@ -99,7 +100,7 @@ class SelectionLog:
 
     def left(self, guard: Any, before: Any) -> None:
         """Note that a guard was left, and ``before`` is selected again."""
-        thread = threading.get_native_id()
+        thread = thread_number()
         was_in_task = id(guard) in self._in_tasks
         if was_in_task:
             with self._lock:

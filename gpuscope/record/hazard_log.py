@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from copy import copy
-from threading import Lock, get_native_id
+from threading import Lock
 
 from gpuscope._fork import free_in_children
+from gpuscope._threads import thread_number
 from gpuscope.device.accesses import Access, accesses_of
 from gpuscope.device.calls import QUEUES_WORK, Call, Execution, HostRun, Noted
 from gpuscope.device.event import Event
@@ -151,7 +152,7 @@ class Streams:
         """Return the queue of a stream, by its GPU's ordinal and its handle."""
         stream = self.stream(gpu, handle)
         if stream is not None:
-            return queue_of(stream, get_native_id())
+            return queue_of(stream, thread_number())
         kind: StreamKind = "non-blocking" if handle else "legacy default"
         return Queue(f"cuda:{gpu}", handle, kind=kind)
 

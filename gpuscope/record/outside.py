@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections import Counter
 
 import numpy as np
 from msgspec.structs import replace
 
+from gpuscope._threads import thread_number
 from gpuscope.record.rows import node_of
 from gpuscope.record.source import Ordered
 from gpuscope.trace import joins
@@ -38,7 +38,7 @@ class Calls:
         row = self.next_row
         self._starts.append(start_ns)
         self._ends.append(end_ns)
-        self._threads.append(threading.get_native_id())
+        self._threads.append(thread_number())
         return row
 
     def placed(self, facts: HazardFacts, trace: Trace, *orders: Ordered) -> HazardFacts:

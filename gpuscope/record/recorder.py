@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from gpuscope._fork import free_in_children
+from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
@@ -92,7 +93,7 @@ class Recording:
         self._device_by_key = {device.info.key: device for device in devices}
         self._clock = devices[0].now_ns if devices else time.time_ns
         self._process = self._made_in = os.getpid()
-        thread: Callable[[], int] = threading.get_native_id
+        thread: Callable[[], int] = thread_number
         if devices:  # a simulated device's numbers are not the system's
             numbers = devices[0].backend.process_and_thread
             self._process, thread = numbers()[0], lambda: numbers()[1]

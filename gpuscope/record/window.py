@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._threads import start
 from gpuscope.record.clock import step_notes
 from gpuscope.record.rows import Batch
 from gpuscope.trace import valid
@@ -188,6 +189,8 @@ class Span:
 class Reader:
     """Reads a recording on a thread of its own, so that what is kept moves on.
 
+    Where no thread can start, all is read at the end.
+
     Parameters
     ----------
     read
@@ -206,7 +209,7 @@ class Reader:
 
     def start(self) -> None:
         """Begin to read."""
-        self._thread.start()
+        start(self._thread)
 
     def _loop(self) -> None:
         while not self._over.wait(self._period_s):

@@ -16,6 +16,7 @@ import ipywidgets as ipw
 
 from gpuscope import figures
 from gpuscope._checks import door
+from gpuscope._threads import start
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.recorder import Recording
@@ -271,8 +272,9 @@ class Dashboard:
             self.bar.stopping = False
             self.bar.progress, self.bar.left = 0.0, ""
             self._enable()
-            self._thread.start()
             self.bar.say(words)
+            if not start(self._thread):
+                self._thread.run()
 
     @contextmanager
     def _refusals(self, of: str = "") -> Iterator[None]:

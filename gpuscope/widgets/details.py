@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import traitlets
 
+from gpuscope._threads import start
 from gpuscope.analysis.reasons import explain
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures.labels import partition_label
@@ -52,9 +53,11 @@ class Details(anywidget.AnyWidget):
         facts = describe(trace, row)
         self.set_trait("facts", facts)
         span = int(trace.spans.column("id")[row].as_py())
-        threading.Thread(
+        explaining = threading.Thread(
             target=self._explain, args=(trace, span, facts), name="gpuscope-explain", daemon=True
-        ).start()
+        )
+        if not start(explaining):
+            explaining.run()
 
     def _explain(self, trace: Trace, span: int, facts: Facts) -> None:
         reasons = why(trace, span)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from gpuscope._threads import start
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Tap
 from gpuscope.trace import schema, valid
@@ -80,12 +81,12 @@ class Pump:
         self._reading = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="gpuscope-live", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def close(self) -> None:
         """Stop reading; returns when a reading in progress is done."""
         self._stop.set()
-        if self._thread is not threading.current_thread():
+        if self._thread.ident and self._thread is not threading.current_thread():
             self._thread.join()
 
     def read(self) -> None:
@@ -227,13 +228,14 @@ class LatestWins(Generic[Item]):
         self._thread = threading.Thread(target=self._loop, name="gpuscope-live", daemon=True)
 
     def __enter__(self) -> LatestWins[Item]:
-        self._thread.start()
+        start(self._thread)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End after the item being drawn, if there is one."""
         self._closed.set()
-        self._thread.join()
+        if self._thread.ident:
+            self._thread.join()
         self._latest.clear()
 
     def offer(self, item: Item) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from gpuscope._threads import start
+
 PATIENCE_S = 1.0
 """How long to wait for the browser to paint a frame before the next one is sent."""
 _LINGER_S = 1.0
@@ -53,14 +55,21 @@ class RedrawScheduler:
         self._sent = self._painted = 0
 
     def ask(self) -> None:
-        """Request a redraw; returns at once."""
+        """Request a redraw; returns at once. Where no thread can start, draws now."""
         with self._lock:
             self._asked = True
             if self._closed or self._thread is not None:
                 self._lock.notify_all()
                 return
             self._thread = threading.Thread(target=self._work, name="gpuscope-paint", daemon=True)
-            self._thread.start()
+            if start(self._thread):
+                return
+            self._thread = None
+            self._asked = False
+        try:
+            self._draw()
+        except Exception as error:  # noqa: BLE001 - as in the thread
+            self._failed(error)
 
     def painted(self, frame: int) -> None:
         """Note that a browser has painted a frame."""

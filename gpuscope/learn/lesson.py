@@ -113,13 +113,9 @@ class Lesson:
         return form
 
     @door(
-        name=str,
-        trace=(Trace, None),
-        why=(str, int, None),
-        rule=str,
-        since_ns=(int, None),
-        window_ns=(tuple, None),
-    )
+        name=str, trace=(Trace, None), why=(str, int, None), rule=str, since_ns=(int, None),
+        window_ns=(tuple, None), then=str,
+    )  # fmt: skip
     def reveal(
         self,
         name: str,
@@ -130,6 +126,7 @@ class Lesson:
         rule: str = "",
         since_ns: int | None = None,
         window_ns: tuple[int, int] | None = None,
+        then: str = "",
     ) -> Outcome:
         """Hold a prediction against what was measured; where nobody predicted, only show it.
 
@@ -147,6 +144,9 @@ class Lesson:
             On the trace's clock, what a predicted range of time counts from: it is drawn then.
         window_ns
             On the trace's clock, the part to draw; all of it, if not given.
+        then
+            What to tell below the picture, as Markdown. Text that tells the outcome belongs here:
+            in a cell of its own, it could be read before the answer.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class Lesson:
             if explanation is not None:
                 explanation = replace(explanation, zero_ns=window[0])  # as in the picture
             figure = picture(trace, result, explanation, window, guess)
-        return Outcome(result, kept, rule, explanation, figure)
+        return Outcome(result, kept, rule, explanation, figure, then)
 
     # -- exercises --------------------------------------------------------------------
     def watch(self, program: Callable[..., object], *arguments: object) -> Attempt:
@@ -329,7 +329,7 @@ class Lesson:
             for result in self.results
         )
         return (
-            f"<p><b>Lesson {self.number}: {escape(self.title)}</b>, on "
+            f"<p class='gpuscope-results'><b>Lesson {self.number}: {escape(self.title)}</b>, on "
             f"{escape(self.device.name)}</p><table><thead><tr><th>asked</th><th>your answer</th>"
             "<th>measured</th><th>verdict</th><th>attempts</th></tr></thead>"
             f"<tbody>{rows}</tbody></table>"

@@ -85,6 +85,8 @@ class Outcome:
         Why the span in question started, or ended, when it did.
     figure
         The timeline, or ``None`` where there is no trace to draw.
+    then
+        What is told below them, as Markdown.
     """
 
     result: Result
@@ -92,6 +94,7 @@ class Outcome:
     rule: str
     explanation: Explanation | None
     figure: Figure
+    then: str = ""
 
     def html(self) -> str:
         """Return the verdict and its reasons as HTML."""
@@ -115,7 +118,7 @@ class Outcome:
         return _box(lines, {"right": "#009e73", "wrong": "#d55e00"}.get(result.verdict, "#57606a"))
 
     def _ipython_display_(self) -> None:
-        _display(self.html(), self.figure, self.kept)
+        _display(self.html(), self.figure, self.kept, self.then)
 
 
 @dataclass(frozen=True)
@@ -160,11 +163,13 @@ class Feedback:
         _display(self.html(), self.figure, self.result)
 
 
-def _display(html: str, figure: Figure, result: Result) -> None:
+def _display(html: str, figure: Figure, result: Result, then: str = "") -> None:
     ipython = importlib.import_module("IPython.display")  # only where it is shown
     ipython.display({"text/html": html, RESULTS: [asdict(result)]}, raw=True)
     if figure is not None:
         ipython.display(figure)
+    if then:
+        ipython.display({"text/markdown": then}, raw=True)
 
 
 @door(trace=Trace, name=(str, None), nth=int, kind=(str, None))

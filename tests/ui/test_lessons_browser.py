@@ -17,6 +17,13 @@ RAN = f"([index, before]) => {{ const now = ({COUNT})(index); return now && now 
 ACTIVE = """() => [...document.querySelectorAll('.jp-Notebook .jp-Cell')]
     .findIndex(cell => cell.classList.contains('jp-mod-active'))"""
 
+VISIBLE_BELOW = """index => [...document.querySelectorAll('.jp-Notebook .jp-Cell')].slice(index + 1)
+    .flatMap(cell => [...cell.querySelectorAll('.jp-RenderedMarkdown, .jp-OutputArea-child')])
+    .filter(node => !node.querySelector('.gpuscope-question'))
+    .filter(node => node.checkVisibility({ visibilityProperty: true }))
+    .map(node => node.innerText).filter(text => text)"""
+"""Texts and results below a cell that a learner could read by scrolling."""
+
 pytestmark = pytest.mark.ui
 
 
@@ -234,3 +241,40 @@ def test_lesson_5_by_clicks_and_keys(learner):
     rows = learner.cell("results").locator("tbody tr").all_inner_texts()
     assert sum("\tright\t" in row for row in rows) == 5
     assert sum("\tsolved\t" in row for row in rows) == 4
+
+
+@pytest.mark.parametrize("size", [(1366, 768), (1920, 1080)])
+@pytest.mark.parametrize("learner", ["03_events.ipynb"], indirect=True)
+def test_nothing_stands_below_an_unanswered_form(learner, size):
+    width, height = size
+    learner.page.set_viewport_size({"width": width, "height": height})
+    key = KEYS["03_events.ipynb"]
+
+    def below(which):
+        return learner.page.evaluate(VISIBLE_BELOW, learner.number[which])
+
+    assert below("predict-missing"), "nothing was asked yet"
+    learner.run_until("run-missing")
+    assert not below("predict-missing"), "it is asked: neither texts nor what was printed"
+    learner.run_until("show-missing")
+    assert below("predict-missing"), "it was run before the prediction"
+
+    # Two forms, one below the other: the first hides all but the second.
+    learner.run_until("predict-who-waits")
+    assert not below("predict-mended")
+    learner.form("predict-who-waits").get_by_role("button").wait_for()
+    learner.type_number("predict-mended", "7")
+    learner.answered("predict-mended")
+    assert not below("predict-who-waits")
+    learner.choose_by_mouse("predict-who-waits", *key.right["who_waits"])
+    learner.answered("predict-who-waits")
+    assert below("predict-who-waits")
+
+    # A quiz hides what follows until it is tried; an error is never hidden.
+    learner.run_until("quiz-never")
+    assert not below("quiz-never")
+    learner.retype("results", "1 / 0")
+    assert "ZeroDivisionError" in "".join(below("quiz-never"))
+    learner.type_number("quiz-never", "7")
+    learner.form("quiz-never").get_by_text("Hint: ").wait_for()
+    assert len(below("quiz-never")) > 2

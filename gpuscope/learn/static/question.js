@@ -76,6 +76,8 @@ function render({ model, el }) {
     button.disabled = locked;
     said.textContent = model.get("said");
     said.dataset.tone = model.get("tone");
+    // While it waits for a first answer, the style sheet hides what stands below.
+    form.toggleAttribute("data-unanswered", !locked && model.get("tone") !== "wrong");
     if (mine) goOn(form);
   }
   model.get("given").forEach((value, index) => parts[index].set(value));

@@ -192,8 +192,12 @@ def mended(duration_ns):
             "beside": (SAME,),
             "second_carving": ("an error that says who holds them",),
             "evidence": ("simulated",),
+            "copies_beside": ("about as long as two, one after the other",),
             "after_closing": ("an error",),
             "partition_and_legacy": ("it does not wait",),
+            "what_is_promised": (
+                "each kernel runs on its partition's SMs; that any two run at the same time is not promised",
+            ),
         },
         wrong={
             "rest": (120,),
@@ -202,8 +206,12 @@ def mended(duration_ns):
             "beside": (AFTER,),
             "second_carving": ("the first one shrinks",),
             "evidence": ("allocated",),
+            "copies_beside": ("about as long as one",),
             "after_closing": ("it runs on the whole GPU",),
             "partition_and_legacy": ("it waits",),
+            "what_is_promised": (
+                "kernels of decode and kernels of prefill run at the same time: they share no SM",
+            ),
         },
         failed={
             "task-sizes": """

@@ -229,7 +229,7 @@ WRONG: Answers = {
             ("one is left out", "zip(kernels, streams)", "zip(kernels[:2], streams)"),
             ("one runs twice", "zip(kernels, streams)", "zip([*kernels, kernels[0]], [*streams, streams[0]])"),
             ("no stream: gpuscope waits", "stream=stream", ""),
-            ("short kernels of its own", "kernel.execute(stream=stream)", "Spin(gpu, duration_ns=1000, name=kernel.name).execute(stream=stream)"),
+            ("short kernels of its own", "kernel.execute(stream=stream)", "gs.learn.Step(gpu, 1000, name=kernel.name).execute(stream=stream)"),
             ("the same kernel three times", "kernel.execute(stream=stream)", "kernels[0].execute(stream=stream)"),
             ("nothing is launched", "kernel.execute(stream=stream)", "pass"),
             ("it never ends", "kernel.execute(stream=stream)", "while True:\n            pass"),
@@ -247,7 +247,7 @@ WRONG: Answers = {
             ("one is left out", "zip(kernels, streams)", "zip(kernels[1:], streams)"),
             ("all are launched twice", "kernel.execute(stream=stream)", "kernel.execute(stream=stream)\n        kernel.execute(stream=stream)"),
             ("it sleeps for the time that the kernels of the lesson take", "    for stream in streams:\n        stream.synchronize()", "    import time\n    time.sleep(0.012)"),
-            ("short kernels of its own", "kernel.execute(stream=stream)", "Spin(gpu, duration_ns=1000, name=kernel.name).execute(stream=stream)"),
+            ("short kernels of its own", "kernel.execute(stream=stream)", "gs.learn.Step(gpu, 1000, name=kernel.name).execute(stream=stream)"),
         ],
     },
     "03": {
@@ -299,7 +299,7 @@ WRONG: Answers = {
             ("the job waits for the GPU", "            job.execute()", "            job.execute()\n        gpu.synchronize()"),
             ("in a new stream", "gs.CallerStreamGuard(selected)", "gs.CallerStreamGuard(gpu.create_stream())"),
             ("both streams", "            job.execute()", "            job.execute()\n        job.execute(stream=t)"),
-            ("a short kernel of its own", "            job.execute()", "            Spin(gpu, duration_ns=1000, name='job').execute()"),
+            ("a short kernel of its own", "            job.execute()", "            gs.learn.Step(gpu, 1000, name='job').execute()"),
             ("the thread waits for what never happens", "            job.execute()", "            job.execute()\n        threading.Event().wait()"),
         ],
         "library": [

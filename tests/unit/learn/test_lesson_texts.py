@@ -1,0 +1,76 @@
+"""What the lessons' texts tell, and when; their code in CUDA C++ and PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+
+import pytest
+from lessons import LESSONS, cells
+
+KNOWN_TELLING = {
+    "06_latency_under_load.ipynb": ["q-partition", "measured"],
+    "08_graphs.ipynb": ["q-partition", "q-values"],
+    "09_reading_a_timeline.ipynb": ["q-latency", "q-tiny"],
+    "11_find_the_race.ipynb": ["confirm"],
+    "13_what_waits_unasked.ipynb": ["q-nonblocking", "warn", "after-late"],
+}
+"""Texts that follow an outcome in cells of their own: the form above hides them in JupyterLab."""
+REAL = re.compile(r"```(cpp|python)\n(.*?)```", re.DOTALL)
+KERNELS = (
+    "a", "b", "c", "first", "left", "right", "last", "late", "job", "small_work", "large_work",
+)  # fmt: skip
+"""Of the lessons' C++, without arguments."""
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_no_text_tells_an_outcome_before_it_is_revealed(name):
+    """What follows an outcome begins a section: what is to be said of it is its ``then``."""
+    book = cells(name)
+    telling = [
+        after["id"]
+        for before, after in itertools.pairwise(book)
+        if "outcome" in before["metadata"].get("tags", ()) and after["cell_type"] == "markdown"
+        if not after["source"].startswith(("## ", "**Exercise", "**Case"))
+    ]
+    assert set(telling) <= set(KNOWN_TELLING.get(name, ()))
+
+
+def real_code(name: str, language: str) -> list[str]:
+    texts = [cell["source"] for cell in cells(name) if cell["id"] == "real"]
+    return [code for text in texts for lang, code in REAL.findall(text) if lang == language]
+
+
+@pytest.mark.parametrize("name", LESSONS[:5])
+def test_each_exercise_is_shown_in_cuda_and_pytorch(name):
+    (real,) = [cell["source"] for cell in cells(name) if cell["id"] == "real"]
+    numbers = {
+        number
+        for cell in cells(name)
+        for number in re.findall(r"^\*\*Exercise (\d)", cell["source"], re.MULTILINE)
+    }
+    assert set(re.findall(r"<summary>Exercise (\d)", real)) == numbers
+    assert real.count("<details>") == real.count("</details>") == len(numbers)
+    assert "### What the simulator leaves out" in real
+    assert len(real_code(name, "python")) >= len(numbers)
+    for code in real_code(name, "python"):
+        compile(code, name, "exec")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
+def test_the_cuda_code_of_the_lessons_compiles(tmp_path):
+    kernels = "".join(f"__global__ void {one}() {{}}\n" for one in KERNELS)
+    spaces = "".join(
+        f"namespace lesson_{name[:2]} {{\n{''.join(real_code(name, 'cpp'))}}}\n"
+        for name in LESSONS[:5]
+    )
+    source = tmp_path / "lessons.cu"
+    source.write_text(
+        "#include <cuda.h>\n#include <cuda_runtime.h>\n#include <thread>\n"
+        f"{kernels}__global__ void work(long long) {{}}\n{spaces}"
+    )
+    command = ["nvcc", "-std=c++17", "-c", str(source), "-o", str(tmp_path / "lessons.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ Figure: TypeAlias = Any
 RESULTS = "application/vnd.gpuscope.results+json"
 """Results in a saved notebook, beside what shows them."""
 _MARGIN = 0.03
-_TITLE = 54
+_TITLE = 50
 """Characters that a prediction, what was measured, and the origin of a recording may take."""
 _NARROW = 0.04
 """Of the window: what a wait's label needs."""

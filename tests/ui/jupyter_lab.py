@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,20 @@ def ask(page: Any, code: str) -> str:
     return str(page.evaluate(_ASK, code)).strip()
 
 
+def eventually(check: Callable[[], None]) -> None:
+    """Try an assertion again until it holds, for what ``expect`` cannot wait for."""
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            check()
+        except AssertionError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
 def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
     until_s = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < until_s:
@@ -142,9 +156,9 @@ def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> Non
 def open_browser(width: int = 1280, height: int = 1000) -> Iterator[Any]:
     """Chromium or Chrome, headless: a Playwright context for pages of that size.
 
-    A wait of a page ends after :data:`WAIT_S`.
+    A wait of a page, or of ``expect``, ends after :data:`WAIT_S`.
     """
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
@@ -153,6 +167,7 @@ def open_browser(width: int = 1280, height: int = 1000) -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=executable, args=list(FLAGS))
         context = browser.new_context(viewport={"width": width, "height": height})
         context.set_default_timeout(WAIT_S * 1000)
+        expect.set_options(timeout=WAIT_S * 1000)
         yield context
         context.close()
         browser.close()

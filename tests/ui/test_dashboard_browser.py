@@ -49,7 +49,8 @@ PAINTED = f"""([bars, said]) => {{
 PAINTED_IN = f"""theme => {{
     const tick = document.querySelector('{PLOT} .xtick text');
     if (!tick) return false;
-    const sum = getComputedStyle(tick).fill.match(/[0-9.]+/g).slice(0, 3).reduce((all, one) => all + Number(one), 0);
+    const sum = getComputedStyle(tick).fill.match(/[0-9.]+/g).slice(0, 3)
+        .reduce((all, one) => all + Number(one), 0);
     return (theme === 'dark') === (sum > 384)
         && document.getAnimations().every(one => one.playState !== 'running');
 }}"""
@@ -259,13 +260,13 @@ def judge(page) -> None:
     cells = page.locator(".gpuscope-results tbody tr").first.locator("td").all_inner_texts()
     assert cells[:4] == ["small", "small", "2,000", "2,000"]
     assert all(float(cell) > 0 for cell in cells[4:7]), f"p50, p90, p99 are {cells[4:7]}"
+    eventually(partial(fills_its_place, page))
 
-    def fills_its_place() -> None:
-        painted = page.locator(f"{PLOT} .main-svg").first.bounding_box()
-        around = page.locator(".gpuscope-watch").bounding_box()
-        assert painted["width"] > 0.95 * around["width"], "the figure does not fill its place"
 
-    eventually(fills_its_place)
+def fills_its_place(page) -> None:
+    painted = page.locator(f"{PLOT} .main-svg").first.bounding_box()
+    around = page.locator(".gpuscope-watch").bounding_box()
+    assert 0.95 < painted["width"] / around["width"] <= 1, "the figure does not fill its place"
 
 
 def explore(page) -> None:
@@ -298,6 +299,7 @@ def explore(page) -> None:
     page.keyboard.press("Enter")
     details = page.get_by_role("region", name="Details of the selected span")
     details.get_by_text("gemm_float16_512x512x512").first.wait_for()
+    expect(status).to_contain_text("selected: gemm_float16_512")
     page.keyboard.press("Escape")
     # The load's kernels are the lowest row, one after the other: the bars are on a canvas.
     after(timeline.get_by_role("button", name="Zoom in").click)
@@ -398,16 +400,17 @@ def restart_and_reopen(page, lab, console, shot) -> None:
     button(page, "Stop").click()
     page.get_by_text("The kernel of this widget is gone: run its cell again.").wait_for()
     assert not errors(console), "\n".join(errors(console))
-    open_notebook(page, lab)
+    gone = "widget model not found"
+    with page.expect_console_message(lambda said: gone in said.text):
+        open_notebook(page, lab)
     saved = page.locator(".gpuscope-saved")
     saved.get_by_text("Confinement: ESCAPED").wait_for()
-    assert "SIMULATED, not measured" in saved.inner_text()
-    page.get_by_text("widget model not found").wait_for(state="hidden")
-    page.wait_for_timeout(2500)  # JupyterLab looks 2 s for a widget's model
+    expect(saved).to_contain_text("SIMULATED, not measured")
+    page.get_by_text(gone).wait_for(state="hidden")
     shot("reopened")
     assert not page.get_by_text("model not found").is_visible()
     # JupyterLab logs that a widget has no kernel; nothing else may be wrong.
-    other = [line for line in errors(console) if "widget model not found" not in line]
+    other = [line for line in errors(console) if gone not in line]
     assert not other, "\n".join(other)
     del console[:]
     run_first_cell(page)
@@ -466,6 +469,7 @@ def see_all_at_once(page, shot) -> None:
     """Carver, Run, timeline and verdicts are in view without scrolling, once at the top."""
     for width, height in ((1440, 900), (1280, 720)):
         page.set_viewport_size({"width": width, "height": height})
+        eventually(partial(fills_its_place, page))
         eventually(partial(fits, page, f"{width} × {height}"))
         shot(f"fits-{width}")
 

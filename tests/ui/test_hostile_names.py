@@ -82,6 +82,10 @@ TRACES_OF_HARM = f"""(root) => {{
     if (/{CONTROLS}/.test(document.title)) found.push('control in title');
     return found;
 }}"""
+DRAWN = """() => {
+    const figures = [...document.querySelectorAll('.plotly-graph-div, [data-figure]')];
+    return figures.length && figures.every(one => one.querySelector('.main-svg'));
+}"""
 # Every bar's text under the pointer, which Plotly reads as a subset of HTML.
 HOVER = """() => {
     let seen = 0;
@@ -270,10 +274,11 @@ def shown(page, content, what, *, folder):
     page.on("dialog", lambda one: (problems.append(f"dialog {one.message}"), one.dismiss()))
     page.goto(path.as_uri())
     if any(mark in content for mark in ("js-plotly-plot", "Plotly.newPlot", "data-figure")):
-        page.wait_for_function("() => document.querySelector('.js-plotly-plot .main-svg') !== null")
-        hovered = page.evaluate(HOVER)
+        page.wait_for_function(DRAWN)
         if what.endswith("timeline"):
-            assert hovered
+            page.wait_for_function(HOVER)
+        else:
+            page.evaluate(HOVER)
     page.wait_for_timeout(50)
     return [f"{what}: {one}" for one in problems + page.evaluate(TRACES_OF_HARM, None)]
 

@@ -11,10 +11,6 @@ import pytest
 from lessons import LESSONS, cells
 
 KNOWN_TELLING = {
-    "06_latency_under_load.ipynb": ["q-partition", "measured"],
-    "08_graphs.ipynb": ["q-partition", "q-values"],
-    "09_reading_a_timeline.ipynb": ["q-latency", "q-tiny"],
-    "11_find_the_race.ipynb": ["confirm"],
     "13_what_waits_unasked.ipynb": ["q-nonblocking", "warn", "after-late"],
 }
 """Texts that follow an outcome in cells of their own: the form above hides them in JupyterLab."""
@@ -57,6 +53,22 @@ def test_each_exercise_is_shown_in_cuda_and_pytorch(name):
     assert len(real_code(name, "python")) >= len(numbers)
     for code in real_code(name, "python"):
         compile(code, name, "exec")
+
+
+def mended(code: str) -> str:
+    """Return code with its lines marked ``+`` and without those marked ``-``."""
+    lines = [line for line in code.splitlines() if not line.startswith("-")]
+    return "\n".join(re.sub(r"^\+(?=  )", " ", line).removeprefix("+ ") for line in lines)
+
+
+@pytest.mark.parametrize("name", LESSONS[5:11])
+def test_a_lesson_ends_with_the_same_in_cuda_and_pytorch(name):
+    (real,) = [cell["source"] for cell in cells(name) if cell["id"] == "real"]
+    assert real.count("<details>") == real.count("</details>") >= 3
+    assert "### What the simulator leaves out" in real
+    assert real_code(name, "cpp")
+    for code in real_code(name, "python"):
+        compile(mended(code), name, "exec")
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")

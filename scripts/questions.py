@@ -12,13 +12,14 @@ import tomllib
 
 from coverage_page import ROOT, lesson
 
+FOUND = tomllib.loads((ROOT / "tests" / "questions.toml").read_text("utf-8"))
+
 
 def page(number: int, *, answers: bool) -> str:
     """The questions to a lesson as Markdown, with answers and the parts that they stand in."""
-    found = tomllib.loads((ROOT / "tests" / "questions.toml").read_text("utf-8"))
     name, headings, _ = lesson(number)
     lines = [f"# Questions to lesson {number}", ""]
-    for place, asked in enumerate(found[f"{number:02}"], 1):
+    for place, asked in enumerate(FOUND[f"{number:02}"], 1):
         lines.append(f"{place}. {asked['question']}")
         if answers:
             parts = ", ".join(dict.fromkeys(headings[cell] for cell in asked["cells"]))
@@ -29,7 +30,7 @@ def page(number: int, *, answers: bool) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("lesson", type=int)
+    parser.add_argument("lesson", type=int, choices=sorted(map(int, FOUND)))
     parser.add_argument("--answers", action="store_true")
     given = parser.parse_args()
     print(page(given.lesson, answers=given.answers))

@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from gpuscope.device.sim.jitter import Speeds
 from gpuscope.device.sim.profile import Profile
 from gpuscope.device.sim.schema import DeviceLayout, GemmKernels, ProfileFile
 from gpuscope.errors import CapabilityError, DeviceUnavailable, GpuscopeError
+from gpuscope.runs.scale_out import Team, locked, team_of
 from gpuscope.trace.metadata import TraceMetadata
 
 BUDGET_S = 170.0
@@ -118,13 +120,14 @@ class Calibration:
     fitted_s: float
 
 
-@door(path=(str, Path), budget_s=float)
+@door(path=(str, Path), budget_s=float, executor=(Executor, str, None))
 def calibrate(
     device: Device | str | None = None,
     path: str | Path = "gpu.json",
     *,
     progress: Progress | None = None,
     budget_s: float = BUDGET_S,
+    executor: Executor | str | None = None,
 ) -> Calibration:
     """Measure a GPU and write a profile to simulate it.
 
@@ -139,6 +142,8 @@ def calibrate(
         Called from this thread with the share done, from 0 to 1, and a text.
     budget_s
         Time limit in seconds. With less time, fewer shapes are measured.
+    executor
+        As in :func:`gpuscope.runs.sweep`: GPUs of one model measure more GEMMs in the same time.
 
     Returns
     -------
@@ -186,8 +191,13 @@ def calibrate(
     tell = progress or (lambda _share, _what: None)
     gpu = _real_gpu(device)
     library_path()  # says what is missing before anything is measured
-    start_s = time.monotonic()
-    measured = measure(gpu, "cupti", budget_s=budget_s - _FIT_S, progress=tell)
+    start_s, left_s = time.monotonic(), budget_s - _FIT_S
+    if executor is None:
+        with locked([gpu.info]):
+            measured = measure(gpu, "cupti", budget_s=left_s, progress=tell)
+    else:
+        with team_of(executor, device or "cuda", gpu.info) as team:
+            measured = measure(gpu, "cupti", budget_s=left_s, progress=tell, team=team)
     measured_s = time.monotonic() - start_s
     return fit(measured, target, measured_s=measured_s, progress=tell)
 
@@ -232,6 +242,7 @@ def measure(
     budget_s: float,
     progress: Progress,
     shape_count: int | None = None,
+    team: Team | None = None,
 ) -> Measurements:
     """Measure a device; simulated ones too, which tests compare with what they are made from.
 
@@ -241,8 +252,8 @@ def measure(
         Of kernel times.
     budget_s
         On the device's clock.
-    shape_count
-        GEMM shapes, if fewer than the design has.
+    shape_count, team
+        GEMM shapes, if fewer than the design has; and what measures them in place of the device.
     """
     until_ns = device.now_ns() + round(budget_s * 1e9)
     info, notes = device.info, []
@@ -273,7 +284,7 @@ def measure(
     most = min(MOST**2, info.memory_bytes // (4 * 2 * sum(ITEM_BYTES.values())))
     chosen = shapes(most_elements=most)[:shape_count]
     measured = gemms.measure(
-        device, chosen, dtypes, source, until_ns=until_ns,
+        device, chosen, dtypes, source, until_ns=until_ns, team=team,
         step=lambda done: progress(0.06 + 0.8 * done / len(chosen), "matrix products"),
     )  # fmt: skip
     host_samples.append(host.launches(device))

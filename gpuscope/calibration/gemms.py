@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +20,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.raw import NativeArray
 from gpuscope.device.stream import Stream
 from gpuscope.runs.profiling import profile
+from gpuscope.runs.scale_out import Team
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.gemm import Gemm, SmCountTarget
 
@@ -62,15 +67,21 @@ def measure(
     source: Source,
     *,
     until_ns: int,
+    team: Team | None = None,
     step: Callable[[int], None] = lambda _done: None,
 ) -> Gemms:
     """Measure shapes by and by, until the device's clock shows ``until_ns``.
 
     Parameters
     ----------
+    team
+        Measures in place of the device, for the time that is left.
     step
         Told after some shapes how many are done.
     """
+    if team is not None:
+        left_s = (until_ns - device.now_ns()) / 1e9
+        return _measure_on(team, shapes, dtypes, source, budget_s=left_s, step=step)
     gemms = Gemms()
     largest = max(max(m * n, m * k, k * n) for m, n, k in shapes)
     operands = {
@@ -96,6 +107,41 @@ def measure(
         longest_ns = max(longest_ns, device.now_ns() - start_ns)
         step(min(first + AT_ONCE, len(shapes)))
     return gemms
+
+
+def _measure_on(
+    team: Team,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[str],
+    source: Source,
+    *,
+    budget_s: float,
+    step: Callable[[int], None],
+) -> Gemms:
+    """Measure shapes on several GPUs of one model, until so much time has passed."""
+    jobs = {
+        at: partial(_measure_part, shapes[at : at + AT_ONCE], dtypes, source)
+        for at in range(0, len(shapes), AT_ONCE)
+    }
+    parts: dict[int, Gemms] = {}
+    stop, until_s = threading.Event(), time.monotonic() + budget_s
+    for at, part in team.results(jobs, stop):
+        parts[at] = part
+        step(min(AT_ONCE * len(parts), len(shapes)))
+        if time.monotonic() > until_s:
+            stop.set()
+    every = [parts[at] for at in sorted(parts)]
+    return Gemms(
+        rows=[row for part in every for row in part.rows],
+        told=[row for part in every for row in part.told],
+        skipped=sum(part.skipped for part in every),
+    )
+
+
+def _measure_part(
+    shapes: Sequence[Shape], dtypes: Sequence[str], source: Source, device: Device
+) -> Gemms:
+    return measure(device, shapes, dtypes, source, until_ns=sys.maxsize)
 
 
 @dataclass

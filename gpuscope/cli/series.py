@@ -110,6 +110,7 @@ def tune_command(
         float, typer.Option(help="With which all that is told apart is right.")
     ] = 0.95,
     device: _Device = "auto",
+    workers: _Workers = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the measurements, the report and the code.")
     ] = Path("out/tune"),
@@ -128,11 +129,11 @@ def tune_command(
     experiment = Experiment.from_file(file)
     limits = dict(_limit(text) for text in slo or ())
     parameters = dict(map(varied, vary))
-    target = open_device(device, quiet=as_json)
+    target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
         result = tune(
             experiment, parameters, objective, limits, target, repeats=repeats,
-            confidence=confidence, path=out, viewer=view,
+            confidence=confidence, path=out, executor=workers, viewer=view,
         )  # fmt: skip
     names = ["tune.html", "tune.json"]
     if result.choice is not None and result.choice.sizes:
@@ -191,6 +192,7 @@ def interference_command(
         typer.Option(help="Share of its time for which a kernel must meet the other workload."),
     ] = 1.0,
     device: _Device = "auto",
+    workers: _Workers = None,
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path(
         "out/interference"
     ),
@@ -216,12 +218,13 @@ def interference_command(
             f"in setting {chosen.name!r} {listed(homeless)} run on no partition: choose another "
             f"with --setting: {listed(experiment.settings)}"
         )
-    target = open_device(device, quiet=as_json)
+    target = open_device(device, quiet=as_json) if workers is None else device
     make_folder(out)
     with run_bar(experiment.name) as view:
         result = measure_interference(
             target, chosen.partitions or None, workloads, repeats=repeats, rounds=rounds,
-            rounding=chosen.rounding, seed=experiment.seed, inside=inside, viewer=view,
+            rounding=chosen.rounding, seed=experiment.seed, inside=inside, executor=workers,
+            viewer=view,
         )  # fmt: skip
     numbers = write_text(out / "interference.json", json.dumps(result.rows(), indent=1))
     written = [interference_report(result, out / "interference.html"), numbers]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuscope.runs.profiling import profile as profile
     from gpuscope.runs.sweeps import load_sweep as load_sweep
     from gpuscope.runs.sweeps import sweep as sweep
-    from gpuscope.runs.tuning import TuneResult as TuneResult
+    from gpuscope.runs.tune_result import TuneResult as TuneResult
     from gpuscope.runs.tuning import tune as tune
     from gpuscope.runs.what_if import what_if as what_if
     from gpuscope.trace.run import Run as Run
@@ -30,7 +30,7 @@ _HOMES = {
     "load_sweep": "gpuscope.runs.sweeps",
     "measure_interference": "gpuscope.runs.interference",
     "tune": "gpuscope.runs.tuning",
-    "TuneResult": "gpuscope.runs.tuning",
+    "TuneResult": "gpuscope.runs.tune_result",
     "manual_divisions": "gpuscope.exporters.tuned",
     "what_if": "gpuscope.runs.what_if",
     "Run": "gpuscope.trace.run",

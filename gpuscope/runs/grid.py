@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
@@ -21,10 +21,11 @@ from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
-from gpuscope.runs.execution import Series
-from gpuscope.runs.experiment import Experiment, ResolvedSetting
+from gpuscope.runs.execution import Series, run
+from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.refusals import listed
-from gpuscope.trace.run import Run, heading
+from gpuscope.runs.scale_out import Job
+from gpuscope.trace.run import Run
 
 Value = bool | int | float | str
 """What a parameter takes."""
@@ -35,6 +36,9 @@ Varied: TypeAlias = Mapping[str, Sequence[Value] | Literal["all"]]
 """Path → values to try; of a partition ``"all"``: every number of whole quanta."""
 _Table: TypeAlias = dict[str, Any]
 """A table of a description, as JSON holds it."""
+
+Tables: TypeAlias = dict[int, pa.Table | GpuscopeError]
+"""Number of a measurement → its rows, or why there are none."""
 
 _KEY = b"gpuscope.sweep"
 STOPPED = "stopped early: fewer calls than planned"
@@ -118,6 +122,10 @@ class Points:
         self.add(number, point_table(number, point, made, self.facts, self._gpu))
         series.runs.pop(number, None)  # its traces are large
         self._refused.pop(number, None)
+
+    def job(self, todo: Mapping[int, tuple[Point, Experiment]]) -> Job[Tables]:
+        """Return the job that makes measurements one after the other on one GPU."""
+        return partial(_tables, todo, self.facts)
 
     def add(self, number: int, table: pa.Table) -> None:
         """Keep the rows of a measurement."""
@@ -240,67 +248,6 @@ def _place(table: _Table, rest: str, path: str) -> tuple[_Table, str]:
     raise InvalidExperiment(f"{clean(path)}: {where} has no {rest!r}; there are: {listed(table)}")
 
 
-# -- the settings of all points -----------------------------------------------------------
-@dataclass(frozen=True)
-class Candidate:
-    """One setting of the grid.
-
-    Attributes
-    ----------
-    place
-        Its values' places in the parameters; ``None`` if these change nothing of it.
-    """
-
-    label: str
-    point: Point
-    setting: str
-    experiment: Experiment
-    sizes: Mapping[str, int]
-    place: tuple[int, ...] | None
-    error: str = ""
-
-
-def candidates_of(
-    experiment: Experiment, parameters: Mapping[str, tuple[Value, ...]], device: Device
-) -> tuple[list[Candidate], list[int]]:
-    """Return the settings of a grid, each once, and which of them are the reference."""
-    points = points_of(parameters)
-    met: dict[str, set[str]] = {}
-    found: dict[str, Candidate] = {}
-    for point in points:
-        changed = at(experiment, point)
-        label = ", ".join(f"{heading(path)} = {value}" for path, value in point.items())
-        place = tuple(parameters[path].index(value) for path, value in point.items())
-        for setting in changed.resolve():
-            key = setting.model_dump_json(exclude={"name"})
-            met.setdefault(key, set()).add(label)
-            if key not in found:
-                sizes, error = _sizes(setting, device)
-                found[key] = Candidate(label, point, setting.name, changed, sizes, place, error)
-    same = [key for key, labels in met.items() if len(labels) == len(points) > 1]
-    varied = {one.setting for key, one in found.items() if key not in same}
-    for key, one in found.items():
-        if key in same:
-            found[key] = replace(one, label=one.setting, point={}, place=None)
-        elif len(varied) > 1:
-            found[key] = replace(one, label=f"{one.label}, {one.setting}")
-    keys = list(found)
-    described = [one.model_dump_json(exclude={"name"}) for one in experiment.resolve()]
-    first = next((key for key in [*same, *described] if key in found), None)
-    reference = [] if first is None or found[first].error else [keys.index(first)]
-    return list(found.values()), reference
-
-
-def _sizes(setting: ResolvedSetting, device: Device) -> tuple[dict[str, int], str]:
-    """Return the SMs that a setting's partitions get, or why they cannot be had."""
-    if not setting.partitions:
-        return {}, ""
-    try:
-        return device.plan_carve(setting.partitions, rounding=setting.rounding).granted(), ""
-    except InvalidPartition as error:
-        return {}, str(error)
-
-
 # -- tables -------------------------------------------------------------------------------
 def point_table(
     number: int, point: Point, made: Run | GpuscopeError, facts: Facts, gpu: str | None
@@ -330,6 +277,22 @@ def point_table(
     )
     origin = {"facts": facts, "number": number, "provenance": provenance}
     return table.replace_schema_metadata({_KEY: json.dumps(origin).encode()})
+
+
+def _tables(todo: Mapping[int, tuple[Point, Experiment]], facts: Facts, device: Device) -> Tables:
+    found: Tables = {}
+    for number, (point, plan) in todo.items():
+        try:
+            try:
+                made: Run | InvalidPartition = run(plan, device)
+            except InvalidPartition as error:
+                made = error
+            found[number] = point_table(number, point, made, facts, device.info.uuid)
+        except GpuscopeError as error:
+            found[number] = error
+        except RuntimeError as error:  # of a library's
+            found[number] = GpuscopeError(f"{type(error).__name__}: {error}")
+    return found
 
 
 def _schema(facts: Facts) -> pa.Schema:

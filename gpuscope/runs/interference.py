@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from functools import partial
+from typing import TypeAlias
 
 from pydantic import BaseModel
 
@@ -15,20 +19,28 @@ from gpuscope.device.sizes import Rounding, Sizes, named_sizes
 from gpuscope.errors import InvalidArgument, InvalidExperiment, NothingRecorded
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
-from gpuscope.runs.execution import Series, as_far_as_measured, opened
+from gpuscope.runs.execution import Series, as_far_as_measured, opened, run
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.refusals import listed
 from gpuscope.runs.runner import Viewer
+from gpuscope.runs.scale_out import team_of
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import WorkloadSpec
+
+_Turn: TypeAlias = tuple[int, tuple[str, ...]]
+"""The round, and who is measured: a workload, or one and that behind it."""
 
 BACKGROUND_QUEUED = 4
 """Calls that the one in the background keeps queued at least, so that the GPU never waits."""
 
 
 @door(
-    device=(Device, str, None), viewer=(Callable, None), stop=(threading.Event, None), inside=float
+    device=(Device, str, None),
+    executor=(Executor, str, None),
+    viewer=(Callable, None),
+    stop=(threading.Event, None),
+    inside=float,
 )
 def measure_interference(
     device: Device | str | None,
@@ -40,6 +52,7 @@ def measure_interference(
     seed: int = 0,
     rounding: Rounding = "exact",
     inside: float = 1.0,
+    executor: Executor | str | None = None,
     viewer: Viewer | None = None,
     stop: threading.Event | None = None,
 ) -> InterferenceResult:
@@ -74,6 +87,9 @@ def measure_interference(
         Share of its duration, in (0, 1], for which a kernel of A must lie inside busy(B). 1 is
         the definition. Use a smaller value if A's kernels are longer than B's busy times without
         a gap.
+    executor
+        Measures on several GPUs, as in :func:`gpuscope.runs.sweep`. A workload alone and its pairs
+        are measured on one GPU in each round, so that only times of one GPU are compared.
     viewer
         Called repeatedly from this thread with the progress of the whole measurement.
     stop
@@ -111,32 +127,50 @@ def measure_interference(
     named = {} if partitions is None else named_sizes(partitions)
     sizes = {name: size.plain for name, size in named.items()}
     plan = _plan(sizes, workloads, repeats, rounds, seed, rounding)
-    target = opened(device)
-    turns = [
+    stop = stop or threading.Event()
+    turns: list[_Turn] = [
         (number, names)
         for number in range(rounds)
         for name in plan.workloads
         for names in [(name,), *((name, other) for other in plan.workloads if other != name)]
     ]
-    series = Series((_part(plan, *turn) for turn in turns), target, viewer, stop)
+    with nullcontext() if executor is None else team_of(executor, device) as team:
+        found: dict[_Turn, Trace] = {}
+        series = None
+        if team is None:
+            series = Series((_part(plan, *turn) for turn in turns), opened(device), viewer, stop)
 
-    def measure() -> None:
-        for turn in turns:
-            number, names = turn
-            label = f"{names[0]} with {names[1]}" if names[1:] else f"{names[0]} alone"
-            series.run(_part(plan, number, names), label, turn, number=number)
-            if series.stopped:
-                break
+        def measure() -> None:
+            if team is not None:
+                jobs = {
+                    key: partial(_traces, {turn: _part(plan, *turn) for turn in row})
+                    for key, row in itertools.groupby(turns, lambda turn: (turn[0], turn[1][0]))
+                }
+                for _, made in team.results(jobs, stop, viewer, lambda key: key[1]):
+                    found.update(made)
+            for turn in turns:
+                if series is None or series.stopped:
+                    break
+                number, names = turn
+                label = f"{names[0]} with {names[1]}" if names[1:] else f"{names[0]} alone"
+                series.run(_part(plan, number, names), label, turn, number=number)
 
-    def result() -> InterferenceResult:
-        recorded: dict[tuple[str, ...], list[Trace]] = {}
-        for turn in turns:
-            if turn in series.runs:
-                recorded.setdefault(turn[1], []).append(series.runs[turn]["default"])
-        stopped = series.stopped or len(series.runs) < len(turns)
-        return _result(plan, recorded, inside=inside, stopped=stopped)
+        def result() -> InterferenceResult:
+            runs = {} if series is None else series.runs
+            recorded: dict[tuple[str, ...], list[Trace]] = {}
+            for turn in turns:
+                trace = runs[turn]["default"] if turn in runs else found.get(turn)
+                if trace is not None:
+                    recorded.setdefault(turn[1], []).append(trace)
+            is_short = sum(map(len, recorded.values())) < len(turns)
+            stopped = is_short or (series is not None and series.stopped)
+            return _result(plan, recorded, inside=inside, stopped=stopped)
 
-    return as_far_as_measured(measure, result)
+        return as_far_as_measured(measure, result)
+
+
+def _traces(plans: Mapping[_Turn, Experiment], device: Device) -> dict[_Turn, Trace]:
+    return {turn: run(plan, device)["default"] for turn, plan in plans.items()}
 
 
 def _result(

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
@@ -147,19 +147,30 @@ class Team:
     name
         As :func:`gpuscope.open_device` takes it. ``"auto"`` and ``"cuda"`` are any GPU that a
         worker sees.
+    gpu
+        One of the GPUs: all have to be of its model. The first worker's, if not given.
     """
 
     executor: Executor
     name: str
-    _gpu: DeviceInfo | None = field(default=None, init=False)
+    gpu: DeviceInfo | None = None
 
     def kind(self) -> Kind:
         """Ask a worker for its GPU."""
-        for _, found in self.done({"": _kind}, threading.Event()):
-            if isinstance(found, GpuscopeError):
-                raise found
-            return found
-        raise AssertionError  # there is one job, and nobody stops it
+        return dict(self.results({"": _kind}, threading.Event()))[""]
+
+    def results(
+        self,
+        jobs: Mapping[_Key, Job[_T]],
+        stop: threading.Event,
+        viewer: Viewer | None = None,
+        label: Callable[[_Key], str] = str,
+    ) -> Iterator[tuple[_Key, _T]]:
+        """Do jobs as :meth:`done` does, and raise the first error of one."""
+        for key, made in self.done(jobs, stop, viewer, label):
+            if isinstance(made, GpuscopeError):
+                raise made
+            yield key, made
 
     def done(
         self,
@@ -241,8 +252,8 @@ class Team:
         except (Exception, CancelledError) as error:  # noqa: BLE001 - jobs raise nothing
             lost = WorkerLost(f"its worker was lost: {type(error).__name__}: {error}")
             return _Outcome(lost, None, 0.0)
-        gpu, first = outcome.gpu, self._gpu
-        self._gpu = first or gpu
+        gpu, first = outcome.gpu, self.gpu
+        self.gpu = first or gpu
         if gpu and first and _model(gpu) != _model(first):
             raise GpuscopeError(
                 f"workers have GPUs that differ, and their times cannot be compared: {first.name} "
@@ -257,8 +268,15 @@ def _model(gpu: DeviceInfo) -> tuple[str, int, str]:
 
 
 @contextmanager
-def team_of(executor: Executor | str, device: Device | str | None) -> Iterator[Team]:
+def team_of(
+    executor: Executor | str, device: Device | str | None, gpu: DeviceInfo | None = None
+) -> Iterator[Team]:
     """Yield the workers that an argument ``executor`` means; closes what it opened.
+
+    Parameters
+    ----------
+    device, gpu
+        As :class:`Team` has them.
 
     Raises
     ------
@@ -274,16 +292,16 @@ def team_of(executor: Executor | str, device: Device | str | None) -> Iterator[T
         )
     name = device or "auto"
     if isinstance(executor, Executor):
-        yield Team(executor, name)
+        yield Team(executor, name, gpu)
         return
     kind, _, rest = executor.partition(":")
     if kind == "processes" and rest.isdecimal() and int(rest):
         with Processes(int(rest)) as own:
-            yield Team(own, name)
+            yield Team(own, name, gpu)
     elif kind == "dask" and rest.startswith("//") and rest != "//":
         distributed = require("distributed", feature="workers of Dask")
         with distributed.Client(rest[2:]) as client:
-            yield Team(client.get_executor(), name)
+            yield Team(client.get_executor(), name, gpu)
     else:
         raise InvalidArgument(
             f"executor is {given(executor)}; an Executor of concurrent.futures, 'processes:N' or "

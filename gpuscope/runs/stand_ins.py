@@ -14,6 +14,7 @@ from gpuscope.formats.reading import load_trace
 from gpuscope.formats.writing import export
 from gpuscope.runs.execution import run
 from gpuscope.runs.experiment import Experiment
+from gpuscope.runs.scale_out import locked
 from gpuscope.workloads.builtin import PYTHON, TraceSpec
 from gpuscope.workloads.spec import WorkloadSpec
 
@@ -136,7 +137,8 @@ def _record(
         name=name, seed=experiment.seed, alone_repeats=0, partitions=partitions,
         streams={name: {"partition": name if partitions else None}}, workloads={name: spec},
     )  # fmt: skip
-    done = run(alone, device, stop=stop)
+    with locked([device.info]):
+        done = run(alone, device, stop=stop)
     if done.stopped:
         raise KeyboardInterrupt  # whoever called ends with what there is
     export(done["default"], path)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,15 +17,13 @@ from gpuscope.device.device import Device
 from gpuscope.errors import (
     GpuscopeError,
     InvalidArgument,
-    InvalidPartition,
     NothingRecorded,
     WorkerLost,
 )
-from gpuscope.runs.execution import Series, as_far_as_measured, opened, run
+from gpuscope.runs.execution import Series, as_far_as_measured, opened
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.runs.grid import (
     STOPPED,
-    Facts,
     Point,
     Points,
     Varied,
@@ -40,7 +37,6 @@ from gpuscope.runs.grid import (
 )
 from gpuscope.runs.runner import Viewer
 from gpuscope.runs.scale_out import Team, team_of
-from gpuscope.trace.run import Run
 
 _PREFIX = "point"
 
@@ -177,23 +173,14 @@ def _measure(
     stop: threading.Event,
 ) -> None:
     """Measure points on workers; one whose worker is lost as often as it is tried is an error."""
-    facts = measured.facts
-    jobs = {number: partial(_table, number, *todo[number], facts) for number in todo}
+    jobs = {number: measured.job({number: planned}) for number, planned in todo.items()}
     for number, made in team.done(jobs, stop, viewer, lambda number: labelled(todo[number][0])):
-        if isinstance(made, WorkerLost):
-            measured.add(number, point_table(number, todo[number][0], made, facts, None))
-        elif isinstance(made, GpuscopeError):
-            raise made
-        else:
-            measured.add(number, made)
-
-
-def _table(number: int, point: Point, plan: Experiment, facts: Facts, device: Device) -> pa.Table:
-    try:
-        made: Run | InvalidPartition = run(plan, device)
-    except InvalidPartition as error:
-        made = error
-    return point_table(number, point, made, facts, device.info.uuid)
+        table = made if isinstance(made, GpuscopeError) else made[number]
+        if isinstance(table, WorkerLost):
+            table = point_table(number, todo[number][0], table, measured.facts, None)
+        if isinstance(table, GpuscopeError):
+            raise table
+        measured.add(number, table)
 
 
 @door(path=(str, Path))

@@ -7,16 +7,16 @@ import math
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from gpuscope._checks import MappingOf, door, given, require_kind
+from gpuscope._checks import MappingOf, door, given
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
-from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
+from gpuscope.analysis.tuning_analysis import TunedSetting
 from gpuscope.device.device import Device
 from gpuscope.errors import (
     GpuscopeError,
@@ -25,74 +25,21 @@ from gpuscope.errors import (
     MissingEvidence,
     NothingRecorded,
 )
-from gpuscope.exporters.tuned import write_tuning
-from gpuscope.figures.tuning_figure import tuning as tuning_figure
 from gpuscope.record.facts import versions
+from gpuscope.runs.candidates import candidates_of
 from gpuscope.runs.execution import Series, as_far_as_measured, opened
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
-from gpuscope.runs.grid import Points, Value, Varied, candidates_of, checked, origin_of
+from gpuscope.runs.grid import Points, Value, Varied, checked, origin_of
 from gpuscope.runs.runner import Viewer
+from gpuscope.runs.scale_out import Team, team_of
 from gpuscope.runs.stand_ins import forecaster, no_forecasts, stand_ins
+from gpuscope.runs.tune_result import TuneResult
 from gpuscope.workloads.builtin import TraceSpec
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _FORECAST_CALLS = 100
 """Calls of a workload that a forecast runs, unless a p99 is asked for."""
 _OF_ALONE = ("share_of_alone_on_whole_gpu", "gain")
 """Columns for which workloads are measured alone, too."""
-
-
-@dataclass(frozen=True)
-class TuneResult(Tuning):
-    """What :func:`gpuscope.tune` found: a table, a winner if there is one, and ways to use it.
-
-    ``best`` is the winner; ``None`` where noise does not tell it from others: then take ``choice``.
-    ``front`` are those that no other beats. Each is a ``TunedSetting``.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> one = {
-    ...     "name": "one", "alone_repeats": 0, "partitions": {"a": 8},
-    ...     "streams": {"s": {"partition": "a"}},
-    ...     "workloads": {"w": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s",
-    ...                         "repeats": 3}},
-    ... }
-    >>> result = gs.tune(one, {"partitions.a": [8, 64, 120]}, "w.tflop_per_s", device=gpu)
-    >>> result.best.label, dict(result.best.sizes)
-    ('a = 120', {'a': 120})
-    """
-
-    def figure(self) -> go.Figure:
-        """Draw the objective against what it costs: :func:`gpuscope.figures.tuning`."""
-        return tuning_figure(self)
-
-    def export(self, path: str | Path, setting: str | None = None) -> Path:
-        """Write the result for somebody else; the suffix says as what.
-
-        ``.yaml`` is SGLang's ``manual_divisions``, ``.json`` all facts, ``.html`` a report;
-        ``.py`` (cuda.core) and ``.cpp`` (CUDA driver) are code that makes just these partitions.
-
-        Parameters
-        ----------
-        path
-            The file.
-        setting
-            The label of the setting whose partitions are written; ``choice`` if not given.
-
-        Raises
-        ------
-        InvalidArgument
-            Of another suffix, or no setting was named where it is not known which to take.
-        GpuscopeError
-            The file cannot be written.
-        """
-        require_kind("path", path, str, Path)
-        require_kind("setting", setting, str, None)
-        return write_tuning(self, path, setting)
 
 
 @door(
@@ -103,6 +50,7 @@ class TuneResult(Tuning):
     repeats=int,
     gpu_profile=(str, Path),
     path=(str, Path, None),
+    executor=(Executor, str, None),
     viewer=(Callable, None),
     stop=(threading.Event, None),
 )
@@ -117,6 +65,7 @@ def tune(
     repeats: int = 7,
     gpu_profile: str | Path = "h200",
     path: str | Path | None = None,
+    executor: Executor | str | None = None,
     viewer: Viewer | None = None,
     stop: threading.Event | None = None,
 ) -> TuneResult:
@@ -150,6 +99,9 @@ def tune(
         Of the simulated GPU that forecasts for a real one: the part after ``sim:``.
     path
         A folder in which each measurement is saved. The same call goes on from there.
+    executor
+        Measures three turns at a time on several GPUs, as in :func:`gpuscope.runs.sweep`: each turn
+        on one, so that settings are compared on the same GPU. ``device`` is opened here, too.
     viewer, stop
         As in :func:`gpuscope.run`.
 
@@ -189,19 +141,21 @@ def tune(
         raise InvalidArgument(f"confidence is {given(confidence)}; a share in (0, 1) is needed")
     if repeats < FEWEST:
         raise InvalidArgument(f"repeats is {given(repeats)}; at least {FEWEST} are needed")
-    described, target = as_experiment(experiment), opened(device)
+    described = as_experiment(experiment)
     names = described.workloads
     goal = Goal.parse(objective, names)
     limits = tuple(Goal.parse(name, names, limit) for name, limit in (slo or {}).items())
     serving = described.driven | {goal.workload}  # which have no rate that a setting could cost
     others = [key for key in names if names[key].launches and key not in serving]
-    search = _Search(
-        described, checked(vary, target.layout), target, goal, limits,
-        costs=limits or tuple(Goal(key, "calls_per_s") for key in others),
-        confidence=confidence, repeats=repeats, gpu_profile=str(gpu_profile), path=path,
-        viewer=viewer, stop=stop or threading.Event(),
-    )  # fmt: skip
-    return as_far_as_measured(search.measure, search.result)
+    target = opened(device)
+    with nullcontext() if executor is None else team_of(executor, device, target.info) as team:
+        search = _Search(
+            described, checked(vary, target.layout), target, goal, limits,
+            costs=limits or tuple(Goal(key, "calls_per_s") for key in others),
+            confidence=confidence, repeats=repeats, gpu_profile=str(gpu_profile), path=path,
+            team=team, viewer=viewer, stop=stop or threading.Event(),
+        )  # fmt: skip
+        return as_far_as_measured(search.measure, search.result)
 
 
 class _Search:
@@ -220,6 +174,7 @@ class _Search:
         repeats: int,
         gpu_profile: str,
         path: str | Path | None,
+        team: Team | None,
         viewer: Viewer | None,
         stop: threading.Event,
     ) -> None:
@@ -231,7 +186,7 @@ class _Search:
         self.device = device
         self.objective, self.slo, self.costs = objective, slo, costs
         self.confidence, self.repeats = confidence, repeats
-        self.stop = stop
+        self.stop, self.viewer, self.team = stop, viewer, team
         self.folder = None if path is None else Path(path)
         self.stand_ins: dict[str, TraceSpec] = {}
         self.candidates, self.reference = candidates_of(self.experiment, parameters, device)
@@ -252,6 +207,7 @@ class _Search:
         self.first = Series(map(self._short, self.able), simulated or device, viewer, stop)
         self.failed: dict[int, Exception] = {}  # what a setting cannot run with, and why
         self.decided = False
+        self.at_once = 1 if team is None else FEWEST
 
     # -- what is run ------------------------------------------------------------------
     def plan(self, number: int, turn: int) -> Experiment:
@@ -283,29 +239,59 @@ class _Search:
             if isinstance(error, NothingRecorded):
                 raise  # it was stopped
             self.forecast, self.forecasts = None, no_forecasts(str(error))
-        for turn in itertools.count():
-            if self.first.stopped:
-                return
+        turn = 0
+        while not self.first.stopped:
             samples = self.samples(turn)
             race = self._race(samples)
-            spent = sum(map(len, samples.values()))
             chosen = race.turn(self._neighbours(), self.width) if samples else self._start()
-            chosen = chosen[: self.most - spent]
+            done = max((len(samples.get(number, ())) for number in chosen), default=0)
+            turns = range(turn, turn + max(1, min(self.at_once, self.repeats - done)))
+            chosen = chosen[: (self.most - sum(map(len, samples.values()))) // len(turns)]
             if not chosen:
-                break
-            random.Random(f"{self.experiment.seed} {turn}").shuffle(chosen)  # noqa: S311
-            for number in chosen:
-                place = turn * len(self.candidates) + number
-                if not self.measured.is_finished(place):
-                    one, plan = self.candidates[number], self.plan(number, turn)
-                    try:
-                        self.measured.run(self.series, place, one.point, plan, one.label)
-                    except (GpuscopeError, RuntimeError) as error:  # of a library's, too
-                        self.failed[number] = error.with_traceback(None)
-                        self.able.remove(number)
-                if self.series.stopped:
-                    return
-        self.decided = True
+                self.decided = True
+                return
+            if self.team is None:
+                self._measure_here(self._shuffled(chosen, turn))
+            else:
+                jobs = {
+                    one: self.measured.job({
+                        place: (self.candidates[number].point, self.plan(number, one))
+                        for number, place in self._shuffled(chosen, one)
+                    })
+                    for one in turns
+                }  # fmt: skip
+                words = "turn {}".format
+                for _, tables in self.team.results(jobs, self.stop, self.viewer, words):
+                    for place, table in tables.items():
+                        number = place % len(self.candidates)
+                        if not isinstance(table, GpuscopeError):
+                            self.measured.add(place, table)
+                        elif number not in self.failed:
+                            self._fail(number, table)
+            if self.series.stopped or self.stop.is_set():
+                return
+            turn += len(turns)
+
+    def _shuffled(self, chosen: Iterable[int], turn: int) -> list[tuple[int, int]]:
+        """Return which settings a turn measures, in which order, and the places of their rows."""
+        order = [*chosen]
+        random.Random(f"{self.experiment.seed} {turn}").shuffle(order)  # noqa: S311
+        places = [(number, turn * len(self.candidates) + number) for number in order]
+        return [one for one in places if not self.measured.is_finished(one[1])]
+
+    def _measure_here(self, todo: Iterable[tuple[int, int]]) -> None:
+        for number, place in todo:
+            one, plan = self.candidates[number], self.plan(number, place // len(self.candidates))
+            try:
+                self.measured.run(self.series, place, one.point, plan, one.label)
+            except (GpuscopeError, RuntimeError) as error:  # of a library's, too
+                self._fail(number, error)
+            if self.series.stopped:
+                return
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self.failed[number] = error.with_traceback(None)
+        self.able.remove(number)
 
     def _forecast_all(self) -> None:
         """Forecast every setting; first record what the simulated GPU cannot run."""

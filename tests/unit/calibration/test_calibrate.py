@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ from gpuscope.errors import (
     MissingEvidence,
 )
 from gpuscope.runs.profiling import profile
+from gpuscope.runs.scale_out import Team
 
 H200 = Profile.load("h200")
 TEXT = (resources.files("gpuscope.device.sim") / "profiles" / "h200.json").read_text("utf-8")
@@ -253,6 +255,26 @@ def test_time_that_is_up_ends_the_measurement_and_too_little_is_refused(tmp_path
     )
     with pytest.raises(GpuscopeError, match="none was float64 aligned to 16 bytes"):
         calibration.fit(no_doubles, tmp_path / "few.json", measured_s=1.0)
+
+
+def test_a_team_measures_the_same_gemms():
+    gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+    few, dtypes = shapes()[:20], ["float32"]
+    expected = gemms.measure(gpu, few, dtypes, "auto", until_ns=gpu.now_ns() + 10**12)
+    done = []
+    with ThreadPoolExecutor(1) as own:
+        found = gemms.measure(
+            gpu, few, dtypes, "auto", until_ns=gpu.now_ns() + 10**12, step=done.append,
+            team=Team(own, "sim:h200"),
+        )  # fmt: skip
+        late = gemms.measure(
+            gpu, few, dtypes, "auto", until_ns=gpu.now_ns(), team=Team(own, "sim:h200")
+        )
+    assert [row["shape"] for row in found.rows] == [row["shape"] for row in expected.rows]
+    assert [row["us"] for row in found.rows] == [row["us"] for row in expected.rows]
+    assert found.told == expected.told
+    assert done == [8, 16, 20]
+    assert len(late.rows) == gemms.AT_ONCE, "what was under way when the time was up"
 
 
 def gemms_of_one_shape(gpu, source):

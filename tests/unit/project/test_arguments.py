@@ -238,12 +238,12 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "run": (gs.run, {"experiment": EXPERIMENT, **driven}),
         "sweep": (gs.runs.sweep, {
             "experiment": EXPERIMENT, "parameters": {"workloads.w.repeats": [1]}, "path": None,
-            **driven,
+            "executor": None, "shard": None, **driven,
         }),
         "tune": (gs.tune, {
             "experiment": EXPERIMENT, "vary": {"workloads.w.repeats": [1]},
             "objective": "w.kernel_median_us", "slo": None, "confidence": 0.9, "repeats": 3,
-            "gpu_profile": "h200", "path": None, **driven,
+            "gpu_profile": "h200", "path": None, "executor": None, **driven,
         }),
         "manual_divisions": (gs.runs.manual_divisions, {"results": {1: tuned}, "labels": None}),
         "figures.tuning": (figures.tuning, {"result": tuned}),
@@ -251,14 +251,15 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "load_sweep": (load_sweep, {"path": "swept"}),
         "measure_interference": (gs.runs.measure_interference, {
             "partitions": {"p": 8, "q": 8}, "workloads": pair, "repeats": 2, "rounds": 1,
-            "seed": 0, "inside": 1.0, **driven,
+            "seed": 0, "inside": 1.0, "executor": None, **driven,
         }),
         "nsight.profile": (gs.runs.nsight.profile, {
             "experiment": EXPERIMENT, "report": "a.nsys-rep", "tool": "nsys",
             "device": "sim:h200", "graph_nodes": False, "launches": 1, "program": "/bin/false",
             "keep_private": False, "cancel": None,
         }),
-        "calibrate": (calibrate, {"device": gpu, "path": "gpu.json", "budget_s": 1.0}),
+        "calibrate": (calibrate, {"device": gpu, "path": "gpu.json", "budget_s": 1.0,
+            "executor": None}),
         "annotate": (entering(gs.annotate), {"name": "a"}),
     }  # fmt: skip
 

@@ -57,6 +57,10 @@ def number_of(number, device):
     return number, device.info.key, sys.stdin.read(1)
 
 
+def named(number, device):
+    return number, device.info.key
+
+
 def die(device):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -318,8 +322,8 @@ def test_ending_a_sweep_on_workers_keeps_what_is_there_and_it_goes_on(serial, tm
 def test_a_point_that_kills_its_worker_is_a_row_with_its_error():
     class Fatal(Processes):
         def submit(self, fn, job, *rest):
-            point = getattr(job, "args", ())
-            return super().submit(fn, die if point[:1] == (1,) else job, *rest)
+            is_second = [*getattr(job, "args", [()])[0]] == [1]
+            return super().submit(fn, die if is_second else job, *rest)
 
     with Fatal(1) as fatal:
         result = swept({"seed": [1, 2, 3]}, executor=fatal)
@@ -361,3 +365,149 @@ def test_shards_that_are_none(shard, tmp_path):
 def test_shards_need_a_folder():
     with pytest.raises(InvalidArgument, match="shard needs path"):
         swept(shard="1/2")
+
+
+# -- other measurements on workers ---------------------------------------------------------
+TWO = {
+    "small": {"kind": "gemm", "m": 512, "n": 512, "k": 512, "partition": "a"},
+    "large": {"kind": "gemm", "m": 1024, "n": 1024, "k": 1024, "partition": "b"},
+    "spin": {"kind": "spin", "duration_us": 20, "partition": "b"},
+}
+
+
+def interference(**options):
+    sizes = {"a": 16, "b": "rest"}
+    return gs.runs.measure_interference("sim:h200", sizes, TWO, repeats=5, rounds=2, **options)
+
+
+def test_interference_on_workers_is_the_serial_one():
+    seen = []
+    result = interference(executor="processes:2", viewer=seen.append)
+    assert result == interference()
+    assert [one.done for one in seen] == list(range(1, 7)), "two rounds of three workloads"
+
+
+def test_a_workload_and_its_pairs_are_one_job_so_that_one_gpu_runs_them():
+    jobs = []
+
+    class Told(ThreadPoolExecutor):
+        def submit(self, fn, job, *rest):
+            jobs.append([*job.args[0]])
+            return super().submit(fn, job, *rest)
+
+    with Told(1) as told:
+        interference(executor=told)
+    assert [(0, ("small",)), (0, ("small", "large")), (0, ("small", "spin"))] in jobs
+    assert all(len({(number, names[0]) for number, names in turns}) == 1 for turns in jobs)
+
+
+def test_interference_that_is_stopped_keeps_what_there_is():
+    stop = threading.Event()
+    result = interference(executor="processes:1", viewer=lambda _: stop.set(), stop=stop)
+    assert result.stopped
+
+
+def tuned(**options):
+    gemm = {"kind": "gemm", "m": 1024, "n": 1024, "k": 1024, "repeats": 5}
+    both = {
+        "name": "both", "partitions": {"a": 16, "b": "rest"},
+        "streams": {"s": {"partition": "a"}, "t": {"partition": "b"}},
+        "workloads": {
+            "small": {**gemm, "stream": "s"},
+            "load": {**gemm, "m": 4096, "stream": "t", "background": True, "max_queued": 4},
+        },
+    }  # fmt: skip
+    sizes, limit = [8, 7, 32, 64, 96], {"small.kernel_median_us": "<= 15"}
+    return gs.tune(both, {"partitions.a": sizes}, "load.tflop_per_s", limit, "sim:h200", **options)
+
+
+def test_a_tuning_on_workers_measures_whole_turns_and_finds_the_same(tmp_path):
+    seen = []
+    result = tuned(executor="processes:2", viewer=seen.append, path=tmp_path)
+    serial = tuned()
+    assert result.best.label == serial.best.label
+    assert [one.verdict for one in result.settings] == [one.verdict for one in serial.settings]
+    assert {"turn 0", "turn 1", "turn 2"} <= {one.setting for one in seen}
+    counts = [len(one.values.get("load.tflop_per_s", ())) for one in result.settings]
+    assert max(counts) <= 7
+    again = []
+    assert tuned(path=tmp_path, viewer=again.append) == result
+    assert again == [], "nothing was measured again"
+
+
+def test_a_setting_that_fails_on_a_worker_is_out(monkeypatch):
+    class Failing(ThreadPoolExecutor):
+        def submit(self, fn, job, *rest):
+            return super().submit(fn, partial(spoiled, job), *rest)
+
+    with Failing(1) as failing:
+        result = tuned(executor=failing)
+    errors = {one.label: one.error for one in result.settings}
+    assert errors.pop("a = 64") == "it fails here"
+    assert not any(error for label, error in errors.items() if label != "a = 7")
+
+
+def spoiled(job, device):
+    tables = job(device)
+    for place, table in tables.items():
+        if table.column("partitions.a")[0].as_py() == 64:
+            tables[place] = GpuscopeError("it fails here")
+    return tables
+
+
+def test_workers_of_a_tuning_have_the_gpu_that_was_opened_here():
+    class Other(ThreadPoolExecutor):
+        def submit(self, fn, job, name, attempt):
+            return super().submit(fn, job, "sim:h100", attempt)
+
+    with Other(1) as other, pytest.raises(GpuscopeError, match="GPUs that differ"):
+        tuned(executor=other)
+
+
+# -- Dask ---------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as made:
+        yield made
+
+
+def test_a_sweep_on_dask_whose_workers_are_killed_at_random_is_the_serial_one(
+    cluster, serial, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(scale_out, "_ATTEMPTS", 100)  # chance may strike one point every time
+    rng, killed = random.Random(1), []  # noqa: S311
+
+    def kill(progress):
+        if progress.done % 8 == 4:
+            killed.append(rng.choice([nanny.pid for nanny in cluster.workers.values()]))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    with cluster.get_client() as client:
+        result = swept(executor=client.get_executor(), viewer=kill, path=tmp_path)
+    same(result, serial)
+    assert len(killed) == 4
+    same(load_sweep(tmp_path), serial)
+
+
+def test_an_address_of_dask_is_an_executor(cluster, serial):
+    address = cluster.scheduler_address.removeprefix("tcp://")
+    same(swept(executor=f"dask://{address}"), serial)
+
+
+def test_a_point_that_kills_its_worker_of_dask_is_a_row_with_its_error(cluster):
+    with cluster.get_client() as client:
+        own = client.get_executor()
+
+        class Fatal(Executor):
+            def submit(self, fn, job, *rest):
+                point = getattr(job, "args", ())
+                return own.submit(fn, die if [*point[:1]] == [1] else job, *rest)
+
+        jobs = {number: partial(named, number) for number in range(3)}
+        found = dict(Team(Fatal(), "sim:h200").done(jobs, NEVER))
+    assert isinstance(found[1], WorkerLost)
+    assert found[0] == (0, "sim:h200")
+    assert found[2] == (2, "sim:h200")

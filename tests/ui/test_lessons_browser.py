@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from jupyter_lab import IDLE
+from jupyter_lab import BUSY, IDLE
 from lesson_answers import KEYS, SAME
 from lessons import cells
+
+expect = pytest.importorskip("playwright.sync_api").expect
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "test-results"
 COUNT = """index => window.jupyterapp.shell.currentWidget.content.widgets[index]
     .model.sharedModel.execution_count"""
 RAN = f"([index, before]) => {{ const now = ({COUNT})(index); return now && now !== before; }}"
-ACTIVE = """() => [...document.querySelectorAll('.jp-Notebook .jp-Cell')]
-    .findIndex(cell => cell.classList.contains('jp-mod-active'))"""
+ACTIVE = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
 
 VISIBLE_BELOW = """index => [...document.querySelectorAll('.jp-Notebook .jp-Cell')].slice(index + 1)
     .flatMap(cell => [...cell.querySelectorAll('.jp-RenderedMarkdown, .jp-OutputArea-child')])
@@ -46,16 +48,25 @@ class Learner:
     def active(self) -> int:
         return self.page.evaluate(ACTIVE)
 
+    def until_active(self, index: int) -> None:
+        self.page.wait_for_function(f"index => ({ACTIVE})() === index", arg=index)
+
+    def run(self, index: int) -> None:
+        """Press Shift+Enter, and wait until this cell has run and the next one is selected."""
+        is_code = self.cells[index]["cell_type"] == "code"
+        before = self.page.evaluate(COUNT, index) if is_code else None
+        self.page.keyboard.press("Shift+Enter")
+        self.until_active(index + 1)
+        if is_code:
+            self.page.wait_for_function(RAN, arg=[index, before])
+            self.page.wait_for_function(f"() => !({BUSY})()")
+            self.page.wait_for_function(IDLE)
+
     def run_until(self, last: str) -> None:
         """Press Shift+Enter from the selected cell on, until this one has run."""
         while self.active() <= self.number[last] < len(self.cells):
             index = self.active()
-            is_code = self.cells[index]["cell_type"] == "code"
-            before = self.page.evaluate(COUNT, index) if is_code else None
-            self.page.keyboard.press("Shift+Enter")
-            if is_code:
-                self.page.wait_for_function(RAN, arg=[index, before])
-                self.page.wait_for_function(IDLE)
+            self.run(index)
             if index == self.number[last]:
                 return
         pytest.fail(f"{last} is not ahead of cell {self.active()}")
@@ -66,7 +77,7 @@ class Learner:
     def answered(self, which: str) -> None:
         """Wait until the form is locked, and the next cell is selected."""
         self.form(which).locator("button[disabled]").wait_for()
-        assert self.active() == self.number[which] + 1
+        self.until_active(self.number[which] + 1)
 
     def choose_by_mouse(self, which: str, option: str) -> None:
         form = self.form(which)
@@ -82,7 +93,7 @@ class Learner:
             if form.get_by_label(option, exact=True).is_checked():
                 break
             page.keyboard.press("ArrowDown")  # the form's key, not JupyterLab's
-        assert self.active() == self.number[which]
+        self.until_active(self.number[which])
         page.keyboard.press("Enter")
 
     def type_number(self, which: str, number: str) -> None:
@@ -95,20 +106,20 @@ class Learner:
         self.cell(which).locator(".cm-content").click()
         self.page.keyboard.press("Control+a")
         self.page.keyboard.insert_text(source.strip())
-        self.page.keyboard.press("Shift+Enter")
-        self.page.wait_for_function(IDLE)
+        self.run(self.number[which])
 
-    def outcome(self, which: str) -> str:
+    def is_told(self, which: str, begins: str, *words: str) -> None:
+        """Wait for an outcome that begins like this and has all these words."""
         box = self.cell(which).locator(".gpuscope-outcome")
-        box.wait_for()
-        return box.inner_text()
+        expect(box).to_have_text(re.compile(f"^{re.escape(begins)}"), use_inner_text=True)
+        for one in words:
+            expect(box).to_contain_text(one, use_inner_text=True)
 
     def sees_a_timeline(self, which: str) -> None:
         # JupyterLab shows a Plotly figure's PNG until the pointer comes.
         self.cell(which).locator(".jp-RenderedPlotly img.plot-img").hover(force=True)
         title = self.cell(which).locator(".js-plotly-plot .gtitle")
-        title.wait_for()
-        assert "SIMULATED" in title.text_content()
+        expect(title).to_contain_text("SIMULATED")
 
 
 @pytest.fixture
@@ -132,19 +143,17 @@ def test_lesson_2_by_clicks_and_keys(learner):
     learner.answered("predict-same")
     learner.form("predict-same").get_by_text(f"You predict: {SAME}").wait_for()
     learner.run_until("show-same")
-    said = learner.outcome("show-same")
-    assert said.startswith("Not this time.")
-    assert "waited for a before it in stream s" in said
-    assert "Work in one stream runs in order" in said
+    learner.is_told("show-same", "Not this time.", "waited for a before it in stream s",
+                    "Work in one stream runs in order")  # fmt: skip
     learner.sees_a_timeline("show-same")
-    assert learner.form("predict-same").get_by_role("status").inner_text() == "Not this time."
+    expect(learner.form("predict-same").get_by_role("status")).to_have_text("Not this time.")
 
     # By clicks, and right.
     learner.run_until("predict-two")
     learner.choose_by_mouse("predict-two", SAME)
     learner.answered("predict-two")
     learner.run_until("show-two")
-    assert learner.outcome("show-two").startswith("Right.")
+    learner.is_told("show-two", "Right.")
 
     # Nothing chosen: told what to do, and nothing is committed.
     learner.run_until("predict-big")
@@ -154,12 +163,12 @@ def test_lesson_2_by_clicks_and_keys(learner):
     learner.choose_by_keys("predict-big", *key.right["two_big"])
     learner.answered("predict-big")
     learner.run_until("show-big")
-    assert learner.outcome("show-big").startswith("Right.")
+    learner.is_told("show-big", "Right.")
 
     # Run without a prediction: it says so, and is too late to be made up for.
     learner.run_until("show-copies")
-    assert learner.outcome("show-copies").startswith("You made no prediction.")
-    assert learner.form("predict-copies").get_by_role("button").is_disabled()
+    learner.is_told("show-copies", "You made no prediction.")
+    expect(learner.form("predict-copies").get_by_role("button")).to_be_disabled()
 
     for name in ("legacy", "nonblocking"):
         learner.run_until(f"predict-{name}")
@@ -167,17 +176,15 @@ def test_lesson_2_by_clicks_and_keys(learner):
         learner.choose_by_mouse(f"predict-{name}", *key.right[between[name]])
         learner.answered(f"predict-{name}")
         learner.run_until(f"show-{name}")
-        assert learner.outcome(f"show-{name}").startswith("Right.")
+        learner.is_told(f"show-{name}", "Right.")
 
     # An exercise: tried as it stands, a hint; then solved.
     learner.run_until("check-spread")
-    said = learner.outcome("check-spread")
-    assert said.startswith("Not solved.")
-    assert "Hint: In which stream is each of them" in said
+    learner.is_told("check-spread", "Not solved.", "Hint: In which stream is each of them")
     for task, check in (("task-spread", "check-spread"), ("task-late", "check-late")):
         learner.retype(task, key.solved[task])
         learner.run_until(check)
-        assert learner.outcome(check).startswith("Solved.")
+        learner.is_told(check, "Solved.")
 
     # A quiz: wrong, a hint, right.
     learner.run_until("quiz-library")
@@ -187,8 +194,9 @@ def test_lesson_2_by_clicks_and_keys(learner):
     learner.form("quiz-library").get_by_text("Right: in a blocking stream.").wait_for()
 
     learner.run_until("results")
-    rows = learner.cell("results").locator("tbody tr").all_inner_texts()
-    assert len(rows) == 11
+    found = learner.cell("results").locator("tbody tr")
+    expect(found).to_have_count(11)
+    rows = found.all_inner_texts()
     for verdict, count in (("wrong", 1), ("right", 4), ("not predicted", 1), ("solved", 3)):
         assert sum(f"\t{verdict}\t" in row for row in rows) == count, rows
 
@@ -201,22 +209,20 @@ def test_lesson_5_by_clicks_and_keys(learner):
     learner.answered("predict-plan")
     learner.form("predict-plan").get_by_text("You predict: 116 SMs").wait_for()
     learner.run_until("show-plan")
-    assert learner.outcome("show-plan").startswith("Right.")
+    learner.is_told("show-plan", "Right.")
 
     learner.run_until("predict-odd")
     learner.choose_by_keys("predict-odd", "17 SMs")
     learner.answered("predict-odd")
     learner.run_until("show-odd")
-    said = learner.outcome("show-odd")
-    assert said.startswith("Not this time.")
-    assert "an error that names the nearest numbers" in said
-    assert "16 below and 20 above" in learner.cell("run-odd").inner_text()
+    learner.is_told("show-odd", "Not this time.", "an error that names the nearest numbers")
+    expect(learner.cell("run-odd")).to_contain_text("16 below and 20 above")
 
     learner.run_until("predict-slow")
     learner.type_number("predict-slow", "8.25")
     learner.answered("predict-slow")
     learner.run_until("show-slow")
-    assert learner.outcome("show-slow").startswith("Right.")
+    learner.is_told("show-slow", "Right.")
     learner.sees_a_timeline("show-slow")
 
     for name, asked in (("beside", "beside"), ("twice", "second_carving"), ("proof", "evidence")):
@@ -224,13 +230,13 @@ def test_lesson_5_by_clicks_and_keys(learner):
         learner.choose_by_keys(f"predict-{name}", *key.right[asked])
         learner.answered(f"predict-{name}")
         learner.run_until(f"show-{name}")
-        assert learner.outcome(f"show-{name}").startswith("Right.")
+        learner.is_told(f"show-{name}", "Right.")
 
     for task, check in (("task-sizes", "check-sizes"), ("task-serve", "check-serve")):
         learner.run_until(task)
         learner.retype(task, key.solved[task])
         learner.run_until(check)
-        assert learner.outcome(check).startswith("Solved.")
+        learner.is_told(check, "Solved.")
 
     for quiz, asked in (("quiz-closed", "after_closing"), ("quiz-legacy", "partition_and_legacy")):
         learner.run_until(quiz)
@@ -238,7 +244,9 @@ def test_lesson_5_by_clicks_and_keys(learner):
         learner.form(quiz).get_by_text("Right: ").wait_for()
 
     learner.run_until("results")
-    rows = learner.cell("results").locator("tbody tr").all_inner_texts()
+    found = learner.cell("results").locator("tbody tr")
+    found.first.wait_for()
+    rows = found.all_inner_texts()
     assert sum("\tright\t" in row for row in rows) == 5
     assert sum("\tsolved\t" in row for row in rows) == 4
 
@@ -250,31 +258,36 @@ def test_nothing_stands_below_an_unanswered_form(learner, size):
     learner.page.set_viewport_size({"width": width, "height": height})
     key = KEYS["03_events.ipynb"]
 
-    def below(which):
-        return learner.page.evaluate(VISIBLE_BELOW, learner.number[which])
+    def until_below(which, holds):
+        """Wait until this JavaScript holds for the texts below a cell."""
+        learner.page.wait_for_function(
+            f"index => {{ const texts = ({VISIBLE_BELOW})(index); return {holds}; }}",
+            arg=learner.number[which],
+        )
 
-    assert below("predict-missing"), "nothing was asked yet"
+    some, none = "texts.length > 0", "texts.length === 0"
+    until_below("predict-missing", some)  # nothing was asked yet
     learner.run_until("run-missing")
-    assert not below("predict-missing"), "it is asked: neither texts nor what was printed"
+    until_below("predict-missing", none)  # it is asked: neither texts nor what was printed
     learner.run_until("show-missing")
-    assert below("predict-missing"), "it was run before the prediction"
+    until_below("predict-missing", some)  # it was run before the prediction
 
     # Two forms, one below the other: the first hides all but the second.
     learner.run_until("predict-who-waits")
-    assert not below("predict-mended")
+    until_below("predict-mended", none)
     learner.form("predict-who-waits").get_by_role("button").wait_for()
     learner.type_number("predict-mended", "7")
     learner.answered("predict-mended")
-    assert not below("predict-who-waits")
+    until_below("predict-who-waits", none)
     learner.choose_by_mouse("predict-who-waits", *key.right["who_waits"])
     learner.answered("predict-who-waits")
-    assert below("predict-who-waits")
+    until_below("predict-who-waits", some)
 
     # A quiz hides what follows until it is tried; an error is never hidden.
     learner.run_until("quiz-never")
-    assert not below("quiz-never")
+    until_below("quiz-never", none)
     learner.retype("results", "1 / 0")
-    assert "ZeroDivisionError" in "".join(below("quiz-never"))
+    until_below("quiz-never", "texts.join('').includes('ZeroDivisionError')")
     learner.type_number("quiz-never", "7")
     learner.form("quiz-never").get_by_text("Hint: ").wait_for()
-    assert len(below("quiz-never")) > 2
+    until_below("quiz-never", "texts.length > 2")

@@ -473,6 +473,47 @@ def feed(load, compute, chunks, staging, on_gpu, out):
 """,
         },
     ),
+    "13_what_waits_unasked.ipynb": Key(
+        right={
+            "copy_between": (AFTER,),
+            "one_nonblocking": ("b beside a, the copy after a",),
+            "which_call_waits": ("(2) and (4)",),
+            "freeing": ("cudaFree(p)",),
+            "host_function": ("b and c",),
+            "late_error": ("the copy of numbers",),
+            "sticky": ("they return the same error until the process ends",),
+            "launch_blocking": ("the launch of look_up",),
+        },
+        wrong={
+            "copy_between": (SAME,),
+            "one_nonblocking": (AFTER,),
+            "which_call_waits": ("(2)",),
+            "freeing": ("cudaEventRecord(e, s)",),
+            "host_function": ("b, c, d and the host",),
+            "late_error": ("s.synchronize()",),
+            "sticky": ("they work",),
+            "launch_blocking": ("s.synchronize()",),
+        },
+        failed={
+            "task-answer": """
+def first_answer(ask, draft, s, t, buffer, page):
+    ask.execute(stream=s)
+    s.copy(page, ask.array)
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    gpu.synchronize()
+    return float(page[0])
+""",
+            "task-culprit": """
+def culprit(steps, stream):
+    for step in steps:
+        step.execute(stream=stream)
+        if stream.is_done:
+            return step.name
+    return None
+""",
+        },
+    ),
 }  # fmt: skip
 KEYS = {
     name: key if key.solved else replace(key, solved=solutions(name)) for name, key in KEYS.items()

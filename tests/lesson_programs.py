@@ -183,6 +183,40 @@ def feed(load, compute, chunks, staging, on_gpu, out):
             ("the last result is waited for", "        compute.record(computed[b])", "        compute.record(computed[b])\n    compute.synchronize()"),
         ],
     },
+    "13": {
+        "answer": [
+            ("draft goes first, and the copy may be to ordinary memory", """
+def first_answer(ask, draft, s, t, buffer, page):
+    ordinary = np.zeros(4, "float32")
+    t.copy(buffer, zeros)
+    draft.execute(stream=t)
+    ask.execute(stream=s)
+    s.copy(ordinary, ask.array)
+    return float(ordinary[0])
+"""),
+            ("the copy without a stream comes before both kernels", "    t.copy(buffer, zeros)\n", "", "    ask.execute(stream=s)\n", "    legacy.copy(buffer, zeros)\n    ask.execute(stream=s)\n"),
+            ("an event is waited for", "s.synchronize()", "s.record().synchronize()"),
+            ("it asks until the stream is done", "s.synchronize()", "while not s.is_done:\n        pass"),
+            ("the buffer is cleared in s, before ask, and t waits for that", "    ask.execute(stream=s)\n", "    s.copy(buffer, zeros)\n    t.wait(s.record())\n    ask.execute(stream=s)\n", "    t.copy(buffer, zeros)\n", ""),
+            ("draft is in the thread's default stream", "    t.copy(buffer, zeros)\n    draft.execute(stream=t)\n", "    mine = gpu.wrap_stream(2)\n    mine.copy(buffer, zeros)\n    draft.execute(stream=mine)\n"),
+            ("streams change places", "s, t, buffer, page", "t, s, buffer, page"),
+        ],
+        "culprit": [
+            ("an event behind each step", "stream.synchronize()", "stream.record().synchronize()"),
+            ("the device is waited for", "stream.synchronize()", "stream.device.synchronize()"),
+            ("one try around all", """
+def culprit(steps, stream):
+    try:
+        for step in steps:
+            step.execute(stream=stream)
+            stream.synchronize()
+    except RuntimeError:
+        return step.name
+"""),
+            ("it asks until the step is done, and then waits", "            stream.synchronize()", "            while not stream.is_done:\n                pass\n            stream.synchronize()"),
+            ("launch and wait in one try", "        step.execute(stream=stream)\n        try:\n", "        try:\n            step.execute(stream=stream)\n"),
+        ],
+    },
 }  # fmt: skip
 
 WRONG: Answers = {
@@ -565,6 +599,69 @@ def in_stages(up, compute, down, batch, on_gpu, result):
             ("each event for the other buffer", "load.wait(computed[b])", "load.wait(computed[1 - b])"),
             ("the last chunk is left out", "enumerate(chunks)", "enumerate(chunks[:-1])"),
             ("kernels read the wrong buffer", "out[i], on_gpu[b]", "out[i], on_gpu[1 - b]"),
+        ],
+    },
+    "13": {
+        "answer": [
+            ("only the answer's copy is mended", "t.copy(buffer, zeros)", "legacy.copy(buffer, zeros)"),
+            ("only the buffer's copy is mended", "    s.copy(page, ask.array)", "    page = np.zeros(4, \"float32\")\n    s.copy(page, ask.array)"),
+            ("it waits for the device", "s.synchronize()", "gpu.synchronize()"),
+            ("it waits for draft, too", "    return", "    t.synchronize()\n    return"),
+            ("it waits between the launches", "    t.copy", "    s.synchronize()\n    t.copy"),
+            ("it does not wait", "    s.synchronize()\n", ""),
+            ("it waits for ask, not for the copy behind it", "s.synchronize()", "ask.wait()"),
+            ("it waits for the wrong stream", "s.synchronize()", "t.synchronize()"),
+            ("the buffer is not cleared", "    t.copy(buffer, zeros)\n", ""),
+            ("the buffer is cleared behind draft", "    t.copy(buffer, zeros)\n    draft.execute(stream=t)", "    draft.execute(stream=t)\n    t.copy(buffer, zeros)"),
+            ("the buffer is cleared in s, and t does not wait", "t.copy(buffer, zeros)", "s.copy(buffer, zeros)"),
+            ("the buffer is cleared in s behind ask, and t waits for both", "t.copy(buffer, zeros)", "s.copy(buffer, zeros)\n    t.wait(s.record())"),
+            ("another copy in its place", "t.copy(buffer, zeros)", "t.copy(x, zeros)"),
+            ("all in one stream", "stream=t", "stream=s", "t.copy", "s.copy"),
+            ("the answer is copied in t", "s.copy(page, ask.array)", "t.copy(page, ask.array)"),
+            ("draft in a stream that waits for no copy without a stream", "    t.copy(buffer, zeros)\n    draft.execute(stream=t)\n", "    legacy.copy(buffer, zeros)\n    with gpu.create_stream() as own:\n        draft.execute(stream=own)\n"),
+            ("draft is left out", "    draft.execute(stream=t)\n", ""),
+            ("ask twice", "draft.execute(stream=t)", "ask.execute(stream=t)"),
+            ("a short kernel of its own", "draft.execute(stream=t)", "gs.learn.Step(gpu, 1000, name='draft').execute(stream=t)"),
+            ("to_host waits for the device", "s.synchronize()\n    return float(page[0])", "return float(gpu.to_host(ask.array)[0])"),
+            ("a constant", "return float(page[0])", "return 7.0"),
+            ("another answer", "return float(page[0])", "return float(page[0]) + 1"),
+        ],
+        "culprit": [
+            ("the device is waited for at the end", """
+def culprit(steps, stream):
+    try:
+        for step in steps:
+            step.execute(stream=stream)
+        stream.device.synchronize()
+    except RuntimeError:
+        return step.name
+"""),
+            ("asking does not wait", "stream.synchronize()", "stream.is_done"),
+            ("an event is recorded, not waited for", "stream.synchronize()", "stream.record()"),
+            ("the event is recorded before the step", "        step.execute(stream=stream)\n        try:\n            stream.synchronize()", "        event = stream.record()\n        step.execute(stream=stream)\n        try:\n            event.synchronize()"),
+            ("it waits before each step: the next one is blamed", "        step.execute(stream=stream)\n        try:\n            stream.synchronize()\n        except RuntimeError:\n            return step.name", "        try:\n            stream.synchronize()\n        except RuntimeError:\n            return step.name\n        step.execute(stream=stream)"),
+            ("another device is waited for", "stream.synchronize()", "gpu.synchronize()"),
+            ("it goes on behind the failure", "    for step", "    found = None\n    for step", "return step.name", "found = step.name", "return None", "return found"),
+            ("all are queued, and events tell later", """
+def culprit(steps, stream):
+    events = []
+    for step in steps:
+        step.execute(stream=stream)
+        events.append(stream.record())
+    for step, event in zip(steps, events):
+        try:
+            event.synchronize()
+        except RuntimeError:
+            return step.name
+"""),
+            ("nothing runs", "        step.execute(stream=stream)\n", ""),
+            ("errors are swallowed", "return step.name", "pass"),
+            ("the step itself", "return step.name", "return step"),
+            ("the first step, always", "return step.name", "return steps[0].name"),
+            ("a copy to page-locked memory does not wait", "stream.synchronize()", "stream.copy(stream.device.empty_pinned(4), step.table)"),
+            ("an error is not caught", "except RuntimeError", "except ValueError"),
+            ("each step runs twice", "        try:\n", "        step.execute(stream=stream)\n        try:\n"),
+            ("backwards", "in steps:", "in steps[::-1]:"),
         ],
     },
 }  # fmt: skip

@@ -28,8 +28,8 @@ HIDDEN = {"predict", "outcome", "check", "fact"}
 """Tags of cells whose source is collapsed: it would tell too early."""
 
 
-def test_there_are_twelve_lessons_and_a_key_to_each():
-    assert [name[:2] for name in LESSONS] == [f"{number:02}" for number in range(1, 13)]
+def test_there_are_thirteen_lessons_and_a_key_to_each():
+    assert [name[:2] for name in LESSONS] == [f"{number:02}" for number in range(1, 14)]
     assert sorted(KEYS) == LESSONS
 
 

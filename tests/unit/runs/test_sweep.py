@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pa_dataset
+import pyarrow.parquet as pq
 import pytest
 
 import gpuscope as gs
@@ -324,6 +326,28 @@ def test_a_sweep_is_read_back(gpu, tmp_path):
     assert (read.stopped, read.provenance) == (made.stopped, made.provenance)
     (tmp_path / "point-0000.parquet").unlink()
     assert load_sweep(tmp_path).stopped
+
+
+def test_other_tools_read_the_folder_as_one_dataset(gpu, tmp_path):
+    made = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    read = pa_dataset.dataset(sorted(tmp_path.glob("point-*.parquet"))).to_table()
+    assert read.replace_schema_metadata().equals(made.table)
+
+
+def test_points_of_an_older_version_had_the_uuid_elsewhere(gpu, tmp_path):
+    made = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    for path in tmp_path.iterdir():
+        table = pq.read_table(path)
+        origin = json.loads(table.schema.metadata[b"gpuscope.sweep"])
+        origin["facts"]["device"]["uuid"] = gpu.info.uuid
+        older = table.drop_columns(["gpu"])
+        facts = {"gpuscope.sweep": json.dumps(origin)}
+        pq.write_table(older.replace_schema_metadata(facts), path)
+    told = []
+    again = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path, viewer=told.append)
+    assert told == [], "nothing was run again"
+    without = [name for name in made.table.column_names if name != "gpu"]
+    assert again.table.select(without).equals(made.table.select(without))
 
 
 @pytest.mark.parametrize(

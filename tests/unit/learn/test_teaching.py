@@ -19,8 +19,8 @@ NOTES = {int(number): text for number, text in zip(NOTES[1::2], NOTES[2::2], str
 
 
 def test_every_lesson_has_questions_and_notes():
-    assert {name[:2] for name in LESSONS} <= set(QUESTIONS)
-    assert {int(name[:2]) for name in LESSONS} <= set(NOTES)
+    assert sorted(QUESTIONS) == [name[:2] for name in LESSONS]
+    assert sorted(NOTES) == [int(name[:2]) for name in LESSONS]
 
 
 @pytest.mark.parametrize("name", LESSONS)

@@ -60,7 +60,8 @@ def main() -> None:
         def kill(progress: Any) -> None:
             if progress.done in deaths:
                 os.kill(
-                    chance.choice([one.pid for one in cluster.workers.values()]), signal.SIGKILL
+                    chance.choice([one.pid for one in cluster.workers.values() if one.pid]),
+                    signal.SIGKILL,
                 )
 
         start = time.perf_counter()

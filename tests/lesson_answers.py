@@ -444,7 +444,7 @@ def hand_over(trace, folder):
         right={
             "chunks": ("about half as long",),
             "pageable": ("nothing",),
-            "order": ("at least 15 % longer",),
+            "order": ("at least 5 % longer",),
             "limit": ("a little over 9 ms",),
             "how_many": ("12 chunks",),
         },

@@ -121,7 +121,8 @@ class Call(Struct, eq=False, gc=False):
     ----------
     kind
         ``"launch"``, ``"copy"``, ``"host_call"``, ``"record"``, ``"wait"``, ``"sync"``,
-        ``"handle"`` or ``"setup"``: memory being filled before anything is measured. Watchers are
+        ``"handle"`` or ``"setup"``: what is done beside what is measured, such as filling memory
+        or reading it, while nothing else runs. Watchers are
         also told of what is no call: ``"seen"``, ``"freed"``, ``"given"`` and ``"host access"``.
     name
         Kernel, function or call name.

@@ -381,7 +381,8 @@ class Device(Unique):
         """
         require_array(self, array, "array", on_host=False)
         self.synchronize()
-        return self.backend.to_host(array)
+        with self.calls.during("setup", "to_host"):
+            return self.backend.to_host(array)
 
     # -- kernels ----------------------------------------------------------------------
     def compile(self, source: str, name: str, *, model: KernelModel | None = None) -> Kernel:

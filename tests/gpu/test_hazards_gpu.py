@@ -53,6 +53,15 @@ def test_its_mended_twin_is_right(gpu, race):
         assert values(gpu, race.program(gpu, mended=True)) == right
 
 
+def test_nothing_of_our_own_is_unseen(gpu):
+    with gs.profile(gpu, hazards=True) as recording, gpu.carve([16]) as parts:
+        array = gpu.asarray([1.0, 2.0])
+        with parts[0].create_stream() as stream:
+            launch(stream, "write", filled(gpu, 0))
+            assert gpu.to_host(array).tolist() == [1.0, 2.0]
+    assert recording.trace.metadata.hazards.unseen == 0
+
+
 def confirmed(gpu, race):
     """Return what becomes of a hazard in its program, and in the mended twin."""
     facts = found(gpu, race, mended=False)

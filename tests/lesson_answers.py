@@ -196,7 +196,7 @@ def mended(duration_ns):
             "after_closing": ("an error",),
             "partition_and_legacy": ("it does not wait",),
             "what_is_promised": (
-                "each kernel runs on its partition's SMs; that any two run at the same time is not promised",
+                "neither: that any two of them run at the same time is not promised",
             ),
         },
         wrong={

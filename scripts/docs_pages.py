@@ -212,10 +212,7 @@ def hazards_section() -> list[str]:
     """What confirming hazards by delay finds, and what looking for them costs."""
     lines = ["## Hazards", ""]
     for name in ("hazards_confirm", "hazards_cost", "hazards_torch"):
-        path = RESULTS / f"{name}.json"
-        if not path.exists():
-            continue
-        facts = json.loads(path.read_text("utf-8"))
+        facts = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
         lines += [f"`{facts['command']}`, {facts['date']}:", "", *goals_table(facts["rows"])]
     return lines
 

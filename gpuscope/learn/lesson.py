@@ -113,9 +113,14 @@ class Lesson:
         return form
 
     @door(
-        name=str, trace=(Trace, None), why=(str, int, None), rule=str, since_ns=(int, None),
-        window_ns=(tuple, None), then=str,
-    )  # fmt: skip
+        name=str,
+        trace=(Trace, None),
+        why=(str, int, None),
+        rule=str,
+        since_ns=(int, None),
+        window_ns=(tuple, None),
+        then=str,
+    )
     def reveal(
         self,
         name: str,

@@ -14,12 +14,7 @@ import pyarrow as pa
 from gpuscope._checks import door, given
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.device.device import Device
-from gpuscope.errors import (
-    GpuscopeError,
-    InvalidArgument,
-    NothingRecorded,
-    WorkerLost,
-)
+from gpuscope.errors import GpuscopeError, InvalidArgument, NothingRecorded, WorkerLost
 from gpuscope.runs.execution import Series, as_far_as_measured, opened
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
 from gpuscope.runs.grid import (

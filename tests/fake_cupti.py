@@ -126,6 +126,8 @@ class FakeCupti:
         """What tells, of each client, the addresses of the buffers that it keeps alive."""
         self._last_ns = 0
         self._at, self._size, self._used = None, 0, 0
+        self._running = set()
+        """Where the ends of running work go."""
         self._lock = threading.RLock()
 
     def now_ns(self):
@@ -182,14 +184,32 @@ class FakeCupti:
             assert not any(ctypes.string_at(self._at, self._size)), "it was promised zeroed"
 
     def _hand_over(self):
+        self._running.clear()
         if self._at is not None:
             at, self._at = self._at, None
             self.callbacks[1](None, 0, at, self._size, self._used)
 
-    def flush(self):
-        """Hand over what is there."""
+    def run(self, kind, **fields):
+        """Record work that is running; returns what ends it."""
         with self._lock:
-            self._hand_over()
+            self.write(kind, **fields | {"end": 0})
+            at, length = self._at, len(record(kind, self.sizes))
+            end = at + self._used - length + layout.FIELDS[kind]["end"][0]
+            self._running.add(end)
+
+        def finish():
+            with self._lock:
+                if end in self._running:  # else its record was handed over without an end
+                    self._running.remove(end)
+                    ctypes.c_uint64.from_address(end).value = self.now_ns()
+
+        return finish
+
+    def flush(self, *, forced=True):
+        """Hand over what is there; unless forced, no buffer with a record of running work."""
+        with self._lock:
+            if forced or not self._running:
+                self._hand_over()
 
     @property
     def buffer_is_alive(self):
@@ -267,7 +287,7 @@ class FakeLibrary:
 
     def flush(self, *, forced):
         self._does("flush", forced)
-        self.cupti.flush()
+        self.cupti.flush(forced=forced)
 
     def dropped(self):
         self._does("dropped")
@@ -409,6 +429,14 @@ class FakeGpu:
             layout.KERNEL, name=address(name), correlation=correlation, stream=stream,
             context=context or self.context, device=self.info.index, grid_x=grid, grid_y=1,
             grid_z=1, block_x=32, block_y=1, block_z=1, **fields,
+        )  # fmt: skip
+
+    def running(self, name):
+        """Let another library launch a kernel that goes on; returns what ends it."""
+        return self.cupti.run(
+            layout.KERNEL, name=address(name), correlation=self.call(LAUNCH), stream=DEFAULT_STREAM,
+            context=self.context, device=self.info.index, grid_x=1, grid_y=1, grid_z=1, block_x=32,
+            block_y=1, block_z=1, start=self.now_ns(),
         )  # fmt: skip
 
     def foreign(self, name, *, on=None, thread=None, **fields):

@@ -256,8 +256,19 @@ class Collector:
         self._apis = self._noted = "none"
         self._launches.clear()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several recordings collect."""
+        return len(self._owners) > 1
+
     def collect(self, *, forced: bool) -> None:
-        """Have CUPTI hand over what it has, and give it to every recording."""
+        """Have CUPTI hand over what it has, and give it to every recording.
+
+        Parameters
+        ----------
+        forced
+            Also what is not complete: work that is running gets no end then, in any recording.
+        """
         with self._lock:
             if os.getpid() != self._process or not self._owners:
                 return

@@ -59,8 +59,8 @@ class Canaries:
         self._backend = device.backend
         self.device = device.info.index
         self.tag = tag
-        self.arrived = 0
-        """How many have left a record."""
+        self.launched = self.arrived = 0
+        """How many were launched, and how many have left a record."""
         self.globaltimer = ClockFit()
         """How %globaltimer stands to CUPTI's time."""
         self._sent: list[tuple[int, int]] = []  # what each read of it, at its beginning and end
@@ -73,6 +73,7 @@ class Canaries:
         try:
             for number in range(FLIGHT):
                 self._backend.launch(stream, self._kernel, self.tag, 32, (self._out,), 0)
+                self.launched += 1
                 self._backend.sync_stream(stream)
                 if number < FLIGHT - 1:
                     begin, end = self._backend.to_host(self._out).tolist()

@@ -28,8 +28,8 @@ from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Row, Rows, together
 from gpuscope.record.source import Calibration, Completeness, Options, Ordered, Source, SourceFacts
 
-_GRAPHS_S = 3.0
-"""How long the end of a recording waits for what graphs did."""
+_PATIENCE_S = 3.0
+"""How long a recording waits for records that CUPTI does not hand over yet."""
 _NAP_S = 0.01
 _tags = itertools.count()
 _TAGS = 400
@@ -114,7 +114,7 @@ class CuptiSource(Source):
             self._found.notes.append(self._collector.note)
         self._records.canaries = [Canaries(device, self._tag) for device in self._cuda]
         self._places.learn_all()
-        self._collector.collect(forced=True)  # another recording's may fill all memory
+        self._collector.collect(forced=not self._collector.is_shared)
         nvtx.send_canary()
         self._send_canaries()
         if not all(canaries.arrived for canaries in self._records.canaries):
@@ -172,14 +172,14 @@ class CuptiSource(Source):
             self._places.learn_all()
             self._waited = self._links.waited = wait
             if wait:
-                self._await_graphs()
+                self._take_until(lambda: not self._records.graphs_without_work())
                 before = self._arrived()
                 with self._collector.flights:
                     self._send_canaries()
                 lost = bool(before) and before == self._arrived()
                 taken_over = lost and self._collector.refused == self._before[1]
             else:
-                self._take(forced=True)
+                self._take(forced=not self._collector.is_shared)
             self._account(wait=wait, taken_over=taken_over)
         except BaseException as error:
             self._found.lost(
@@ -194,20 +194,32 @@ class CuptiSource(Source):
             self._records_now = False
 
     def _send_canaries(self) -> None:
-        for canaries in self._records.canaries:
+        """Launch canaries and take their records.
+
+        CUPTI hands over no buffer that holds a record of running work, unless forced, and then
+        that work has no end. So where others record too, it is forced only after some time.
+        """
+        own = self._records.canaries
+        for canaries in own:
             canaries.send()
-        self._take(forced=True)
+
+        def arrived() -> bool:
+            return all(canaries.arrived >= canaries.launched for canaries in own)
+
+        if not self._collector.is_shared or not self._take_until(arrived):
+            self._take(forced=True)
 
     def _arrived(self) -> list[int]:
         return [canaries.arrived for canaries in self._records.canaries]
 
-    def _await_graphs(self) -> None:
-        """Wait until CUPTI delivered work of every launch of a graph, but not for ever."""
-        until_s = time.monotonic() + _GRAPHS_S
+    def _take_until(self, there: Callable[[], bool]) -> bool:
+        """Take what is complete until a condition holds, or for some time; tell if it holds."""
+        until_s = time.monotonic() + _PATIENCE_S
         self._take(forced=False)
-        while self._records.graphs_without_work() and time.monotonic() < until_s:
+        while not there() and time.monotonic() < until_s:
             time.sleep(_NAP_S)
             self._take(forced=False)
+        return there()
 
     def _account(self, *, wait: bool, taken_over: bool) -> None:
         found = self._found

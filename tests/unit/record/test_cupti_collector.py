@@ -15,7 +15,7 @@ from fake_cupti import BUFFER_BYTES, OTHER, UNNAMED, FakeLibrary, OtherClient, W
 from gpuscope.device import caller
 from gpuscope.errors import CapabilityError, GpuscopeError, RecorderBusy
 from gpuscope.record.cupti import collector as collector_module
-from gpuscope.record.cupti import layout
+from gpuscope.record.cupti import layout, source
 from gpuscope.record.cupti.collector import KINDS
 
 ALWAYS = dict.fromkeys(KINDS, "all")
@@ -502,6 +502,42 @@ def test_nested_recordings_each_get_their_own(world):
     assert inner.trace.metadata.complete
     assert outer.trace.metadata.complete
     assert world.cupti.at_rest
+
+
+def start_timer(finish):
+    timer = threading.Timer(0.05, finish)
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize("when", ["it begins", "it ends", "it is stopped"])
+def test_work_that_runs_while_a_nested_recording_begins_or_ends_keeps_its_end(world, when):
+    with world.profile() as outer:
+        inner = world.recording()
+        if when == "it begins":
+            work = start_timer(world.gpu.running("long"))
+        inner.start()
+        world.gpu.foreign("inside")
+        if when != "it begins":
+            work = start_timer(world.gpu.running("long"))
+        inner.stop(wait=when != "it is stopped")
+        work.join()
+    (long,) = [row for row in outer.trace.spans.to_pylist() if row["name"] == "long"]
+    assert long["end_ns"] is not None
+    assert outer.trace.metadata.complete, outer.trace.metadata.notes
+    if when == "it begins":
+        assert names(inner.trace) == ["inside"]
+        assert inner.trace.metadata.complete, inner.trace.metadata.notes
+
+
+def test_work_without_end_does_not_keep_a_nested_recording_from_beginning(world, monkeypatch):
+    monkeypatch.setattr(source, "_PATIENCE_S", 0.05)
+    with world.profile() as outer:
+        world.gpu.running("endless")
+        with world.profile() as inner:
+            world.gpu.foreign("inside")
+    assert names(inner.trace) == ["inside"]
+    assert "1 pieces of work have no end" in outer.trace.metadata.incomplete
 
 
 def test_recordings_that_overlap_each_get_their_own(world):

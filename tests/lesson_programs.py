@@ -15,6 +15,15 @@ RIGHT: Answers = {
             ("the stream is waited for", "second.synchronize()", "stream.synchronize()"),
             ("events are made beforehand", "first = stream.record()", "first = gpu.create_event()\n    stream.record(first)"),
             ("it asks until the event is done", "second.synchronize()", "while not second.is_done:\n        pass"),
+            ("the device is waited for", "second.synchronize()", "gpu.synchronize()"),
+            ("from a recording of its own", """
+def gpu_time_ns(stream, handle):
+    with gs.profile(gpu) as recording:
+        handle.execute(stream=stream)
+        stream.synchronize()
+    kernels = recording.trace.where(kind="kernel")
+    return int(kernels.array("end_ns").max() - kernels.array("start_ns").min())
+"""),
         ],
         "read": [
             ("an event after the copy", "stream.synchronize()", "stream.record().synchronize()"),
@@ -25,6 +34,7 @@ RIGHT: Answers = {
         "spread": [
             ("backwards", "zip(kernels, streams)", "list(zip(kernels, streams))[::-1]"),
             ("it waits, after all are launched", "stream=stream)", "stream=stream)\n    gpu.synchronize()"),
+            ("in streams of its own", "    for kernel, stream in zip(kernels, streams):", "    launch_all.streams = [gpu.create_stream() for _ in kernels]\n    for kernel, stream in zip(kernels, launch_all.streams):"),
             ("by guards", "kernel.execute(stream=stream)", "with gs.CallerStreamGuard(stream):\n            kernel.execute()"),
         ],
         "late": [
@@ -39,6 +49,7 @@ RIGHT: Answers = {
             ("left and right change places", "left.execute(stream=s)\n    right.execute(stream=t)", "right.execute(stream=s)\n    left.execute(stream=t)"),
             ("right is launched first", "    left.execute(stream=s)\n    right.execute(stream=t)\n", "    right.execute(stream=t)\n    left.execute(stream=s)\n"),
             ("events of its own", "t.wait(s.record())", "event = gpu.create_event()\n    s.record(event)\n    t.wait(event)"),
+            ("one event, recorded twice", "t.wait(s.record())", "event = gpu.create_event()\n    s.record(event)\n    t.wait(event)", "s.wait(t.record())", "t.record(event)\n    s.wait(event)"),
         ],
         "overwrite": [
             ("the event is named", "a.wait(b.record())", "read = b.record()\n    a.wait(read)"),
@@ -48,6 +59,7 @@ RIGHT: Answers = {
     "04": {
         "thread": [
             ("the stream is named in the call", "        with gs.CallerStreamGuard(selected):\n            job.execute()", "        job.execute(stream=selected)"),
+            ("a number becomes a stream first", "selected = gs.get_caller_stream()", "selected = gpu.wrap_stream(gs.get_caller_stream())"),
             ("it is handed over as an argument", """
 def launch_from_thread(job):
     thread = threading.Thread(target=job.execute, kwargs={"stream": gs.get_caller_stream()})
@@ -57,15 +69,33 @@ def launch_from_thread(job):
         ],
         "library": [
             ("by a condition", "    stream = private if selected is None else gpu.wrap_stream(selected)\n", "    stream = private\n    if selected is not None:\n        stream = gpu.wrap_stream(selected)\n"),
+            ("a stream is not wrapped, a number is", "gpu.wrap_stream(selected)", "selected", "    stream.launch", "    if isinstance(stream, int):\n        stream = gpu.wrap_stream(stream)\n    stream.launch"),
         ],
     },
     "05": {
-        "sizes": [("prefill comes first", '{"decode": 30, "prefill": "rest"}', '{"prefill": "rest", "decode": 30}')],
+        "sizes": [
+            ("prefill comes first", '{"decode": 30, "prefill": "rest"}', '{"prefill": "rest", "decode": 30}'),
+            ("it asks for one more until it is granted", """
+def carve_for_decode(gpu):
+    wanted = 30
+    while True:
+        try:
+            return gpu.plan_carve({"decode": wanted, "prefill": "rest"})
+        except gs.errors.InvalidPartition:
+            wanted += 1
+"""),
+        ],
         "serve": [
             ("streams are named in the calls", """
 def serve(small, large, parts):
     small.execute(stream=parts["decode"].create_stream())
     large.execute(stream=parts["prefill"].create_stream())
+"""),
+            ("both streams are closed, after both launches", """
+def serve(small, large, parts):
+    with parts["prefill"].create_stream() as p, parts["decode"].create_stream() as d:
+        large.execute(stream=p)
+        small.execute(stream=d)
 """),
             ("nested guards", """
 def serve(small, large, parts):
@@ -88,6 +118,25 @@ def serve(small, large, parts):
         "pairs": [
             ("more in flight than streams", "max_in_flight=2", "max_in_flight=4"),
             ("the streams are waited for", "handle.wait()", "for stream in streams:\n        stream.synchronize()"),
+            ("a handle for each stream", """
+def four_calls(gpu, streams, kernel_ns):
+    handles = [Spin(gpu, duration_ns=kernel_ns, name="four") for _ in streams]
+    for _ in range(2):
+        for handle, stream in zip(handles, streams):
+            handle.execute(stream=stream)
+    for handle in handles:
+        handle.wait()
+    return handles[0]
+"""),
+            ("pairs, each waited for", """
+def four_calls(gpu, streams, kernel_ns):
+    handle = Spin(gpu, duration_ns=kernel_ns, name="four", max_in_flight=2)
+    for _ in range(2):
+        for stream in streams:
+            handle.execute(stream=stream)
+        handle.wait()
+    return handle
+"""),
         ],
         "first": [
             ("an event between the two", """
@@ -105,8 +154,18 @@ def first_result(job, later, stream):
         "join": [
             ("streams change places", "one.execute(stream=s)\n        two.execute(stream=t)", "one.execute(stream=t)\n        two.execute(stream=s)"),
             ("two is launched first", "        one.execute(stream=s)\n        two.execute(stream=t)", "        two.execute(stream=t)\n        one.execute(stream=s)"),
+            ("the capture begins in t", """
+def capture_both(one, two, s, t):
+    with t.capture(name="both") as graph:
+        s.wait(t.record())
+        one.execute(stream=s)
+        two.execute(stream=t)
+        t.wait(s.record())
+    return graph
+"""),
         ],
         "wait": [
+            ("it waits before the capture", "    with", "    s.synchronize()\n    with"),
             ("over an event in one stream", "        two", "        s.wait(s.record())\n        two"),
         ],
         "serve": [
@@ -127,8 +186,11 @@ def serve(model, static, out, inputs, stream):
     },
     "09": {"interference": [("as a difference", "float(np.median(together_us) / np.median(alone_us)) - 1", "(np.median(together_us) - np.median(alone_us)) / np.median(alone_us)")]},
     "10": {
-        "range": [("from the table", "gs.analysis.range_projection(trace)[name].kernels", "next(row[\"kernels\"] for row in gs.analysis.range_projection(trace).ranges.to_pylist() if row[\"name\"] == name)")],
-        "export": [("the other way round", 'gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")', 'gs.export(trace, folder / "b.parquet"), gs.export(trace, folder / "a.json")')],
+        "range": [("summed over the rows", "gs.analysis.range_projection(trace)[name].kernels", "sum(row[\"kernels\"] for row in gs.analysis.range_projection(trace).ranges.to_pylist() if row[\"name\"] == name)")],
+        "export": [
+            ("the other way round", 'gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")', 'gs.export(trace, folder / "b.parquet"), gs.export(trace, folder / "a.json")'),
+            ("as texts, in a list", 'gs.export(trace, folder / "it.json"), gs.export(trace, folder / "it.parquet")', '[str(gs.export(trace, folder / name)) for name in ("a.json", "a.parquet")]'),
+        ],
     },
     "12": {
         "stages": [
@@ -181,6 +243,7 @@ def feed(load, compute, chunks, staging, on_gpu, out):
             ("a new event for compute", "compute.wait(uploaded[b])", "compute.wait(load.record())"),
             ("the buffers change places", "b = i % 2", "b = (i + 1) % 2"),
             ("the last result is waited for", "        compute.record(computed[b])", "        compute.record(computed[b])\n    compute.synchronize()"),
+            ("it asks until the upload is done", "uploaded[b].synchronize()", "while not uploaded[b].is_done:\n            pass"),
         ],
     },
     "13": {
@@ -252,6 +315,9 @@ WRONG: Answers = {
             ("it reads the source instead", "return float(page[0])", "return float(gpu.to_host(sevens)[0])"),
             ("the copy waits, not the host", "stream.synchronize()", "stream.wait(stream.record())"),
             ("another stream is waited for", "stream.synchronize()", "gpu.create_stream().synchronize()"),
+            ("the kernel is waited for, not the copy", "stream.synchronize()", "work.wait()"),
+            ("the event is recorded, and not waited for", "stream.synchronize()", "stream.record()"),
+            ("it sleeps longer than the kernel takes", "stream.synchronize()", "import time\n    time.sleep(0.02)"),
         ],
     },
     "02": {
@@ -268,6 +334,7 @@ WRONG: Answers = {
             ("nothing is launched", "kernel.execute(stream=stream)", "pass"),
             ("it never ends", "kernel.execute(stream=stream)", "while True:\n            pass"),
             ("the legacy default stream in the middle", "stream=stream", "stream=gpu.wrap_stream(1)"),
+            ("a new stream each, closed at once: that waits", "    for kernel, stream in zip(kernels, streams):\n        kernel.execute(stream=stream)", "    for kernel in kernels:\n        with gpu.create_stream() as stream:\n            kernel.execute(stream=stream)"),
         ],
         "late": [
             ("the last stream only", "    for stream in streams:\n        stream.synchronize()", "    streams[-1].synchronize()"),
@@ -328,6 +395,9 @@ WRONG: Answers = {
             ("the selection is asked for in the thread", "        with gs.CallerStreamGuard(selected):\n            job.execute()", "        with gs.CallerStreamGuard(gs.get_caller_stream()):\n            job.execute()"),
             ("no selection", "        with gs.CallerStreamGuard(selected):\n            job.execute()", "        job.execute()"),
             ("the legacy default stream", "gs.CallerStreamGuard(selected)", "gs.CallerStreamGuard(0)"),
+            ("stream 0 counts as no selection", "        with gs.CallerStreamGuard(selected):\n            job.execute()", "        job.execute(stream=selected or None)"),
+            ("stream 0 counts as no selection, by a condition", "        with gs.CallerStreamGuard(selected):\n            job.execute()", "        if selected:\n            job.execute(stream=selected)\n        else:\n            job.execute()"),
+            ("0 is taken for the per-thread default stream", "gs.CallerStreamGuard(selected)", "gs.CallerStreamGuard(selected or 2)"),
             ("the thread is not started", "    thread.start()\n    thread.join()\n", ""),
             ("the job runs twice", "            job.execute()", "            job.execute()\n            job.execute()"),
             ("the job waits for the GPU", "            job.execute()", "            job.execute()\n        gpu.synchronize()"),
@@ -377,6 +447,13 @@ WRONG: Answers = {
             ("small is left out", "small.execute()", "pass"),
             ("large runs twice", "        large.execute()", "        large.execute()\n        large.execute()"),
             ("decode waits for prefill", "        small.execute()", "        gpu.synchronize()\n        small.execute()"),
+            ("decode waits for an event of prefill", """
+def serve(small, large, parts):
+    d, p = (parts[name].create_stream() for name in ("decode", "prefill"))
+    large.execute(stream=p)
+    d.wait(p.record())
+    small.execute(stream=d)
+"""),
             ("outside of all guards", "def serve(small, large, parts):\n    large.execute()\n    small.execute()\n"),
             ("nothing", "def serve(small, large, parts):\n    pass\n"),
             ("short kernels of its own", "large.execute()", "gs.learn.Step(gpu, 1000, name='large').execute()"),
@@ -406,6 +483,15 @@ WRONG: Answers = {
             ("a alone", "len(a) * solo_a + len(b) * solo_b", "len(a) * solo_a"),
             ("a constant", "return (", "return 1.0 or ("),
             ("by the longer one", "spans = a + b", "spans = max(a, b, key=len)"),
+            ("over the time in which anything ran, without pauses", """
+def gain(a, b, solo_a, solo_b):
+    busy, until = 0, 0
+    for start, end in sorted(a + b):
+        busy += max(0, end - max(start, until))
+        until = max(until, end)
+    return (len(a) * solo_a + len(b) * solo_b) / busy
+"""),
+            ("the ends of the lists are not the first and the last in time", "max(end for _, end in spans) - min(start for start, _ in spans)", "spans[-1][1] - spans[0][0]"),
             ("less 1", "/ makespan", "/ makespan - 1"),
             ("integers", "/ makespan", "// makespan"),
             ("from b's first start", "min(start for start, _ in spans)", "min(start for start, _ in b)"),
@@ -425,6 +511,8 @@ WRONG: Answers = {
             ("no streams: gpuscope waits", "stream=streams[number % 2]", ""),
             ("another duration", "duration_ns=kernel_ns", "duration_ns=kernel_ns // 2"),
             ("two and two in one stream each, one after the other", "streams[number % 2]", "streams[number // 2]"),
+            ("four at a time", "max_in_flight=2", "max_in_flight=4", "streams[number % 2]", "gpu.create_stream()"),
+            ("three at a time", "max_in_flight=2", "max_in_flight=3", "streams[number % 2]", "gpu.create_stream()"),
         ],
         "first": [
             ("the stream is waited for", "job.completion.wait()", "stream.synchronize()"),
@@ -454,6 +542,8 @@ WRONG: Answers = {
             ("nothing is captured", "def capture_both(one, two, s, t):\n    with s.capture() as graph:\n        pass\n    return graph\n"),
             ("short kernels of its own", "two.execute(stream=t)", "gs.learn.Step(gpu, 1000, name='two').execute(stream=t)"),
             ("it waits within", "        s.wait(t.record())", "        t.synchronize()\n        s.wait(t.record())"),
+            ("the join is behind the block", "        s.wait(t.record())", "    s.wait(t.record())"),
+            ("two captures", "def capture_both(one, two, s, t):\n    with s.capture() as graph:\n        one.execute(stream=s)\n    with t.capture():\n        two.execute(stream=t)\n    return graph\n"),
             ("it runs them, too", "    return graph", "    one.execute(stream=s)\n    return graph"),
         ],
         "wait": [
@@ -468,10 +558,14 @@ WRONG: Answers = {
             ("it asks whether one is done", "        two", "        while not s.is_done:\n            pass\n        two"),
             ("side by side", "        one.execute(stream=s)\n        two.execute(stream=s)", "        t.wait(s.record())\n        one.execute(stream=s)\n        two.execute(stream=t)\n        s.wait(t.record())"),
             ("one runs outside", "    with", "    one.execute(stream=s)\n    with", "        one.execute(stream=s)\n        two", "        two"),
+            ("the call is waited for", "        two", "        one.completion.wait()\n        two"),
+            ("two captures", "        two", "        pass\n    with s.capture() as graph:\n        two"),
+            ("two is launched outside", "        two", "        pass\n    two"),
             ("they run already", "    return graph", "    graph.launch(stream=s)\n    return graph"),
         ],
         "serve": [
             ("another name for the array", "stream.copy(static, array)", "static = array"),
+            ("by an assignment, which goes to the legacy default stream", "stream.copy(static, array)", "static[:] = array"),
             ("the copy comes after the launch", "        stream.copy(static, array)\n        model.launch(stream=stream)\n", "        model.launch(stream=stream)\n        stream.copy(static, array)\n"),
             ("the other direction", "stream.copy(static, array)", "stream.copy(array, static)"),
             ("into the output", "stream.copy(static, array)", "stream.copy(out, array)"),
@@ -508,6 +602,8 @@ WRONG: Answers = {
         "range": [
             ("all kernels", "gs.analysis.range_projection(trace)[name].kernels", "len(trace.where(kind=\"kernel\"))"),
             ("what ran in the range's time", "gs.analysis.range_projection(trace)[name].kernels", "sum(a <= start < b for a, b in [next((r['start_ns'], r['end_ns']) for r in trace.where(kind='range').spans.to_pylist() if r['name'] == name)] for start in trace.where(kind='kernel').array('start_ns'))"),
+            ("the first time only", "gs.analysis.range_projection(trace)[name].kernels", "next(row[\"kernels\"] for row in gs.analysis.range_projection(trace).ranges.to_pylist() if row[\"name\"] == name)"),
+            ("what ran in its projection's time", "gs.analysis.range_projection(trace)[name].kernels", "sum(row['gpu_start_ns'] <= start < row['gpu_end_ns'] for row in gs.analysis.range_projection(trace).ranges.to_pylist() if row['name'] == name and row['kernels'] for start in trace.where(kind='kernel').array('start_ns'))"),
             ("a constant", "gs.analysis.range_projection(trace)[name].kernels", "10"),
             ("the lesson's trace, whatever is given", "range_projection(trace)", "range_projection(globals()['trace'])"),
             ("another range", "[name]", "[list(gs.analysis.range_projection(trace).ranges['name'].to_pylist())[0]]"),
@@ -521,6 +617,7 @@ WRONG: Answers = {
             ("SQLite for Perfetto", "it.json", "it.sqlite"),
             ("JSON alone", '"it.parquet"', '"it2.json"'),
             ("one file", ', gs.export(trace, folder / "it.parquet")', ","),
+            ("one path", ', gs.export(trace, folder / "it.parquet")', ""),
             ("elsewhere", 'folder / "it.json"', 'Path(tempfile.mkdtemp()) / "it.json"'),
             ("a page instead of the file", "it.parquet", "it.html"),
             ("the lesson's trace, whatever is given", "gs.export(trace", "gs.export(globals()['trace']"),
@@ -570,6 +667,23 @@ def in_stages(up, compute, down, batch, on_gpu, result):
             ("the event is recorded before the upload", "        up.copy(place, source)\n        compute.wait(up.record())", "        early = up.record()\n        up.copy(place, source)\n        compute.wait(early)"),
             ("the next upload waits for the download", "        down.copy(target, place)", "        down.copy(target, place)\n        up.wait(down.record())"),
             ("the host waits at the end", "        down.copy(target, place)", "        down.copy(target, place)\n    down.synchronize()"),
+            ("the host asks until each upload is done", "compute.wait(up.record())", "while not up.is_done:\n            pass"),
+            ("the host asks until the first upload is done", "        compute.wait(up.record())", "        while source is batch[0] and not up.is_done:\n            pass\n        compute.wait(up.record())"),
+            ("the host asks which events are done, and queues what is ready", """
+def in_stages(up, compute, down, batch, on_gpu, result):
+    uploaded, computed, downloads = [], [], 0
+    for source, place in zip(batch, on_gpu):
+        up.copy(place, source)
+        uploaded.append(up.record())
+    while downloads < 6:
+        if len(computed) < 6 and uploaded[len(computed)].is_done:
+            place = on_gpu[len(computed)]
+            process(compute, place, place)
+            computed.append(compute.record())
+        if downloads < len(computed) and computed[downloads].is_done:
+            down.copy(result[downloads], on_gpu[downloads])
+            downloads += 1
+"""),
             ("the device is waited for in between", "        up.copy", "        gpu.synchronize()\n        up.copy"),
             ("all chunks in one place on the GPU", "        up.copy", "        place = on_gpu[0]\n        up.copy"),
             ("results go to pageable memory first", "down.copy(target, place)", "plain = np.zeros(target.shape, target.dtype)\n        down.copy(plain, place)\n        target[:] = plain"),
@@ -591,6 +705,8 @@ def in_stages(up, compute, down, batch, on_gpu, result):
             ("one staging buffer", "staging[b][:]", "staging[0][:]", "on_gpu[b], staging[b]", "on_gpu[b], staging[0]"),
             ("one buffer on the GPU", "on_gpu[b], staging", "on_gpu[0], staging", "out[i], on_gpu[b]", "out[i], on_gpu[0]", "        load.wait(computed[b])", "        load.wait(compute.record())"),
             ("all in one stream", "        b = i % 2", "        b, compute = i % 2, load"),
+            ("page-locked memory of its own for each chunk", "        uploaded[b].synchronize()\n        staging[b][:] = chunk\n", "        mine = gpu.empty_pinned(chunk.size)\n        mine[:] = chunk\n", "on_gpu[b], staging[b]", "on_gpu[b], mine"),
+            ("it asks for the kernel of two chunks ago", "uploaded[b].synchronize()", "while not computed[b].is_done:\n            pass"),
             ("pageable memory, without staging", "        uploaded[b].synchronize()\n        staging[b][:] = chunk\n", "", "on_gpu[b], staging[b]", "on_gpu[b], chunk"),
             ("the event is recorded before the upload", "        load.copy(on_gpu[b], staging[b])\n        load.record(uploaded[b])", "        load.record(uploaded[b])\n        load.copy(on_gpu[b], staging[b])"),
             ("the event is recorded before the kernel", "        process(compute, out[i], on_gpu[b])\n        compute.record(computed[b])", "        compute.record(computed[b])\n        process(compute, out[i], on_gpu[b])"),
@@ -625,6 +741,7 @@ def in_stages(up, compute, down, batch, on_gpu, result):
             ("to_host waits for the device", "s.synchronize()\n    return float(page[0])", "return float(gpu.to_host(ask.array)[0])"),
             ("a constant", "return float(page[0])", "return 7.0"),
             ("another answer", "return float(page[0])", "return float(page[0]) + 1"),
+            ("the page, not a number", "return float(page[0])", "return page"),
         ],
         "culprit": [
             ("the device is waited for at the end", """

@@ -111,6 +111,11 @@ RIGHT: list[tuple[str, list[Change]]] = [
     ("count", [swap('"histogram", queue', '"histogram", legacy')]),
     ("stash", [swap("with temporary(main) as first:", "first = zeros()\n    if True:")]),
     ("stash", [put("main.wait(side.record())", before="with temporary(main) as second")]),
+    ("upload", [  # a host function writes the values, in the order of the stream
+        drop("staging[:] = values"), drop("queue.copy(v"),
+        put("queue.copy(v, staging)", before="return"),
+        put("queue.host_call(lambda: np.copyto(staging, values))", before="queue.copy(v"),
+    ]),
     ("decode", [swap("stream=compute", "stream=load")]),
     ("decode", [  # a buffer and a graph for each block
         swap("kv, out, saved = zeros(),", "kvs, out, saved = [zeros(), zeros()],"),
@@ -161,6 +166,7 @@ WRONG: list[tuple[str, list[Change], str]] = [
     ("export", [put("compute.synchronize()", before='work("backward')], "before it launched the rest"),
     ("export", [drop('work("backward'), put("compute.synchronize()", before="return")], LAUNCHED),
     ("export", [swap("saved.copy()", "page(0).copy()")], VALUES),
+    ("export", [swap("saved.copy()", "saved")], RACES),
     ("upload", [], RACES),
     ("upload", [put("queue.synchronize()", before="staging[:] = values")], WAITED),
     ("upload", [put("queue.record().synchronize()", before="staging[:] = values")], WAITED),
@@ -168,6 +174,10 @@ WRONG: list[tuple[str, list[Change], str]] = [
     ("upload", [put("staging = staging[:]", before="staging[:] = values")], RACES),
     ("upload", [swap("k, staging", "k, keys"), swap("v, staging", "v, values")], WAITED),
     ("upload", [drop("queue.copy(k"), put("queue.copy(k, staging)", before="return")], VALUES),
+    ("upload", [  # while the stream has nothing else to do
+        drop('work("step'), put("queue.synchronize()", before="staging[:] = values"),
+        put('work("step", queue, y, x)', before="return"),
+    ], WAITED),
     ("upload", [drop("queue.copy(v"), drop("staging[:] = values")], LAUNCHED),
     ("reload", [], RACES),
     ("reload", [put("load.wait(compute.record())", before="load.copy")], LATE),

@@ -24,6 +24,13 @@ def grade_command(
     cell_seconds: Annotated[float, typer.Option(min=1, help="For one cell.")] = 60,
     memory_gb: Annotated[float, typer.Option(min=0.5, help="For one notebook.")] = 4,
     gpu: Annotated[bool, typer.Option("--gpu", help="On the GPU, not simulated.")] = False,  # noqa: FBT002 - typer's form of a flag
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="processes:N|dask://HOST:PORT",
+            help="How many notebooks at a time, here or on workers of Dask; two, if not given.",
+        ),
+    ] = None,
     as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
     """Run the notebooks that a class handed in; table first answers and which checks failed.
@@ -37,7 +44,7 @@ def grade_command(
     with needed_for("gpuscope grade"):
         from gpuscope.learn import Limits, grade  # noqa: PLC0415 - needs the extra `notebook`
     limits = Limits(seconds, cell_seconds, round(memory_gb * 1e9))
-    grades = grade(folder, lessons, gpu=gpu, limits=limits)
+    grades = grade(folder, lessons, gpu=gpu, limits=limits, executor=workers)
     written = grades.to_csv(out)
     if as_json:
         say_json({"notebooks": grades.rows(), "table": str(written)})

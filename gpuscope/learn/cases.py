@@ -156,7 +156,7 @@ def _legacy_between(device: Device, spin: _Spins) -> Case:
 def _waiting(device: Device, spin: _Spins) -> Case:
     """Wait after every launch in one stream."""
     decode, log = (device.create_stream(name=name) for name in ("decode", "log"))
-    layers = [spin(f"layer {number}", 12) for number in range(1, 6)]
+    layers = [spin(f"layer {number}", 40) for number in range(1, 6)]
     with decode, log, profile(device) as recording:
         spin("background", 500).execute(stream=log)
         for _ in range(5):
@@ -165,8 +165,8 @@ def _waiting(device: Device, spin: _Spins) -> Case:
                 decode.synchronize()
     return _case(
         "A model of five layers answers five questions, layer by layer, in the stream decode. The "
-        "layers are short, nobody is in their way, and still decode is idle for nearly half of "
-        "the time.",
+        "layers are short, nobody is in their way, and still decode is idle for more than a third "
+        "of the time.",
         recording.trace, _WAITING, "layer 1",
     )  # fmt: skip
 
@@ -174,7 +174,7 @@ def _waiting(device: Device, spin: _Spins) -> Case:
 def _escaping(device: Device, spin: _Spins) -> Case:
     """Call a library with a private stream under a guard."""
     attention, norm = (spin_kernel(device, name) for name in ("attention", "norm"))
-    private = device.create_stream(name="stream 7")
+    private = device.create_stream(name="library")
     with device.carve({"decode": 16, "prefill": "rest"}) as parts, private:
         mine = parts["decode"].create_stream(name="d0")
         others = parts["prefill"].create_stream(name="p0")

@@ -27,6 +27,7 @@ from gpuscope.analysis.result import Row
 from gpuscope.errors import NotFound, TraceFormatError
 from gpuscope.learn.graded import Checked, Order
 from gpuscope.learn.outcome import RESULTS, Result
+from gpuscope.runs.scale_out import executor_of
 
 Cell: TypeAlias = Mapping[str, Any]
 """Of a notebook's JSON: nbformat's, version 4."""
@@ -158,14 +159,16 @@ class Limits:
     memory_bytes: int = 4_000_000_000
 
 
-@door(folder=(str, Path), lessons=(str, Path), gpu=bool, limits=Limits, executor=(Executor, None))
+@door(
+    folder=(str, Path), lessons=(str, Path), gpu=bool, limits=Limits, executor=(Executor, str, None)
+)
 def grade(
     folder: str | Path,
     lessons: str | Path = "notebooks",
     *,
     gpu: bool = False,
     limits: Limits = Limits(),
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
 ) -> Grades:
     """Run the notebooks that learners handed in, and return what was answered and solved.
 
@@ -185,8 +188,8 @@ def grade(
     gpu
         Whether ``gs.open_device()`` finds the GPU, where there is one; the simulated H200, if not.
     executor
-        Grades a notebook each; two notebooks at a time in processes of this machine, if not
-        given. Its workers need the same folders.
+        Grades a notebook each, as in :func:`gpuscope.runs.sweep`; two notebooks at a time on this
+        machine, if not given. Its workers need the same folders.
 
     Raises
     ------
@@ -203,15 +206,13 @@ def grade(
     """
     submitted, given_out = (_notebooks(Path(path)) for path in (folder, lessons))
     run = partial(grade_notebook, folder=Path(folder), lessons=given_out, gpu=gpu, limits=limits)
-    if executor is not None:
-        graded = list(executor.map(run, submitted))
-    else:
-        stop = threading.Event()
-        with ThreadPoolExecutor(_AT_ONCE) as own:
-            try:
-                graded = list(own.map(partial(run, stop=stop), submitted))
-            finally:
-                stop.set()
+    stop = threading.Event()
+    with executor_of(executor or f"processes:{_AT_ONCE}", ThreadPoolExecutor) as own:
+        here = isinstance(own, ThreadPoolExecutor)  # an event goes to no other process
+        try:
+            graded = list(own.map(partial(run, stop=stop) if here else run, submitted))
+        finally:
+            stop.set()
     return Grades(grades=tuple(one for several in graded for one in several))
 
 

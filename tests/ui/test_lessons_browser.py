@@ -190,8 +190,10 @@ def test_lesson_2_by_clicks_and_keys(learner):
     learner.run_until("quiz-library")
     learner.choose_by_mouse("quiz-library", "in any stream")
     learner.form("quiz-library").get_by_text("Hint: Which streams does").wait_for()
-    learner.choose_by_keys("quiz-library", "in a blocking stream")
-    learner.form("quiz-library").get_by_text("Right: in a blocking stream.").wait_for()
+    learner.choose_by_keys("quiz-library", *key.right["library_in_legacy"])
+    learner.form("quiz-library").get_by_text(
+        "Right: in a stream that cudaStreamCreate made."
+    ).wait_for()
 
     learner.run_until("results")
     found = learner.cell("results").locator("tbody tr")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import gpuscope as gs
 from gpuscope.cli.commands import app
-from gpuscope.errors import NotFound
+from gpuscope.errors import InvalidArgument, NotFound
 from gpuscope.learn.grading import Limits, grade, grade_notebook
 from gpuscope.learn.outcome import RESULTS
 
@@ -174,6 +174,14 @@ def test_any_executor_grades(folders, pool):
         assert graded(folders, executor=executor)["ada"].verdict == "solved"
 
 
+def test_workers_named_by_a_text_grade(folders):
+    for name in ("ada", "bob", "cyd"):
+        book(folders[0] / name / "one.ipynb")
+    assert len(grade(*folders, executor="processes:3").rows()) == 3
+    with pytest.raises(InvalidArgument, match="executor is 'threads:2'"):
+        grade(*folders, executor="threads:2")
+
+
 def test_who_stops_grading_leaves_no_process(folders):
     book(folders[0] / "ada.ipynb", "import time\ntime.sleep(60)")
     stop = threading.Event()
@@ -194,7 +202,18 @@ def test_the_command_writes_a_table(folders, tmp_path):
     book(folders[0] / "ada" / "=one.ipynb", "def double(x):\n    return 3 * x")
     out = tmp_path / "grades.csv"
     told = CliRunner().invoke(
-        app, ["grade", str(folders[0]), "--lessons", str(folders[1]), "--out", str(out), "--json"]
+        app,
+        [
+            "grade",
+            str(folders[0]),
+            "--lessons",
+            str(folders[1]),
+            "--out",
+            str(out),
+            "--json",
+            "--workers",
+            "processes:1",
+        ],
     )
     assert told.exit_code == 0, told.output
     (row,) = json.loads(told.output)["notebooks"]

@@ -82,6 +82,10 @@ class TraceFormatError(GpuscopeError, ValueError):
     """Rows or a file are not a valid trace, or not one that this version can read."""
 
 
+class AlignmentError(GpuscopeError):
+    """Traces cannot be put on one clock. The message says what is missing or contradicts it."""
+
+
 class MissingEvidence(GpuscopeError):
     """A trace lacks what an analysis needs. The message says what to record."""
 

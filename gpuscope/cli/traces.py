@@ -1,4 +1,4 @@
-"""``view``, ``export`` and ``summary``: a trace file, whoever made it."""
+"""``view``, ``export``, ``merge`` and ``summary``: trace files, whoever made them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gpuscope import analysis
 from gpuscope.analysis.result import Result
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import Json, app, complain, say, say_findings, say_json, show_table, stderr
-from gpuscope.errors import MissingEvidence
+from gpuscope.errors import MissingEvidence, TraceFormatError
 from gpuscope.formats.reading import load_trace
-from gpuscope.formats.registry import suffixes
+from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
 from gpuscope.report import trace_report
+from gpuscope.trace.merging import merge
 from gpuscope.trace.model import Trace
 
 _File = Annotated[
@@ -56,7 +57,13 @@ def view_command(
 @app.command("export")
 def export_command(
     file: _File,
-    path: Annotated[Path, typer.Argument(help=f"The file to write: {suffixes('write')}.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help=f"The file to write: {suffixes('write')}; without a suffix, of several ranks, a "
+            "folder with a file for each."
+        ),
+    ],
 ) -> None:
     """Write a trace for another tool; the suffix says which.
 
@@ -73,6 +80,55 @@ def export_command(
     say(f"wrote {path}")
 
 
+@app.command("merge")
+def merge_command(
+    files: Annotated[
+        list[Path], typer.Argument(help="The traces, one a rank, or a folder that holds them.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help=f"The file to write: {suffixes('write')}; or a folder, no suffix."
+        ),
+    ],
+) -> None:
+    """Join the traces of several ranks on one clock, and say how sure that is.
+
+    Examples: gpuscope merge out/train -o train.parquet
+
+    gpuscope merge rank0.parquet rank1.parquet -o ranks
+    """
+    found = [file for path in files for file in _traces_of(path)]
+    merged = merge([_loaded(file) for file in found])
+    columns = ("rank", "device", "offset", "error", "by")
+    show_table("ranks", columns, (
+        (rank.rank, rank.device or "–", f"{rank.offset_ns / 1e3:+,.1f} µs",
+         f"± {(rank.error_ns or 0) / 1e3:,.1f} µs", rank.evidence)
+        for rank in merged.metadata.ranks
+    ))  # fmt: skip
+    counts = merged.kind_counts()
+    say(", ".join(f"{count:,} {kind}" for kind, count in counts.items()) or "no spans")
+    say(f"wrote {export(merged, out)}")
+
+
+def _loaded(file: Path) -> Trace:
+    try:
+        return load_trace(file)
+    except TraceFormatError as error:
+        raise TraceFormatError(f"{file}: {error}") from error
+
+
+def _traces_of(path: Path) -> list[Path]:
+    """Return a file, or the traces in a folder."""
+    if not path.is_dir():
+        return [path]
+    return [
+        file
+        for file in sorted(path.iterdir())
+        if (known := of_suffix(file.name)) is not None and known.read is not None
+    ]
+
+
 @app.command("summary")
 def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
     """Say what is in a trace: what to act on, whether work was confined, streams, overlap, latency.
@@ -82,7 +138,7 @@ def summary_command(file: _File, as_json: Json = False) -> None:  # noqa: FBT002
     trace = load_trace(file)
     found = analysis.findings(trace)
     judged = {name: _judged(judge, trace) for name, judge in _JUDGES.items()}
-    for seldom in ("requests", "hazards"):  # most programs serve none, and look for none
+    for seldom in ("requests", "hazards", "collectives"):  # most programs have none
         if isinstance(judged[seldom], str):
             del judged[seldom]
     if as_json:
@@ -121,6 +177,7 @@ _JUDGES: dict[str, Callable[[Trace], Result]] = {
     "latency": analysis.latency,
     "requests": analysis.requests,
     "hazards": analysis.hazards,
+    "collectives": analysis.collectives,
 }
 
 

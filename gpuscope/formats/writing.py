@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from gpuscope._checks import door
-from gpuscope._files import replacing
+from gpuscope._files import make_folder, replacing
 from gpuscope.errors import ExportError
 from gpuscope.exporters.progress import Step, steps
 from gpuscope.formats import registry
 from gpuscope.formats.format import Format
 from gpuscope.importers.private import public, public_run
+from gpuscope.trace.merging import split
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
@@ -32,6 +33,9 @@ def export(
     """Write a trace to a file; the suffix of its name selects the format.
 
     {table:write}
+
+    A merged trace and a path without a suffix give a folder with a file for each rank,
+    ``rank-0.json.gz``…, in Chrome trace JSON, which HolisticTraceAnalysis opens as a whole.
 
     Plugins add formats by entry points in the group ``gpuscope.formats``.
 
@@ -57,7 +61,7 @@ def export(
     Returns
     -------
     Path
-        The file.
+        The file or, of several ranks, the folder.
 
     Raises
     ------
@@ -82,6 +86,11 @@ def export(
     'run.json'
     """
     target = Path(path)
+    whole = next(iter(trace.values())) if isinstance(trace, Run) and len(trace) == 1 else trace
+    if isinstance(whole, Trace) and len(whole.metadata.ranks) > 1 and not target.suffix:
+        return _folder_of_ranks(
+            whole, target, keep_private=keep_private, progress=progress, cancel=cancel
+        )
     chosen = registry.of_suffix(target.name)
     if chosen is None or chosen.write is None:
         only = "" if chosen is None else f" that can be written ({chosen.label} is only read)"
@@ -109,6 +118,36 @@ def export(
     with replacing(target) as temporary, registry.naming(chosen):
         write(temporary, step)
     return target
+
+
+def _folder_of_ranks(
+    trace: Trace,
+    folder: Path,
+    *,
+    keep_private: bool,
+    progress: Callable[[int, int], None] | None,
+    cancel: threading.Event | None,
+) -> Path:
+    """Write a file for each rank."""
+    make_folder(folder)
+    done, written = 0, []
+    try:
+        for part in split(trace):
+            before = done
+
+            def tell(rows: int, _total: int, before: int = before) -> None:
+                if progress is not None:
+                    progress(before + rows, len(trace))
+
+            path = folder / f"rank-{part.metadata.ranks[0].rank}.json.gz"
+            export(part, path, keep_private=keep_private, progress=tell, cancel=cancel)
+            written.append(path)
+            done += len(part)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return folder
 
 
 def _report(chosen: Format, target: Path, report: Path) -> Path:

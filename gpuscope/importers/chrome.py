@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -22,7 +23,7 @@ from gpuscope.importers.limits import Limits, reading
 from gpuscope.importers.private import LEFT_OUT, public_text, scrub
 from gpuscope.trace import arrow, joins, schema, valid
 from gpuscope.trace.arrow import NONE, Columns
-from gpuscope.trace.metadata import DeviceFacts, StreamFacts, TraceMetadata
+from gpuscope.trace.metadata import DeviceFacts, RankFacts, StreamFacts, TraceMetadata
 from gpuscope.trace.model import Trace
 
 _ON_GPU = ("kernel", "memcpy", "memset", "sync", "event")
@@ -221,7 +222,9 @@ def _metadata(
             known[f"cuda:{index}"] = DeviceFacts(
                 index, name=name[:LONGEST_FACT], sm_count=count if valid.is_short(count) else None
             )
-    taken = ("baseTimeNanoseconds", "deviceProperties", "displayTimeUnit", "schemaVersion")
+    ranks = _ranks(fact(top, "distributedInfo"))
+    taken = ["baseTimeNanoseconds", "deviceProperties", "displayTimeUnit", "schemaVersion"]
+    taken += ["distributedInfo"] * len(ranks)
     for key in top:
         if key not in taken:
             spans.left[f"{key[:40]!r} beside the events"] = 1
@@ -233,6 +236,7 @@ def _metadata(
     return TraceMetadata(
         time_base=spans.time_base,
         devices=known,
+        ranks=ranks,
         process_names=_used(spans.process_names, table.column("process"), plain),
         thread_names=_used(spans.thread_names, table.column("thread"), plain),
         counts={
@@ -242,6 +246,15 @@ def _metadata(
         },
         notes=tuple(notes),
     )
+
+
+def _ranks(told: object) -> tuple[RankFacts, ...]:
+    """Return the rank that Kineto tells, if it does."""
+    known = told if isinstance(told, dict) else {}
+    with contextlib.suppress(msgspec.ValidationError):
+        names = ("rank", "world_size", "backend")
+        return (msgspec.convert({name: known[name] for name in names if name in known}, RankFacts),)
+    return ()
 
 
 def _used(

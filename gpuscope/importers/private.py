@@ -125,6 +125,7 @@ def public(trace: Trace) -> Trace:
     metadata = msgspec.structs.replace(
         facts,
         process_names=_without_folders(facts.process_names),
+        ranks=tuple(msgspec.structs.replace(rank, host="") for rank in facts.ranks),
         thread_names={key: public_text(name) for key, name in facts.thread_names.items()},
         experiment=_public_experiment(facts.experiment),
         notes=tuple(map(public_text, facts.notes)),

@@ -86,6 +86,8 @@ class PartitionFacts(Facts, frozen=True):
         ``#RRGGBB`` that pictures use; foreign text.
     process, parent_context
         Of a green context that another recorder named.
+    device_key
+        Its device, where the trace is of several.
     """
 
     asked: _Short | str | None = None
@@ -97,6 +99,7 @@ class PartitionFacts(Facts, frozen=True):
     color: str | None = None
     process: int | None = None
     parent_context: int | None = None
+    device_key: str | None = None
 
 
 class StreamFacts(Facts, frozen=True):
@@ -198,6 +201,92 @@ class RequestFacts(Facts, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+class CollectiveFacts(Facts, frozen=True):
+    """Which collective one rank's call took part in: the payload of its handle's row.
+
+    Attributes
+    ----------
+    sequence
+        Its number among the collectives of the group: group and sequence name the same
+        collective on all ranks.
+    group
+        Name of the communicator.
+    world_size
+        How many ranks the group has.
+    nbytes
+        The size as nccl-tests states it: bytes of one rank's buffer of an all-reduce, of the larger
+        one, which all ranks' parts fill, of an all-gather and a reduce-scatter, and of what one
+        rank sends in an all-to-all, its own part included.
+    """
+
+    kind: CollectiveKind
+    sequence: _Whole
+    group: str = ""
+    world_size: _Whole = 1
+    nbytes: _Whole = 0
+
+    @property
+    def bus_bytes(self) -> float:
+        """Bytes that cross each rank's link, as nccl-tests counts them.
+
+        Of n ranks: 2(n − 1)/n of the size of an all-reduce, (n − 1)/n of the others'.
+        """
+        twice = 2 if self.kind == "all_reduce" else 1
+        return twice * self.nbytes * (self.world_size - 1) / max(1, self.world_size)
+
+    def to_json(self) -> str:
+        """Write as the payload of a row."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def of(cls, payload: str | None) -> CollectiveFacts | None:
+        """Return what a payload tells of a collective; ``None`` if it is of something else."""
+        try:
+            return msgspec.json.decode(payload or "", type=cls)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            return None
+
+
+class RankFacts(Facts, frozen=True):
+    """A rank: one of the processes that compute together.
+
+    Attributes
+    ----------
+    host
+        Name of its machine, empty where it is unknown or left out.
+    process
+        The number by which rows name its process.
+    device
+        Key of the device that it computes on, where that is known.
+    backend
+        What carries its collectives: ``"nccl"``, ``"gloo"``…
+    clock
+        ``TraceMetadata.clock`` of its own recording, in a merged trace.
+    offset_ns, drift_ns
+        What was added to its times to put them on the clock of a merged trace: at the beginning of
+        its rows, and how much more at their end.
+    error_ns
+        How far its times can be off against those of any other rank of a merged trace.
+    evidence
+        By what its clock was put beside the others'.
+    """
+
+    rank: _Whole
+    world_size: _Whole = 1
+    host: str = ""
+    process: _Whole | None = None
+    device: str | None = None
+    backend: str = ""
+    clock: str = ""
+    offset_ns: int = 0
+    drift_ns: int = 0
+    error_ns: _Whole | None = None
+    evidence: str = ""
+
+
 HazardKind = Literal[
     "read after write", "write after read", "write after write", "reuse of freed memory",
     "use before a copy ended", "host access too early",
@@ -279,6 +368,9 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     time_base
         ``"unix"`` (ns since 1970), ``"virtual"`` (a simulated clock) or ``"relative"``.
+    clock
+        What names the clock of the times, a text that is the same for all that it timed: for Unix
+        time, what names this run of the machine's system. Empty where that is unknown.
     simulated
         Whether any row was simulated.
     forecast
@@ -293,6 +385,9 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         ``(start, end)`` pairs of the times of recording, as far as their rows are kept.
     kept
         :class:`KeptFacts` where only the latest rows were kept.
+    ranks
+        :class:`RankFacts` of each rank whose rows are here: one of a recording, all of a merged
+        trace; none where the processes have no ranks.
     solo
         Workload → :class:`SoloFacts`.
     clocks
@@ -330,6 +425,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     time_base: TimeBase = "unix"
+    clock: str = ""
     simulated: bool = False
     forecast: str = ""
     devices: Mapping[str, DeviceFacts] = {}
@@ -340,6 +436,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     streams: Mapping[str, StreamFacts] = {}
     windows_ns: tuple[tuple[_Time, _Time], ...] = ()
     kept: KeptFacts | None = None
+    ranks: tuple[RankFacts, ...] = ()
     solo: Mapping[str, SoloFacts] = {}
     clocks: Mapping[str, ClockFacts] = {}
     hazards: HazardFacts | None = None
@@ -369,8 +466,19 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
                     _UNKNOWN_DEVICE)  # fmt: skip
 
     def partition(self, name: str | None) -> PartitionFacts:
-        """Return the facts of a partition; of one that is not here, all unknown."""
-        return self.partitions.get(name or "", _UNKNOWN_PARTITION)
+        """Return the facts of a partition; of one that is not here, all unknown.
+
+        Where merged ranks have one of this name each, those of the first rank's.
+        """
+        found = self.partitions.get(name or "")
+        if found is None and self.ranks:
+            found = self.partitions.get(f"{name} · rank {self.ranks[0].rank}")
+        return _UNKNOWN_PARTITION if found is None else found
+
+    def rank(self, process: int | None) -> RankFacts | None:
+        """Return the rank that a process is, if it is one."""
+        there = () if process is None else self.ranks
+        return next((rank for rank in there if rank.process == process), None)
 
     def stream(self, number: int | None) -> StreamFacts | None:
         """Return the facts of a stream, if it is here."""

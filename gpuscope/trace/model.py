@@ -359,8 +359,9 @@ class Trace:
     @property
     def origin(self) -> str:
         """Device, source, simulated or measured, in one line."""
-        named = (facts.name or key for key, facts in self.metadata.devices.items())
-        devices = ", ".join(named) or "host only"
+        named = Counter(facts.name or key for key, facts in self.metadata.devices.items())
+        several = (f"{count} × {name}" if count > 1 else name for name, count in named.items())
+        devices = ", ".join(several) or "host only"
         sources = list(filter(None, self._values("source")))
         kernels = [source for source in sources if source not in ("nvtx", "host")] or sources
         kind = "SIMULATED" if self.is_simulated else "measured"

@@ -14,11 +14,14 @@ from gpuscope.trace.model import Trace
 
 _SHOWN = {
     "setting": "setting",
+    "rank": "rank",
     "workload": "workload",
     "partition": "on",
     "kernel_median_us": "median kernel (µs)",
     "latency_p50_us": "p50 (µs)",
     "latency_p99_us": "p99 (µs)",
+    "collective_us": "collective (µs)",
+    "bus_gb_per_s": "bus GB/s",
     "ttft_p50_ms": "TTFT p50 (ms)",
     "ttft_p90_ms": "TTFT p90 (ms)",
     "tbt_p50_ms": "TBT p50 (ms)",

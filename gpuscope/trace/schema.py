@@ -84,12 +84,13 @@ EDGE_TYPES: dict[str, pa.DataType] = {"from": pa.int64(), "to": pa.int64(), "kin
 
 EDGE_KINDS = (
     "launch", "event wait", "host wait", "graph", "range", "legacy default stream", "SMs",
-    "priority",
+    "priority", "collective",
 )  # fmt: skip
 """``graph``: a node of a graph's launch to one that follows it, or the last launch of a graph to
 its next. ``legacy default stream``: by its barrier. ``SMs``: from the kernel that released the SMs
 that one got which waited for them; ``priority`` where only its stream's priority had let it go
-first. Only simulated devices tell of these two."""
+first. Only simulated devices tell of these two. ``collective``: from the rank that began a
+collective last to the others, which waited for it."""
 
 
 def table(columns: dict[str, Values], types: dict[str, pa.DataType]) -> pa.Table:

@@ -184,3 +184,11 @@ def test_every_command_has_an_example(command):
     for name in ("run", "view", "export", "summary", "devices", "doctor", "calibrate", "lab"):
         assert name in printed
         assert "xample" in command(name, "--help")[1], name
+
+
+def test_merge_names_the_file_of_a_folder_that_is_no_trace(command, trace, tmp_path):
+    gs.export(trace, tmp_path / "trace-default.parquet")
+    (tmp_path / "comparison.json").write_text('{"experiment": {}}')
+    code, _, said = command("merge", tmp_path, "-o", tmp_path / "merged.parquet")
+    assert code == 1
+    assert f"{tmp_path / 'comparison.json'}: the JSON is no Chrome trace" in said

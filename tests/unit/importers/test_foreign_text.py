@@ -181,6 +181,10 @@ COMMANDS = {
         *((name, "copy.parquet") for name in (*TRACES, *BROKEN)), ("t.parquet", EVIL),
         ("t.parquet", f"{EVIL}.json"),
     ],
+    "merge": [
+        *((one, other, "-o", "merged.parquet") for one in (*TRACES, *BROKEN) for other in TRACES),
+        (EVIL, EVIL, "-o", EVIL),
+    ],
     "summary": [(name, *how) for name in (*TRACES, *BROKEN) for how in ((), ("--json",))],
     "record": [("--no-report", "--out", f"recorded/{EVIL}", f"{EVIL}.py"), ("--format", EVIL, EVIL)],
     "grade": [

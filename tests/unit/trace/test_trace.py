@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpuscope import load_trace
 from gpuscope.errors import GpuscopeError, MissingEvidence, TraceFormatError
-from gpuscope.exporters.tracks import LAYOUT, names
+from gpuscope.exporters.tracks import layout, names
 from gpuscope.figures.labels import partition_label
 from gpuscope.trace import Trace, save_trace, schema
 from gpuscope.trace.metadata import DeviceFacts, TraceMetadata
@@ -716,7 +716,7 @@ def test_every_reader_gives_a_partition_the_same_number_of_sms():
         spans(kind=["kernel"] * 3, stream=[1, 1, 1], partition=["p"] * 3), None, metadata
     )
     assert partition_label(trace, "p") == "p (16 SMs)"
-    (track,) = LAYOUT.of(trace)[0]
+    (track,) = layout(trace).of(trace)[0]
     assert names(track, trace)[0] == "GPU 0 · p (16 SMs)"
 
 

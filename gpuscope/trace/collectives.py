@@ -1,0 +1,293 @@
+"""Collectives in traces: each rank's part, and which parts are of the same collective."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from gpuscope._text import clean
+from gpuscope._types import Bools
+from gpuscope.errors import AlignmentError
+from gpuscope.trace.columns import codes, edge_rows
+from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
+from gpuscope.trace.model import Trace
+
+_KINDS: Mapping[str, CollectiveKind] = {
+    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
+}  # fmt: skip
+_NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]*)")
+"""A kernel of NCCL, and what it does: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)``."""
+
+_BY_ORDER = (
+    "kernels of NCCL that no handle launched are matched by their order on their streams, as "
+    "collectives of all ranks"
+)
+
+
+class Part(NamedTuple):
+    """What one rank did of a collective.
+
+    Attributes
+    ----------
+    process
+        Which process's it is, where rows tell.
+    facts
+        Which collective it is. Without a handle, the sequence counts those of one stream, and the
+        group is empty.
+    kernel
+        Id of its kernel's row; of several, the first one's.
+    start_ns, end_ns
+        Outer bounds of when its kernels ran.
+    stream
+        Its stream where no handle told the facts, else ``None``.
+    name
+        Of the kernel, without arguments.
+    """
+
+    process: int | None
+    facts: CollectiveFacts
+    kernel: int
+    start_ns: int
+    end_ns: int
+    stream: tuple[int, int] | None
+    name: str
+
+
+Parts: TypeAlias = "dict[int, Part]"
+"""Rank → its part in one collective."""
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Which parts of ranks are of the same collective.
+
+    Attributes
+    ----------
+    sets
+        Those of two ranks or more.
+    unmatched
+        How many parts are in none.
+    notes
+        Why, and what was taken for granted.
+    """
+
+    sets: list[Parts]
+    unmatched: int
+    notes: tuple[str, ...]
+
+
+def is_nccl(names: Sequence[str | None]) -> Bools:
+    """Return which kernel names are of NCCL's collectives and transfers."""
+    return np.array([_NCCL.match(name or "") is not None for name in names], bool)
+
+
+def parts(trace: Trace) -> tuple[list[Part], int]:
+    """Return the parts that ranks took in collectives, and how many kernels of NCCL are in none.
+
+    A handle's call says which collective it is; its work is what its launches lead to. Kernels of
+    NCCL that no such call launched are told by their names and numbered on their stream. Transfers
+    (``SendRecv``) and collectives that end on one rank before all have begun (broadcasts) are
+    none. Nor is what has no end.
+    """
+    spans = trace.spans
+    kind, kinds = codes(spans.column("kind"))
+    name, names = codes(spans.column("name"))
+    is_kernel = np.array([one == "kernel" for one in kinds])[kind]
+    nccl = is_kernel & is_nccl(names)[name]
+    ids, starts = trace.array("id"), trace.array("start_ns")
+    ends = trace.array("end_ns", fill=-1)
+    process = trace.array("process", fill=-1)
+
+    def part(rows: Collection[int], facts: CollectiveFacts, *, stream: bool) -> Part:
+        first = min(rows, key=lambda row: int(starts[row]))
+        return Part(
+            int(process[first]) if process[first] >= 0 else None, facts, int(ids[first]),
+            int(starts[first]), max(int(ends[row]) for row in rows),
+            (int(devices[first]), int(streams[first])) if stream else None,
+            str(names[name[first]]).split("(")[0],
+        )  # fmt: skip
+
+    streams, devices = trace.array("stream", fill=-1), trace.array("device", fill=-1)
+    found: list[Part] = []
+    taken = np.zeros(len(trace), bool)
+    for facts, rows in _of_handles(trace, kinds, kind):
+        work = [row for row in rows if is_kernel[row]]
+        own = [row for row in work if nccl[row]] or work
+        taken[own] = True
+        if own and all(ends[row] >= 0 for row in own):
+            found.append(part(own, facts, stream=False))
+    rest = np.flatnonzero(nccl & ~taken & (ends >= 0))
+    numbers: Counter[tuple[int, int, int]] = Counter()
+    others = int(np.count_nonzero(nccl & ~taken)) - len(rest)
+    for row in rest[np.lexsort((ids[rest], starts[rest]))].tolist():
+        match = _NCCL.match(str(names[name[row]]))
+        what = _KINDS.get(match[1]) if match else None
+        if what is None:
+            others += 1
+            continue
+        at = int(process[row]), int(devices[row]), int(streams[row])
+        found.append(part([row], CollectiveFacts(what, numbers[at]), stream=True))
+        numbers[at] += 1
+    return found, others
+
+
+def _of_handles(
+    trace: Trace, kinds: Sequence[str | None], kind: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> list[tuple[CollectiveFacts, list[int]]]:
+    """Return the facts of each handle's call of a collective, and the rows of its work."""
+    is_handle = np.array([one == "handle" for one in kinds])[kind]
+    payload, texts = codes(trace.spans.column("payload"))
+    told = [CollectiveFacts.of(text) for text in texts]
+    known = np.array([facts is not None for facts in told])[payload]
+    handles = np.flatnonzero(is_handle & known)
+    if not len(handles):
+        return []
+    source, target = edge_rows(trace, trace.edges)
+    edge, edge_kinds = codes(trace.edges.column("kind"))
+    launch = np.array([one == "launch" for one in edge_kinds])[edge] & (source >= 0) & (target >= 0)
+    parent = trace.array("parent", fill=-1)
+    ids = trace.array("id")
+    launch[launch] = np.isin(parent[source[launch]], ids[handles])
+    work: dict[int, list[int]] = defaultdict(list)
+    for call, row in zip(parent[source[launch]].tolist(), target[launch].tolist(), strict=True):
+        work[call].append(row)
+    return [
+        (facts, work[int(ids[row])])
+        for row in handles.tolist()
+        if (facts := told[payload[row]]) is not None
+    ]
+
+
+def matched(ranks: Mapping[int, Sequence[Part]], complete: Mapping[int, bool]) -> Matching:
+    """Find which parts of ranks are of the same collective; guess none.
+
+    Parameters
+    ----------
+    complete
+        Rank → whether its trace is known to hold all.
+
+    Raises
+    ------
+    AlignmentError
+        Ranks disagree on what a collective is, or a complete trace lacks one.
+    """
+    by_facts: dict[tuple[str, int], Parts] = {}
+    by_stream: dict[int, dict[tuple[int, int], list[Part]]] = {}
+    for rank, own in sorted(ranks.items()):
+        streams: dict[tuple[int, int], list[Part]] = defaultdict(list)
+        for part in own:
+            if part.stream is not None:
+                streams[part.stream].append(part)
+                continue
+            there = by_facts.setdefault((part.facts.group, part.facts.sequence), {})
+            if rank in there:
+                raise AlignmentError(
+                    f"rank {rank} has {_named(part.facts)} twice: groups need different names"
+                )
+            there[rank] = part
+        by_stream[rank] = streams
+    _check(by_facts, complete)
+    ordered, notes = _of_streams(by_stream)
+    sets = [one for one in [*by_facts.values(), *ordered] if len(one) > 1]
+    return Matching(sets, sum(map(len, ranks.values())) - sum(map(len, sets)), notes)
+
+
+def _check(by_facts: Mapping[tuple[str, int], Parts], complete: Mapping[int, bool]) -> None:
+    """Refuse collectives that ranks tell differently, and gaps."""
+    sequences: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for (group, sequence), there in by_facts.items():
+        first = min(there)
+        for rank, part in there.items():
+            sequences[group][rank].add(sequence)
+            if part.facts != there[first].facts:
+                raise AlignmentError(
+                    f"{_named(part.facts)} is of {there[first].facts.nbytes:,} bytes, "
+                    f"{there[first].facts.kind}, {there[first].facts.world_size} ranks on rank "
+                    f"{first} but {part.facts.nbytes:,} bytes, {part.facts.kind}, "
+                    f"{part.facts.world_size} ranks on rank {rank}: these are not traces of one run"
+                )
+    for group, members in sequences.items():
+        low = max(min(own) for own in members.values())
+        high = min(max(own) for own in members.values())
+        every = {one for own in members.values() for one in own if low <= one <= high}
+        for rank, own in sorted(members.items()):
+            missing = sorted(every - own)
+            if missing and complete[rank]:
+                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                raise AlignmentError(
+                    f"rank {rank} lacks collective {missing[0]} of group {clean(group, 60)!r}"
+                    f"{more}, which other ranks have: these are not traces of one run, or rows "
+                    "were taken out of one"
+                )
+
+
+def _of_streams(
+    ranks: Mapping[int, Mapping[tuple[int, int], Sequence[Part]]],
+) -> tuple[list[Parts], tuple[str, ...]]:
+    """Match the n-th kernels of streams of which all ranks have exactly one alike."""
+    with_any = [rank for rank, streams in ranks.items() if streams]
+    if not with_any:
+        return [], ()
+    alike = {
+        rank: _alone({stream: _names(own) for stream, own in ranks[rank].items()})
+        for rank in with_any
+    }
+    common = set.intersection(*map(set, alike.values()))
+    if not common or len(with_any) < len(ranks):
+        return [], (_difference(ranks, with_any),)
+    sets = [
+        dict(zip(with_any, same, strict=True))
+        for names in sorted(common)
+        for same in zip(*(ranks[rank][alike[rank][names]] for rank in with_any), strict=True)
+    ]
+    return sets, (_BY_ORDER,)
+
+
+def _alone(
+    streams: Mapping[tuple[int, int], tuple[str, ...]],
+) -> dict[tuple[str, ...], tuple[int, int]]:
+    """Return names of kernels → the stream that has these, where only one has."""
+    counts = Counter(streams.values())
+    return {names: stream for stream, names in streams.items() if counts[names] == 1}
+
+
+def _difference(
+    ranks: Mapping[int, Mapping[tuple[int, int], Sequence[Part]]], with_any: Sequence[int]
+) -> str:
+    """Say why no stream of NCCL's kernels is the same on all ranks."""
+    lacking = next((rank for rank in ranks if rank not in with_any), None)
+    if lacking is not None:
+        return f"NCCL's collectives were not matched: rank {lacking} has none, others have"
+    one, other = with_any[0], with_any[1]
+    for rank in with_any[1:]:
+        other = rank
+        if {*map(_names, ranks[one].values())} != {*map(_names, ranks[rank].values())}:
+            break
+    if len(ranks[one]) > 1 or len(ranks[other]) > 1:
+        return (
+            "NCCL's collectives were not matched: which streams belong together is ambiguous "
+            f"({len(ranks[one])} of them on rank {one}, {len(ranks[other])} on rank {other})"
+        )
+    mine, theirs = (_names(next(iter(ranks[rank].values()))) for rank in (one, other))
+    at = next(
+        (place for place, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
+        min(len(mine), len(theirs)),
+    )
+    said = [
+        f"{clean(names[at], 60)} on rank {rank}" if at < len(names) else f"missing on rank {rank}"
+        for rank, names in ((one, mine), (other, theirs))
+    ]
+    return f"NCCL's collectives were not matched: number {at + 1} is {' and '.join(said)}"
+
+
+def _names(own: Sequence[Part]) -> tuple[str, ...]:
+    return tuple(part.name for part in own)
+
+
+def _named(facts: CollectiveFacts) -> str:
+    return f"collective {facts.sequence} of group {clean(facts.group, 60)!r}"

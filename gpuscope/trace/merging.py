@@ -1,0 +1,364 @@
+"""merge: traces of several ranks as one trace, on one clock."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from gpuscope._checks import require_kind
+from gpuscope._text import clean, duration
+from gpuscope.errors import AlignmentError
+from gpuscope.trace import schema
+from gpuscope.trace.clocks import Bound, Line, aligned
+from gpuscope.trace.collectives import Matching, matched, parts
+from gpuscope.trace.metadata import (
+    ClockFacts,
+    HazardFacts,
+    RankFacts,
+    TraceMetadata,
+)
+from gpuscope.trace.model import Trace
+from gpuscope.trace.renumbering import Rank, changed, ranked
+
+_TIMES = ("start_ns", "end_ns", "queued_ns", "submitted_ns")
+_OWN = ("id", "stream", "device", "partition", "intended_partition")
+_V = TypeVar("_V")
+
+
+def merge(traces: Sequence[Trace]) -> Trace:
+    """Join the traces of several ranks, of one machine or of several, on one clock.
+
+    The clock is that of the lowest rank. Times of the same clock (Unix time of one machine) stay
+    as they are; what their own clocks' residuals add up to is the stated error. Another clock is
+    put beside it by the collectives in which both took part: none ends on any rank before it has
+    begun on all. That bounds the offset from both sides; the middle is taken, as a line over the
+    time of the recordings, and the stated error is how far any line within the bounds can be from
+    it. Collectives are those of gpuscope's handles, and NCCL's kernels in their order on a stream.
+
+    Ids, streams, correlations and contexts are numbered anew, as are processes and devices where
+    two ranks have the same number. Partitions of one name get their rank's behind it. The same GPU
+    (by its UUID) is one device.
+
+    Parameters
+    ----------
+    traces
+        One a rank, in any order. Where none has a rank, they are ranks in the order given.
+
+    Returns
+    -------
+    Trace
+        ``metadata.ranks`` states each rank's offset, error and evidence; edges of kind
+        ``"collective"`` lead from the rank that began last to those that waited for it.
+
+    Raises
+    ------
+    AlignmentError
+        Clocks differ and no collective is common, or the collectives contradict each other or the
+        stated error.
+    InvalidArgument
+        There are not two traces, a rank is there twice, or ranks are not of one world.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> from gpuscope.trace import Trace
+    >>> from gpuscope.trace.metadata import TraceMetadata
+    >>> def of_rank(rank, start_ns):
+    ...     columns = {"id": [1], "kind": ["kernel"], "name": ["ncclDevKernel_AllReduce_Sum_f32"],
+    ...                "start_ns": [start_ns], "end_ns": [start_ns + 1_000 - 600 * rank],
+    ...                "stream": [7], "source": ["cupti"]}
+    ...     ranks = ({"rank": rank, "world_size": 2},)
+    ...     return Trace.from_columns(columns, None, TraceMetadata(ranks=ranks))
+    >>> merged = gs.merge([of_rank(0, 0), of_rank(1, 5_000)])
+    >>> merged.metadata.ranks[1].offset_ns, merged.kind_counts()
+    (-4700, {'kernel': 2})
+    """
+    require_kind("traces", traces, list, tuple)
+    for trace in traces:
+        require_kind("one of traces", trace, Trace)
+    ranks = ranked(traces)
+    found = {rank.facts.rank: parts(rank.trace) for rank in ranks}
+    matching = matched(
+        {number: own for number, (own, _) in found.items()},
+        {rank.facts.rank: rank.trace.metadata.complete for rank in ranks},
+    )
+    _align(ranks, matching)
+    unmatched = matching.unmatched + sum(others for _, others in found.values())
+    spans = [_on_one_clock(rank) for rank in ranks]
+    edges = [rank.trace.edges for rank in ranks]
+    begun = {rank.facts.rank: rank.line for rank in ranks}
+    edges.append(_edges(matching, begun))
+    return Trace(
+        schema.concat(spans, schema.SPAN_TYPES),
+        schema.concat(edges, schema.EDGE_TYPES),
+        _metadata(ranks, matching.notes, unmatched),
+    )
+
+
+def split(trace: Trace) -> list[Trace]:
+    """Return the trace of each rank of a merged one, on one clock, so that merging joins them."""
+    facts = trace.metadata
+    clock = facts.clock or hashlib.sha256(repr(facts.ranks).encode()).hexdigest()[:32]
+    return [_of_rank(trace, rank, clock) for rank in facts.ranks]
+
+
+def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
+    part, facts = trace.where(process=rank.process), trace.metadata
+    used = {name: set(part.spans.column(name).unique().to_pylist()) for name in _OWN}
+    named = used["partition"] | used["intended_partition"]
+    hazards = facts.hazards
+    if hazards is not None:
+        found = [one for one in hazards.found if {one.first, one.second} & used["id"]]
+        hazards = replace(hazards, found=tuple(found))
+    others = tuple(f"rank {one.rank}: " for one in facts.ranks if one != rank)
+    notes = [note for note in facts.notes if not note.startswith(others)]
+    metadata = replace(
+        facts,
+        clock=clock,
+        # Two halves are no less than what the two can be off against each other.
+        clocks={"of ranks": ClockFacts(residual_ns=(rank.error_ns or 0) / 2)},
+        ranks=(replace(rank, offset_ns=0, drift_ns=0, error_ns=None, evidence=""),),
+        devices={
+            key: one
+            for key, one in facts.devices.items()
+            if one.index in used["device"] or key == rank.device
+        },
+        streams={key: one for key, one in facts.streams.items() if int(key) in used["stream"]},
+        partitions={name: one for name, one in facts.partitions.items() if name in named},
+        process_names={
+            key: name for key, name in facts.process_names.items() if key == str(rank.process)
+        },
+        hazards=hazards,
+        counts={},
+        notes=tuple(note.removeprefix(f"rank {rank.rank}: ") for note in notes),
+    )
+    return Trace(part.spans, part.edges, metadata)
+
+
+# -- clocks ----------------------------------------------------------------------------------
+def _align(ranks: Sequence[Rank], matching: Matching) -> None:
+    """Put all ranks on the first one's clock, and state their errors."""
+    clock_of: list[int] = []
+    members: list[list[Rank]] = []
+    known: dict[tuple[str, str], int] = {}
+    for rank in ranks:
+        key = (rank.trace.metadata.time_base, rank.facts.clock or rank.name)
+        clock_of.append(known.setdefault(key, len(known)))
+        if clock_of[-1] == len(members):
+            members.append([])
+        members[clock_of[-1]].append(rank)
+    clocks = {rank.facts.rank: clock for rank, clock in zip(ranks, clock_of, strict=True)}
+    bounds = _bounds(ranks, clocks, matching)
+    reach = []
+    for own in members:
+        firsts, lasts = zip(*(rank.reach for rank in own), strict=True)
+        reach.append((min(firsts), max(lasts)))
+    names = [" and ".join(rank.name for rank in own[:4]) for own in members]
+    try:
+        lines, errors = aligned(bounds, reach, names)
+    except AlignmentError as error:
+        notes = "".join(f" ({note})" for note in matching.notes)
+        raise AlignmentError(f"{error}{notes}") from None
+    for rank, clock in zip(ranks, clock_of, strict=True):
+        rank.line = line = lines[clock]
+        begin, end = (int(line.at(np.array([time]))[0]) for time in rank.reach)
+        others = [
+            errors[clock, there] + rank.slack_ns + other.slack_ns
+            for other, there in zip(ranks, clock_of, strict=True)
+            if other is not rank
+        ]
+        alone = len(members) == 1
+        evidence = "the same clock" if alone else f"collectives: {len(bounds):,}"
+        rank.facts = replace(
+            rank.facts, offset_ns=begin, drift_ns=end - begin,
+            error_ns=int(np.ceil(max(others))), evidence=evidence,
+        )  # fmt: skip
+
+
+def _bounds(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching) -> list[Bound]:
+    """Return what collectives tell of clocks; refuse what ranks of one clock contradict."""
+    slack = {rank.facts.rank: rank.slack_ns for rank in ranks}
+    found = []
+    for one in matching.sets:
+        begin: dict[int, tuple[int, int]] = {}
+        end: dict[int, tuple[int, int]] = {}
+        for rank, part in one.items():
+            clock = clocks[rank]
+            begun, ended = (part.start_ns - slack[rank], rank), (part.end_ns + slack[rank], rank)
+            begin[clock] = max(begin.get(clock, begun), begun)
+            end[clock] = min(end.get(clock, ended), ended)
+        facts = next(iter(one.values())).facts
+        name = f"{facts.kind} {facts.sequence}" + (f" of {facts.group!r}" if facts.group else "")
+        for clock, (late, last) in begin.items():
+            early, first = end[clock]
+            if late > early:
+                raise AlignmentError(
+                    f"{clean(name, 80)} ended on rank {first} {duration(late - early)} before it "
+                    f"began on rank {last}, beyond what their clocks can be off "
+                    f"({duration(slack[first] + slack[last])}): the traces are not of one run, or "
+                    "the clock was set meanwhile"
+                )
+        found.append(
+            Bound(
+                {clock: when for clock, (when, _) in begin.items()},
+                {clock: when for clock, (when, _) in end.items()},
+                name,
+            )
+        )
+    return found
+
+
+def _on_one_clock(rank: Rank) -> pa.Table:
+    spans = rank.trace.spans
+    if rank.line == Line():
+        return spans
+    for name in _TIMES:
+        spans = changed(spans, name, lambda column: _shifted(column, rank.line))
+    latest = schema.LATEST_NS
+    low = pc.min(spans.column("start_ns")).as_py() if len(spans) else 0
+    high = max(filter(None, (pc.max(spans.column(name)).as_py() for name in _TIMES)), default=0)
+    if low < 0 or high >= latest:
+        raise AlignmentError(
+            f"{rank.name} would begin before time 0 on the clock of the lowest rank: give that "
+            "rank's trace later times"
+        )
+    return spans
+
+
+def _shifted(column: pa.ChunkedArray, line: Line) -> pa.Array:
+    missing = np.asarray(column.is_null())
+    times = np.asarray(column.fill_null(0).to_numpy(), np.int64)
+    return pa.array(times + line.at(times), pa.int64(), mask=missing)
+
+
+def _edges(matching: Matching, lines: Mapping[int, Line]) -> pa.Table:
+    """Lead from the rank that began a collective last to the others, which waited for it."""
+    columns: dict[str, list[object]] = defaultdict(list)
+    for one in matching.sets:
+        begun = {
+            rank: part.start_ns + int(lines[rank].at(np.array([part.start_ns]))[0])
+            for rank, part in one.items()
+        }
+        last = max(begun, key=lambda rank: (begun[rank], rank))
+        for rank, part in one.items():
+            if rank != last:
+                columns["from"].append(one[last].kernel)
+                columns["to"].append(part.kernel)
+                columns["kind"].append("collective")
+    return schema.table(columns, schema.EDGE_TYPES)
+
+
+# -- metadata --------------------------------------------------------------------------------
+def _metadata(ranks: Sequence[Rank], notes: Sequence[str], unmatched: int) -> TraceMetadata:
+    every = [rank.trace.metadata for rank in ranks]
+    first = every[0]
+    counts: Counter[str] = Counter()
+    for one in every:
+        counts.update(one.counts)
+    if unmatched:
+        counts["unmatched_collectives"] = unmatched
+    absent = ranks[0].facts.world_size - len(ranks)
+    missing = [f"{absent:,} of {absent + len(ranks):,} ranks are not here"] if absent > 0 else []
+    told = {
+        f"{name} of {rank.name}": facts
+        for rank, one in zip(ranks, every, strict=True)
+        for name, facts in one.clocks.items()
+    }
+    said = [
+        f"{rank.name}: {note}" for rank, one in zip(ranks, every, strict=True) for note in one.notes
+    ]
+    return replace(
+        first,
+        clock=_common([one.clock for one in every]) or "",
+        simulated=any(one.simulated for one in every),
+        forecast=_joined([one.forecast for one in every]),
+        devices=_united([one.devices for one in every]),
+        driver=_joined([one.driver or "" for one in every]) or None,
+        process_names=_united([one.process_names for one in every]),
+        thread_names=_united([one.thread_names for one in every]),
+        partitions=_united([one.partitions for one in every]),
+        streams=_united([one.streams for one in every]),
+        windows_ns=_windows(ranks),
+        kept=None,  # the notes say it of each
+        ranks=tuple(rank.facts for rank in ranks),
+        solo=_agreed([one.solo for one in every]),
+        clocks=told,
+        hazards=_hazards(ranks),
+        device_max_connections=_common([one.device_max_connections for one in every]),
+        versions={
+            name: _joined([one.versions.get(name, "") for one in every])
+            for name in _united([one.versions for one in every])
+        },
+        experiment=_common([one.experiment for one in every]),
+        setting=_common([one.setting for one in every]),
+        counts=dict(counts),
+        complete=all(one.complete for one in every),
+        notes=(*said, *missing, *notes),
+    )
+
+
+def _united(every: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
+    """Return all of them; of what several have, the first."""
+    found: dict[str, _V] = {}
+    for one in every:
+        found |= {name: value for name, value in one.items() if name not in found}
+    return found
+
+
+def _common(values: Sequence[_V]) -> _V | None:
+    """Return what all are, if they are the same."""
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, texts)))
+
+
+def _agreed(every: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
+    """Return that in which all agree that tell it."""
+    return {
+        name: value
+        for name, value in _united(every).items()
+        if all(one.get(name, value) == value for one in every)
+    }
+
+
+def _windows(ranks: Sequence[Rank]) -> tuple[tuple[int, int], ...]:
+    """Return the times in which any rank was recorded."""
+    moved = []
+    for rank in ranks:
+        for pair in rank.trace.metadata.windows_ns:
+            begin, end = (
+                np.array(pair, np.int64) + rank.line.at(np.array(pair, np.int64))
+            ).tolist()
+            moved.append((max(begin, 0), max(end, 0)))
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(moved):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return tuple(joined)
+
+
+def _hazards(ranks: Sequence[Rank]) -> HazardFacts | None:
+    """Return the hazards of all ranks that looked for them."""
+    told = [rank.trace.metadata.hazards for rank in ranks]
+    known = [one for one in told if one is not None]
+    if not known:
+        return None
+    return HazardFacts(
+        accesses=sum(one.accesses for one in known),
+        unseen=sum(one.unseen for one in known),
+        unseen_names=tuple(dict.fromkeys(name for one in known for name in one.unseen_names)),
+        found=tuple(fact for one in known for fact in one.found),
+        left_out=sum(one.left_out for one in known),
+        undecided=sum(one.undecided for one in known),
+    )

@@ -1,0 +1,290 @@
+"""Ranks of several traces: who they are, and rows whose numbers and names no other rank has."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from gpuscope.errors import InvalidArgument
+from gpuscope.trace import arrow, schema
+from gpuscope.trace.clocks import Line
+from gpuscope.trace.metadata import DeviceFacts, HazardFacts, RankFacts
+from gpuscope.trace.model import Trace
+
+_NUMBERED = (
+    "id", "stream", "channel", "correlation", "external_correlation", "graph", "graph_node",
+    "context", "green_context",
+)  # fmt: skip
+"""Columns whose numbers are of one process: those of the next rank go on behind."""
+_NAMED = ("partition", "intended_partition")
+
+
+@dataclass
+class Rank:
+    """One rank's trace, its rows numbered so that they stand beside those of the others.
+
+    Attributes
+    ----------
+    slack_ns
+        How far its times can be off from its own clock.
+    """
+
+    trace: Trace
+    facts: RankFacts
+    slack_ns: int
+    line: Line = Line()  # noqa: RUF009 - immutable
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return f"rank {self.facts.rank}"
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The first and the last time of its rows."""
+        starts, ends = self.trace.array("start_ns"), self.trace.array("end_ns", fill=0)
+        first = int(starts.min(initial=schema.LATEST_NS)) if len(starts) else 0
+        return first, max(int(starts.max(initial=0)), int(ends.max(initial=0)))
+
+
+def ranked(traces: Sequence[Trace]) -> list[Rank]:
+    """Return the ranks in order, with distinct numbers and names."""
+    told = [trace.metadata.ranks for trace in traces]
+    for place, ranks in enumerate(told):
+        if len(ranks) > 1:
+            raise InvalidArgument(
+                f"traces[{place}] is of {len(ranks)} ranks, merged already: merge the traces of "
+                "all ranks at once"
+            )
+    if len(traces) < 2:
+        raise InvalidArgument(
+            f"there is {'one trace' if traces else 'no trace'}: give one of each rank, two or more"
+        )
+    if not any(told):
+        told = [(RankFacts(number, len(traces)),) for number in range(len(traces))]
+    if not all(told):
+        place = next(place for place, ranks in enumerate(told) if not ranks)
+        raise InvalidArgument(
+            f"traces[{place}] tells no rank, others do: give it its own, as in "
+            "trace.with_metadata(ranks=[{'rank': 1, 'world_size': 2}])"
+        )
+    facts = [ranks[0] for ranks in told]
+    twice = [number for number, n in Counter(one.rank for one in facts).items() if n > 1]
+    if twice:
+        places = [f"traces[{at}]" for at, one in enumerate(facts) if one.rank == twice[0]]
+        raise InvalidArgument(
+            f"rank {twice[0]} is there twice, as {' and '.join(places[:2])}: give one trace a rank"
+        )
+    worlds = {one.world_size: one.rank for one in facts}
+    if len(worlds) > 1:
+        (one, rank), (other, another) = [*worlds.items()][:2]
+        raise InvalidArgument(
+            f"rank {rank} is of a world of {one} ranks, rank {another} of one of {other}: these "
+            "are not traces of one run"
+        )
+    ordered = sorted(zip(facts, traces, strict=True), key=lambda pair: pair[0].rank)
+    partitions = Counter(name for trace in traces for name in _partitions(trace))
+    taken = _Taken()
+    found = []
+    for own, trace in ordered:
+        found.append(_numbered(trace, own, taken, {n for n, k in partitions.items() if k > 1}))
+    return found
+
+
+def _partitions(trace: Trace) -> set[str]:
+    named = {str(name) for column in _NAMED for name in _distinct(trace.spans.column(column))}
+    return named | set(trace.metadata.partitions)
+
+
+def _distinct(column: pa.ChunkedArray) -> list[object]:
+    return [value for value in column.unique().to_pylist() if value is not None]
+
+
+class _Taken:
+    """The numbers that ranks so far have."""
+
+    def __init__(self) -> None:
+        self.next: Counter[str] = Counter()
+        self.processes: set[int] = set()
+        self.threads: set[int] = set()
+        self.devices: dict[int, DeviceFacts] = {}
+
+    @staticmethod
+    def free(numbers: Sequence[int], taken: set[int]) -> dict[int, int]:
+        """Return number → itself or, if it is taken, one that is not; takes these."""
+        found = {}
+        for number in sorted(numbers):
+            ours = number if number not in taken else max(taken | set(numbers)) + 1
+            taken.add(ours)
+            found[number] = ours
+        return found
+
+    def device(self, index: int, facts: DeviceFacts, *, simulated: bool) -> int:
+        """Return the index of a device here: the same for the same GPU, a free one otherwise."""
+        for known, other in self.devices.items():
+            if facts.uuid and facts.uuid == other.uuid and not simulated:
+                return known
+        ours = index if index not in self.devices else max(self.devices) + 1
+        self.devices[ours] = facts
+        return ours
+
+
+def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -> Rank:
+    """Return a rank with numbers and names that no rank before it has."""
+    metadata, spans, edges = trace.metadata, trace.spans, trace.edges
+    offsets = {name: taken.next[name] for name in _NUMBERED}
+    for name in _NUMBERED:
+        most = [pc.max(spans.column(name)).as_py()] if len(trace) else []
+        most += [int(key) for key in metadata.streams] if name == "stream" else []
+        taken.next[name] += max((number for number in most if number is not None), default=-1) + 1
+        spans = _added(spans, name, offsets[name])
+    spans = _added(spans, "parent", offsets["id"])
+    for name in ("from", "to"):
+        edges = _added(edges, name, offsets["id"])
+
+    known = {int(str(one)) for one in _distinct(spans.column("process"))}
+    own = facts.process
+    if own is None:
+        working = {int(str(one)) for one in _distinct(trace.where(kind="kernel").spans["process"])}
+        if len(working or known) > 1:
+            raise InvalidArgument(
+                f"the trace of rank {facts.rank} is of {len(working or known)} processes: keep "
+                "one's rows, trace.where(process=…), or name it in its rank, RankFacts(process=…)"
+            )
+        own = next(iter(working or known), facts.rank + 1)
+    processes = taken.free([*known | {own}], taken.processes)
+    spans = changed(spans, "process", lambda column: _renumbered(column.fill_null(own), processes))
+    if pa.types.is_null(spans.column("process").type):
+        spans = _with(spans, "process", pa.array([processes[own]] * len(spans), pa.int64()))
+    lasting = {int(str(n)) for name in ("thread", "end_thread") for n in _distinct(spans[name])}
+    threads = taken.free([*lasting], taken.threads)
+    for name in ("thread", "end_thread"):
+        spans = changed(spans, name, lambda column: _renumbered(column, threads))
+
+    indices = {int(str(one)) for one in _distinct(spans.column("device"))}
+    indices |= {one.index for one in metadata.devices.values() if one.index is not None}
+    devices = {
+        index: taken.device(index, metadata.device(index), simulated=metadata.simulated)
+        for index in sorted(indices)
+    }
+    spans = changed(spans, "device", lambda column: _renumbered(column, devices))
+    homes = {one.partition: one.device for one in metadata.streams.values() if one.partition}
+    sole = next(iter(metadata.devices)) if len(metadata.devices) == 1 else facts.device
+    keys = {key: _key(key, one, devices) for key, one in metadata.devices.items()}
+    names = {name: f"{name} · rank {facts.rank}" for name in shared}
+    for name in _NAMED:
+        spans = changed(spans, name, lambda column: _renamed(column, names))
+    if facts.host:
+        spans = _with(spans, "host", arrow.constant(facts.host, len(spans)))
+    own_facts = replace(
+        metadata,
+        devices={
+            keys[key]: replace(one, index=devices.get(one.index, one.index) if one.index is not None
+                               else None)
+            for key, one in metadata.devices.items()
+        },
+        partitions={
+            names.get(name, name): replace(
+                one,
+                shares_with=tuple(names.get(other, other) for other in one.shares_with),
+                process=processes.get(one.process or 0, one.process),
+                device_key=keys.get(homes.get(name) or sole or "", one.device_key),
+                context=_moved(one.context, offsets["context"]),
+                parent_context=_moved(one.parent_context, offsets["context"]),
+            )
+            for name, one in metadata.partitions.items()
+        },
+        streams={
+            str(int(key) + offsets["stream"]): replace(
+                one, device=keys.get(one.device or "", one.device),
+                partition=names.get(one.partition or "", one.partition),
+            )
+            for key, one in metadata.streams.items()
+        },
+        process_names={
+            str(processes.get(int(key), key) if key.isdecimal() else key): name
+            for key, name in metadata.process_names.items()
+        },
+        thread_names={
+            str(threads.get(int(key), key) if key.isdecimal() else key): name
+            for key, name in metadata.thread_names.items()
+        },
+        clocks={_clock(key, keys): one for key, one in metadata.clocks.items()},
+        hazards=_moved_hazards(metadata.hazards, offsets["id"]),
+    )  # fmt: skip
+    facts = replace(
+        facts, process=processes[own], device=keys.get(facts.device or "", facts.device),
+        clock=metadata.clock,
+    )  # fmt: skip
+    residuals = [
+        float(one.residual_ns or 0)
+        for name, one in metadata.clocks.items()
+        if not name.startswith("globaltimer")  # of thread blocks, which lie inside their kernels
+    ]
+    slack = int(np.ceil(max(residuals, default=0.0)))
+    return Rank(Trace(spans, edges, own_facts), facts, slack)
+
+
+def _with(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+def changed(
+    table: pa.Table, name: str, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]
+) -> pa.Table:
+    """Return the table with a column changed, unless that is all null."""
+    column = table.column(name)
+    if pa.types.is_null(column.type):
+        return table
+    return _with(table, name, change(column))
+
+
+def _added(table: pa.Table, name: str, by: int) -> pa.Table:
+    return changed(table, name, lambda column: pc.add(column, by))
+
+
+def _renumbered(column: pa.ChunkedArray, numbers: Mapping[int, int]) -> pa.ChunkedArray:
+    if all(one == other for one, other in numbers.items()):
+        return column
+    codes = pc.index_in(column, pa.array([*numbers], column.type))
+    return pa.array([*numbers.values()], column.type).take(codes.combine_chunks())
+
+
+def _renamed(column: pa.ChunkedArray, names: Mapping[str, str]) -> pa.Array:
+    whole = column.unify_dictionaries().combine_chunks()
+    texts = [names.get(text, text) for text in whole.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(whole.indices, pa.array(texts, pa.string()))
+
+
+def _moved(number: int | None, by: int) -> int | None:
+    return None if number is None else number + by
+
+
+def _key(key: str, facts: DeviceFacts, devices: Mapping[int, int]) -> str:
+    """Return the key of a device whose index may have changed."""
+    ours = devices.get(facts.index, facts.index) if facts.index is not None else None
+    return key if ours == facts.index else f"{re.sub(r':[0-9]+$', '', key)}:{ours}"
+
+
+def _clock(name: str, keys: Mapping[str, str]) -> str:
+    for key, ours in keys.items():
+        if name in (key, f"globaltimer {key}"):
+            return name.replace(key, ours)
+    return name
+
+
+def _moved_hazards(hazards: HazardFacts | None, by: int) -> HazardFacts | None:
+    if hazards is None:
+        return None
+    found = [
+        replace(one, first=_moved(one.first, by), second=_moved(one.second, by))
+        for one in hazards.found
+    ]
+    return replace(hazards, found=tuple(found))

@@ -28,7 +28,7 @@ from msgspec.structs import asdict
 
 from gpuscope._types import Array
 from gpuscope.exporters.progress import Step, check_count, version
-from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested, times
+from gpuscope.exporters.tracks import OPEN, layout, names, nested, rank_of, times
 from gpuscope.trace import schema
 from gpuscope.trace.columns import codes, combined, edge_rows
 from gpuscope.trace.metadata import HazardFact, HazardFacts, HazardKind
@@ -115,7 +115,7 @@ class _Events:
         self.counter, lacks = self._counters(kind, kinds)
         phase = np.where(unknown, np.where(instant | lacks, ord("i"), ord("B")), ord("X"))
         self.phase = np.where(self.counter, ord("C"), phase)
-        found, track = LAYOUT.of(trace)
+        found, track = layout(trace).of(trace)
         slices = np.where(np.isin(self.phase, [ord("i"), ord("C")]), self.starts, self.ends)
         self.on_device = np.array([one.is_device for one in found], bool)[track]
         edges = self._edges()
@@ -250,6 +250,10 @@ class _Events:
             "deviceProperties": devices,
             "otherData": other,
         }
+        ranks = self.trace.metadata.ranks
+        if len(ranks) == 1:  # as Kineto writes it; HolisticTraceAnalysis looks for the rank here
+            known = ("backend", "rank", "world_size")
+            top["distributedInfo"] = {name: getattr(ranks[0], name) for name in known}
         lines = ",\n".join(self.metadata.lines)
         return f'{json.dumps(top)[:-1]},\n"traceEvents":[\n{lines}'
 
@@ -300,7 +304,8 @@ class _Events:
                 pieces.append(_argument("target_stream", called, self.base_ns))
                 values = pc.if_else(ran, values, None)
             if name in _NUMBERED:
-                own = pa.array(self.numbers[self.place[rows], _NUMBERED[name]])
+                numbers = self.numbers[self.place[rows], _NUMBERED[name]]
+                own = pa.array(np.where(self.on_device[rows], -1, numbers))
                 values = pc.if_else(pc.equal(values, own), None, values)
             if values.null_count < len(values):
                 pieces.append(_argument(name, values, self.base_ns))
@@ -352,9 +357,10 @@ class _Names:
         for number in by_lane:
             track, lane = places[number]
             owner, row = names(track, trace)
-            key = (track.is_device, owner if track.is_device else track.process)
+            own = not track.is_device or rank_of(track, trace) is not None
+            key = (not own, track.process if own else owner)
             if key not in processes:
-                pid = track.process if not track.is_device else None
+                pid = track.process if own else None
                 processes[key] = pid if _fits(pid) else next(free)
                 self._tell("process_name", processes[key], 0, name=owner)
                 labels = "; ".join(
@@ -363,7 +369,7 @@ class _Names:
                 if labels:
                     self._tell("process_labels", processes[key], 0, labels=labels)
                 self._tell("process_sort_index", processes[key], 0,
-                           sort_index=len(processes) + 1000 * track.is_device)  # fmt: skip
+                           sort_index=len(processes) + 1000 * (not own))  # fmt: skip
             pid = processes[key]
             tid = {Group.STREAM: track.stream, Group.THREAD: track.thread}.get(track.group)
             if lane or not _fits(tid) or (pid, tid) in taken:

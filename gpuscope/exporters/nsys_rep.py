@@ -27,7 +27,7 @@ from gpuscope import _nsys
 from gpuscope._types import Array
 from gpuscope.errors import ExportError, MissingDependency
 from gpuscope.exporters.progress import Step
-from gpuscope.exporters.tracks import LAYOUT, OPEN, names, nested, times
+from gpuscope.exporters.tracks import OPEN, layout, names, nested, times
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import TrackKey
@@ -138,7 +138,7 @@ def _send(session: _Writing, trace: Trace, base_ns: int, step: Step) -> int:
     starts, ends = times(trace, base_ns)
     kind, kinds = codes(spans.column("kind"))
     instant = np.array([one in _INSTANTS for one in kinds])[kind] & (ends == OPEN)
-    found, track = LAYOUT.of(trace)
+    found, track = layout(trace).of(trace)
     order, lane = nested(track, starts, np.where(instant, starts, ends))
     is_nvtx = np.array([one in ("range", "mark") for one in kinds])[kind]
     domain, domains = codes(spans.column("domain"))

@@ -5,16 +5,19 @@ Readers drop spans that do not nest.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.trace.columns import is_open
+from gpuscope.trace.metadata import RankFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.tracks import Group, Layout, TrackKey
 
 OPEN = np.iinfo(np.int64).max
 """End of a span whose end is unknown."""
-LAYOUT = Layout(
+_LAYOUT = Layout(
     {
         "api": Group.THREAD, "sync": Group.THREAD, "range": Group.THREAD, "mark": Group.THREAD,
         "handle": Group.HANDLES, "block": Group.SM, "counter": Group.COUNTER,
@@ -30,8 +33,32 @@ LAYOUT = Layout(
 )  # fmt: skip
 
 
+_OF_RANKS = replace(
+    _LAYOUT, columns={group: {*columns, "process"} for group, columns in _LAYOUT.columns.items()}
+)
+
+
+def layout(trace: Trace) -> Layout:
+    """Return which spans share a track: of several ranks, those of a process only."""
+    return _OF_RANKS if len(trace.metadata.ranks) > 1 else _LAYOUT
+
+
+def rank_of(track: TrackKey, trace: Trace) -> RankFacts | None:
+    """Return which of several ranks a track is of, if it is of one."""
+    facts = trace.metadata
+    return facts.rank(track.process) if len(facts.ranks) > 1 else None
+
+
 def names(track: TrackKey, trace: Trace) -> tuple[str, str]:
-    """Return what to call a track: the process or GPU, then the row in it."""
+    """Return what to call a track: the process, rank or GPU, then the row in it."""
+    owner, row = _names(track, trace)
+    rank = rank_of(track, trace)
+    if rank is None:
+        return owner, row
+    return f"rank {rank.rank}", f"{owner} · {row}" if track.is_device else row
+
+
+def _names(track: TrackKey, trace: Trace) -> tuple[str, str]:
     facts = trace.metadata
     if not track.is_device:
         where = facts.process_names.get(str(track.process))

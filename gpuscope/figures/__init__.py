@@ -12,6 +12,7 @@ from gpuscope import _plotly as _plotly
 from gpuscope._lazy import public
 
 if TYPE_CHECKING:
+    from gpuscope.figures.collectives_figure import collectives as collectives
     from gpuscope.figures.confinement_figure import confinement as confinement
     from gpuscope.figures.interference_figure import interference as interference
     from gpuscope.figures.latency_figure import latency as latency
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpuscope.figures.tuning_figure import tuning as tuning
 
 _HOMES = {
+    "collectives": "gpuscope.figures.collectives_figure",
     "confinement": "gpuscope.figures.confinement_figure",
     "interference": "gpuscope.figures.interference_figure",
     "latency": "gpuscope.figures.latency_figure",

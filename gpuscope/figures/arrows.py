@@ -1,6 +1,8 @@
-"""Arrows between bars: event waits, and hazards."""
+"""Arrows between bars: event waits, collectives, and hazards."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -16,16 +18,25 @@ _MAX_ARROWS = 200
 
 
 def arrows(
-    view: View, places: Places, zero_ns: int, unit_ns: float, pairs: tuple[Array, Array]
+    view: View,
+    places: Places,
+    zero_ns: int,
+    unit_ns: float,
+    pairs: tuple[Array, Array],
+    joint: Array | None = None,
 ) -> tuple[Properties, int]:
     """Return arrows between rows as one line trace, and how many in the window have none.
 
     Arrows lead from bar to bar, the earliest first: from the end of the first row of a pair, such
-    as the span that recorded an event, to the start of the second, which waited for it.
+    as the span that recorded an event, to the start of the second, which waited for it. Where
+    they are ``joint``, in a collective, from the start of the one to the end of the other.
     """
     tracks, (cause, effect) = view.tracks, pairs
     low, high = view.found.window_ns
     ends, starts = tracks.end_ns[cause], tracks.start_ns[effect]
+    if joint is not None:
+        ends = np.where(joint, tracks.start_ns[cause], ends)
+        starts = np.where(joint, tracks.end_ns[effect], starts)
     shown = np.zeros(len(tracks.tracks) + 1, bool)
     shown[view.found.tracks] = True
     seen = np.flatnonzero(
@@ -50,15 +61,26 @@ def arrows(
 def waits_and_hazards(
     view: View, places: Places, zero_ns: int, unit_ns: float
 ) -> tuple[Properties, Properties, int]:
-    """Return the arrows of event waits and of hazards, and how many waits have none."""
+    """Return the arrows of waits and of hazards, and how many waits have none."""
     waits = view.tracks.waits
-    drawn, left_out = arrows(view, places, zero_ns, unit_ns, (waits.cause, waits.effect))
+    pairs = waits.cause, waits.effect
+    drawn, left_out = arrows(view, places, zero_ns, unit_ns, pairs, waits.joint)
     hazards, _ = arrows(view, places, zero_ns, unit_ns, view.tracks.hazards)
     return drawn, hazards, left_out
 
 
-def arrow_look(name: str = "event wait") -> Properties:
-    """Return what stays the same of the trace of event waits, or of hazards."""
+def arrow_name(views: Iterable[View]) -> str:
+    """Return what the legend calls the arrows of these views' waits."""
+    joint = np.concatenate([np.zeros(0, bool), *(view.tracks.waits.joint for view in views)])
+    return (
+        "event wait, collective"
+        if 0 < joint.sum() < len(joint)
+        else ("collective: last to begin → end" if joint.any() else "event wait")
+    )
+
+
+def arrow_look(name: str) -> Properties:
+    """Return what stays the same of the trace of waits, or of hazards."""
     colour = style.INK
     line: Properties = {"width": 1.3, "color": colour}
     if name == HAZARD:

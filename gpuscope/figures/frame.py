@@ -319,7 +319,7 @@ class Frame:
         Class → base, x, y, width, hovertext, text, customdata (rows) of its bar trace. Only
         classes that have spans in the window.
     arrows
-        x, y and marker.size of the event waits' trace; ``left_out`` waits have none.
+        x, y and marker.size of the waits' trace; ``left_out`` waits have none.
     hazards
         The same of hazards.
     image

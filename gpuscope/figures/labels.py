@@ -64,7 +64,8 @@ class Track:
     label
         Plain text, not escaped.
     process
-        The process's name, or ``None`` where the trace has only one.
+        What its process is called, such as ``"rank 1 · node7"``, or ``None`` where the trace has
+        only one.
     """
 
     number: int
@@ -106,7 +107,8 @@ def labelled(
     """Return the tracks in the order in which they are drawn."""
     metadata = names.metadata
     places = {name: index for index, name in enumerate(metadata.partitions)}
-    keys = sorted(numbers, key=lambda key: _sort_key(places, key))
+    ranks = {rank.process: place for place, rank in enumerate(metadata.ranks)}
+    keys = sorted(numbers, key=lambda key: (ranks.get(key.process, -1), _sort_key(places, key)))
     processes = {key.process for key in keys}
     threads = {key.thread for key in keys if key.group != Group.STREAM}
     devices = {key.device for key in keys if key.group == Group.STREAM}
@@ -116,10 +118,10 @@ def labelled(
         owner = None
         if len(processes) > 1:
             number = sole_process if key.process is None else key.process
-            owner = _named(metadata.process_names, number, "process")
+            owner = owner_label(names, number)
         if key.group == Group.STREAM:
             stream = clean(names.stream_name(key.stream), 18)
-            label = f"{partition_label(names, key.partition)} · {stream}"
+            label = f"{partition_label(names, key.partition, ranked=owner is None)} · {stream}"
             if len(devices) > 1:
                 label = f"GPU {'?' if key.device is None else key.device} · {label}"
             if (owner, label) in seen:
@@ -156,12 +158,27 @@ def _named(names: Mapping[str, str], number: int | None, what: str) -> str:
     return clean(names.get(str(number), f"{what} {number}"), 22)
 
 
-def partition_label(trace: Trace, partition: str | None) -> str:
-    """Return a partition's name and its SM count, where known, in plain text."""
+def owner_label(trace: Trace, process: int | None) -> str:
+    """Return what a process is called: its rank, on its machine if there are several."""
+    rank = trace.metadata.rank(process)
+    if rank is None:
+        return f"process {_named(trace.metadata.process_names, process, '').strip()}"
+    several = len({one.host for one in trace.metadata.ranks}) > 1
+    return f"rank {rank.rank}" + (f" · {clean(rank.host, 22)}" if several and rank.host else "")
+
+
+def partition_label(trace: Trace, partition: str | None, *, ranked: bool = True) -> str:
+    """Return a partition's name and its SM count, where known, in plain text.
+
+    Parameters
+    ----------
+    ranked
+        Whether it says a rank where partitions of several ranks have the same name.
+    """
     if partition is None:
         return "whole GPU"
     count = trace.metadata.partition(partition).sm_count
-    name = clean(partition, 18)
+    name = clean(partition if ranked else style.without_rank(partition), 18)
     return name if count is None else f"{name} ({clean(count, 8)} SMs)"
 
 
@@ -201,7 +218,7 @@ class Places:
         process, was_host = None, True
         for index, (track, count) in enumerate(zip(tracks, lines, strict=True)):
             if track.process is not None and track.process != process:
-                annotations.append(heading(f"process {escape(track.process)}", y + _PROCESS / 2))
+                annotations.append(heading(escape(track.process), y + _PROCESS / 2))
                 y += _PROCESS
             elif was_host and not track.is_host and index:
                 shapes.append(_line(y + _GAP / 2))

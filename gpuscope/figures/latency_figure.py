@@ -15,7 +15,7 @@ from gpuscope._checks import MappingOf, door
 from gpuscope._types import Array
 from gpuscope.analysis.latency_analysis import HandleLatency, durations_ns
 from gpuscope.analysis.result import P99_NEEDS
-from gpuscope.analysis.settings import SweepResult
+from gpuscope.analysis.settings import SweepResult, of_slowest_rank
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import (
@@ -279,6 +279,8 @@ def tradeoff(result: SweepResult, *, latency: str, throughput: str) -> go.Figure
         f"labels: {varied}; outlined: no other point is better in both (Pareto)",
         *(f"not drawn: {line}" for line in left_out[:_SHOWN]),
     ]
+    if any(row["rank"] for row in result.rows()):
+        notes.insert(2, "of several ranks: the slowest")
     if len(left_out) > _SHOWN:
         notes.append(f"not drawn: {len(left_out) - _SHOWN} more")
     if result.stopped:
@@ -315,7 +317,7 @@ def _points(result: SweepResult, latency: str, throughput: str) -> tuple[list[_P
         groups.setdefault(key, []).append(row)
     for (*values, setting), rows in groups.items():
         at = dict(zip(result.parameters, values, strict=True))
-        found = {row["workload"]: row for row in rows}
+        found = {row["workload"]: row for row in of_slowest_rank(rows)}
         fast, big = found.get(latency, {}), found.get(throughput, {})
         why = rows[0]["error"]
         if why is None and fast.get("latency_p50_us") is None:

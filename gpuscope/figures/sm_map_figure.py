@@ -36,6 +36,8 @@ class Blocks:
 
     Attributes
     ----------
+    device
+        Its index.
     rows
         Positions in the trace; ``sm``, ``owner``, ``starts`` and ``ends`` are parallel.
     partitions, escaped
@@ -55,6 +57,7 @@ class Blocks:
         there, devices = codes(trace.spans.column("device"))
         if device is None and len(rows):
             device = devices[int(np.bincount(there[rows]).argmax())]
+        self.device = device
         here = there[rows] == (devices.index(device) if device in devices else -1)
         if not here.any():
             where = "" if device is None else f" on device {device}"
@@ -303,7 +306,7 @@ def sm_map(
             hovertemplate=f"<b>SM %{{y}}</b>, at %{{x:,.4~r}} {unit}<br>busy for %{{z:.1%}} of a "
             f"bin of {duration((high - low) / bins)}<br>most of it: %{{meta}}<extra></extra>",
         )
-    strip = _strip(trace, blocks.height, colours)
+    strip = _strip(trace, blocks, colours)
     notes = provenance_lines({"": trace})
     notes += [escape(line) for line in wrapped(_statement(blocks, edges, low, high))]
     layout = style.base_layout(
@@ -369,10 +372,10 @@ def _workloads(trace: Trace, blocks: Blocks, index: int) -> str:
     return ", ".join(said[:_NAMED]) + more
 
 
-def _strip(trace: Trace, height: int, colours: dict[str, str]) -> list[go.Heatmap]:
+def _strip(trace: Trace, blocks: Blocks, colours: dict[str, str]) -> list[go.Heatmap]:
     """Return the strip that says who owns each SM; nothing where no SM ids are known."""
-    by_sm = partitions_by_sm(trace)
-    owners = [by_sm.get(sm, []) for sm in range(height)]
+    by_sm = partitions_by_sm(trace, blocks.device)
+    owners = [by_sm.get(sm, []) for sm in range(blocks.height)]
     if not any(owners):
         return []
     names = list(colours)

@@ -82,17 +82,24 @@ def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dic
     """Give each partition a colour: by its name, as :func:`colours_of`, where no trace says which.
 
     Those that the traces describe come first, in their order. Text that is no colour says nothing.
+    Partitions of one name on several ranks look the same.
     """
     known = {name: facts for trace in traces for name, facts in trace.metadata.partitions.items()}
     names = list(dict.fromkeys([*known, *sorted(partitions)]))
     chosen = {name: facts.color or "" for name, facts in known.items()}
-    own = colours_of(names)
+    plain = {name: without_rank(name) for name in names}
+    own = colours_of(list(dict.fromkeys(plain.values())))
     return {
         name: colour
         if re.fullmatch("#[0-9A-Fa-f]{6}", colour := chosen.get(name, ""))
-        else own[name]
+        else own[plain[name]]
         for name in names
     }
+
+
+def without_rank(partition: str) -> str:
+    """Return a partition's name as its own rank had it: merged ones may be told apart by rank."""
+    return re.sub(r" · rank [0-9]+$", "", partition)
 
 
 def darker(colour: str) -> str:

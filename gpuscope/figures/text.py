@@ -53,6 +53,9 @@ def uncertainty(trace: Trace) -> str:
     ]
     if residuals:
         found.append(f"clock alignment within {duration(max(residuals))}")
+    errors = [rank.error_ns or 0 for rank in trace.metadata.ranks]
+    if any(errors):
+        found.append(f"clocks of ranks within {duration(max(errors))} of each other")
     if found:
         return "uncertainty: " + ", ".join(found)
     return "exact on the simulated clock" if trace.is_simulated else "uncertainty: not stated"

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from gpuscope._checks import MappingOf, door
 from gpuscope.errors import InvalidArgument
 from gpuscope.figures import style
-from gpuscope.figures.arrows import HAZARD, arrow_look
+from gpuscope.figures.arrows import HAZARD, arrow_look, arrow_name
 from gpuscope.figures.frame import (
     Frame,
     escape_look,
@@ -182,14 +182,14 @@ def _content(
         said = statement(views[0], besides=() if held is None else ("block",))
         notes += [escape(line) for line in wrapped(said)]
     if left_out := sum(frame.left_out for frame in frames):
-        notes.append(f"{left_out:,} further event waits have no arrow")
+        notes.append(f"{left_out:,} further waits have no arrow")
     data = _bars(views, frames, colours, unit)
     marks = _joined([escape_marks(frame.bars) for frame in frames])
     if len(marks["x"]):
         data.append({"type": "scatter", "name": "escapes", **escape_look(style.INK), **marks})
     waits = _joined([frame.arrows for frame in frames])
     if waits["x"]:
-        data.append({**arrow_look(), **waits})
+        data.append({**arrow_look(arrow_name(views)), **waits})
     hazards = _joined([frame.hazards for frame in frames])
     if hazards["x"]:
         data.append({**arrow_look(HAZARD), **hazards})

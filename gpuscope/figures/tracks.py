@@ -96,18 +96,25 @@ class Coded:
         return np.array(found, np.int32)
 
 
+_WAITS = ("event wait", "collective")
+
+
 @dataclass(frozen=True)
 class Waits:
-    """Which rows waited for an event that others recorded.
+    """Which rows waited for others.
 
     Attributes
     ----------
     cause, effect
-        Rows: the one that had to end, and the one that waited.
+        Rows: the one that was waited for, and the one that waited.
+    joint
+        Whether they are of one collective: its end waited for the other's start. Otherwise its
+        start waited for the other's end, by an event.
     """
 
     cause: Array
     effect: Array
+    joint: Array
     _pending: Array
     _sorted: tuple[tuple[Array, Array], ...]
     _count: int
@@ -116,7 +123,7 @@ class Waits:
     def none(cls) -> Waits:
         """Return those of no rows."""
         nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, np.zeros((2, 0), np.int64), (), 0)
+        return cls(nothing, nothing, nothing.astype(bool), np.zeros((3, 0), np.int64), (), 0)
 
     def extended(self, ids: Array, edges: pa.Table) -> Waits:
         """Return them with those of more edges.
@@ -127,8 +134,9 @@ class Waits:
             Row → id, of all rows that there are by now. Edges to others wait for these.
         """
         kind, kinds = codes(edges.column("kind"))
-        waits = np.flatnonzero(np.array([name == "event wait" for name in kinds])[kind])
+        waits = np.flatnonzero(np.array([name in _WAITS for name in kinds])[kind])
         new = [np.asarray(edges.column(name).take(waits).to_numpy()) for name in ("from", "to")]
+        new.append(np.array([name == "collective" for name in kinds])[kind[waits]])
         pending = np.concatenate([self._pending, new], axis=1) if len(waits) else self._pending
         if not pending.size:
             return self
@@ -139,14 +147,16 @@ class Waits:
         if len(rows):
             rows = rows[np.argsort(ids[rows], kind="stable")]
             parts.append((ids[rows], rows))
-        found = np.full(pending.shape, -1)
+        ends = pending[:2]
+        found = np.full(ends.shape, -1)
         for held, row in parts:
-            place = np.minimum(np.searchsorted(held, pending), len(held) - 1)
-            found = np.where(held[place] == pending, row[place], found)
+            place = np.minimum(np.searchsorted(held, ends), len(held) - 1)
+            found = np.where(held[place] == ends, row[place], found)
         known = (found >= 0).all(axis=0)
         return Waits(
             np.concatenate([self.cause, found[0, known]]),
             np.concatenate([self.effect, found[1, known]]),
+            np.concatenate([self.joint, pending[2, known] > 0]),
             pending[:, ~known],
             tuple(parts),
             len(ids),
@@ -190,7 +200,7 @@ class Tracks:
     escaped
         Rows of kernels that ran outside the partition they were intended for.
     waits
-        Event waits between rows.
+        Which rows waited for which, by events and in collectives.
     """
 
     names: Trace

@@ -16,7 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from gpuscope import figures
+from gpuscope import analysis, figures
 from gpuscope._files import write_text
 from gpuscope._text import format_value, safe
 from gpuscope.analysis.findings_analysis import Finding
@@ -185,6 +185,21 @@ def result(found: Result, *, without: Sequence[str] = ()) -> str:
     rows, left_out = found.readable()
     kept = [{name: value for name, value in row.items() if name not in without} for row in rows]
     return judged(kept, found.incomplete) + (paragraph(left_out, "muted") if left_out else "")
+
+
+def collectives(traces: Mapping[str, Trace]) -> list[str]:
+    """Show the collectives of each trace; nothing where there are none."""
+    shown: list[str] = []
+    for label, trace in (
+        traces.items() if any(one.metadata.ranks for one in traces.values()) else ()
+    ):
+        try:
+            found = analysis.collectives(trace)
+        except MissingEvidence:
+            continue
+        heading = [paragraph(label)] if len(traces) > 1 else []
+        shown += [*heading, result(found), paragraph(found.note, "muted")]
+    return ["<h2>Collectives</h2>", *shown] if shown else []
 
 
 def judged(rows: Sequence[Row], told: str, shares: Sequence[str] = ()) -> str:

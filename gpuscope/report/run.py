@@ -16,7 +16,7 @@ from gpuscope.analysis.outcome_analysis import (
     describe_settings,
     describe_workload,
 )
-from gpuscope.analysis.settings import driven_by_requests
+from gpuscope.analysis.settings import driven_by_requests, of_slowest_rank
 from gpuscope.errors import MissingEvidence
 from gpuscope.figures import style
 from gpuscope.figures.text import duration
@@ -28,6 +28,7 @@ Bars: TypeAlias = dict[str, tuple[Row, float]]
 """Setting → its row, and the length of its bar."""
 _HEADINGS = {
     "setting": "Setting",
+    "rank": "Rank",
     "workload": "Workload",
     "partition": "Runs on",
     "kernels": "Kernels",
@@ -36,6 +37,8 @@ _HEADINGS = {
     "latency_p50_us": "Latency p50 (µs)",
     "latency_p90_us": "Latency p90 (µs)",
     "latency_p99_us": "Latency p99 (µs)",
+    "collective_us": "Collective (µs)",
+    "bus_gb_per_s": "Bus GB/s",
     "calls_per_s": "Calls/s",
     "tflop_per_s": "TFLOP/s",
     "gb_per_s": "GB/s",
@@ -116,6 +119,7 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         page.findings(found[first:]),
         *(page.paragraph(line) for line in _variants(run, rows, foreground)),
         *_too_good(run),
+        *page.collectives(run.traces),
         *_timelines(run),
     ]
     if served:
@@ -195,8 +199,14 @@ def _picture(
     As a table of bars in the page's own colours: it needs no script, and is there at once.
     """
     colours: dict[str | None, str] = {None: style.WHOLE_GPU_COLOUR}
-    colours.update(style.partition_colours(run.traces.values(), ()))
+    colours.update(
+        {  # one for all ranks, whose partitions of a name have one colour
+            style.without_rank(name): colour
+            for name, colour in style.partition_colours(run.traces.values(), ()).items()
+        }
+    )
     columns = _of_requests(served)
+    rows = of_slowest_rank(rows)
     for name in [] if served else foreground[:1]:
         mine = [row for row in rows if row["workload"] == name and row["latency_n"]]
         mark = "p99" if all(row["latency_p99_us"] is not None for row in mine) else "p50"

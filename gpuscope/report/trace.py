@@ -44,6 +44,7 @@ def trace_report(trace: Trace, path: str | Path, *, title: str | None = None) ->
     sections = [
         page.findings(("", finding) for finding in analysis.findings(trace).findings),
         *_hazards(trace),
+        *page.collectives(traces),
         *_timelines(trace),
         "<h2>Partitions and streams</h2>",
         *_or_why_not(lambda: [page.result(analysis.summary(trace))]),

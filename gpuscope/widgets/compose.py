@@ -27,7 +27,7 @@ _CHARACTERS = 110_000
 """What the texts of a frame may take, so that it stays below 250 kB."""
 _NOTES = 2
 _LEGEND_PX, _LEGEND_ROWS = 20, (3, 5)
-_LEFT, _LABEL, _LETTER = 210, 32, 6.4
+_LEFT, _LABEL, _LETTER = 224, 32, 6.4
 """Px for the labels of tracks at most, characters that fit, and px of one: to have Plotly find out
 costs a second pass."""
 

@@ -64,12 +64,13 @@ def perfetto():
 
 @pytest.fixture(scope="session")
 def hta():
-    """Return a function: trace file → what HolisticTraceAnalysis makes of it."""
+    """Return a function: trace file or folder → what HolisticTraceAnalysis makes of it."""
     python = reader("hta", "bin", "python")
 
     def analyse(path):
+        script = "hta_ranks.py" if path.is_dir() else "hta_reads.py"
         done = subprocess.run(
-            [python, HERE / "hta_reads.py", path], capture_output=True, text=True, check=False,
+            [python, HERE / script, path], capture_output=True, text=True, check=False,
             env={"HTA_DISABLE_NS_ROUNDING": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]

@@ -370,7 +370,7 @@ def test_event_waits_beyond_the_limit_are_counted():
     trace = build(rows, edges=[(index, index + 1) for index in range(500)])
     figure = figures.timeline(trace)
     assert len(arrows(figure)) == 200
-    assert "300 further event waits have no arrow" in words(figure)
+    assert "300 further waits have no arrow" in words(figure)
 
 
 def test_provenance_and_uncertainty_are_in_every_figure():

@@ -1,0 +1,187 @@
+"""A collective over the SMs of its partition: time, bus bandwidth, and what others keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import plotly.graph_objects as go
+
+from gpuscope._checks import door
+from gpuscope.analysis.settings import SweepResult
+from gpuscope.errors import MissingEvidence
+from gpuscope.figures import style
+from gpuscope.figures.text import clean, escape, provenance_of, suffix_of, wrapped
+from gpuscope.figures.themed import ThemedFigure
+
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_HEIGHT = 190
+_Case: TypeAlias = "tuple[tuple[str, Any], ...]"
+"""Values of the parameters that are not the partition's, and the setting if there are several."""
+
+
+@dataclass(frozen=True)
+class _Point:
+    case: _Case
+    sm_count: int | None
+    time_us: float
+    skew_us: float
+    bus_gb_per_s: float | None
+    kept: float | None
+
+
+@door(result=SweepResult, collective=str, beside=(str, None))
+def collectives(result: SweepResult, *, collective: str, beside: str | None = None) -> go.Figure:
+    """Draw a collective's time and bus bandwidth over the SMs of its partition.
+
+    The time is the least of the ranks' kernel durations, at the median
+    (:func:`gpuscope.analysis.collectives`). A setting without partitions is a horizontal line.
+
+    Parameters
+    ----------
+    result
+        Of :func:`gpuscope.runs.sweep` over the SMs of the collective's partition, as
+        ``{"partitions.comm": [8, 16, 32]}``.
+    collective
+        The workload that is the collective.
+    beside
+        Another workload: how much of its rate alone on the whole GPU it keeps, the least of the
+        ranks, is drawn below.
+
+    Raises
+    ------
+    MissingEvidence
+        No point has such a collective, or the SMs of its partition were not varied.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> plan = {
+    ...     "name": "sums", "devices": ["sim:h200", "sim:h200"], "alone_repeats": 0,
+    ...     "partitions": {"comm": 16}, "streams": {"s": {"partition": "comm"}},
+    ...     "workloads": {
+    ...         "sum": {"kind": "all_reduce", "nbytes": "128 MiB", "stream": "s", "repeats": 2},
+    ...     },
+    ... }
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> result = gs.runs.sweep(plan, {"partitions.comm": [8, 16]}, gpu)
+    >>> figure = gs.figures.collectives(result, collective="sum")
+    >>> [round(time_us) for time_us in figure.data[0].y]
+    [911, 632]
+    """
+    points = [*_points(result, collective, beside)]
+    if not any(point.sm_count is not None for point in points):
+        raise MissingEvidence(
+            f"no point has a collective {collective!r} on a partition whose SMs were varied: sweep "
+            "an experiment with several devices over its partition, as in "
+            "{'partitions.comm': [8, 16, 32]}"
+        )
+    rows = [("time (µs)", "time_us", ",.4~r"), ("bus bandwidth (GB/s)", "bus_gb_per_s", ",.4~r")]
+    if beside is not None:
+        rows.append((f"{escape(beside, 24)} keeps", "kept", ".0%"))
+    cases = list(dict.fromkeys(point.case for point in points))
+    data = [
+        scatter
+        for row, (_, value, form) in enumerate(rows)
+        for number, case in enumerate(cases)
+        for scatter in _lines(
+            [point for point in points if point.case == case], value, form, row, number
+        )
+    ]
+    skews = [point.skew_us for point in points]
+    notes = [
+        "time: the least of the ranks' kernel durations, median",
+        f"skew, first to last arrival: {min(skews):,.3g} to {max(skews):,.3g} µs at the median",
+        "bus bandwidth: bytes that cross a rank's link, as nccl-tests counts them",
+    ]
+    if beside is not None:
+        notes.append(f"{clean(beside, 24)} keeps: its rate over that alone on the whole GPU")
+    layout = style.base_layout(
+        f"{escape(collective, 30)} by SMs{suffix_of(result, result.provenance)}",
+        [
+            *(escape(part) for note in notes for part in wrapped(note)),
+            *provenance_of(result.provenance),
+        ],
+        _HEIGHT * len(rows),
+        legend_rows=len(cases),
+        xaxis=style.x_axis(
+            "SMs of its partition", anchor=f"y{len(rows) if len(rows) > 1 else ''}",
+            tickvals=sorted({one.sm_count for one in points if one.sm_count is not None}),
+        ),
+    )  # fmt: skip
+    layout["xaxis2"] = {"overlaying": "x", "range": [0, 1], "visible": False, "fixedrange": True}
+    for row, (title, _, form) in enumerate(rows):
+        top = 1 - row / len(rows)
+        layout[f"yaxis{row + 1 if row else ''}"] = style.y_axis(
+            title, domain=[top - 1 / len(rows) + (0.05 if row + 1 < len(rows) else 0), top],
+            rangemode="tozero", tickformat=form if form == ".0%" else ",",
+        )  # fmt: skip
+    return ThemedFigure(data=data, layout=layout)
+
+
+def _lines(
+    points: list[_Point], value: str, form: str, row: int, number: int
+) -> Iterable[go.Scatter]:
+    """Draw one case in one row: a line over its SMs, or one at the height of what has none."""
+    known = [point for point in points if getattr(point, value) is not None]
+    colour = style.OKABE_ITO[number % len(style.OKABE_ITO)]
+    name = ", ".join(f"{escape(key, 30)} = {escape(what, 30)}" for key, what in points[0].case)
+    shared = {
+        "name": name or "the collective", "legendgroup": str(number), "showlegend": not row,
+        "yaxis": f"y{row + 1 if row else ''}",
+        "hovertemplate": f"%{{y:{form}}}<extra>{name}</extra>",
+    }  # fmt: skip
+    on_sms = sorted(
+        (point for point in known if point.sm_count is not None), key=lambda one: one.sm_count or 0
+    )
+    if on_sms:
+        yield go.Scatter(
+            x=[point.sm_count for point in on_sms],
+            y=[getattr(point, value) for point in on_sms],
+            mode="lines+markers",
+            line={"color": colour, "width": 2.2, "dash": _DASHES[number % len(_DASHES)]},
+            marker={"size": 9, "line": {"width": 1.5, "color": style.WHITE}},
+            cliponaxis=False,
+            **shared,
+        )
+    whole = [point for point in known if point.sm_count is None]
+    if whole:
+        height = getattr(whole[0], value)
+        yield go.Scatter(
+            x=[0, 1], y=[height, height], xaxis="x2", mode="lines",
+            line={"color": style.darker(style.WHOLE_GPU_COLOUR), "width": 1.6, "dash": "dash"},
+            **shared,
+        )  # fmt: skip
+
+
+def _points(result: SweepResult, collective: str, beside: str | None) -> Iterable[_Point]:
+    """Yield what the table has of the collective, once for each point and setting."""
+    rows = result.rows()
+    several = len({row["setting"] for row in rows}) > 1
+    kept: dict[_Case, list[float]] = {}
+
+    def case_of(row: dict[str, Any], without: str) -> _Case:
+        named = [(path, row[path]) for path in result.parameters if path != without]
+        return (*named, *([("setting", row["setting"])] if several else []))
+
+    for row in rows:
+        share = row["share_of_alone_on_whole_gpu"]
+        if row["workload"] == beside and share is not None:
+            kept.setdefault(case_of(row, ""), []).append(share)
+    seen: set[_Case] = set()
+    for row in rows:
+        key = case_of(row, "")
+        if row["workload"] != collective or row["collective_us"] is None or key in seen:
+            continue
+        seen.add(key)
+        path = f"partitions.{row['partition']}"
+        sm_count = row.get(path) if row["partition"] is not None else None
+        yield _Point(
+            case_of(row, path if sm_count is not None else ""),
+            sm_count if isinstance(sm_count, int) else None,
+            row["collective_us"],
+            row["collective_skew_us"],
+            row["bus_gb_per_s"],
+            min(kept.get(key, []), default=None),
+        )

@@ -15,6 +15,10 @@ from gpuscope.analysis.busy_analysis import SummaryRow as SummaryRow
 from gpuscope.analysis.busy_analysis import concurrency as concurrency
 from gpuscope.analysis.busy_analysis import overlap as overlap
 from gpuscope.analysis.busy_analysis import summary as summary
+from gpuscope.analysis.collectives_analysis import Collective as Collective
+from gpuscope.analysis.collectives_analysis import CollectiveGroup as CollectiveGroup
+from gpuscope.analysis.collectives_analysis import CollectivesResult as CollectivesResult
+from gpuscope.analysis.collectives_analysis import collectives as collectives
 from gpuscope.analysis.confinement_analysis import ConfinementResult as ConfinementResult
 from gpuscope.analysis.confinement_analysis import Evidence as Evidence
 from gpuscope.analysis.confinement_analysis import PartitionConfinement as PartitionConfinement
@@ -55,6 +59,7 @@ from gpuscope.analysis.reasons import explain as explain
 from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
 from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests
+from gpuscope.analysis.settings import Speed as Speed
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table
 from gpuscope.analysis.tuning_analysis import TunedSetting as TunedSetting

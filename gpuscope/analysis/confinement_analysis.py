@@ -271,7 +271,12 @@ def _partition(
                 )
             )
     shares = dict.fromkeys(facts.shares_with)
-    others = {other for one in sms for other in owners[one]} - {name}
+    others = {
+        other
+        for one in sms
+        for other in owners[one]
+        if other != name and trace.metadata.partition(other).device_key == facts.device_key
+    }
     shares.update(dict.fromkeys(sorted(others, key=place.__getitem__)))
     notes = []
     if shares:

@@ -192,7 +192,7 @@ def judge(trace: Trace, work: GivenWork, notes: list[str]) -> Judgement:
     away = np.flatnonzero((escaped_ns > 0) & ~at_home)
     stray = np.flatnonzero(at_home[kernel])
     ran_in, places = _ran_in(trace, work.rows[away])
-    held_by, owners = _owners(trace, sm[stray])
+    held_by, owners = _owners(trace, work.rows[kernel[stray]], sm[stray])
     escapes = _escapes(
         trace,
         work,
@@ -292,19 +292,23 @@ def _stream(trace: Trace, number: int | None) -> str:
     return name if number is None or name == f"stream {number}" else f"stream {number}, {name}"
 
 
-def _owners(trace: Trace, sm: Array) -> tuple[Array, list[str]]:
-    """Block → number of who owns its SM, and that in words."""
-    ids, code = np.unique(sm, return_inverse=True)
-    owners = partitions_by_sm(trace)
-    return code, [
-        f"{SMS_OF} {' and '.join(owners.get(sm_id, ())) or 'no partition'}" for sm_id in ids
-    ]
+def _owners(trace: Trace, rows: Array, sm: Array) -> tuple[Array, list[str]]:
+    """Block, by its kernel's row and its SM → number of who owns that SM, and that in words."""
+    device, devices = codes(trace.spans.column("device"))
+    first, code = combined(device[rows], sm)
+    owners = {index: partitions_by_sm(trace, index) for index in devices}
+    held = (owners[devices[device[rows[at]]]].get(int(sm[at]), ()) for at in first)
+    return code, [f"{SMS_OF} {' and '.join(names) or 'no partition'}" for names in held]
 
 
-def partitions_by_sm(trace: Trace) -> dict[int, list[str]]:
-    """Return SM → the partitions that have it."""
+def partitions_by_sm(trace: Trace, device: int | None = None) -> dict[int, list[str]]:
+    """Return SM → the partitions that have it, of one device or of all."""
     found: dict[int, list[str]] = {}
+    devices = trace.metadata.devices
     for name, facts in trace.metadata.partitions.items():
+        home = devices.get(facts.device_key or "")
+        if home is not None and device not in (None, home.index):
+            continue
         for sm_id in dict.fromkeys(facts.sm_ids):
             found.setdefault(sm_id, []).append(name)
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuscope._checks import door
 from gpuscope._text import clean, duration
 from gpuscope.analysis.result import Row
+from gpuscope.analysis.settings import of_slowest_rank
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run, incomplete, is_of_requests
@@ -33,7 +34,7 @@ def outcome(run: Run) -> str:
 
     The setting with the lowest latency of a workload that is not in the background is compared
     with the first one that carves nothing, by p99 where every setting has one, else by p50. Where
-    requests are served, the one with the highest goodput is.
+    requests are served, the one with the highest goodput is. Of several ranks the slowest counts.
 
     Examples
     --------
@@ -46,7 +47,7 @@ def outcome(run: Run) -> str:
     >>> gs.analysis.outcome(gs.run(one, gpu))  # doctest: +ELLIPSIS
     'Simulated: p50 of w is 1... µs on the whole GPU.'
     """
-    rows: list[Row] = run.comparison.to_pylist()
+    rows = of_slowest_rank(run.comparison.to_pylist())
     background = background_of(run.experiment)
     served = [row for row in rows if is_of_requests(row)]
     timed = [row for row in rows if row["latency_n"] and row["workload"] not in background]
@@ -131,7 +132,7 @@ class _Comparison:
         cost = _cost(costs[best["setting"]], costs[base["setting"]], base["setting"])
         where = _place(run, best)
         factor = base[column] / best[column] if best[column] else 1.0
-        if len(mine) == 1:
+        if len({row["setting"] for row in mine}) == 1:
             return cls(1.0, f"{what} is {duration(1e3 * base[column])} {where}{cost}.")
         before, after = duration(1e3 * base[column]), duration(1e3 * best[column])
         if before.split(" ")[1] == after.split(" ")[1]:
@@ -315,7 +316,9 @@ def _placed(experiment: Description, facts: Description, trace: Trace) -> str:
         if workload.get("kind") == "requests":
             continue  # they run where their prefill and decode do
         home = (streams.get(workload.get("stream")) or {}).get("partition")
-        homes.setdefault(home if home in trace.metadata.partitions else None, []).append(name)
+        of_ranks = trace.metadata.partition(home).sm_count is not None
+        is_there = home in trace.metadata.partitions or of_ranks
+        homes.setdefault(home if is_there else None, []).append(name)
     parts = []
     for home, names in homes.items():
         who = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

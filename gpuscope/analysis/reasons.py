@@ -1,9 +1,12 @@
-"""Why a span started when it did: the rules by which a trace's edges and times tell."""
+"""Why a span started when it did: the rules by which a trace's edges and times tell.
+
+Long because the rules stand together: which holds depends on what the others found.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,10 +29,11 @@ class Reason:
     kind
         ``"launch"``: the host had not launched it yet. ``"event wait"``, ``"graph order"``,
         ``"stream order"``, ``"legacy default stream"``: other work had to end first.
-        ``"launch latency"``: the launch had not reached the GPU yet. ``"SMs held"``,
-        ``"copy engine"``: other work held the SMs or the copy engine. ``"priority"``: other work
-        held the SMs only because of its higher priority. ``"running"``: the work of a call ran.
-        ``"host"``: the host delayed it. ``"unexplained"``: the trace shows no cause.
+        ``"launch latency"``: the launch had not reached the GPU yet, or the GPU took its time from
+        one work to the next. ``"SMs held"``, ``"copy engine"``: other work held the SMs or the copy
+        engine. ``"priority"``: other work held the SMs only because of its higher priority.
+        ``"running"``: the work of a call ran. ``"host"``: the host delayed it.
+        ``"unexplained"``: the trace shows no cause.
     since_ns, until_ns
         Times on the trace's clock. Each reason begins where the previous one ends, except that
         the first may begin earlier.
@@ -69,7 +73,7 @@ class Explanation:
     reasons
         In order of time, up to ``at_ns``.
     doubts
-        What is uncertain, and what evidence the trace lacks.
+        What is uncertain, what evidence the trace lacks, and whom it waited for once it ran.
 
     Examples
     --------
@@ -175,7 +179,12 @@ def explain(trace: Trace, span: int) -> Explanation:
         row = rows.position(parent)
         kind = rows.kind(row)
     if kind in WORK:
-        return _work(rows, row)
+        found = _work(rows, row)
+        then = [
+            f"Then it waited {reason.lasted} for {reason.text}."
+            for reason in _joint(rows, row, found.at_ns)
+        ]
+        return replace(found, doubts=(*then, *found.doubts))
     if kind == "sync":
         return _sync(rows, row)
     if kind == "handle":
@@ -229,6 +238,22 @@ def _work(rows: SpanRows, row: int) -> Explanation:
     return _explanation(rows, row, start, reasons, doubts)
 
 
+def _joint(rows: SpanRows, row: int, since: int) -> list[Reason]:
+    """Say which rank began a collective last, if it kept this part of it waiting."""
+    found = []
+    for last in rows.linked(row, "collective"):
+        begun = int(rows.starts[last])
+        if begun > since:
+            metadata = rows.trace.metadata
+            rank = metadata.rank(rows.number("process", last))
+            who = "another rank" if rank is None else f"rank {rank.rank}"
+            error = 0 if rank is None else rank.error_ns or 0
+            sure = f" (their clocks agree within {duration(error)})" if error else ""
+            text = f"{who} to begin {rows.label(last)}{sure}"
+            found.append(Reason("collective", since, begun, int(rows.ids[last]), text))
+    return found
+
+
 def _waits(rows: SpanRows, row: int) -> list[tuple[int, str, str]]:
     """Return the work that had to end before, by which rule, and that in words."""
     found = [
@@ -252,7 +277,7 @@ def _waits(rows: SpanRows, row: int) -> list[tuple[int, str, str]]:
 
 def _rest(rows: SpanRows, row: int, since: int) -> list[Reason]:
     """Say what held work back once all that it had to follow had ended."""
-    start = int(rows.starts[row])
+    start, queued = int(rows.starts[row]), int(rows.queued[row])
     if since >= start:
         return []
     constants = rows.constants(row)
@@ -260,15 +285,14 @@ def _rest(rows: SpanRows, row: int, since: int) -> list[Reason]:
         ready = rows.ready_ns(row, since)
     else:
         latency, gap = constants
-        queued = int(rows.queued[row])
         ready = max(queued + latency, since + gap if since > queued else 0)
     ready = min(max(since, ready), start)
     if constants is not None and rows.kind(row) == "kernel":
         held = _released(rows, row, ready, start)
     else:
         held = _held(rows, row, ready, start)
-    latency_reason = Reason("launch latency", since, ready, None, "the launch to reach the GPU")
-    return [latency_reason, *held] if ready > since else held
+    text = "the GPU to begin it" if since > queued else "the launch to reach the GPU"
+    return [Reason("launch latency", since, ready, None, text), *held] if ready > since else held
 
 
 def _released(rows: SpanRows, row: int, since: int, start: int) -> list[Reason]:
@@ -331,6 +355,10 @@ def _sync(rows: SpanRows, row: int) -> Explanation:
     at = since
     for one in sorted(waits, key=lambda wait: int(rows.ends[wait])):
         until = min(int(rows.ends[one]), end)
+        for reason in _joint(rows, one, max(at, int(rows.starts[one]))):
+            if reason.until_ns <= until:
+                reasons.append(replace(reason, since_ns=at))
+                at = reason.until_ns
         if until > at:
             text = f"{rows.label(one)} on {rows.place(one)}"
             reasons.append(Reason("running", at, until, int(rows.ids[one]), text))
@@ -358,6 +386,7 @@ def _handle(rows: SpanRows, row: int) -> Explanation:
     at = since
     for one in (
         *(reason for reason in inner.reasons if reason.kind != "launch"),
+        *_joint(rows, last, int(rows.starts[last])),
         Reason(
             "running", 0, int(rows.ends[last]), int(rows.ids[last]), f"{rows.label(last)} to run"
         ),

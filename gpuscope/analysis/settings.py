@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpuscope._checks import MappingOf, door
 from gpuscope._text import clean
@@ -18,14 +20,17 @@ from gpuscope.analysis.latency_analysis import latency
 from gpuscope.analysis.rates import Done, done, done_alone
 from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row
-from gpuscope.errors import MissingEvidence
+from gpuscope.errors import MissingEvidence, NotFound
 from gpuscope.trace.columns import codes
 from gpuscope.trace.metadata import Description, SoloFacts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import readable
 
+_Told = TypeVar("_Told", bound=Mapping[str, Any])
+
 COLUMNS = {
     "setting": pa.string(),
+    "rank": pa.int64(),
     "workload": pa.string(),
     "partition": pa.string(),
     "kernels": pa.int64(),
@@ -34,6 +39,9 @@ COLUMNS = {
     "latency_p50_us": pa.float64(),
     "latency_p90_us": pa.float64(),
     "latency_p99_us": pa.float64(),
+    "collective_us": pa.float64(),
+    "collective_skew_us": pa.float64(),
+    "bus_gb_per_s": pa.float64(),
     "requests_n": pa.int64(),
     "ttft_p50_ms": pa.float64(),
     "ttft_p90_ms": pa.float64(),
@@ -60,9 +68,30 @@ operations and bytes over that, null where neither calls nor kernels state them;
 unpartitioned GPU; the last three are null for a workload that arrives at a given rate or as
 requests need it, and latency is null for a background. ``ttft_*``, ``tbt_*``, ``requests_per_s``
 and ``goodput_per_s`` are of requests (:func:`gpuscope.analysis.requests`), which have no kernels of
-their own. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
+their own. ``rank`` is null where there is one process. ``collective_us``, ``collective_skew_us``
+and ``bus_gb_per_s`` are of collectives (:func:`gpuscope.analysis.collectives`), the same on all
+ranks. ``overlap`` and ``gain`` are the setting's; ``overlap_tight`` is the
 overlap with every span shrunk by its stated uncertainty, null where none is stated.
 ``incomplete`` says what of the setting's trace is missing, null where nothing is."""
+
+
+def of_slowest_rank(rows: Sequence[_Told]) -> list[_Told]:
+    """Return of each setting and workload the row of the rank with the longest latency.
+
+    Where no latency tells, that of the rank that keeps the least of its rate alone. ``rows`` are
+    those of a comparison, or of one point of a sweep.
+    """
+    found: dict[tuple[str, str, str | None], _Told] = {}
+    for row in rows:
+        key = (row["setting"], row["workload"], row["partition"])
+        if key not in found or _slowness(row) > _slowness(found[key]):
+            found[key] = row
+    return [*found.values()]
+
+
+def _slowness(row: Mapping[str, Any]) -> tuple[float, float]:
+    latency_us = row["latency_p99_us"] or row["latency_p50_us"] or 0.0
+    return latency_us, -(row["share_of_alone_on_whole_gpu"] or 0.0)
 
 
 @door(traces=MappingOf(Trace))
@@ -196,29 +225,149 @@ def _requests(setting: str, trace: Trace) -> list[Row]:
     ]
 
 
+class PointRows(Protocol):
+    """Rows of points, read when they are asked for."""
+
+    @property
+    def column_names(self) -> list[str]:
+        """All columns that can be asked for."""
+
+    def select(self, columns: Sequence[str], where: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return columns of all points in order, or of those that have such values."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a GPU ran the reference.
+
+    Attributes
+    ----------
+    calls_per_s
+        The median of its measurements.
+    relative
+        That over the same of the first GPU.
+    drift
+        The spread of its measurements over their median; 0 where there is but one.
+    n
+        Measurements.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.analysis.Speed("GPU-1", 5_000.0, relative=1.0, drift=0.01, n=2).relative
+    1.0
+    """
+
+    gpu: str
+    calls_per_s: float
+    relative: float
+    drift: float
+    n: int
+
+    @classmethod
+    def of(cls, measured: Mapping[str, Sequence[float]]) -> tuple[Speed, ...]:
+        """Return the speeds of GPUs, by their UUIDs, from the calls a second that each made."""
+        medians = {gpu: float(np.median(measured[gpu])) for gpu in sorted(measured)}
+        first = next(iter(medians.values()), 1.0)
+        return tuple(
+            cls(
+                gpu,
+                median,
+                median / first,
+                float(np.ptp(measured[gpu])) / median,
+                len(measured[gpu]),
+            )
+            for gpu, median in medians.items()
+        )
+
+
 @dataclass(frozen=True)
 class SweepResult(Result):
     """An experiment run at every point of a grid of parameters.
 
     Attributes
     ----------
-    table
-        One row per point, setting and workload: a column for each parameter, named by its
-        path, then the columns of :data:`COLUMNS`, then ``error``. A
-        point that could not be run, or only in part, says why there; of one that could not be
-        run, only that row is left.
+    points
+        What :meth:`select` and ``table`` read from: memory, or files of a folder.
     experiment
         The description that was varied.
     parameters
         Path → values.
     stopped
         Whether it was stopped before every point was finished.
+    speeds
+        Of a reference on each GPU. With them ``table`` has times × and rates ÷ the GPU's relative
+        speed, which stands in its column ``speed``: as if the first GPU had run all points. Rates
+        of workloads whose calls arrive at given times or as requests need them stay as they are.
     """
 
-    table: pa.Table = field(repr=False)
+    points: PointRows = field(repr=False)
     experiment: Description
     parameters: Mapping[str, tuple[Any, ...]]
     stopped: bool
+    speeds: tuple[Speed, ...] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns of ``table``."""
+        return [*self.points.column_names, *(["speed"] if self.speeds else [])]
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """All rows: one per point, setting and workload.
+
+        A column for each parameter, named by its path, then the columns of :data:`COLUMNS`, then
+        ``gpu`` and ``error``. A point that could not be run, or only in part, says why there; of
+        one that could not be run, only that row is left.
+        """
+        return self.select(self.columns)
+
+    def select(self, columns: Sequence[str], where: Mapping[str, Any] | None = None) -> pa.Table:
+        """Read some columns of ``table`` only, which costs little where points are in a folder.
+
+        Parameters
+        ----------
+        where
+            Parameter → value or list of values: only points that have them.
+
+        Raises
+        ------
+        NotFound
+            There is no such column or parameter.
+        """
+        known = self.columns
+        if unknown := [name for name in columns if name not in known]:
+            raise NotFound(f"there is no column {unknown[0]!r}; there are: {', '.join(known)}")
+        if unknown := [name for name in where or () if name not in self.parameters]:
+            raise NotFound(
+                f"{unknown[0]!r} was not varied; there are: {', '.join(self.parameters)}"
+            )
+        if "speed" not in known:
+            return self.points.select(columns, where)
+        needed = dict.fromkeys([*columns, "gpu", "workload"])
+        needed.pop("speed", None)
+        return self._normalised(self.points.select([*needed], where)).select(columns)
+
+    def _normalised(self, table: pa.Table) -> pa.Table:
+        """Return times × and rates ÷ the relative speed of each row's GPU; adds that."""
+        speeds = {one.gpu: one.relative for one in self.speeds}
+        relative = pa.array(map(speeds.get, table["gpu"].to_pylist()), pa.float64())
+        plans = self.experiment.get("workloads", {})
+        given = driven_by_requests(plans) | {
+            name for name, plan in plans.items()
+            if plan.get("rate_hz") is not None or plan.get("kind") == "requests"
+            or f"workloads.{name}.rate_hz" in self.parameters
+        }  # fmt: skip
+        of_gpu = pa.array([name not in given for name in table["workload"].to_pylist()], pa.bool_())
+        for at, name in enumerate(table.column_names):
+            if name not in COLUMNS:
+                continue
+            if name.endswith(("_us", "_ms")):
+                table = table.set_column(at, name, pc.multiply(table[name], relative))
+            elif name.endswith("_per_s"):
+                rates = pc.if_else(of_gpu, pc.divide(table[name], relative), table[name])
+                table = table.set_column(at, name, rates)
+        return table.append_column("speed", relative)
 
     def _rows(self) -> list[Row]:
         """One row per point, setting and workload."""
@@ -234,7 +383,14 @@ class SweepResult(Result):
         """What was varied, and provenance, in one line."""
         varied = ", ".join(f"{path} = {list(values)}" for path, values in self.parameters.items())
         stopped = "stopped early. " if self.stopped else ""
-        return clean(f"{stopped}{self.experiment.get('name')} at {varied}. {self.provenance}")
+        told = f"{stopped}{self.experiment.get('name')} at {varied}. {self.provenance}"
+        if self.speeds:
+            gpus = ", ".join(
+                f"{one.relative:.3f} on {one.gpu} (n = {one.n}, drift {one.drift:.1%})"
+                for one in self.speeds
+            )
+            told += f"; times × and rates ÷ the speed of a reference on each GPU: {gpus}"
+        return clean(told)
 
 
 def solo_statistics(

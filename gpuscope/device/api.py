@@ -11,6 +11,7 @@ from gpuscope.device.raw import KernelArgs, NativeArray, RawKernel
 from gpuscope.errors import CapabilityError
 
 if TYPE_CHECKING:
+    from gpuscope.device.ranks import Joint
     from gpuscope.device.sim.profile import Profile
 
 
@@ -162,7 +163,11 @@ class KernelModel:
         ``reads(args)`` → the arrays that it reads; ``writes(args)`` → the array that it
         overwrites, or ``None``.
     compute
-        Values of the arrays read → new value of the array written.
+        Values of the arrays read → new value of the array written. Of a collective: number of a
+        rank, and the values that each rank read → new value there, in C order.
+    joint
+        ``joint(args)`` → what a launch of a collective has in common with that on other ranks. It
+        reads one array and overwrites the whole of another, or that one.
 
     Examples
     --------
@@ -182,6 +187,7 @@ class KernelModel:
     reads: Callable[[KernelArgs], Sequence[NativeArray]] = field(default=lambda _args: ())
     writes: Callable[[KernelArgs], NativeArray | None] = field(default=lambda _args: None)
     compute: Callable[..., Array] | None = None
+    joint: Callable[[KernelArgs], Joint] | None = None
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ class CallFacts(TypedDict, total=False):
     launch_config: str | None
     event: Event | None
     graph: Graph | None
+    payload: str | None
     blocks: NativeArray
     accesses: tuple[Accessing, ...] | None
     runs: Mapping[int, HostRun]
@@ -144,6 +145,8 @@ class Call(Struct, eq=False, gc=False):
         What its work reads and writes, where a :class:`Watcher` asked; ``None``: not seen.
     runs
         Of its host functions, by their node in a graph, else 0: what they access once they ran.
+    payload
+        More on a handle's call, as JSON for its row.
     """
 
     kind: str
@@ -166,6 +169,7 @@ class Call(Struct, eq=False, gc=False):
     superseded: bool = False
     accesses: tuple[Accessing, ...] | None = None
     runs: Mapping[int, HostRun] = _NO_RUNS
+    payload: str | None = None
 
 
 class Execution(Call, eq=False, gc=False):

@@ -429,6 +429,7 @@ class CallLog:
             "external_correlation": number if self._theirs else None,
             "nbytes": call.nbytes if states else None,
             "flop_count": call.flop_count if states else None,
+            "payload": call.payload,
             "category": call.name if call.kind == "handle" else call.workload,
             "source": "simulated" if device.kind == "sim" else "host",
         }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import os
 import platform
+import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
@@ -15,9 +19,10 @@ from gpuscope._threads import number_of
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
+from gpuscope.device.ranks import ranks_of_process
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
-from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts
+from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, RankFacts, StreamFacts
 
 _PACKAGES = ("gpuscope", "numpy", "pyarrow", "cupy-cuda12x", "cupy-cuda13x", "cuda-core",
              "cuda-bindings", "nvmath-python", "nvtx", "cupti-python")  # fmt: skip
@@ -90,3 +95,40 @@ def thread_names(known: Mapping[int, str], *, alive: bool) -> dict[str, str]:
     of_python = threading.enumerate() if alive else []
     names = {str(number_of(thread)): thread.name for thread in of_python}
     return {**names, **{str(number): name for number, name in known.items()}}
+
+
+def rank_facts(process: int, devices: Sequence[str]) -> RankFacts | None:
+    """Return the rank of this process, if it has one.
+
+    Parameters
+    ----------
+    process
+        The number by which rows name it.
+    devices
+        Keys of those that it uses.
+    """
+    ranks = ranks_of_process()
+    if ranks is None:
+        return None
+    distributed = sys.modules.get("torch.distributed")
+    known = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    local = f"cuda:{os.environ.get('LOCAL_RANK', '')}"
+    return RankFacts(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        host=platform.node(),
+        process=process,
+        device=devices[0] if len(devices) == 1 else local if local in devices else None,
+        backend=str(distributed.get_backend()) if distributed is not None and known else "",
+    )
+
+
+@cache
+def clock_name(*, simulated: bool) -> str:
+    """Return what names the clock of a recording: the same in each container of a machine."""
+    if simulated:
+        return ""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return hashlib.sha256(platform.node().encode()).hexdigest()[:32]

@@ -24,7 +24,15 @@ from gpuscope.record import nvtx
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.calls import CallLog, Ended
 from gpuscope.record.clock import ClockFit
-from gpuscope.record.facts import device_facts, one_clock, partition_facts, thread_names, versions
+from gpuscope.record.facts import (
+    clock_name,
+    device_facts,
+    one_clock,
+    partition_facts,
+    rank_facts,
+    thread_names,
+    versions,
+)
 from gpuscope.record.hazard_log import HazardLog
 from gpuscope.record.libraries import watching_libraries
 from gpuscope.record.ranges import RangeLog
@@ -33,7 +41,7 @@ from gpuscope.record.source import Calibration, Options, Source, Tap
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, PATIENCE_S, Kept, Reader, Span, inside, note_of
 from gpuscope.trace import schema, valid
-from gpuscope.trace.metadata import ClockFacts, KeptFacts, StreamFacts, TraceMetadata
+from gpuscope.trace.metadata import ClockFacts, KeptFacts, RankFacts, StreamFacts, TraceMetadata
 from gpuscope.trace.model import Trace
 
 _DEFAULT_STREAMS = (0, 1, 2)
@@ -115,6 +123,8 @@ class Recording:
         self._drained = 0
         self._lost = {"dropped": 0, "unmatched": 0}
         self._notes: list[str] = []
+        self._rank: RankFacts | None = None
+        """As long as it was known: a process group may be gone before the recording ends."""
         self._globaltimers: dict[str, ClockFit] = {}
         self._clocks: dict[int, Mapping[str, Calibration]] = {}
         """Place of a source that is closed → its clocks."""
@@ -454,8 +464,11 @@ class Recording:
         streams.update(self._calls.streams.copy())
         for key, device in self._device_by_key.items():
             devices[key] = device_facts(device, health=health)
+        found = rank_facts(self._process, [*devices])
+        self._rank = rank = found or self._rank
         return TraceMetadata(
             time_base="virtual" if self._simulated else "unix",
+            clock=clock_name(simulated=self._simulated),
             simulated=self._simulated,
             devices=devices,
             driver=next((told.driver for told in devices.values()), None),
@@ -465,6 +478,7 @@ class Recording:
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),
             kept=kept,
+            ranks=() if rank is None else (rank,),
             hazards=self.hazards.facts() if self.hazards is not None else None,
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},
             device_max_connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),

@@ -1,23 +1,19 @@
-"""Running experiments: one or several, on a device, on a simulated one, or for another tool."""
+"""Running an experiment: on a device, on a simulated one, or for another tool."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from gpuscope._checks import door, require_kind
 from gpuscope.device.device import Device
+from gpuscope.device.ranks import ranks_of_process
 from gpuscope.device.select import open_device
-from gpuscope.errors import NothingRecorded
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
-from gpuscope.runs.runner import Progress, Runner, Viewer, foreground_calls
-from gpuscope.runs.scale_out import locked
+from gpuscope.runs.ranks import run_on_ranks
+from gpuscope.runs.runner import Runner, Viewer
 from gpuscope.trace.run import Run
-
-_Result = TypeVar("_Result")
 
 
 def run(
@@ -34,18 +30,21 @@ def run(
     experiment
         The experiment: an ``Experiment``, the path of a TOML or JSON file, or a dict.
     device
-        An open device or a name for :func:`open_device`; ``"auto"`` if not given.
+        An open device or a name for :func:`open_device`; ``"auto"`` if not given. Where the
+        experiment names ``devices``, those are used, unless a simulated one is given: then every
+        rank has one like it.
     viewer
-        Called repeatedly from this thread with the progress.
+        Called repeatedly from this thread with the progress, of rank 0 if there are several.
     stop
-        An event that ends the run early when set. What was recorded is kept.
+        An event that ends the run early when set. What was recorded is kept. Several ranks stop
+        before their next round, so that all make the same calls.
 
     Returns
     -------
     Run
-        Setting → trace, with a comparison of the settings. After Ctrl-C or ``stop``, it holds
-        what was recorded until then, and ``stopped`` is true. A second Ctrl-C during this step
-        aborts at once, without a result.
+        Setting → trace, with a comparison of the settings; of several ranks, their merged traces.
+        After Ctrl-C or ``stop``, it holds what was recorded until then, and ``stopped`` is true. A
+        second Ctrl-C during this step aborts at once, without a result.
 
     Raises
     ------
@@ -64,7 +63,25 @@ def run(
     >>> run["default"].kind_counts()["kernel"]
     2
     """
-    return _runner(experiment, device, viewer, stop).run()
+    require_kind("device", device, Device, str, None)
+    require_kind("viewer", viewer, Callable, None)
+    require_kind("stop", stop, threading.Event, None)
+    described = as_experiment(experiment)
+    names = _devices_of(described, device)
+    if len(names) > 1:
+        return run_on_ranks(described, names, viewer=viewer, stop=stop)
+    return _runner(described, names[0] if names else device, viewer, stop).run()
+
+
+def _devices_of(experiment: Experiment, device: Device | str | None) -> list[str]:
+    """Return the devices of an experiment's ranks; none where it names none, or this is a rank.
+
+    Where a simulated device is given, all of them are like it.
+    """
+    if ranks_of_process() is not None:
+        return []
+    key = device.info.key if isinstance(device, Device) else device or ""
+    return [key if key.startswith("sim:") else name for name in experiment.devices]
 
 
 @door(gpu_profile=(str, Path))
@@ -114,8 +131,11 @@ def predict(
     >>> gs.runs.predict(one).comparison.column("kernel_median_us").to_pylist()
     [10.0]
     """
-    device = open_device(f"sim:{gpu_profile}", jitter=jitter, quiet=True)
-    return run(experiment, device, viewer=viewer, stop=stop)
+    key, described = f"sim:{gpu_profile}", as_experiment(experiment)
+    if len(names := _devices_of(described, key)) > 1:
+        return run_on_ranks(described, names, viewer=viewer, stop=stop, jitter=jitter)
+    device = open_device(key, jitter=jitter, quiet=True)
+    return run(described, device, viewer=viewer, stop=stop)
 
 
 def perform(
@@ -138,6 +158,8 @@ def perform(
     InvalidExperiment, InvalidPartition, GpuscopeError
         As in :func:`run`.
     """
+    require_kind("device", device, Device, str, None)
+    require_kind("stop", stop, threading.Event, None)
     runner = _runner(experiment, device, None, stop, records=False)
     try:
         runner.perform()
@@ -157,9 +179,6 @@ def _runner(
     *,
     records: bool = True,
 ) -> Runner:
-    require_kind("device", device, Device, str, None)
-    require_kind("viewer", viewer, Callable, None)
-    require_kind("stop", stop, threading.Event, None)
     described, target = as_experiment(experiment), opened(device)
     return Runner(described, target, viewer, stop or threading.Event(), records=records)
 
@@ -169,83 +188,3 @@ def opened(device: Device | str | None) -> Device:
     if isinstance(device, Device):
         return device
     return open_device("auto" if device is None else device)
-
-
-# -- several, one after the other ----------------------------------------------------------
-def as_far_as_measured(measure: Callable[[], None], result: Callable[[], _Result]) -> _Result:
-    """Measure, and return the result; after an interrupt of either, that of what there is."""
-    try:
-        measure()
-        return result()
-    except KeyboardInterrupt:
-        pass
-    return result()
-
-
-class Series:
-    """Runs experiments for one viewer: it sees one progress over all of them.
-
-    Attributes
-    ----------
-    stopped
-        Whether Ctrl-C or ``stop`` ended one of them early.
-    runs
-        What was recorded, by key: it stands here before anything can interrupt.
-    """
-
-    def __init__(
-        self,
-        plans: Iterable[Experiment],
-        device: Device,
-        viewer: Viewer | None,
-        stop: threading.Event | None,
-    ) -> None:
-        self.stopped = False
-        self.runs: dict[Hashable, Run] = {}
-        self._total = sum(map(_calls, plans))
-        self._done = 0
-        self._device = device
-        self._viewer = viewer
-        self._stop = stop or threading.Event()
-
-    def run(
-        self, experiment: Experiment, label: str, key: Hashable, *, number: int | None = None
-    ) -> None:
-        """Run the next one; what it recorded, if anything, is ``runs[key]`` then.
-
-        Parameters
-        ----------
-        label
-            Which one it is, for the viewer: stands before the setting where there are several.
-        number
-            The round to tell the viewer, where each of these runs is but one.
-        """
-        before = self._done
-        self._done += _calls(experiment)
-        self.stopped = self.stopped or self._stop.is_set()
-        if self.stopped:
-            return
-
-        def view(progress: Progress) -> None:
-            assert self._viewer is not None  # noqa: S101 - or nobody calls this
-            # Alone on the whole GPU it names no setting.
-            several = experiment.settings and progress.setting
-            setting = f"{label}: {progress.setting}" if several else label
-            overall = replace(
-                progress, setting=setting, done=before + progress.done, total=self._total,
-                round=progress.round if number is None else number,
-            )  # fmt: skip
-            self._viewer(overall)
-
-        try:
-            viewer = None if self._viewer is None else view
-            with locked([self._device.info]):
-                self.runs[key] = run(experiment, self._device, viewer=viewer, stop=self._stop)
-            self.stopped = self.runs[key].stopped
-        except (KeyboardInterrupt, NothingRecorded):  # after Ctrl-C the event tells nothing
-            self.stopped = True
-
-
-def _calls(experiment: Experiment) -> int:
-    """Foreground calls of a run, as its progress counts them."""
-    return foreground_calls(experiment) * max(1, len(experiment.settings))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Field,
     NonNegativeInt,
@@ -23,7 +24,7 @@ from gpuscope._optional import require
 from gpuscope.device.sizes import EXPECTED, Rounding, Size
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
 from gpuscope.runs.refusals import Place, check_plain, check_size, explain, listed, problems, refuse
-from gpuscope.workloads.builtin import SmCountTarget
+from gpuscope.workloads.builtin import CollectiveSpec, SmCountTarget
 from gpuscope.workloads.registry import AnyWorkload, find_kind
 from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import ExtendedModel, Model, WorkloadSpec
@@ -68,6 +69,16 @@ def _plain_size(value: object) -> int | str:
 
 PartitionSize = Annotated[int | str, PlainValidator(_plain_size)]
 """A :class:`~gpuscope.device.Size` as descriptions write it."""
+
+
+def _device_name(name: str) -> str:
+    kind, _, rest = name.partition(":")
+    if not (kind == "cuda" and rest.isdecimal()) and not (kind == "sim" and rest):
+        raise ValueError(f"should be 'cuda:N' or 'sim:h200', but found {name!r}")
+    return name
+
+
+DeviceName = Annotated[str, AfterValidator(_device_name)]
 Color = Annotated[str, Field(pattern=r"^#[0-9A-Fa-f]{6}$")]
 
 
@@ -114,6 +125,9 @@ class Experiment(ExtendedModel):
         them; empty leaves the GPU whole.
     streams, workloads, settings
         By name. Without settings there is one, called ``"default"``.
+    devices
+        Names of devices, as :func:`~gpuscope.open_device` takes them: each is that of a rank, a
+        process that does the whole experiment. Empty for the one device that a run is given.
     rounds
         How often the settings take turns, so that drift affects all of them equally.
     alone_repeats
@@ -140,7 +154,7 @@ class Experiment(ExtendedModel):
     'one'
     """
 
-    _later = ("detail", "hazards", "colors")
+    _later = ("devices", "detail", "hazards", "colors")
 
     name: str
     seed: NonNegativeInt = 0
@@ -149,6 +163,7 @@ class Experiment(ExtendedModel):
     rounding: Rounding = "exact"
     detail: Literal["launches", "full"] = "launches"
     hazards: bool = False
+    devices: Annotated[list[DeviceName], Field(max_length=64)] = Field(default_factory=list)
     partitions: dict[str, PartitionSize] = Field(default_factory=dict)
     streams: Annotated[dict[str, StreamSpec], Field(min_length=1)]
     workloads: Annotated[dict[str, AnyWorkload], Field(min_length=1)]
@@ -345,6 +360,7 @@ def _check_names(experiment: Experiment, setting: ResolvedSetting) -> None:
                 words = f"{other!r} is no other workload; allowed: {listed(others)}"
                 refuse(("workloads", name, "waits_on"), words)
     _check_requests(setting)
+    _check_collectives(setting)
     if all(workload.background for workload in setting.workloads.values()):
         refuse(
             ("workloads",),
@@ -372,6 +388,21 @@ def _check_requests(setting: ResolvedSetting) -> None:
             if wrong.background or wrong.rate_hz is not None:
                 words = "requests say when it runs: leave out background, arrival and rate_hz"
                 refuse(("workloads", other), words)
+
+
+def _check_collectives(setting: ResolvedSetting) -> None:
+    """Check that no two collectives meet on a stream, whose order may differ from rank to rank."""
+    first: dict[str, str] = {}
+    for name, spec in setting.workloads.items():
+        if isinstance(spec, CollectiveSpec):
+            other = first.setdefault(spec.stream, name)
+            if other != name:
+                refuse(
+                    ("workloads", name, "stream"),
+                    f"{other!r} is a collective on {spec.stream!r}, too: ranks that launch the two "
+                    "in different orders would wait for each other forever. Give it a stream of "
+                    "its own",
+                )
 
 
 def _model_at(fields: object, place: Place) -> type[BaseModel]:

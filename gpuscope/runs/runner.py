@@ -16,6 +16,7 @@ from gpuscope.analysis.settings import settings_table, solo_statistics
 from gpuscope.device.caller import innermost_guard
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition, Partitions
+from gpuscope.device.ranks import ranks_of_process
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import close_all
 from gpuscope.errors import InvalidPartition, NothingRecorded
@@ -65,7 +66,8 @@ class Runner:
     """One run: its handles, its traces so far, its way to stop.
 
     Where a tool outside records, ``records`` is false: nothing is recorded here, nothing is run
-    alone, and ranges name the settings.
+    alone, and ranges name the settings. ``before_round`` is called before each round of a setting,
+    and may set ``stop``.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class Runner:
         stop: threading.Event,
         *,
         records: bool = True,
+        before_round: Callable[[], None] = lambda: None,
     ) -> None:
         self.experiment = experiment
         self.device = device
         self.viewer = viewer
         self.stop = stop
         self.records = records
+        self.before_round = before_round
         self.settings = experiment.resolve()
         self.total = foreground_calls(experiment) * len(self.settings)
         self.done = 0
@@ -165,10 +169,12 @@ class Runner:
                     raise InvalidPartition(
                         f"setting {setting.name!r}: {error}{where * ('rounding' in str(error))}"
                     ) from error
-        self.device.backend.seed(self.experiment.seed)
+        ranks = ranks_of_process()  # whose hosts do not take the same time for each call
+        self.device.backend.seed(self.experiment.seed + (ranks.rank if ranks else 0))
         try:
             for number in range(self.experiment.rounds):
                 for setting in self.settings:
+                    self.before_round()
                     if self.stop.is_set():
                         break
                     with contextlib.nullcontext() if self.records else annotate(setting.name):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpuscope._lazy import public
 
 if TYPE_CHECKING:
+    from gpuscope.workloads.collective import Collective as Collective
     from gpuscope.workloads.copy import Copy as Copy
     from gpuscope.workloads.function import FunctionHandle as FunctionHandle
     from gpuscope.workloads.function import Workload as Workload
@@ -29,6 +30,7 @@ _HOMES = {
     "mm_out": "gpuscope.workloads.gemm",
     "Copy": "gpuscope.workloads.copy",
     "Spin": "gpuscope.workloads.spin",
+    "Collective": "gpuscope.workloads.collective",
     "Softmax": "gpuscope.workloads.softmax",
     "TracedGemm": "gpuscope.workloads.traced",
     "TracedCopy": "gpuscope.workloads.traced",

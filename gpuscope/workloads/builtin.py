@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import operator
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ from gpuscope.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:  # describing work loads no NumPy
     from gpuscope.device.device import Device
+    from gpuscope.trace.metadata import CollectiveKind
     from gpuscope.workloads.function import Workload
     from gpuscope.workloads.handle import Handle
 
@@ -126,6 +128,86 @@ class SoftmaxSpec(WorkloadSpec):
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
         """Make a :class:`~gpuscope.workloads.softmax.Softmax`."""
         return workloads.Softmax(device, rows=self.rows, columns=self.columns, name=name, seed=seed)
+
+
+class CollectiveSpec(WorkloadSpec):
+    """Base of the collectives, which the GPUs of all ranks do together.
+
+    Attributes
+    ----------
+    nbytes
+        The size as nccl-tests states it: see :class:`~gpuscope.workloads.collective.Collective`.
+    """
+
+    _later = ("guard", "waits_on", "dtype")
+
+    nbytes: Bytes
+    dtype: Dtype = Field("float32", title="Data type")
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _named(cls, dtype: object) -> str:
+        return element_type(dtype).name
+
+    @field_validator("background")
+    @classmethod
+    def _counted(cls, background: bool) -> bool:  # noqa: FBT001 - pydantic's form of a check
+        if background:
+            raise ValueError(
+                "a collective needs a number of calls, the same on every rank: give repeats, and "
+                "let other workloads run in the background"
+            )
+        return background
+
+    def make(self, device: Device, *, name: str, seed: int) -> Handle:
+        """Make a :class:`~gpuscope.workloads.collective.Collective`."""
+        return workloads.Collective(
+            device, self.collective(), nbytes=self.nbytes, dtype=self.dtype, name=name, seed=seed
+        )
+
+    @abstractmethod
+    def collective(self) -> CollectiveKind:
+        """Return which one it is."""
+
+
+class AllReduceSpec(CollectiveSpec):
+    """A sum over all ranks of ``nbytes`` on each, left on each (NCCL)."""
+
+    kind: Literal["all_reduce"]
+
+    def collective(self) -> CollectiveKind:
+        """Return which one it is."""
+        return self.kind
+
+
+class AllGatherSpec(CollectiveSpec):
+    """Parts of all ranks, ``nbytes`` together, gathered on each (NCCL)."""
+
+    kind: Literal["all_gather"]
+
+    def collective(self) -> CollectiveKind:
+        """Return which one it is."""
+        return self.kind
+
+
+class ReduceScatterSpec(CollectiveSpec):
+    """A sum over all ranks of ``nbytes`` on each, of which each is left a part (NCCL)."""
+
+    kind: Literal["reduce_scatter"]
+
+    def collective(self) -> CollectiveKind:
+        """Return which one it is."""
+        return self.kind
+
+
+class AllToAllSpec(CollectiveSpec):
+    """Parts of ``nbytes`` on each rank, one sent to each (NCCL)."""
+
+    kind: Literal["all_to_all"]
+
+    def collective(self) -> CollectiveKind:
+        """Return which one it is."""
+        return self.kind
 
 
 class TracedGemmSpec(WorkloadSpec):
@@ -348,6 +430,10 @@ BUILT_IN: Mapping[str, type[WorkloadSpec]] = {
         CopySpec,
         SpinSpec,
         SoftmaxSpec,
+        AllReduceSpec,
+        AllGatherSpec,
+        ReduceScatterSpec,
+        AllToAllSpec,
         TracedGemmSpec,
         TracedCopySpec,
         TraceSpec,

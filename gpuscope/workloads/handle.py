@@ -1,4 +1,7 @@
-"""Reusable handles: prepared once, executed on whatever stream the caller chose."""
+"""Reusable handles: prepared once, executed on whatever stream the caller chose.
+
+Long because a call, its completion and its graph share the lock and the context that they leave.
+"""
 
 from __future__ import annotations
 
@@ -193,6 +196,10 @@ class Handle(Closing):
         """Queue the work on ``stream``; subclasses say how."""
         raise NotImplementedError
 
+    def _facts(self) -> CallFacts:
+        """Return what the next call amounts to."""
+        return self.stated
+
     def _check_capture(self, context: Context, operands: Passed) -> None:
         """Refuse what a stream that is being captured cannot take, before it is asked to."""
 
@@ -244,7 +251,7 @@ class Handle(Closing):
             if self._replays:
                 device.capabilities.require("graphs", feature=f"a graph of {self.name!r}")
             if device.calls.observers:
-                call = device.calls.begin("handle", self.name, chosen, chosen, **self.stated)
+                call = device.calls.begin("handle", self.name, chosen, chosen, **self._facts())
                 before = device.calls.enter_handle(call)
                 try:
                     self._queue(context, work, chosen, call)

@@ -99,7 +99,9 @@ def test_modules_on_two_partitions_overlap(gpu):
         "partitions": {"a": 64, "b": "rest"},
         "streams": {"a": {"partition": "a"}, "b": {"partition": "b"}},
         "workloads": {
-            name: {"kind": f"python:{__name__}:make", "stream": name, "repeats": 50,
+            # A thread keeps Python's lock for up to 5 ms: the other's calls have to be queued then.
+            name: {"kind": f"python:{__name__}:make", "stream": name, "repeats": 500,
+                   "max_queued": 4,
                    "args": {"rows": 4096}, "flops": 2 * 4096 * 2048 * 2048}
             for name in "ab"
         },

@@ -18,7 +18,7 @@ from gpuscope.device.memory import Need, Pinned, Pool, Tag, by_address, no_host_
 from gpuscope.device.raw import Memory, NativeArray, Places, RawMemory, Shape
 from gpuscope.device.sim.assumed import PAGEABLE_BYTES_PER_US, STAGED_AT_ONCE_BYTES
 from gpuscope.device.sim.host import Pace, SimHost
-from gpuscope.device.sim.memory import Buffer, SimArray, Version, Write, c_steps
+from gpuscope.device.sim.memory import Buffer, Drawn, SimArray, Version, Write, c_steps
 from gpuscope.device.sim.ops import CopyOp, Effect, SimStream
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError
@@ -112,13 +112,8 @@ class SimMemory(SimHost):
 
     def fill_random(self, array: SimArray, seed: int) -> None:
         """Give the array a version that draws its values when read."""
-        size, dtype, array = array.size, array.dtype, array.bare  # its buffer must not hold it
-
-        def draw() -> Array:
-            values = np.random.default_rng(seed).random(size, dtype=np.float32)
-            return array.flat((values - np.float32(0.5)).astype(dtype))
-
-        array.buffer.version = Version(draw)
+        drawn, array = Drawn(seed, array.size, array.dtype), array.bare  # which holds no buffer
+        array.buffer.version = Version(lambda: array.flat(drawn.values()), recipe=drawn)
 
     def assign(self, array: SimArray, value: npt.ArrayLike | SimArray) -> None:
         """Queue a kernel that writes ``value``, on the legacy default stream as CuPy does."""

@@ -19,8 +19,10 @@ from gpuscope.device.raw import GrantedPartition, KernelArgs, MatmulPlan, Operan
 from gpuscope.device.sim.allocation import SimMemory, computed
 from gpuscope.device.sim.assumed import GRAPH_LAUNCH_CALL_NS, HOST_FUNCTION_NS
 from gpuscope.device.sim.capture import Capture, refusal
+from gpuscope.device.sim.host import Pace
 from gpuscope.device.sim.memory import SimArray, Write
 from gpuscope.device.sim.ops import GraphOp, HostOp, Record, SimEvent, SimGraph, SimStream, Wait
+from gpuscope.device.sim.together import Latest, Together
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
 
@@ -46,6 +48,10 @@ class SimBackend(SimMemory):
         ``"none"``: a wait ends at once. ``"real"``: the virtual clock never runs ahead of
         the wall clock, so that live views and Stop mean something.
     """
+
+    def __init__(self, profile: str = "h200", *, pace: Pace = "none", jitter: bool = False) -> None:
+        super().__init__(profile, pace=pace, jitter=jitter)
+        self._latest: Latest = {}
 
     # -- partitions -------------------------------------------------------------------
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
@@ -284,12 +290,19 @@ class SimBackend(SimMemory):
         with self._lock:
             cost = model.cost(self.profile, grid, args, stream.sms.bit_count())
             target = model.writes(args)
-            effect = None
-            if target is not None and model.compute is not None:
+            effect = together = None
+            if target is not None and model.compute is not None and model.joint is not None:
+                joint = model.joint(args)
+                assert joint.ranks.place is not None  # noqa: S101 - who makes such a model looks
+                (source,) = model.reads(args)
+                together = Together(
+                    joint, joint.ranks.place, target, source, model.compute, cost.block_ns,
+                    self._latest,
+                )  # fmt: skip
+            elif target is not None and model.compute is not None:
                 effect = computed(target, tuple(model.reads(args)), model.compute)
-            self._queue_kernel(
-                stream, correlation, kernel.name, effect, cost, self._cost["launch_call_ns"]
-            )
+            call_ns = self._cost["launch_call_ns"]
+            self._queue_kernel(stream, correlation, kernel.name, effect, cost, call_ns, together)
 
     def matmul(
         self,

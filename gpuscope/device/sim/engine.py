@@ -378,7 +378,10 @@ class Engine:
         op = wave.op
         if op.start_ns is None:
             try:
-                op.commit = op.effect() if op.effect else None
+                if isinstance(op, KernelOp) and op.together is not None:
+                    op.commit = op.together.begin(self.now_ns)
+                else:
+                    op.commit = op.effect() if op.effect else None
             except Exception as error:  # noqa: BLE001 - who waits for it is told
                 self._fail(op, error)
             op.start_ns = self.now_ns
@@ -415,6 +418,8 @@ class Engine:
         if wave.end_ns != self.now_ns:
             return
         op = wave.op
+        if isinstance(op, KernelOp) and op.together is not None and self._lasts(op, wave):
+            return
         released = wave.sms
         if isinstance(op, KernelOp) and (op.spare or wave.following is not None):
             if wave.following is None:
@@ -441,6 +446,26 @@ class Engine:
             op.effect = None
             self._finish(op)
         wave.end_ns = -1
+
+    def _lasts(self, op: KernelOp, wave: Wave) -> bool:
+        """Put off the end of a collective's last blocks for as long as other ranks need."""
+        if op.left or len(op.running or ()) > 1 or op.commit is None:
+            return False
+        assert op.together is not None  # noqa: S101 - or nobody asks
+        assert op.start_ns is not None  # noqa: S101 - it is about to end
+        try:
+            end_ns = op.together.end_ns(op.start_ns, self.now_ns)
+        except Exception as error:  # noqa: BLE001 - who waits for it is told
+            self._fail(op, error)
+            op.commit = None
+            return False
+        if end_ns <= self.now_ns:
+            return False
+        self._sharing.pop(wave, None)  # it waits, and moves nothing
+        self._demand_changed = True
+        wave.end_ns = end_ns
+        self._at(end_ns, self._end, wave)
+        return True
 
     # -- what is shared ---------------------------------------------------------------
     def _share(self) -> None:

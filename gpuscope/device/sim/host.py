@@ -19,6 +19,7 @@ from gpuscope.device.sim.engine import Engine
 from gpuscope.device.sim.jitter import Jitter
 from gpuscope.device.sim.ops import FULL, Effect, KernelOp, Op, Record, SimStream
 from gpuscope.device.sim.profile import Profile
+from gpuscope.device.sim.together import Together
 from gpuscope.errors import InvalidOperand, StreamError
 
 EPOCH_NS = 1_600_000_000_000_000_000
@@ -147,6 +148,7 @@ class SimHost(Backend):
         effect: Effect | None,
         cost: KernelCost,
         call_ns: int,
+        together: Together | None = None,
     ) -> None:
         sm_count = stream.sms.bit_count()
         if (pieces := max(cost.blocks, cost.tiles)) > _MOST_WAVES * sm_count:
@@ -159,6 +161,7 @@ class SimHost(Backend):
             stream, 0, correlation, name, effect, cost.blocks, cost.block_ns, cost.nbytes,
             cost.tiles, stall=cost.stall, traffic=cost.traffic, gap_ns=cost.gap_ns,
             power=int(cost.power * FULL) // max(1, min(cost.blocks, sm_count)),
+            together=together,
         )  # fmt: skip
         self._jitter.draw()
         self._queue(op, call_ns)

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +31,51 @@ _addresses = itertools.count(1)
 _ALIGNMENT = 1 << 40  # every buffer has an address range of its own
 
 
+class Drawn(NamedTuple):
+    """Uniform values in [-0.5, 0.5), drawn from a seed."""
+
+    seed: int
+    size: int
+    dtype: DType
+
+    def values(self) -> Array:
+        """Draw them."""
+        values = np.random.default_rng(self.seed).random(self.size, dtype=np.float32)
+        return (values - np.float32(0.5)).astype(self.dtype)
+
+
+class Result(NamedTuple):
+    """What a collective, by its group and number, left on a rank."""
+
+    group: str
+    sequence: int
+    rank: int
+
+
+Recipe: TypeAlias = "Drawn | Result"
+
+
 class Version:
-    """One value of a buffer, computed at first need."""
+    """One value of a buffer, computed at first need.
 
-    __slots__ = ("_compute", "_inputs", "_value")
+    Attributes
+    ----------
+    recipe
+        How any process can make it, where that takes less than its bytes.
+    """
 
-    def __init__(self, compute: Callable[..., Array], inputs: Sequence[Version] = ()) -> None:
+    __slots__ = ("_compute", "_inputs", "_value", "recipe")
+
+    def __init__(
+        self,
+        compute: Callable[..., Array],
+        inputs: Sequence[Version] = (),
+        recipe: Recipe | None = None,
+    ) -> None:
         self._compute: Callable[..., Array] | None = compute
         self._inputs = tuple(inputs)
         self._value: Array | None = None
+        self.recipe = recipe
 
     def value(self) -> Array:
         """Return the flat value; computes what it rests on first, without recursion."""

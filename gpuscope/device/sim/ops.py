@@ -15,6 +15,7 @@ from gpuscope.device.calls import Release
 
 if TYPE_CHECKING:
     from gpuscope.device.sim.capture import Capture
+    from gpuscope.device.sim.together import Together
 
 Effect = Callable[[], Callable[[], None]]
 """Called at the start of work, binds inputs; returns what commits the output at its end."""
@@ -200,11 +201,14 @@ class KernelOp(WaveOp):
         go to whichever block is done with one. 0: one for each block.
     spare
         Tiles that are no block's own and that none has taken.
+    together
+        Of a collective: what it has in common with the same one on other ranks.
     """
 
     kind = "kernel"
 
     tiles: int = 0
+    together: Together | None = field(default=None, kw_only=True)
     spare: int = field(init=False)
     running: dict[Wave, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)

@@ -188,6 +188,16 @@ def test_blocks_decide_weighted_by_their_time():
     assert found["SMs of q"].time_ns == pytest.approx(20)
 
 
+def test_of_two_gpus_the_owner_of_an_sm_is_a_partition_of_the_gpu_that_the_block_ran_on():
+    partitions = {
+        "p": {**PARTITIONS["p"], "device_key": "cuda:0"},
+        "q": {**PARTITIONS["q"], "device_key": "cuda:1"},  # has the SM 2 of the other GPU
+    }
+    devices = {f"cuda:{index}": {"name": "NVIDIA H200", "index": index} for index in (0, 1)}
+    one = judged([kernel("p", "p"), block(0, 2)], partitions=partitions, devices=devices)["p"]
+    assert [escape.where for escape in one.escapes] == ["SMs of no partition"]
+
+
 def test_blocks_of_a_kernel_that_something_else_ran_escaped_to_there():
     rows = [kernel("p", None, 0, 10, "lib", 7), block(0, 0), block(0, 2), block(0, 3)]
     (escape,) = judged(rows)["p"].escapes

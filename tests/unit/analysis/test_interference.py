@@ -192,7 +192,7 @@ def test_a_kernel_longer_than_the_others_busy_stretches_has_no_value(gpu):
 
 def test_the_value_follows_from_the_definition(gpu, monkeypatch):
     """Recorded runs, judged again by the definition, written out."""
-    from gpuscope.runs import execution
+    from gpuscope.runs import series
 
     runs, measured = [], gs.run
 
@@ -200,7 +200,7 @@ def test_the_value_follows_from_the_definition(gpu, monkeypatch):
         runs.append((list(experiment.workloads), measured(experiment, *args, **more)["default"]))
         return gs.runs.Run({"default": runs[-1][1]}, None, {})
 
-    monkeypatch.setattr(execution, "run", run)
+    monkeypatch.setattr(series, "run", run)
     result = measure(gpu, {"x": gemm(3072, "b"), "y": gemm(4096, "b")}, inside=0.9)
     assert [names for names, _ in runs] == [["x"], ["x", "y"], ["y"], ["y", "x"]] * 2
 

@@ -1,0 +1,219 @@
+"""Collectives of several ranks: their time, the skew of the ranks, and the bandwidth reached."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import numpy as np
+
+from gpuscope._checks import door
+from gpuscope.analysis.result import Result, Row, about, named, row_of
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.collectives import Part, Parts, matched, parts
+from gpuscope.trace.metadata import CollectiveFacts, CollectiveKind
+from gpuscope.trace.model import Trace
+
+_Key: TypeAlias = "tuple[str, CollectiveKind, int, int, int]"
+"""Group, kind, bytes, ranks and SMs."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective, as all ranks took part in it.
+
+    Attributes
+    ----------
+    time_ns
+        The least of the ranks' kernel durations: the last to arrive waits for nobody.
+    skew_ns
+        From the first rank's arrival to the last one's.
+    waits_ns
+        Rank → how long its kernel ran before the last rank's began.
+    """
+
+    group: str
+    sequence: int
+    time_ns: int
+    skew_ns: int
+    waits_ns: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class CollectiveGroup:
+    """The collectives of one group, kind, size and number of SMs. Times are medians over them.
+
+    Attributes
+    ----------
+    nbytes
+        The size as nccl-tests states it; ``None`` where no handle told it.
+    sm_count
+        SMs of the partition, or of the GPU: the fewest of a rank; ``None`` where that is unknown.
+    n
+        How many collectives.
+    time_ns
+        Of each, the least of the ranks' kernel durations.
+    skew_ns
+        From the first rank's arrival to the last one's.
+    algorithm_gb_per_s, bus_gb_per_s
+        ``nbytes`` over ``time_ns``, in GB/s; and that times the bytes that cross a rank's link
+        for each: 2(n − 1)/n of an all-reduce, (n − 1)/n of the others, n ranks.
+    most_waited
+        The rank that waited longest for the others, on average; and how long it did. Where ranks
+        wait in turn, the median wait of each would be near 0.
+    """
+
+    group: Annotated[str, "group"]
+    kind: Annotated[CollectiveKind, "kind"]
+    nbytes: Annotated[int | None, "bytes"]
+    ranks: Annotated[int, "ranks"]
+    sm_count: Annotated[int | None, "SMs"]
+    n: Annotated[int, "n"]
+    time_ns: Annotated[float, "time p50 (µs)"]
+    skew_ns: Annotated[float, "skew p50 (µs)"]
+    skew_max_ns: Annotated[float, "skew max (µs)"]
+    algorithm_gb_per_s: Annotated[float | None, "algorithm GB/s"]
+    bus_gb_per_s: Annotated[float | None, "bus GB/s"]
+    most_waited: Annotated[int, "rank that waited most"]
+    waited_ns: Annotated[float, "its mean wait (µs)"]
+
+
+@dataclass(frozen=True)
+class CollectivesResult(Result):
+    """Collectives by group, kind, size and number of SMs.
+
+    Attributes
+    ----------
+    each
+        Every collective.
+    unmatched
+        Kernels of collectives that were found on too few ranks.
+    error_ns
+        How far times of different ranks can be off against each other: so far can the skew.
+    """
+
+    groups: tuple[CollectiveGroup, ...]
+    each: tuple[Collective, ...]
+    unmatched: int
+    error_ns: int | None
+
+    def __getitem__(self, group: str) -> CollectiveGroup:
+        return named(self.groups, group, "group of collectives", "group")
+
+    def _rows(self) -> list[Row]:
+        """One row per group."""
+        return [row_of(one) for one in self.groups]
+
+    @property
+    def note(self) -> str:
+        """Definition and provenance in one line."""
+        lost = f"; {self.unmatched:,} kernels are on too few ranks" if self.unmatched else ""
+        error = "" if self.error_ns is None else f" ± {self.error_ns / 1e3:.3g} µs"
+        return (
+            "time: the least of the ranks' kernel durations; skew: first to last arrival"
+            f"{error}; bus: bytes that cross a rank's link, as nccl-tests counts them{lost}. "
+            f"{self.provenance}"
+        )
+
+
+@door(trace=Trace)
+def collectives(trace: Trace) -> CollectivesResult:
+    """Return how long collectives took, how far apart ranks arrived, and the bandwidth reached.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace holds no collective of two ranks or more.
+
+    Notes
+    -----
+    Bandwidths are those of nccl-tests (`doc/PERFORMANCE.md
+    <https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>`_), but of the least
+    duration over the ranks: a rank that arrives early only waits.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> run = gs.run({
+    ...     "name": "two ranks", "devices": ["sim:h200", "sim:h200"], "alone_repeats": 0,
+    ...     "streams": {"s": {}}, "workloads": {
+    ...         "reduce": {"kind": "all_reduce", "nbytes": "128 MiB", "stream": "s", "repeats": 5},
+    ...     },
+    ... })
+    >>> found = gs.analysis.collectives(run["default"])["reduce"]
+    >>> found.ranks, found.n, round(found.bus_gb_per_s)
+    (2, 5, 291)
+    """
+    rank_of = {facts.process: facts.rank for facts in trace.metadata.ranks}
+    found, _ = parts(trace) if len(rank_of) > 1 else ([], 0)
+    by_rank: dict[int, list[Part]] = defaultdict(list)
+    for part in found:
+        if part.process in rank_of:
+            by_rank[rank_of[part.process]].append(part)
+    matching = matched(by_rank, dict.fromkeys(by_rank, False))
+    if not matching.sets:
+        raise MissingEvidence(
+            "the trace holds no collective of two ranks or more: run an experiment with several "
+            "devices and a workload of kind 'all_reduce', or merge the traces of all ranks"
+        )
+    sms = _sms(trace, [part.kernel for one in matching.sets for part in one.values()])
+    groups: dict[_Key, list[Collective]] = defaultdict(list)
+    for one in matching.sets:
+        first = one[min(one)]
+        facts, fewest = first.facts, min(sms[part.kernel] for part in one.values())
+        group = facts.group or first.name
+        key = (group, facts.kind, facts.nbytes, len(one), fewest)
+        groups[key].append(_collective(group, one))
+    errors = [facts.error_ns for facts in trace.metadata.ranks if facts.error_ns is not None]
+    return CollectivesResult(
+        tuple(_group(key, mine) for key, mine in groups.items()),
+        tuple(one for mine in groups.values() for one in mine),
+        matching.unmatched,
+        max(errors, default=None),
+        **about(trace),
+    )
+
+
+def _sms(trace: Trace, kernels: Sequence[int]) -> dict[int, int]:
+    """Return how many SMs each of these rows had; 0 where that is unknown."""
+    wanted = {*kernels}
+    rows = [row for row, number in enumerate(trace.array("id").tolist()) if number in wanted]
+    columns = trace.spans.select(("id", "partition", "device")).take(rows).to_pylist()
+    metadata, found = trace.metadata, {}
+    for row in columns:
+        home = metadata.partition(row["partition"]) if row["partition"] else None
+        count = metadata.device(row["device"]).sm_count if home is None else home.sm_count
+        found[row["id"]] = count or 0
+    return found
+
+
+def _collective(group: str, one: Parts) -> Collective:
+    last_ns = max(part.start_ns for part in one.values())
+    return Collective(
+        group,
+        one[min(one)].facts.sequence,
+        min(part.end_ns - part.start_ns for part in one.values()),
+        last_ns - min(part.start_ns for part in one.values()),
+        {rank: last_ns - part.start_ns for rank, part in sorted(one.items())},
+    )
+
+
+def _group(key: _Key, mine: Sequence[Collective]) -> CollectiveGroup:
+    group, kind, nbytes, ranks, sm_count = key
+    time_ns = float(np.median([one.time_ns for one in mine]))
+    skews = [one.skew_ns for one in mine]
+    waits: dict[int, float] = {
+        rank: float(np.mean([one.waits_ns[rank] for one in mine if rank in one.waits_ns]))
+        for rank in {rank for one in mine for rank in one.waits_ns}
+    }
+    most = max(sorted(waits), key=lambda rank: waits[rank])
+    bus_bytes = CollectiveFacts(kind, 0, group, ranks, nbytes).bus_bytes
+    known = nbytes > 0 and time_ns > 0
+    return CollectiveGroup(
+        group, kind, nbytes or None, ranks, sm_count or None, len(mine), time_ns,
+        float(np.median(skews)), float(max(skews)),
+        nbytes / time_ns if known else None, bus_bytes / time_ns if known else None,
+        most, waits[most],
+    )  # fmt: skip

@@ -1,0 +1,232 @@
+"""Collectives on simulated GPUs: results, times, order, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpuscope as gs
+from gpuscope.device.device import Device
+from gpuscope.device.ranks import NoMeeting, Ranks
+from gpuscope.device.sim.collective_model import collective_cost
+from gpuscope.device.sim.profile import Profile
+from gpuscope.errors import CapabilityError, InvalidOperand
+from gpuscope.trace.metadata import CollectiveFacts
+from tests.ranked import as_ranks
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def expected(kind, xs, rank):
+    parts = [np.array_split(x.astype("float64"), len(xs)) for x in xs]
+    if kind == "all_reduce":
+        return np.sum([x.astype("float64") for x in xs], axis=0)
+    if kind == "all_gather":
+        return np.concatenate(xs).astype("float64")
+    if kind == "reduce_scatter":
+        return np.sum([part[rank] for part in parts], axis=0)
+    return np.concatenate([part[rank] for part in parts])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("count", "dtype"), [(2, "float32"), (4, "float64"), (3, "bfloat16")])
+def test_every_rank_has_the_true_result(kind, count, dtype):
+    def act(gpu: Device, ranks: Ranks):
+        with (
+            gs.workloads.Collective(
+                gpu, kind, nbytes=6000, dtype=dtype, ranks=ranks, seed=3
+            ) as handle,
+            gpu.create_stream() as stream,
+        ):
+            before = gpu.to_host(handle.x)
+            out = handle.execute(stream=stream)
+            handle.wait()
+            return before, gpu.to_host(out)
+
+    found = as_ranks(count, act)
+    assert all(isinstance(one, tuple) for one in found), found
+    xs = [before for before, _ in found]
+    assert not np.array_equal(xs[0], xs[1])
+    rounding = 0.02 if dtype == "bfloat16" else 1e-6
+    for rank, (_, after) in enumerate(found):
+        assert after.dtype == xs[0].dtype
+        wanted = expected(kind, xs, rank)
+        assert after.shape == wanted.shape
+        assert np.allclose(after.astype("float64"), wanted, atol=rounding)
+
+
+def test_sums_grow_from_call_to_call_and_what_is_written_between_counts():
+    def act(gpu: Device, ranks: Ranks):
+        with (
+            gs.workloads.Collective(gpu, nbytes=4096, ranks=ranks) as handle,
+            gpu.create_stream() as stream,
+        ):
+            first = gpu.to_host(handle.x)
+            for _ in range(3):
+                handle.execute(stream=stream)
+            handle.wait()
+            grown = gpu.to_host(handle.x)
+            handle.x[...] = float(ranks.rank + 1)
+            gpu.synchronize()
+            handle.execute(stream=stream)
+            handle.wait()
+            return first, grown, gpu.to_host(handle.x)
+
+    found = as_ranks(2, act)
+    total = found[0][0] + found[1][0]
+    for _, grown, last in found:
+        assert np.allclose(grown, 4 * total)
+        assert np.array_equal(last, np.full(1024, 3, "float32"))
+
+
+def test_the_late_rank_waits_for_nobody_and_all_end_together():
+    late_ns = 50_000
+
+    def act(gpu: Device, ranks: Ranks):
+        with (
+            gs.workloads.Collective(gpu, nbytes=1 << 20, ranks=ranks) as handle,
+            gpu.carve({"comm": 16}) as parts,
+            parts["comm"].create_stream() as stream,
+            gs.profile(gpu) as recording,
+        ):
+            gpu.backend.wait_until_ns(1_600_000_000_010_000_000 + late_ns * ranks.rank)
+            handle.execute(stream=stream)
+            handle.wait()
+        (row,) = recording.trace.where(kind="kernel").spans.to_pylist()
+        (call,) = recording.trace.where(kind="handle").spans.to_pylist()
+        return row, CollectiveFacts.of(call["payload"])
+
+    (first, facts), (last, others) = as_ranks(2, act)
+    assert facts == others == CollectiveFacts("all_reduce", 0, "all_reduce", 2, 1 << 20)
+    assert first["name"] == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    assert first["end_ns"] == last["end_ns"]
+    assert last["start_ns"] - first["start_ns"] == late_ns
+    alone = collective_cost(Profile.load("h200"), 1 << 20, 2, 16).block_ns
+    assert last["end_ns"] - last["start_ns"] == alone
+
+
+def test_groups_of_several_streams_go_on_side_by_side_in_either_order():
+    def act(gpu: Device, ranks: Ranks):
+        with (
+            gs.workloads.Collective(gpu, nbytes=1 << 20, name="a", ranks=ranks) as a,
+            gs.workloads.Collective(gpu, nbytes=1 << 24, name="b", ranks=ranks) as b,
+            gpu.carve({"a": 16, "b": 16}) as parts,
+            parts["a"].create_stream() as of_a,
+            parts["b"].create_stream() as of_b,
+        ):
+            order = [(a, of_a), (b, of_b)]
+            for handle, stream in order if ranks.rank else reversed(order):
+                handle.execute(stream=stream)
+                gpu.backend.wait_until_ns(gpu.now_ns() + 300_000)
+            gpu.synchronize()
+            return gpu.to_host(a.x), gpu.to_host(b.x)
+
+    one, other = as_ranks(2, act)
+    assert np.array_equal(one[0], other[0])
+    assert np.array_equal(one[1], other[1])
+
+
+def test_ranks_that_launch_other_collectives_are_told_so():
+    def act(gpu: Device, ranks: Ranks):
+        nbytes = 4096 * (1 + ranks.rank)
+        with (
+            gs.workloads.Collective(gpu, nbytes=nbytes, name="sum", ranks=ranks) as handle,
+            gpu.create_stream() as stream,
+        ):
+            handle.execute(stream=stream)
+            stream.synchronize()
+
+    found = as_ranks(2, act)
+    assert all(isinstance(one, NoMeeting) for one in found)
+    assert "4,096 bytes" in str(found[0])
+    assert "8,192 bytes" in str(found[0])
+
+
+def test_a_rank_that_launches_fewer_does_not_hang_the_others():
+    def act(gpu: Device, ranks: Ranks):
+        with (
+            gs.workloads.Collective(gpu, nbytes=4096, name="sum", ranks=ranks) as handle,
+            gpu.create_stream() as stream,
+        ):
+            for _ in range(2 - ranks.rank):
+                handle.execute(stream=stream)
+            stream.synchronize()
+
+    first, second = as_ranks(2, act)
+    assert second is None
+    assert isinstance(first, NoMeeting)
+    assert "rank 0 waits for collective 1 of group 'sum'" in str(first)
+    assert "rank 1 has ended" in str(first)
+
+
+def test_hazards_know_what_a_collective_reads_and_writes():
+    def act(gpu: Device, ranks: Ranks):
+        with (
+            gs.workloads.Collective(gpu, nbytes=4096, ranks=ranks) as handle,
+            gpu.create_stream(name="s") as stream,
+            gpu.create_stream(name="t") as other,
+            gs.profile(gpu, hazards=True) as recording,
+        ):
+            handle.execute(stream=stream)
+            other.copy(gpu.empty(1024), handle.x)
+        return gs.analysis.hazards(recording.trace)
+
+    for found in as_ranks(2, act):
+        assert found.verdict.startswith("1 hazard")
+        assert found.found[0].kind == "read after write"
+
+
+def test_graphs_are_refused():
+    def act(gpu: Device, ranks: Ranks):
+        with (
+            gs.workloads.Collective(gpu, nbytes=4096, ranks=ranks) as handle,
+            gpu.create_stream() as stream,
+        ):
+            with pytest.raises(CapabilityError, match="which no graph takes"):
+                handle.use_graph()
+            with pytest.raises(CapabilityError, match="which no graph takes"), stream.capture():
+                handle.execute(stream=stream)
+            handle.execute(stream=stream)
+            handle.wait()
+            return handle.sequence
+
+    assert as_ranks(2, act) == [1, 1]
+
+
+@pytest.mark.parametrize("variables", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_one_rank_is_refused(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CapabilityError, match=r"devices = \['cuda:0', 'cuda:1'\]"):
+        gs.workloads.Collective(gs.open_device("sim:h200", quiet=True), nbytes=4096)
+
+
+def test_simulated_gpus_of_a_foreign_launcher_are_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(CapabilityError, match="name them in an experiment"):
+        gs.workloads.Collective(gs.open_device("sim:h200", quiet=True), nbytes=4096)
+
+
+def test_wrong_arguments_are_refused():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with pytest.raises(InvalidOperand, match="'all_reduce', 'all_gather'"):
+        gs.workloads.Collective(gpu, "broadcast", nbytes=4096)
+    with pytest.raises(InvalidOperand, match="nbytes"):
+        gs.workloads.Collective(gpu, nbytes=0)
+
+
+@pytest.mark.parametrize(
+    ("sm_count", "measured_us"), [(8, 911), (16, 632), (32, 489), (64, 462), (132, 461)]
+)
+def test_the_model_gives_what_was_measured_on_two_h200s(sm_count, measured_us):
+    cost = collective_cost(Profile.load("h200"), 128 << 20, 2, sm_count)
+    assert cost.block_ns / 1e3 == pytest.approx(measured_us, rel=0.005)
+
+
+def test_bus_factors_are_those_of_nccl_tests():
+    def factors(kind):
+        return [CollectiveFacts(kind, 0, "g", n, 1000).bus_bytes / 1000 for n in (2, 4, 8)]
+
+    assert factors("all_reduce") == [1, 1.5, 1.75]
+    assert all(factors(kind) == [0.5, 0.75, 0.875] for kind in KINDS[1:])

@@ -22,18 +22,25 @@ def calibrate_command(
         "gpu.json"
     ),
     device: Annotated[str, typer.Option(help="The GPU: cuda:N.")] = "cuda:0",
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="processes:N|dask://HOST:PORT",
+            help="Measure GEMMs on several GPUs of one model, with --device cuda.",
+        ),
+    ] = None,
     as_json: Json = False,  # noqa: FBT002 - typer's form of a flag
 ) -> None:
     """Measure this GPU, in under 3 minutes, and write the profile that it is simulated by.
 
     Example: gpuscope calibrate --out gpu.json, then gpuscope predict FILE --gpu-profile gpu.json
     """
-    target = open_device(device, quiet=as_json)
+    target = open_device(device, quiet=as_json) if workers is None else device
     make_folder(out.parent)
     with progress_bar(TimeElapsedColumn()) as bar:
         task = bar.add_task("calibrating", total=1)
         result = calibrate(
-            target, out,
+            target, out, executor=workers,
             progress=lambda done, what: bar.update(task, completed=done, description=what),
         )  # fmt: skip
     if as_json:

@@ -60,6 +60,13 @@ def sweep_command(
             metavar="I/N", help="Measure the I-th of N parts only: one job of a job array."
         ),
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="gemm|FILE",
+            help="Measure this on each GPU, and normalise by it: then GPUs may differ.",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the points, the table and the report.")
     ] = Path("out/sweep"),
@@ -77,8 +84,9 @@ def sweep_command(
     target = open_device(device, quiet=as_json) if workers is None else device
     with run_bar(experiment.name) as view:
         result = sweep(
-            experiment, parameters, target, path=out, executor=workers, shard=shard, viewer=view
-        )
+            experiment, parameters, target, path=out, executor=workers, shard=shard,
+            reference=reference, viewer=view,
+        )  # fmt: skip
     table = out / "sweep.csv"
     with replacing(table) as temporary:
         pa.csv.write_csv(result.table, temporary)

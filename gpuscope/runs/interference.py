@@ -6,8 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import nullcontext
-from functools import partial
 from typing import TypeAlias
 
 from pydantic import BaseModel
@@ -16,15 +14,20 @@ from gpuscope._checks import door, given
 from gpuscope.analysis.interference_analysis import InterferenceResult, interference
 from gpuscope.device.device import Device
 from gpuscope.device.sizes import Rounding, Sizes, named_sizes
-from gpuscope.errors import InvalidArgument, InvalidExperiment, NothingRecorded
+from gpuscope.errors import (
+    GpuscopeError,
+    InvalidArgument,
+    InvalidExperiment,
+    NothingRecorded,
+)
 from gpuscope.figures.labels import partition_label
 from gpuscope.figures.text import uncertainty
-from gpuscope.runs.execution import Series, as_far_as_measured, opened, run
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.refusals import listed
 from gpuscope.runs.runner import Viewer
-from gpuscope.runs.scale_out import team_of
+from gpuscope.runs.series import Plan, Series, as_far_as_measured, place_of
 from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import WorkloadSpec
 
@@ -128,49 +131,41 @@ def measure_interference(
     sizes = {name: size.plain for name, size in named.items()}
     plan = _plan(sizes, workloads, repeats, rounds, seed, rounding)
     stop = stop or threading.Event()
-    turns: list[_Turn] = [
-        (number, names)
-        for number in range(rounds)
-        for name in plan.workloads
-        for names in [(name,), *((name, other) for other in plan.workloads if other != name)]
-    ]
-    with nullcontext() if executor is None else team_of(executor, device) as team:
-        found: dict[_Turn, Trace] = {}
-        series = None
-        if team is None:
-            series = Series((_part(plan, *turn) for turn in turns), opened(device), viewer, stop)
+    jobs: list[tuple[str, dict[_Turn, Plan[Trace]]]] = []
+    for number, name in itertools.product(range(rounds), plan.workloads):
+        others = [other for other in plan.workloads if other != name]
+        row: dict[tuple[str, ...], str] = {(name,): f"{name} alone"}
+        row |= {(name, one): f"{name} with {one}" for one in others}
+        planned = {
+            (number, names): Plan(_part(plan, number, names), label, _trace, number)
+            for names, label in row.items()
+        }
+        jobs.append((f"{name}, round {number}", planned))
+    plans = [one for _, plans in jobs for one in plans.values()]
+    found: dict[_Turn, Trace] = {}
 
-        def measure() -> None:
-            if team is not None:
-                jobs = {
-                    key: partial(_traces, {turn: _part(plan, *turn) for turn in row})
-                    for key, row in itertools.groupby(turns, lambda turn: (turn[0], turn[1][0]))
-                }
-                for _, made in team.results(jobs, stop, viewer, lambda key: key[1]):
-                    found.update(made)
-            for turn in turns:
-                if series is None or series.stopped:
-                    break
-                number, names = turn
-                label = f"{names[0]} with {names[1]}" if names[1:] else f"{names[0]} alone"
-                series.run(_part(plan, number, names), label, turn, number=number)
+    def keep(turn: _Turn, made: Trace | GpuscopeError) -> None:
+        if isinstance(made, GpuscopeError):
+            raise made
+        found[turn] = made
+
+    with place_of(executor, device) as place:
+        calls = sum(one.calls for one in plans)
+        series = Series(place, keep, calls, viewer, stop)
 
         def result() -> InterferenceResult:
-            runs = {} if series is None else series.runs
+            series.settle()
             recorded: dict[tuple[str, ...], list[Trace]] = {}
-            for turn in turns:
-                trace = runs[turn]["default"] if turn in runs else found.get(turn)
-                if trace is not None:
-                    recorded.setdefault(turn[1], []).append(trace)
-            is_short = sum(map(len, recorded.values())) < len(turns)
-            stopped = is_short or (series is not None and series.stopped)
+            for turn in sorted(found):
+                recorded.setdefault(turn[1], []).append(found[turn])
+            stopped = series.stopped or len(found) < len(plans)
             return _result(plan, recorded, inside=inside, stopped=stopped)
 
-        return as_far_as_measured(measure, result)
+        return as_far_as_measured(lambda: series.run(jobs), result)
 
 
-def _traces(plans: Mapping[_Turn, Experiment], device: Device) -> dict[_Turn, Trace]:
-    return {turn: run(plan, device)["default"] for turn, plan in plans.items()}
+def _trace(made: Run, _: str) -> Trace:
+    return made["default"]
 
 
 def _result(

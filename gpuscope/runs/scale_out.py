@@ -12,9 +12,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
@@ -77,6 +77,21 @@ def locked(gpus: Sequence[DeviceInfo]) -> Iterator[DeviceInfo]:
         time.sleep(_POLL_S)
 
 
+@contextmanager
+def all_locked(device: Device, names: Sequence[str]) -> Iterator[None]:
+    """Hold the GPU of a device and those of these names, such as ``"cuda:1"``, for the block.
+
+    All processes lock GPUs in the order of their UUIDs, so none waits for ever.
+    """
+    gpus = {device.info.uuid: device.info}
+    if names:
+        gpus |= {gpu.uuid: gpu for gpu in driver.gpus() if gpu.key in names}
+    with ExitStack() as locks:
+        for uuid in sorted(gpus):
+            locks.enter_context(locked([gpus[uuid]]))
+        yield
+
+
 def _lock_file(uuid: str) -> int:
     path = _LOCKS / f"gpuscope-{uuid}.lock"
     try:
@@ -127,15 +142,15 @@ def _perform(job: Job[_T], name: str, attempt: int) -> _Outcome[_T]:
 
 # -- on the host that asks -----------------------------------------------------------------
 @dataclass(frozen=True)
-class Kind:
+class _Kind:
     """What the GPUs of all workers have in common."""
 
     info: DeviceInfo
     layout: SmLayout
 
 
-def _kind(device: Device) -> Kind:
-    return Kind(device.info, device.layout)
+def _kind(device: Device) -> _Kind:
+    return _Kind(device.info, device.layout)
 
 
 @dataclass
@@ -149,14 +164,28 @@ class Team:
         worker sees.
     gpu
         One of the GPUs: all have to be of its model. The first worker's, if not given.
+    mixed
+        Whether GPUs may differ all the same.
     """
 
     executor: Executor
     name: str
     gpu: DeviceInfo | None = None
+    mixed: bool = False
 
-    def kind(self) -> Kind:
-        """Ask a worker for its GPU."""
+    @property
+    def info(self) -> DeviceInfo:
+        """One of the GPUs."""
+        return self._kind.info
+
+    @property
+    def layout(self) -> SmLayout:
+        """Its SMs."""
+        return self._kind.layout
+
+    @cached_property
+    def _kind(self) -> _Kind:
+        """What a worker says of its GPU."""
         return dict(self.results({"": _kind}, threading.Event()))[""]
 
     def results(
@@ -254,11 +283,12 @@ class Team:
             return _Outcome(lost, None, 0.0)
         gpu, first = outcome.gpu, self.gpu
         self.gpu = first or gpu
-        if gpu and first and _model(gpu) != _model(first):
+        if gpu and first and not self.mixed and _model(gpu) != _model(first):
             raise GpuscopeError(
                 f"workers have GPUs that differ, and their times cannot be compared: {first.name} "
                 f"({first.sm_count} SMs, {first.driver}) and {gpu.name} ({gpu.sm_count} SMs, "
-                f"{gpu.driver}). Use workers with one kind of GPU and driver"
+                f"{gpu.driver}). Use workers with one kind of GPU and driver, or normalise a sweep "
+                "by a reference"
             )
         return outcome
 
@@ -268,20 +298,69 @@ def _model(gpu: DeviceInfo) -> tuple[str, int, str]:
 
 
 @contextmanager
+def executor_of(
+    executor: Executor | str, processes: Callable[[int], Executor] = Processes
+) -> Iterator[Executor]:
+    """Yield the executor that an argument means; closes what it opened.
+
+    Parameters
+    ----------
+    processes
+        What ``"processes:N"`` is.
+
+    Raises
+    ------
+    InvalidArgument
+        The text is none that is known.
+    MissingDependency
+        Dask is not installed.
+    GpuscopeError
+        No scheduler of Dask answers there.
+    """
+    if isinstance(executor, Executor):
+        yield executor
+        return
+    kind, _, rest = executor.partition(":")
+    if kind == "processes" and rest.isdecimal() and int(rest):
+        with processes(int(rest)) as own:
+            yield own
+    elif kind == "dask" and rest.startswith("//") and rest != "//":
+        distributed = require("distributed", feature="workers of Dask")
+        try:
+            client = distributed.Client(rest[2:])
+        except (OSError, ValueError) as error:
+            raise GpuscopeError(
+                f"no scheduler of Dask answers at {rest[2:]!r}: {error}. Start one with `dask "
+                "scheduler`, and name its host and port"
+            ) from error
+        with client:
+            yield client.get_executor()
+    else:
+        raise InvalidArgument(
+            f"executor is {given(executor)}; an Executor of concurrent.futures, 'processes:N' or "
+            "'dask://HOST:PORT' is needed"
+        )
+
+
+@contextmanager
 def team_of(
-    executor: Executor | str, device: Device | str | None, gpu: DeviceInfo | None = None
+    executor: Executor | str,
+    device: Device | str | None,
+    gpu: DeviceInfo | None = None,
+    *,
+    mixed: bool = False,
 ) -> Iterator[Team]:
     """Yield the workers that an argument ``executor`` means; closes what it opened.
 
     Parameters
     ----------
-    device, gpu
+    device, gpu, mixed
         As :class:`Team` has them.
 
     Raises
     ------
     InvalidArgument
-        The text is none that is known, or the device is an open one: workers open their own.
+        The executor is none, or the device is an open one: workers open their own.
     MissingDependency
         Dask is not installed.
     """
@@ -290,20 +369,5 @@ def team_of(
             f"device is {device.info.key}, open here, but workers open their own: give its name, "
             "such as 'cuda' or 'sim:h200'"
         )
-    name = device or "auto"
-    if isinstance(executor, Executor):
-        yield Team(executor, name, gpu)
-        return
-    kind, _, rest = executor.partition(":")
-    if kind == "processes" and rest.isdecimal() and int(rest):
-        with Processes(int(rest)) as own:
-            yield Team(own, name, gpu)
-    elif kind == "dask" and rest.startswith("//") and rest != "//":
-        distributed = require("distributed", feature="workers of Dask")
-        with distributed.Client(rest[2:]) as client:
-            yield Team(client.get_executor(), name, gpu)
-    else:
-        raise InvalidArgument(
-            f"executor is {given(executor)}; an Executor of concurrent.futures, 'processes:N' or "
-            "'dask://HOST:PORT' is needed"
-        )
+    with executor_of(executor) as own:
+        yield Team(own, device or "auto", gpu, mixed)

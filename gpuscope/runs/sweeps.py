@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import math
+import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
-
 from gpuscope._checks import door, given
-from gpuscope.analysis.settings import SweepResult
+from gpuscope.analysis.settings import Speed, SweepResult
 from gpuscope.device.device import Device
-from gpuscope.errors import GpuscopeError, InvalidArgument, NothingRecorded, WorkerLost
-from gpuscope.runs.execution import Series, as_far_as_measured, opened
-from gpuscope.runs.experiment import Description, Experiment, as_experiment
-from gpuscope.runs.grid import (
-    STOPPED,
-    Point,
-    Points,
-    Varied,
-    at,
-    checked,
-    labelled,
-    load_all,
-    origin_of,
-    point_table,
-    points_of,
+from gpuscope.errors import (
+    GpuscopeError,
+    InvalidArgument,
+    InvalidPartition,
+    NothingRecorded,
+    WorkerLost,
 )
+from gpuscope.runs.experiment import Description, Experiment, as_experiment
+from gpuscope.runs.grid import Varied, at, checked, labelled, points_of
+from gpuscope.runs.points import STOPPED, Points, Rows, Saved, is_whole, rows_of, saved
 from gpuscope.runs.runner import Viewer
-from gpuscope.runs.scale_out import Team, team_of
+from gpuscope.runs.series import Plan, Series, as_far_as_measured, place_of
 
-_PREFIX = "point"
+_PREFIX, _REFERENCE = "point", "reference"
+_ATTEMPTS = 3
+"""To have each GPU measure the reference again: any free worker takes a job."""
+GEMM: Description = {
+    "name": "reference", "alone_repeats": 0, "streams": {"s": {}},
+    "workloads": {
+        "gemm": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "stream": "s", "repeats": 50},
+    },
+}  # fmt: skip
+"""The reference of that name."""
 
 
 @door(
@@ -41,6 +45,7 @@ _PREFIX = "point"
     path=(str, Path, None),
     executor=(Executor, str, None),
     shard=(str, None),
+    reference=(str, Path, Mapping, Experiment, None),
     viewer=(Callable, None),
     stop=(threading.Event, None),
 )
@@ -52,6 +57,7 @@ def sweep(
     path: str | Path | None = None,
     executor: Executor | str | None = None,
     shard: str | None = None,
+    reference: Description | None = None,
     viewer: Viewer | None = None,
     stop: threading.Event | None = None,
 ) -> SweepResult:
@@ -78,6 +84,11 @@ def sweep(
     shard
         ``"i/n"``: run only the ``i``-th of ``n`` parts of the points, as one of ``n`` batch jobs
         with the same ``path``.
+    reference
+        What is measured on each GPU, before its first point and after the last one, so that GPUs
+        may differ: ``"gemm"``, 4096³ in float16 on the whole GPU, or an experiment, whose first
+        workload's calls a second count. Times of the table are multiplied by the GPU's speed
+        relative to the first GPU, rates are divided by it; its column ``speed`` says which.
     viewer
         Called repeatedly from this thread with the progress of the whole sweep.
     stop
@@ -112,40 +123,65 @@ def sweep(
     [2, 2]
     """
     part, stop = _part(shard, path), stop or threading.Event()
-    with nullcontext() if executor is None else team_of(executor, device) as team:
-        gpu = opened(device) if team is None else team.kind()
-        values = checked(parameters, gpu.layout)
+    measured_on = (
+        None if reference is None else as_experiment(GEMM if reference == "gemm" else reference)
+    )
+    with place_of(executor, device, mixed=measured_on is not None) as place:
+        values = checked(parameters, place.layout)
         points = points_of(values)
         described = as_experiment(experiment)
-        plans = [at(described, point) for point in points]
-        measured = Points(_PREFIX, described, values, gpu.info, path)
+        plans = {
+            number: Plan(
+                at(described, points[number]), labelled(points[number]),
+                partial(rows_of, number, points[number]),
+            )
+            for number in range(len(points))
+        }  # fmt: skip
+        same = place.info if measured_on is None else None
+        measured = Points(_PREFIX, described, values, same, path, reference=measured_on)
+        references = _References(measured_on, path)
         mine = range(len(points))[part]
         todo = [number for number in mine if not measured.is_finished(number)]
-        series = None
-        if isinstance(gpu, Device):
-            series = Series((plans[number] for number in todo), gpu, viewer, stop)
+
+        def keep(number: int, made: Rows | GpuscopeError) -> None:
+            if number < 0:
+                references.add(made)
+                return
+            if not isinstance(made, GpuscopeError):
+                references.counts[made[0]["gpu"]] += 0
+            if isinstance(made, InvalidPartition | WorkerLost):
+                lost = isinstance(made, WorkerLost)
+                measured.add(number, rows_of(number, points[number], made), whole=not lost)
+            elif isinstance(made, GpuscopeError):
+                raise made
+            else:
+                measured.add(number, made, whole=is_whole(made))
+
+        calls = sum(plans[number].calls for number in todo)
+        calls += 2 * sum(plan.calls for plan in references.plan("").values())
+        series = Series(place, keep, calls, viewer, stop)
 
         def measure() -> None:
-            if team is not None:
-                _measure(team, measured, {n: (points[n], plans[n]) for n in todo}, viewer, stop)
-            for number in todo:
-                if series is None or series.stopped:
-                    break
-                measured.run(series, number, points[number], plans[number])
+            before = references.plan("before")
+            series.run((plans[n].label, {**before, n: plans[n]}) for n in todo)
+            for attempt in range(_ATTEMPTS):
+                again = 0 if series.stopped else references.unsettled
+                series.run([("reference", references.plan(f"after {attempt}"))] * again)
 
         def result() -> SweepResult:
-            for number in todo:
-                if series is not None:
-                    measured.keep(series, number, points[number])
-            if path is not None and shard is not None:  # others may have come
-                measured.tables |= load_all(Path(path), _PREFIX)
-            if not measured.tables:
+            series.settle()
+            found = measured.all()
+            if not found.numbers:
                 raise NothingRecorded(
                     "the sweep was stopped before anything was recorded: run it again"
                 )
-            return _result(measured.tables, mine)
+            return _result(found, mine, references.speeds())
 
-        return as_far_as_measured(measure, result)
+        try:
+            return as_far_as_measured(measure, result)
+        except Exception:
+            measured.seal()
+            raise
 
 
 def _part(shard: str | None, path: str | Path | None) -> slice:
@@ -158,24 +194,6 @@ def _part(shard: str | None, path: str | Path | None) -> slice:
     if path is None:
         raise InvalidArgument("shard needs path: the folder in which the parts meet")
     return slice(int(number) - 1, None, int(of))
-
-
-def _measure(
-    team: Team,
-    measured: Points,
-    todo: Mapping[int, tuple[Point, Experiment]],
-    viewer: Viewer | None,
-    stop: threading.Event,
-) -> None:
-    """Measure points on workers; one whose worker is lost as often as it is tried is an error."""
-    jobs = {number: measured.job({number: planned}) for number, planned in todo.items()}
-    for number, made in team.done(jobs, stop, viewer, lambda number: labelled(todo[number][0])):
-        table = made if isinstance(made, GpuscopeError) else made[number]
-        if isinstance(table, WorkerLost):
-            table = point_table(number, todo[number][0], table, measured.facts, None)
-        if isinstance(table, GpuscopeError):
-            raise table
-        measured.add(number, table)
 
 
 @door(path=(str, Path))
@@ -192,35 +210,87 @@ def load_sweep(path: str | Path) -> SweepResult:
     GpuscopeError
         There is no finished point in it, or a file in it is damaged.
     """
-    name = Path(path).name
-    tables = load_all(Path(path), _PREFIX)
-    if not tables:
+    found = saved(Path(path), _PREFIX)
+    if found is None:
         raise GpuscopeError(
-            f"there is no point of a sweep in {name!r}: name the folder that sweep() was given as "
-            "path"
+            f"there is no point of a sweep in {Path(path).name!r}: name the folder that sweep() "
+            "was given as path"
         )
-    first, *others = (origin_of(table).facts for table in tables.values())
-    if any(facts != first for facts in others):
-        raise GpuscopeError(
-            f"{name!r} holds points of several sweeps: move those of the others away"
-        )
-    planned = math.prod(len(values) for values in first["parameters"].values())
-    return _result(tables, range(planned))
+    planned = range(math.prod(map(len, found.facts["parameters"].values())))
+    speeds = _speeds(saved(Path(path), _REFERENCE)) if found.facts["reference"] else ()
+    return _result(found, planned, speeds)
 
 
-def _result(found: Mapping[int, pa.Table], wanted: Iterable[int]) -> SweepResult:
-    tables = [found[number] for number in sorted(found)]
-    facts = origin_of(tables[0]).facts
-    seen = dict.fromkeys(line for table in tables for line in origin_of(table).provenance)
-    plain = [table.replace_schema_metadata() for table in tables]
-    whole = pa.concat_tables(plain, promote_options="default")
-    missing = dict.fromkeys(filter(None, whole.column("incomplete").to_pylist()))
-    is_whole = all(number in found for number in wanted)
-    return SweepResult(
-        table=whole,
-        experiment=facts["experiment"],
-        parameters={name: tuple(values) for name, values in facts["parameters"].items()},
-        stopped=not is_whole or STOPPED in whole.column("error").to_pylist(),
-        provenance="; ".join(seen) or f"nothing was run on {facts['device']['name']}",
-        incomplete="; ".join(missing),
+def _result(found: Saved, wanted: range, speeds: tuple[Speed, ...]) -> SweepResult:
+    facts = found.facts
+    told = found.select(["provenance", "incomplete", "error", "gpu"])
+    origins, missing, errors, gpus = (
+        [text for text in column.unique().to_pylist() if text] for column in told.columns
     )
+    seen = dict.fromkeys(line for text in origins for line in text.splitlines())
+    where = facts["device"] or {"name": "any GPU"}
+    if facts["reference"] is not None:
+        missing += [
+            f"no reference was measured on {gpu}: its times and rates are left out"
+            for gpu in gpus if gpu not in {speed.gpu for speed in speeds}
+        ]  # fmt: skip
+    is_whole = len(wanted) == sum(number in wanted for number in found.numbers)
+    return SweepResult(
+        points=found,
+        experiment=facts["experiment"],
+        parameters={name: tuple(facts["parameters"][name]) for name in facts["order"]},
+        stopped=not is_whole or STOPPED in errors,
+        provenance="; ".join(seen) or f"nothing was run on {where['name']}",
+        incomplete="; ".join(missing),
+        speeds=speeds,
+    )
+
+
+# -- GPUs that differ ---------------------------------------------------------------------
+class _References:
+    """Measurements of a reference on each GPU, in memory or in the folder of a sweep."""
+
+    def __init__(self, experiment: Experiment | None, path: str | Path | None) -> None:
+        self._experiment = experiment
+        self._token = secrets.token_hex(4)
+        self.counts: Counter[str] = Counter()
+        self._points: Points | None = None
+        if experiment is not None:
+            self._points = Points(_REFERENCE, experiment, {}, None, path)
+
+    def plan(self, when: str) -> dict[int, Plan[Rows]]:
+        """Return what each process measures once on each GPU; nothing without a reference."""
+        if self._experiment is None:
+            return {}
+        make = partial(rows_of, -1, {})
+        return {-1: Plan(self._experiment, "reference", make, once=f"{when} {self._token}")}
+
+    def add(self, made: Rows | GpuscopeError) -> None:
+        """Keep a measurement; one whose worker was lost is made by who replaces it."""
+        if isinstance(made, WorkerLost) or self._points is None:
+            return
+        if isinstance(made, GpuscopeError):
+            raise made
+        if is_whole(made):
+            self.counts[made[0]["gpu"]] += 1
+            number = time.time_ns()  # of which no two jobs of an array draw the same
+            self._points.add(number, [{**row, "number": number} for row in made])
+
+    @property
+    def unsettled(self) -> int:
+        """How many GPUs ran points whose drift is not known."""
+        return 0 if self._points is None else sum(count < 2 for count in self.counts.values())
+
+    def speeds(self) -> tuple[Speed, ...]:
+        return () if self._points is None else _speeds(self._points.all())
+
+
+def _speeds(found: Saved | None) -> tuple[Speed, ...]:
+    if found is None:
+        return ()
+    rates: dict[str, list[float]] = {}
+    wanted = next(iter(found.facts["experiment"]["workloads"]))
+    for row in found.select(["workload", "gpu", "calls_per_s"]).to_pylist():
+        if row["workload"] == wanted and row["calls_per_s"]:
+            rates.setdefault(row["gpu"], []).append(row["calls_per_s"])
+    return Speed.of(rates)

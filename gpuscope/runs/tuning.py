@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-
-import pyarrow as pa
 
 from gpuscope._checks import MappingOf, door, given
 from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
@@ -24,14 +23,17 @@ from gpuscope.errors import (
     InvalidPartition,
     MissingEvidence,
     NothingRecorded,
+    WorkerLost,
 )
 from gpuscope.record.facts import versions
 from gpuscope.runs.candidates import candidates_of
-from gpuscope.runs.execution import Series, as_far_as_measured, opened
+from gpuscope.runs.execution import opened
 from gpuscope.runs.experiment import Description, Experiment, as_experiment
-from gpuscope.runs.grid import Points, Value, Varied, checked, origin_of
+from gpuscope.runs.grid import Value, Varied, checked
+from gpuscope.runs.points import Points, Rows, is_whole, rows_of
 from gpuscope.runs.runner import Viewer
 from gpuscope.runs.scale_out import Team, team_of
+from gpuscope.runs.series import Plan, Series, as_far_as_measured
 from gpuscope.runs.stand_ins import forecaster, no_forecasts, stand_ins
 from gpuscope.runs.tune_result import TuneResult
 from gpuscope.workloads.builtin import TraceSpec
@@ -155,7 +157,11 @@ def tune(
             confidence=confidence, repeats=repeats, gpu_profile=str(gpu_profile), path=path,
             team=team, viewer=viewer, stop=stop or threading.Event(),
         )  # fmt: skip
-        return as_far_as_measured(search.measure, search.result)
+        try:
+            return as_far_as_measured(search.measure, search.result)
+        except Exception:
+            search.seal()
+            raise
 
 
 class _Search:
@@ -186,7 +192,7 @@ class _Search:
         self.device = device
         self.objective, self.slo, self.costs = objective, slo, costs
         self.confidence, self.repeats = confidence, repeats
-        self.stop, self.viewer, self.team = stop, viewer, team
+        self.stop = stop
         self.folder = None if path is None else Path(path)
         self.stand_ins: dict[str, TraceSpec] = {}
         self.candidates, self.reference = candidates_of(self.experiment, parameters, device)
@@ -196,18 +202,27 @@ class _Search:
         self.width = max(FEWEST, math.ceil(len(self.able) / 5))
         self.most = max(FEWEST * repeats, len(self.able) * repeats // 3)
         self.measured = Points("turn", self.experiment, parameters, device.info, path)
-        plans = itertools.repeat(self.plan(self.able[0], 0), self.most)
-        self.series = Series(plans, device, viewer, stop)
+        self.rows = self.measured.rows()
         simulated, self.foreign, self.forecasts = forecaster(
             self.experiment, device, parameters, gpu_profile
         )
         self.forecast: Points | None = None
+        self.forecast_rows: dict[int, Rows] = {}
         if simulated is not None:
             self.forecast = Points("forecast", self.experiment, parameters, simulated.info, path)
-        self.first = Series(map(self._short, self.able), simulated or device, viewer, stop)
+            self.forecast_rows = self.forecast.rows()
+        calls = [self._planned(number, 0).calls for number in self.able]
+        self.series = Series(team or device, self._keep, self.most * calls[0], viewer, stop)
+        self.first = Series(simulated or device, self._keep_forecast, sum(calls), viewer, stop)
         self.failed: dict[int, Exception] = {}  # what a setting cannot run with, and why
         self.decided = False
         self.at_once = 1 if team is None else FEWEST
+
+    def seal(self) -> None:
+        """Leave a folder that other tools read."""
+        self.measured.seal()
+        if self.forecast is not None:
+            self.forecast.seal()
 
     # -- what is run ------------------------------------------------------------------
     def plan(self, number: int, turn: int) -> Experiment:
@@ -239,6 +254,7 @@ class _Search:
             if isinstance(error, NothingRecorded):
                 raise  # it was stopped
             self.forecast, self.forecasts = None, no_forecasts(str(error))
+            self.forecast_rows.clear()
         turn = 0
         while not self.first.stopped:
             samples = self.samples(turn)
@@ -250,27 +266,20 @@ class _Search:
             if not chosen:
                 self.decided = True
                 return
-            if self.team is None:
-                self._measure_here(self._shuffled(chosen, turn))
-            else:
-                jobs = {
-                    one: self.measured.job({
-                        place: (self.candidates[number].point, self.plan(number, one))
-                        for number, place in self._shuffled(chosen, one)
-                    })
-                    for one in turns
-                }  # fmt: skip
-                words = "turn {}".format
-                for _, tables in self.team.results(jobs, self.stop, self.viewer, words):
-                    for place, table in tables.items():
-                        number = place % len(self.candidates)
-                        if not isinstance(table, GpuscopeError):
-                            self.measured.add(place, table)
-                        elif number not in self.failed:
-                            self._fail(number, table)
-            if self.series.stopped or self.stop.is_set():
+            self.series.run(
+                (f"turn {one}", {
+                    place: self._planned(number, one)
+                    for number, place in self._shuffled(chosen, one)
+                })
+                for one in turns
+            )  # fmt: skip
+            if self.series.stopped:
                 return
             turn += len(turns)
+
+    def _planned(self, number: int, turn: int) -> Plan[Rows]:
+        one, place = self.candidates[number], turn * len(self.candidates) + number
+        return Plan(self.plan(number, turn), one.label, partial(rows_of, place, one.point))
 
     def _shuffled(self, chosen: Iterable[int], turn: int) -> list[tuple[int, int]]:
         """Return which settings a turn measures, in which order, and the places of their rows."""
@@ -279,19 +288,23 @@ class _Search:
         places = [(number, turn * len(self.candidates) + number) for number in order]
         return [one for one in places if not self.measured.is_finished(one[1])]
 
-    def _measure_here(self, todo: Iterable[tuple[int, int]]) -> None:
-        for number, place in todo:
-            one, plan = self.candidates[number], self.plan(number, place // len(self.candidates))
-            try:
-                self.measured.run(self.series, place, one.point, plan, one.label)
-            except (GpuscopeError, RuntimeError) as error:  # of a library's, too
-                self._fail(number, error)
-            if self.series.stopped:
-                return
+    def _keep(self, place: int, made: Rows | GpuscopeError) -> None:
+        number = place % len(self.candidates)
+        if isinstance(made, WorkerLost):
+            raise made
+        if not isinstance(made, GpuscopeError):
+            self.rows[place] = made
+            self.measured.add(place, made, whole=is_whole(made))
+        elif number not in self.failed:
+            self.failed[number] = made.with_traceback(None)
+            self.able.remove(number)
 
-    def _fail(self, number: int, error: Exception) -> None:
-        self.failed[number] = error.with_traceback(None)
-        self.able.remove(number)
+    def _keep_forecast(self, number: int, made: Rows | GpuscopeError) -> None:
+        if isinstance(made, GpuscopeError):
+            raise made
+        self.forecast_rows[number] = made
+        if self.forecast is not None:
+            self.forecast.add(number, made, whole=is_whole(made))
 
     def _forecast_all(self) -> None:
         """Forecast every setting; first record what the simulated GPU cannot run."""
@@ -303,10 +316,12 @@ class _Search:
         if self.folder is not None:
             wanted = self.experiment, self.foreign, self.device, self.folder
             self.stand_ins = stand_ins(*wanted, self.stop)
-        for number in self.able:
-            if not (self.forecast.is_finished(number) or self.first.stopped):
-                one, plan = self.candidates[number], self._short(number)
-                self.forecast.run(self.first, number, one.point, plan, f"forecast of {one.label}")
+        todo = [number for number in self.able if not self.forecast.is_finished(number)]
+        for number in todo:
+            one = self.candidates[number]
+            make = partial(rows_of, number, one.point)
+            plan = Plan(self._short(number), f"forecast of {one.label}", make)
+            self.first.run([(one.label, {number: plan})])
 
     def _start(self) -> list[int]:
         """Return whom to measure first: the best by their forecasts, or some all over the grid."""
@@ -342,24 +357,23 @@ class _Search:
     def samples(self, before: int | None = None) -> dict[int, dict[int, Values]]:
         """Return what was measured in the turns before one, or in all."""
         found: dict[int, dict[int, Values]] = {}
-        for place, table in sorted(self.measured.tables.items()):
+        for place, rows in sorted(self.rows.items()):
             turn, number = divmod(place, len(self.candidates))
-            is_done = self.measured.is_finished(place) and number not in self.failed
+            is_done = is_whole(rows) and number not in self.failed
             if is_done and (before is None or turn < before):
-                found.setdefault(number, {})[turn] = self._values(number, table)
+                found.setdefault(number, {})[turn] = self._values(number, rows)
         return found
 
     def _forecast(self) -> dict[int, Values]:
-        tables = {} if self.forecast is None else self.forecast.tables
         return {
-            number: self._values(number, table)
-            for number, table in tables.items()
-            if table.column("error").null_count == len(table)
+            number: self._values(number, rows)
+            for number, rows in self.forecast_rows.items()
+            if is_whole(rows)
         }
 
-    def _values(self, number: int, table: pa.Table) -> Values:
+    def _values(self, number: int, of_all: Rows) -> Values:
         """Return the columns that were asked for."""
-        rows = {row["workload"]: row for row in table.to_pylist()}
+        rows = {row["workload"]: row for row in of_all}
         values = {}
         needed = (self.objective, *self.slo)
         for goal in dict.fromkeys((*needed, *self.costs)):
@@ -374,10 +388,8 @@ class _Search:
 
     def result(self) -> TuneResult:
         """Return the result of what there is."""
-        for place in list(self.series.runs):
-            assert isinstance(place, int)  # noqa: S101 - as measure() names them
-            one = self.candidates[place % len(self.candidates)]
-            self.measured.keep(self.series, place, one.point)
+        self.series.settle()
+        self.seal()
         samples, forecast = self.samples(), self._forecast()
         if self.failed and not samples:
             raise next(iter(self.failed.values()))
@@ -386,11 +398,11 @@ class _Search:
         race = self._race(samples)
         verdicts = race.verdicts()
         inside = [n for n, verdict in verdicts.items() if verdict in ("best", "equal", "undecided")]
-        tables = [*self.measured.tables.values()]
-        missing = dict.fromkeys(
-            line for table in tables for line in table.column("incomplete").to_pylist() if line
+        measured = [row for rows in self.rows.values() for row in rows]
+        missing = dict.fromkeys(row["incomplete"] for row in measured if row.get("incomplete"))
+        origins = dict.fromkeys(
+            line for row in measured for line in (row["provenance"] or "").splitlines()
         )
-        origins = dict.fromkeys(line for table in tables for line in origin_of(table).provenance)
         costs = tuple(
             goal for goal in self.costs
             if all(goal.name in values for turns in samples.values() for values in turns.values())

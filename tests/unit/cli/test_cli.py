@@ -277,9 +277,10 @@ def test_settings_with_like_names_have_a_trace_each(command, tmp_path):
 def calibrated(monkeypatch):
     """Let a calibration end at once, with what the shipped profile says."""
 
-    def calibrate(device, path, *, progress):
+    def calibrate(device, path, *, progress, executor=None):
         progress(0.0, "calls")
         progress(1.0, "done")
+        executors.append(executor)
         one = {"rows": 12, "median": 0.061, "p90": 0.24, "share_median": 0.2, "share_p90": 1.1}
         shutil.copyfile(H200, path)
         return Calibration(
@@ -289,7 +290,9 @@ def calibrated(monkeypatch):
             skipped=6, notes=("a note",), measured_s=17.2, fitted_s=6.3,
         )  # fmt: skip
 
+    executors: list[str | None] = []
     monkeypatch.setattr(cli.calibration, "calibrate", calibrate)
+    return executors
 
 
 def test_calibrate_writes_a_profile_and_shows_its_errors(command, calibrated, trial, tmp_path):
@@ -310,8 +313,10 @@ def test_calibrate_writes_a_profile_and_shows_its_errors(command, calibrated, tr
 
 def test_calibrate_with_json_prints_json_and_nothing_else(command, calibrated, tmp_path):
     path = tmp_path / "mine.json"
-    code, printed, _ = command("calibrate", "--device", "sim:h200", "--out", path, "--json")
+    given = ("--workers", "processes:2", "--device", "sim:h200", "--out", path, "--json")
+    code, printed, _ = command("calibrate", *given)
     assert code == 0
+    assert calibrated == ["processes:2"]
     facts = json.loads(printed)
     assert facts["file"] == str(path)
     assert facts["errors"]["all"]["median"] == 0.061

@@ -8,6 +8,7 @@ import json
 import sys
 
 import pytest
+from kept_points import kept_points
 
 import gpuscope as gs
 from gpuscope import cli
@@ -85,7 +86,8 @@ def test_a_sweep_keeps_its_points_its_table_and_its_report(command, trial, tmp_p
         "sweep", trial, "--vary", "partitions.a=8,16", "--device", "sim:h200", "--out", out
     )
     assert code == 0
-    assert names(out) == ["point-0000.parquet", "point-0001.parquet", "sweep.csv", "sweep.html"]
+    assert kept_points(out) == [0, 1]
+    assert {name for name in names(out) if "point-" not in name} == {"sweep.csv", "sweep.html"}
     assert "p50 (µs)" in printed
     assert "SIMULATED" in printed
     assert f"wrote {out / 'sweep.html'}" in printed
@@ -109,6 +111,18 @@ def test_a_sweep_as_json(command, trial, tmp_path):
     assert {row["workloads.load.dtype"] for row in facts["rows"]} == {"float32"}
 
 
+def test_a_sweep_with_a_reference_says_so(command, trial, tmp_path):
+    code, printed, _ = command(
+        "sweep", trial, "--vary", "partitions.a=8", "--device", "sim:h200", "--out", tmp_path,
+        "--reference", "gemm", "--workers", "processes:1",
+    )  # fmt: skip
+    assert code == 0
+    said = " ".join(printed.split())
+    assert "rates ÷ the speed of a reference on each GPU: 1.000 on SIM-h200 (n = 2" in said
+    with (tmp_path / "sweep.csv").open() as file:
+        assert {row["speed"] for row in csv.DictReader(file)} == {"1"}
+
+
 def test_after_ctrl_c_a_sweep_goes_on_where_it_was_stopped(command, trial, tmp_path, monkeypatch):
     out = tmp_path / "out"
     varied = ("sweep", trial, "--vary", "partitions.a=8,16,24", "--device", "sim:h200")
@@ -117,16 +131,18 @@ def test_after_ctrl_c_a_sweep_goes_on_where_it_was_stopped(command, trial, tmp_p
         code, printed, _ = command(*varied, "--out", out)
     assert code == 1
     assert "stopped early: this is what was measured until then" in printed
-    kept = set(names(out))
-    assert "point-0000.parquet" in kept
-    assert "point-0002.parquet" not in kept
-    assert "sweep.csv" in kept
+    kept = kept_points(out)
+    assert 0 in kept
+    assert 2 not in kept
+    assert "sweep.csv" in names(out)
     assert "Stopped early." in (out / "sweep.html").read_text("utf-8")
-    before = (out / "point-0000.parquet").stat().st_mtime_ns
+    (part,) = out.glob("point-*.parquet")
+    before = part.stat().st_mtime_ns
     code, printed, _ = command(*varied, "--out", out)
     assert code == 0
     assert "stopped early" not in printed
-    assert (out / "point-0000.parquet").stat().st_mtime_ns == before
+    assert part.stat().st_mtime_ns == before
+    assert sorted(kept_points(out)) == [0, 1, 2]
 
 
 def test_shards_on_workers_make_the_table_of_one_command(command, trial, tmp_path):
@@ -210,7 +226,7 @@ def test_after_ctrl_c_a_tuning_keeps_what_was_measured(command, trial, tmp_path,
         code, printed, _ = command("tune", trial, *TUNE, "--out", out)
     assert code == 1
     assert "stopped early: this is what was measured until then" in printed
-    assert "forecast-0000.parquet" in names(out)
+    assert 0 in kept_points(out, "forecast")
     code, printed, _ = command("tune", trial, *TUNE, "--repeats", 3, "--out", out)
     assert code == 0
     assert "stopped early" not in printed

@@ -483,7 +483,7 @@ def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, ("runs/sweeps.py", "runs/grid.py", "runs/execution.py"), after)
+        try_everywhere(program, ("runs/sweeps.py", "runs/points.py", "runs/series.py"), after)
 
 
 def test_interrupts_of_a_tuning_keep_what_was_measured():
@@ -511,4 +511,4 @@ def test_interrupts_of_a_tuning_keep_what_was_measured():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try_everywhere(program, ("runs/tuning.py", "runs/grid.py"), after)
+        try_everywhere(program, ("runs/tuning.py", "runs/points.py", "runs/series.py"), after)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import os
 import random
 import signal
@@ -10,20 +12,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from kept_points import kept_points
 
 import gpuscope as gs
 from gpuscope.device.cuda import driver
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingDependency, WorkerLost
-from gpuscope.runs import execution, scale_out
-from gpuscope.runs.execution import Series
+from gpuscope.runs import scale_out, series
 from gpuscope.runs.pool import Processes
 from gpuscope.runs.scale_out import Team, locked
+from gpuscope.runs.series import Plan, Series
 from gpuscope.runs.sweeps import load_sweep
 
 ONE = {
@@ -102,7 +106,7 @@ def test_each_job_is_done_once_on_the_device_that_was_named(pool):
     jobs = {n: partial(number_of, n) for n in range(5)}
     found = sorted(team.done(jobs, NEVER))
     assert found == [(n, (n, "sim:h100", "")) for n in range(5)]
-    assert team.kind().layout == gs.open_device("sim:h100", quiet=True).layout
+    assert team.layout == gs.open_device("sim:h100", quiet=True).layout
 
 
 def test_a_lost_workers_job_is_done_again(pool, tmp_path):
@@ -142,6 +146,83 @@ def test_gpus_that_differ_are_refused():
 
     with Mixed(1) as mixed, pytest.raises(GpuscopeError, match=r"differ.*H200.*H100"):
         list(Team(mixed, "sim:h200").done({n: partial(number_of, n) for n in range(2)}, NEVER))
+
+
+class Alternating(ThreadPoolExecutor):
+    """Workers of two kinds, which take turns."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.names = itertools.cycle(["sim:h200", "sim:h100"])
+
+    def submit(self, fn, job, name, attempt):
+        return super().submit(fn, job, next(self.names), attempt)
+
+
+def test_gpus_that_differ_are_normalised_by_a_reference(tmp_path):
+    grid = {"partitions.a": [16, 7, 32, 64, 96], "seed": [1, 2]}
+    with Alternating() as mixed:
+        result = swept(grid, executor=mixed, reference="gemm", path=tmp_path)
+    speeds = {one.gpu: one for one in result.speeds}
+    assert {*speeds} == {"SIM-h100", "SIM-h200"}
+    assert speeds["SIM-h100"].relative == 1
+    assert speeds["SIM-h200"].relative != 1
+    assert all(one.n == 2 for one in result.speeds), "before and after"
+    assert all(one.drift < 0.05 for one in result.speeds)
+    assert "times × and rates ÷ the speed of a reference on each GPU" in result.note
+    alone = {name: {"partitions.a": [16, 32, 64, 96], "seed": [1, 2]} for name in ("h200", "h100")}
+    raw = {
+        (f"SIM-{name}", row["partitions.a"], row["seed"]): row
+        for name, points in alone.items()
+        for row in gs.runs.sweep(ONE, points, f"sim:{name}").rows()
+    }
+    checked = Counter()
+    for row in result.rows():
+        if row["partitions.a"] == 7:
+            assert row["speed"] is row["gpu"] is row["kernel_median_us"] is None
+            continue
+        checked[row["gpu"]] += 1
+        before, speed = raw[row["gpu"], row["partitions.a"], row["seed"]], speeds[row["gpu"]]
+        assert row["speed"] == speed.relative
+        for name in ("kernel_median_us", "latency_p50_us"):
+            assert row[name] == pytest.approx(before[name] * speed.relative)
+        for name in ("calls_per_s", "tflop_per_s"):
+            assert row[name] == pytest.approx(before[name] / speed.relative)
+        assert row["kernels"] == before["kernels"]
+    assert min(checked[gpu] for gpu in speeds) >= 2
+    read = load_sweep(tmp_path)
+    same(read, result)
+    assert read.speeds == result.speeds
+    columns = ["speed", "tflop_per_s"]
+    assert read.select(columns).equals(result.table.select(columns))
+    told = []
+    swept(grid, reference="gemm", path=tmp_path, viewer=told.append)
+    assert told == [], "what is there is not measured again"
+    with pytest.raises(GpuscopeError, match="device is None there"):
+        swept(grid, path=tmp_path)
+
+
+def test_rates_that_arrivals_set_are_not_normalised():
+    timed = {**ONE["workloads"]["w"], "rate_hz": 2000, "arrival": "fixed"}
+    plan = {**ONE, "workloads": {"w": timed}}
+    with Alternating() as mixed:
+        result = gs.runs.sweep(plan, {"seed": [1, 2, 3]}, executor=mixed, reference=ONE)
+    assert {row["gpu"] for row in result.rows()} == {"SIM-h100", "SIM-h200"}
+    for row in result.rows():
+        device = row["gpu"].replace("SIM-", "sim:")
+        (raw,) = gs.runs.sweep(plan, {"seed": [row["seed"]]}, device).rows()
+        assert row["calls_per_s"] == raw["calls_per_s"]
+        assert row["kernel_median_us"] == pytest.approx(raw["kernel_median_us"] * row["speed"])
+
+
+def test_one_gpu_has_a_reference_too():
+    result = swept({"seed": [1]}, reference="gemm")
+    (speed,) = result.speeds
+    assert (speed.relative, speed.n) == (1, 2)
+    assert result.table["speed"].to_pylist() == [1.0]
+    plain = swept({"seed": [1]})
+    assert plain.speeds == ()
+    assert result.table.drop_columns(["speed"]).equals(plain.table)
 
 
 def test_an_executor_that_is_shut_down_is_named():
@@ -265,10 +346,34 @@ def test_a_sweep_without_workers_locks_its_gpu_too(gpus, monkeypatch):
         with locked(gpus) as other:
             return SimpleNamespace(stopped=False, ran_beside=other.key)
 
-    monkeypatch.setattr(execution, "run", run)
-    series = Series([], SimpleNamespace(info=gpus[0]), None, None)
-    series.run(gs.runs.Experiment.from_dict(ONE), "one", 0)
-    assert series.runs[0].ran_beside == "cuda:1"
+    kept = {}
+    device = gs.open_device("sim:h200", quiet=True)
+    monkeypatch.setattr(device, "info", gpus[0])
+    monkeypatch.setattr(series, "run", run)
+    plan = Plan(gs.runs.Experiment.from_dict(ONE), "one", lambda made, gpu: (made.ran_beside, gpu))
+    Series(device, kept.__setitem__, 1, None, NEVER).run([("one", {0: plan})])
+    assert kept == {0: ("cuda:1", "GPU-0")}
+
+
+def test_an_experiment_of_several_gpus_locks_them_all(gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "gpus", lambda: gpus)
+    device = SimpleNamespace(info=gpus[1])
+    with scale_out.all_locked(device, ["cuda:0", "cuda:1"]):
+        for gpu in gpus:
+            lock = tmp_path / f"gpuscope-{gpu.uuid}.lock"
+            with lock.open() as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with scale_out.all_locked(device, []), locked(gpus) as free:
+        assert free is gpus[0]
+
+
+def test_an_experiment_of_several_gpus_is_refused_on_workers():
+    described = gs.runs.Experiment.from_dict({**ONE, "devices": ["cuda:0", "cuda:1"]})
+    jobs = [("two", {0: Plan(described, "two", lambda _, gpu: gpu)})]
+    with ThreadPoolExecutor(1) as own:
+        of_workers = Series(Team(own, "cuda"), {}.__setitem__, 1, None, NEVER)
+        with pytest.raises(InvalidArgument, match="runs on cuda:0, cuda:1, but a worker holds one"):
+            of_workers.run(jobs)
 
 
 # -- sweeps on workers ---------------------------------------------------------------------
@@ -310,7 +415,7 @@ def test_ending_a_sweep_on_workers_keeps_what_is_there_and_it_goes_on(serial, tm
 
     result = swept(executor="processes:2", path=tmp_path, viewer=end, stop=stop)
     assert result.stopped
-    kept = len(list(tmp_path.iterdir()))
+    kept = len(kept_points(tmp_path))
     assert 4 <= kept < 32
     again = []
     same(swept(executor="processes:1", path=tmp_path, viewer=again.append), serial)
@@ -322,7 +427,7 @@ def test_ending_a_sweep_on_workers_keeps_what_is_there_and_it_goes_on(serial, tm
 def test_a_point_that_kills_its_worker_is_a_row_with_its_error():
     class Fatal(Processes):
         def submit(self, fn, job, *rest):
-            is_second = [*getattr(job, "args", [()])[0]] == [1]
+            is_second = 1 in getattr(job, "args", [()])[0]
             return super().submit(fn, die if is_second else job, *rest)
 
     with Fatal(1) as fatal:
@@ -350,7 +455,7 @@ def test_an_error_of_a_point_is_that_of_the_sweep(tmp_path):
 def test_shards_meet_in_a_folder(serial, tmp_path):
     first = swept(path=tmp_path, shard="1/3")
     assert not first.stopped
-    assert len(list(tmp_path.iterdir())) == 11
+    assert kept_points(tmp_path) == list(range(0, 32, 3))
     swept(path=tmp_path, shard="3/3", executor="processes:1")
     same(swept(path=tmp_path, shard="2/3"), serial)
     same(load_sweep(tmp_path), serial)
@@ -449,8 +554,8 @@ def test_a_setting_that_fails_on_a_worker_is_out(monkeypatch):
 
 def spoiled(job, device):
     tables = job(device)
-    for place, table in tables.items():
-        if table.column("partitions.a")[0].as_py() == 64:
+    for place, rows in tables.items():
+        if rows[0].get("partitions.a") == 64:
             tables[place] = GpuscopeError("it fails here")
     return tables
 
@@ -468,9 +573,11 @@ def test_workers_of_a_tuning_have_the_gpu_that_was_opened_here():
 @pytest.fixture(scope="module")
 def cluster():
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None
-    ) as made:
+    dask = pytest.importorskip("dask")
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),  # of Dask's own attempts
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as made,
+    ):
         yield made
 
 
@@ -497,6 +604,15 @@ def test_a_sweep_on_dask_whose_workers_are_killed_at_random_is_the_serial_one(
 def test_an_address_of_dask_is_an_executor(cluster, serial):
     address = cluster.scheduler_address.removeprefix("tcp://")
     same(swept(executor=f"dask://{address}"), serial)
+
+
+def test_where_no_scheduler_answers_the_address_is_named():
+    dask = pytest.importorskip("dask")
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "100ms"}),
+        pytest.raises(GpuscopeError, match=r"no scheduler of Dask answers at '127.0.0.1:1'"),
+    ):
+        swept(executor="dask://127.0.0.1:1")
 
 
 def test_a_point_that_kills_its_worker_of_dask_is_a_row_with_its_error(cluster):

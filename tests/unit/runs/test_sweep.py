@@ -5,20 +5,27 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 import pytest
+from kept_points import kept_points
 
 import gpuscope as gs
 from gpuscope import figures
 from gpuscope.analysis.settings import COLUMNS, SweepResult
 from gpuscope.record import recorder
+from gpuscope.runs.points import Points
 from gpuscope.runs.sweeps import load_sweep
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -289,17 +296,23 @@ def kept(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+def forget(folder, number):
+    """Take a point away."""
+    (part,) = folder.iterdir()
+    table = pq.read_table(part)
+    pq.write_table(table.filter(pc.field("number") != number), part)
+
+
 def test_a_second_call_skips_what_is_finished(gpu, tmp_path):
     folder = tmp_path / "new" / "sweep"
     whole = gs.runs.sweep(described(), SIZES, gpu, path=folder)
-    files = kept(folder)
-    assert sorted(files) == [f"point-{number:04}.parquet" for number in range(3)]
+    assert kept_points(folder) == [0, 1, 2]
     told = []
     again = gs.runs.sweep(described(), SIZES, gpu, path=folder, viewer=told.append)
     assert told == [], "nothing was run again"
     assert again.table.equals(whole.table)
     assert (again.parameters, again.provenance) == (whole.parameters, whole.provenance)
-    (folder / "point-0002.parquet").unlink()
+    forget(folder, 2)
     some = gs.runs.sweep(described(), SIZES, gpu, path=folder, viewer=told.append)
     assert {one.setting for one in told if one.phase == "together"} == {
         "partitions.small = 24: plain", "partitions.small = 24: v1.0",
@@ -324,30 +337,99 @@ def test_a_sweep_is_read_back(gpu, tmp_path):
     assert read.table.equals(made.table)
     assert (read.experiment, read.parameters) == (made.experiment, made.parameters)
     assert (read.stopped, read.provenance) == (made.stopped, made.provenance)
-    (tmp_path / "point-0000.parquet").unlink()
+    forget(tmp_path, 0)
     assert load_sweep(tmp_path).stopped
 
 
 def test_other_tools_read_the_folder_as_one_dataset(gpu, tmp_path):
     made = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
     read = pa_dataset.dataset(sorted(tmp_path.glob("point-*.parquet"))).to_table()
-    assert read.replace_schema_metadata().equals(made.table)
+    assert read.replace_schema_metadata().select(made.table.column_names).equals(made.table)
+    assert all("SIMULATED" in text for text in read["provenance"].to_pylist() if text)
 
 
-def test_points_of_an_older_version_had_the_uuid_elsewhere(gpu, tmp_path):
+def test_a_column_that_an_older_version_did_not_know_is_null(gpu, tmp_path):
     made = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
-    for path in tmp_path.iterdir():
-        table = pq.read_table(path)
-        origin = json.loads(table.schema.metadata[b"gpuscope.sweep"])
-        origin["facts"]["device"]["uuid"] = gpu.info.uuid
-        older = table.drop_columns(["gpu"])
-        facts = {"gpuscope.sweep": json.dumps(origin)}
-        pq.write_table(older.replace_schema_metadata(facts), path)
+    (part,) = tmp_path.iterdir()
+    pq.write_table(pq.read_table(part).drop_columns(["gain"]), part)
     told = []
     again = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path, viewer=told.append)
     assert told == [], "nothing was run again"
-    without = [name for name in made.table.column_names if name != "gpu"]
+    without = [name for name in made.table.column_names if name != "gain"]
     assert again.table.select(without).equals(made.table.select(without))
+    assert again.table["gain"].null_count == len(made.table)
+
+
+def test_columns_and_points_are_read_when_they_are_asked_for(gpu, tmp_path, monkeypatch):
+    made = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    read, asked = pq.read_table, []
+
+    def watched(path, columns, **how):
+        asked.append(columns)
+        return read(path, columns=columns, **how)
+
+    monkeypatch.setattr(pq, "read_table", watched)
+    lazy = load_sweep(tmp_path)
+    rates = lazy.select(["tflop_per_s", "setting"])
+    assert rates.equals(made.table.select(["tflop_per_s", "setting"]))
+    some = lazy.select(["kernels"], {"partitions.small": [24, 8]})
+    assert some.num_rows == 8
+    assert lazy.select(["kernels"], {"partitions.small": 24}).num_rows == 4
+    never = {"latency_p50_us", "gain", "workload"}
+    assert not [columns for columns in asked if never & {*columns}]
+    assert lazy.table.equals(made.table)
+    with pytest.raises(gs.errors.NotFound, match=r"no column 'x'; there are: partitions\.small"):
+        lazy.select(["x"])
+    with pytest.raises(gs.errors.NotFound, match="'gpu' was not varied"):
+        lazy.select(["gpu"], {"gpu": "x"})
+
+
+def test_a_point_that_is_there_twice_counts_once(gpu, tmp_path):
+    made = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    (part,) = tmp_path.iterdir()
+    (tmp_path / "point-ffffffff.parquet").write_bytes(part.read_bytes())
+    assert load_sweep(tmp_path).table.equals(made.table)
+    assert gs.runs.sweep(described(), SIZES, gpu, path=tmp_path).table.equals(made.table)
+
+
+def test_points_are_there_at_once_and_a_killed_process_loses_at_most_the_last(tmp_path):
+    code = """
+import os, sys, gpuscope as gs
+from test_sweep import SIZES, described
+def kill(progress):
+    if progress.setting.startswith("partitions.small = 24"):
+        os.kill(os.getpid(), 9)
+gs.runs.sweep(described(), SIZES, "sim:h200", path=sys.argv[1], viewer=kill)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, check=False)
+    assert ended.returncode == -9
+    (journal,) = tmp_path.iterdir()
+    assert journal.suffix == ".arrows"
+    assert points(load_sweep(tmp_path)) == [(8,), (7,)]
+    journal.write_bytes(journal.read_bytes()[:-9])  # it died while it wrote
+    assert points(load_sweep(tmp_path)) == [(8,)]
+    gpu = gs.open_device("sim:h200", quiet=True)
+    whole = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert sorted(kept_points(tmp_path)) == [0, 1, 2]
+    assert whole.table.equals(gs.runs.sweep(described(), SIZES, "sim:h200").table)
+
+
+def test_a_journal_whose_writer_lives_is_left_alone(gpu, tmp_path):
+    measured = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path / "one")
+    facts = pq.read_schema(next((tmp_path / "one").iterdir())).metadata[b"gpuscope.sweep"]
+    wanted = json.loads(facts)
+    plan = gs.runs.Experiment.from_dict(wanted["experiment"])
+    other = Points("point", plan, SIZES, gpu.info, tmp_path / "two")
+    rows = [{**row, "number": 0, "provenance": None} for row in measured.rows() if row["kernels"]]
+    other.add(0, rows[:4])
+    told = []
+    shard = gs.runs.sweep(described(), SIZES, gpu, path=tmp_path / "two", viewer=told.append)
+    assert {one.setting.split(":")[0] for one in told} == {"partitions.small = 24"}
+    assert points(shard) == [(8,), (7,), (24,)], "the other's point counts"
+    other.add(1, [{**row, "number": 1} for row in rows[:4]])
+    other.seal()
+    assert sorted(kept_points(tmp_path / "two")) == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -386,14 +468,15 @@ def test_another_device_is_refused(gpu, tmp_path, monkeypatch):
 
 def test_a_damaged_point_is_named(gpu, tmp_path):
     gs.runs.sweep(described(), {"partitions.small": [8]}, gpu, path=tmp_path)
-    file = tmp_path / "point-0000.parquet"
+    (file,) = tmp_path.iterdir()
     good = file.read_bytes()
-    for bad in (good[:100], b"", good.replace(b"gpuscope.sweep", b"gpuscope.sweeq")):
+    flipped = good[:6] + bytes([good[6] ^ 1]) + good[7:]
+    for bad in (good[:100], b"", flipped):
         file.write_bytes(bad)
-        with pytest.raises(gs.errors.GpuscopeError, match=r"point-0000\.parquet"):
+        with pytest.raises(gs.errors.GpuscopeError, match=file.name):
             gs.runs.sweep(described(), {"partitions.small": [8]}, gpu, path=tmp_path)
-        with pytest.raises(gs.errors.GpuscopeError, match=r"point-0000\.parquet"):
-            load_sweep(tmp_path)
+        with pytest.raises(gs.errors.GpuscopeError, match=file.name):
+            load_sweep(tmp_path).rows()
         assert file.read_bytes() == bad
 
 
@@ -409,10 +492,24 @@ def test_a_disk_that_is_full_leaves_no_half_point(gpu, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpuscope.runs.grid.pq.write_table", fail)
-    with pytest.raises(gs.errors.GpuscopeError, match="No space left"):
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", fail)
+        with pytest.raises(gs.errors.GpuscopeError, match="No space left"):
+            gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".arrows"], "nothing is lost"
+    told = []
+    gs.runs.sweep(described(), SIZES, gpu, path=tmp_path, viewer=told.append)
+    assert told == []
+    assert kept_points(tmp_path) == [0, 1, 2]
+
+
+def test_a_point_that_cannot_be_saved_is_an_error(gpu, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pa, "OSFile", fail)
+    with pytest.raises(gs.errors.GpuscopeError, match=r"cannot save point 0.*No space left"):
         gs.runs.sweep(described(), SIZES, gpu, path=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 # -- drawn --------------------------------------------------------------------------------
@@ -437,7 +534,11 @@ def made(rows, parameters=("partitions.small",), **facts):
         "experiment": {"name": "e"},
         **facts,
     }
-    return SweepResult(pa.Table.from_pylist(table, schema=schema), parameters=values, **facts)
+    table = pa.Table.from_pylist(table, schema=schema)
+    rows = SimpleNamespace(
+        column_names=table.column_names, select=lambda columns, _: table.select(columns)
+    )
+    return SweepResult(points=rows, parameters=values, **facts)
 
 
 RESULT = made(

@@ -12,9 +12,10 @@ import warnings
 from dataclasses import replace
 
 import pytest
+from kept_points import kept_points
 
 import gpuscope as gs
-from gpuscope.runs import execution, stand_ins
+from gpuscope.runs import series, stand_ins
 
 GEMM = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048}
 
@@ -62,7 +63,7 @@ def runs(monkeypatch):
     made = []
     run = gs.run  # which keeps the name from being looked up while it is another
     monkeypatch.setattr(
-        execution, "run", lambda *args, **how: made.append(args[0]) or run(*args, **how)
+        series, "run", lambda *args, **how: made.append(args[0]) or run(*args, **how)
     )
     return made
 
@@ -142,7 +143,7 @@ def test_it_goes_on_where_it_was_stopped(gpu, runs, tmp_path):
     )
     assert part.stopped
     assert part.best is None or part.measurements < whole.measurements
-    done = len(list(tmp_path.glob("*.parquet")))
+    done = len(kept_points(tmp_path, "forecast") + kept_points(tmp_path, "turn"))
     assert done == 21
     runs.clear()
     again = gs.tune(described(), VARY, RATE, LIMIT, gpu, repeats=4, path=tmp_path)
@@ -217,15 +218,15 @@ def test_a_setting_that_cannot_run_is_out_and_says_why(gpu, monkeypatch):
                 raise clusters
         return run(plan, *args, **how)
 
-    monkeypatch.setattr(execution, "run", failing)
+    monkeypatch.setattr(series, "run", failing)
     broken = {96}
     arguments = ({"partitions.prefill": [32, 64, 96]}, RATE, None, gpu)
     found = gs.tune(described(), *arguments, repeats=3)
     assert found["prefill = 96"].verdict == "refused"
-    assert found["prefill = 96"].error == "no cluster fits"
+    assert found["prefill = 96"].error == "RuntimeError: no cluster fits"
     assert len(found["prefill = 64"].values[RATE]) >= 3
     broken = {0, 32, 64, 96}
-    with pytest.raises(RuntimeError, match="no cluster fits"):
+    with pytest.raises(gs.errors.GpuscopeError, match="no cluster fits"):
         gs.tune(described(), *arguments, repeats=3)
 
 

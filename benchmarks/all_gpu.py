@@ -40,6 +40,9 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "hazards_cost": ("hazards_cost.py", "--device", "cuda:0"),
     "hazards_torch": ("hazards_torch.py",),
     "hazards_confirm": ("hazards_confirm.py", "--device", "cuda:0"),
+    "scale_out_gpu": ("scale_out_gpu.py",),
+    "clocks": ("clocks.py",),
+    "clocks_mps": ("clocks.py", "--mps"),
 }  # fmt: skip
 """Result → its own script and arguments."""
 NAMES = (*GROUPS, *BESIDE)

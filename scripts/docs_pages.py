@@ -629,6 +629,164 @@ def forecast_picture(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+MEASURED_US = {8: (911, None), 16: (632, 769), 32: (489, 524), 64: (462, None)}
+"""SMs → µs of an all-reduce of 128 MiB, alone and beside 4096³ GEMMs: two H200s, NCCL 2.28, without
+NVLink multicast, 2026-11-22. On the whole GPU 461 and 555."""
+
+
+def all_reduce_table(rows: list[dict[str, Any]]) -> list[str]:
+    """What a simulated all-reduce takes by size and SMs, alone and beside GEMMs."""
+    sms = list(dict.fromkeys(row["sms"] for row in rows))
+    sizes = list(dict.fromkeys(row["size"] for row in rows))
+    at = {(row["size"], row["sms"], row["beside_gemm"]): row for row in rows}
+    lines = [
+        f"| SMs | {' | '.join(sizes)} | bus GB/s at {sizes[-1]} | measured at 128 MiB |",
+        f"| --- |{' --- |' * (len(sizes) + 2)}",
+    ]
+    for count in sms:
+        cells = []
+        for size in sizes:
+            alone, beside = at[size, count, False], at[size, count, True]
+            kept = f"{beside['gemm_keeps']:.0%}"
+            cells.append(f"{alone['time_us']:,.0f} → {beside['time_us']:,.0f} ({kept})")
+        last = [at[sizes[-1], count, beside]["bus_gb_per_s"] for beside in (False, True)]
+        known = (461, 555) if not count.isdecimal() else MEASURED_US.get(int(count))
+        told = "–" if known is None else " → ".join("–" if us is None else str(us) for us in known)
+        cells += [f"{last[0]:.0f} → {last[1]:.0f}", told]
+        lines.append(f"| {count} | {' | '.join(cells)} |")
+    return lines
+
+
+def queue_table(facts: dict[str, Any]) -> list[str]:
+    """Return what a sweep's points cost besides themselves, and the efficiency over workers."""
+    counts = ["1", "16", "64", "125", "250", "500", "1000"]
+    us, most = facts["us"], facts["most_points_per_s"]
+    told = (
+        f"For each point, the asking process takes {us['submit_s']} µs to submit it and "
+        f"{us['take_s']} µs to take and save its result; Dask's scheduler takes "
+        f"{us['schedule_s']} µs (CPU times of {facts['tasks']:,} tasks that do nothing, "
+        f"{facts['cores']} cores, Dask {facts['dask']})."
+    )
+    limit = (
+        f"The asking process limits: it takes {most} points a second at most. With N workers, "
+        f"points should take N / {most} s or more; a job array (`--shard`) has an asking process "
+        "in each job, and no such limit."
+    )
+    return [
+        told,
+        "",
+        f"| a point takes | {' | '.join(f'{int(count):,}' for count in counts)} workers |",
+        f"| --- |{' --- |' * len(counts)}",
+        *(
+            f"| {point} s | {' | '.join(f'{row[count]:.0%}' for count in counts)} |"
+            for point, row in facts["efficiency"].items()
+        ),
+        "",
+        "![Efficiency of a simulated sweep over its workers](../images/scale_out.svg)",
+        "",
+        limit,
+    ]
+
+
+def queue_picture(efficiency: dict[str, dict[str, float]]) -> str:
+    """Efficiency of a simulated sweep over its workers, as SVG."""
+    width, height, left, top, wide, tall = 760, 300, 60, 40, 560, 200
+    size = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
+        f'<rect width="{width}" height="{height}" fill="#FFFFFF"/>',
+        f'<text x="{left}" y="20" font-weight="bold">points\' share of the workers\' time</text>',
+        f'<text x="{left + wide / 2:.0f}" y="{height - 12}" text-anchor="middle">workers</text>',
+    ]
+
+    def place(count: str, share: float) -> tuple[float, float]:
+        return left + wide * math.log10(int(count)) / 3, top + tall * (1 - share)
+
+    for step in range(5):
+        _, y = place("1", step / 4)
+        lines.append(
+            f'<path d="M{left} {y:.0f}h{wide}" stroke="#E3E9EF"/><text x="{left - 6}" '
+            f'y="{y + 4:.0f}" text-anchor="end">{step / 4:.0%}</text>'
+        )
+    for count in ("1", "10", "100", "1000"):
+        x, y = place(count, 0)
+        lines.append(
+            f'<text x="{x:.0f}" y="{y + 16:.0f}" text-anchor="middle">{int(count):,}</text>'
+        )
+    for (point, row), color in zip(
+        efficiency.items(), ("#E08A2E", "#2E7DB5", "#4C5B6B"), strict=True
+    ):
+        places = [place(count, share) for count, share in row.items()]
+        path = "L".join(f"{x:.0f} {y:.0f}" for x, y in places)
+        lines.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        x, y = places[-1]
+        lines.append(
+            f'<text x="{x + 8:.0f}" y="{y + 4:.0f}" fill="{color}">{point} s a point</text>'
+        )
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def all_reduce_picture(rows: list[dict[str, Any]]) -> str:
+    """Time of an all-reduce of 128 MiB over SMs, and what GEMMs beside it keep, as SVG."""
+    mine = [row for row in rows if row["size"] == "128 MiB" and row["sms"].isdecimal()]
+    width, height, left, top, panel, tall = 760, 300, 60, 40, 290, 200
+    size = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
+        f'<rect width="{width}" height="{height}" fill="#FFFFFF"/>',
+    ]
+
+    def axes(at: int, title: str, most: float, form: str) -> None:
+        lines.append(f'<text x="{at}" y="20" font-weight="bold">{title}</text>')
+        for step in range(5):
+            y = top + tall * (1 - step / 4)
+            lines.append(
+                f'<path d="M{at} {y:.0f}h{panel}" stroke="#E3E9EF"/><text x="{at - 6}" '
+                f'y="{y + 4:.0f}" text-anchor="end">{format(most * step / 4, form)}</text>'
+            )
+        for count in (8, 16, 24, 32, 48, 64):
+            lines.append(
+                f'<text x="{at + panel * count / 68:.0f}" y="{top + tall + 16}" '
+                f'text-anchor="middle">{count}</text>'
+            )
+
+    def drawn(at: int, points: list[tuple[int, float]], most: float, color: str, dash: str) -> None:
+        places = [
+            (at + panel * count / 68, top + tall * (1 - value / most)) for count, value in points
+        ]
+        path = "L".join(f"{x:.0f} {y:.0f}" for x, y in places)
+        lines.append(
+            f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2" '
+            f'stroke-dasharray="{dash}"/>'
+        )
+
+    def marked(at: int, points: list[tuple[int, float]], most: float, color: str) -> None:
+        for count, value in points:
+            x, y = at + panel * count / 68, top + tall * (1 - value / most)
+            lines.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4.5" fill="{color}"/>')
+
+    right = left + panel + 90
+    axes(left, "all-reduce of 128 MiB, µs", 1200, ",.0f")
+    axes(right, "what 4096³ GEMMs keep of their rate", 1, ".0%")
+    for number, (beside, color, dash) in enumerate(
+        ((False, "#4C5B6B", ""), (True, "#E08A2E", "5 3"))
+    ):
+        of = [row for row in mine if row["beside_gemm"] is beside]
+        drawn(left, [(int(row["sms"]), row["time_us"]) for row in of], 1200, color, dash)
+        seen = [(count, us[number]) for count, us in MEASURED_US.items() if us[number] is not None]
+        marked(left, seen, 1200, color)
+        if beside:
+            drawn(right, [(int(row["sms"]), row["gemm_keeps"]) for row in of], 1, color, dash)
+            marked(right, [(32, 178 / 251)], 1, color)
+    lines += [
+        f'<text x="{left}" y="{height - 12}">lines: simulated,',
+        '<tspan fill="#4C5B6B">alone</tspan> and <tspan fill="#B86A15">beside GEMMs</tspan>;',
+        "dots: measured on two H200s; below: SMs of the sum's partition</text>",
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def differences(cpu: dict[str, Any], latencies: dict[str, Any]) -> list[str]:
     """Differences between simulation and hardware that the results show."""
     beside = [one for one in row_with(cpu, "pairs")["pairs"] if one["sms"]]
@@ -848,6 +1006,14 @@ def pages() -> dict[Path, str]:
     forecasts = json.loads((RESULTS / "what_if.json").read_text("utf-8"))
     found[simulator] = between(text, "forecast table", forecast_table(forecasts))
     found[ROOT / "docs" / "images" / "forecast.svg"] = forecast_picture(forecasts)
+    sums = json.loads((RESULTS / "all_reduce_simulated.json").read_text("utf-8"))["rows"]
+    howto = ROOT / "docs" / "howto" / "all_reduce.md"
+    found[howto] = between(howto.read_text("utf-8"), "all-reduce table", all_reduce_table(sums))
+    found[ROOT / "docs" / "images" / "all_reduce.svg"] = all_reduce_picture(sums)
+    queue = json.loads((RESULTS / "scale_out_queue.json").read_text("utf-8"))
+    several = ROOT / "docs" / "howto" / "several_gpus.md"
+    found[several] = between(several.read_text("utf-8"), "queue table", queue_table(queue))
+    found[ROOT / "docs" / "images" / "scale_out.svg"] = queue_picture(queue["efficiency"])
     experiment = ROOT / "docs" / "experiment.md"
     found[experiment] = between(experiment.read_text("utf-8"), "kinds", kinds_table())
     rules, notes = (ROOT / "docs" / name for name in ("rules.md", "coverage.toml"))

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gpuscope.runs.profiling import profile as profile
     from gpuscope.runs.tuning import tune as tune
     from gpuscope.runs.what_if import what_if as what_if
+    from gpuscope.trace.merging import merge as merge
     from gpuscope.widgets.dashboard import Dashboard as Dashboard
     from gpuscope.widgets.timeline import Timeline as Timeline
     from gpuscope.workloads.gemm import Gemm as Gemm
@@ -58,6 +59,7 @@ _HOMES = {
     "tune": "gpuscope.runs.tuning",
     "what_if": "gpuscope.runs.what_if",
     "load_trace": "gpuscope.formats.reading",
+    "merge": "gpuscope.trace.merging",
     "export": "gpuscope.formats.writing",
     "Dashboard": "gpuscope.widgets.dashboard",
     "Timeline": "gpuscope.widgets.timeline",

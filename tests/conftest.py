@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)  # correctness is tested here, not speed
@@ -47,3 +49,21 @@ def _signal(number: int, handler: Any) -> Any:
 
 
 signal.signal = _signal
+
+
+@pytest.hookimpl(
+    trylast=True
+)  # when coverage has begun, and before anything of gpuscope is imported
+def pytest_sessionstart() -> None:
+    """Hold coverage's lock while a process forks: a child would wait for it for ever.
+
+    These are built-in functions, which coverage does not follow.
+    """
+    with contextlib.suppress(ImportError):
+        from coverage.collector import Collector
+
+        for collector in Collector._collectors:
+            if (lock := collector.data_lock) is not None:
+                os.register_at_fork(
+                    before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+                )

@@ -196,6 +196,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "analysis.explain": (analysis.explain, {"trace": trace, "span": span}),
         "save_trace": (gs.export, {"trace": trace, "path": "a.parquet"}),
         "load_trace": (gs.load_trace, {"path": "a.parquet", "limits": None}),
+        "merge": (gs.merge, {"traces": [trace, trace]}),
         "export": (gs.export, {"trace": trace, "path": "a.json.gz", "merge_into": None}),
         "analysis.summary": (analysis.summary, {"trace": trace}),
         "analysis.overlap": (analysis.overlap, {"trace": trace, "by": "stream"}),
@@ -238,7 +239,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "run": (gs.run, {"experiment": EXPERIMENT, **driven}),
         "sweep": (gs.runs.sweep, {
             "experiment": EXPERIMENT, "parameters": {"workloads.w.repeats": [1]}, "path": None,
-            "executor": None, "shard": None, **driven,
+            "executor": None, "shard": None, "reference": None, **driven,
         }),
         "tune": (gs.tune, {
             "experiment": EXPERIMENT, "vary": {"workloads.w.repeats": [1]},

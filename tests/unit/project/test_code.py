@@ -15,7 +15,7 @@ import gpuscope
 
 ROOT = Path(__file__).resolve().parents[3]
 
-CODE_LINES = 41_807
+CODE_LINES = 44_488
 """May only go down, unless a feature is added: then by what the feature takes."""
 ANY_PER_1000 = 6
 """May only go down."""
@@ -23,10 +23,10 @@ PRIVATE_READS = 0
 BY_STRING = 0
 LONG_MODULES = 0
 """May only go down."""
-TOP_NAMES = 25
+TOP_NAMES = 26
 """`what_if` is what a recording is opened for, as `run` is for an experiment; `TorchModule` what
 models are measured by, and `tune` what one carves for; `no_default_stream` guards any program,
-and `confirm` tries a hazard."""
+and `confirm` tries a hazard; `merge` is what opens the traces of several ranks."""
 
 
 @pytest.fixture(scope="module")

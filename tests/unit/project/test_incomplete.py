@@ -15,6 +15,7 @@ from html import unescape
 from pathlib import Path
 
 import plotly.io as pio
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -67,6 +68,22 @@ def with_a_request(trace: Trace) -> Trace:
            "source": ["host"]}  # fmt: skip
     both = Trace.concat([trace, Trace.from_columns(row, metadata=trace.metadata)])
     return both.with_metadata(complete=trace.metadata.complete, notes=trace.metadata.notes)
+
+
+def of_two_ranks(trace: Trace) -> Trace:
+    """A collective of two ranks, of recordings that lack what this one lacks."""
+    rows = {"id": [1], "kind": ["kernel"], "name": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL"],
+            "start_ns": [10], "end_ns": [30], "stream": [7], "source": ["cupti"]}  # fmt: skip
+    metadata = [TraceMetadata(ranks=({"rank": rank, "world_size": 2, "process": rank},))
+                for rank in range(2)]  # fmt: skip
+    both = gs.merge(
+        [
+            Trace.from_columns({**rows, "process": [rank]}, None, facts)
+            for rank, facts in enumerate(metadata)
+        ]
+    )
+    lack = trace.metadata
+    return both.with_metadata(complete=lack.complete, counts=lack.counts, notes=lack.notes)
 
 
 def looked_for_hazards(trace: Trace) -> Trace:
@@ -130,6 +147,7 @@ def losing(monkeypatch, *, if_: bool):
 ANALYSES = {
     "settings_table": lambda run, trace: analysis.settings_table(run),
     "concurrency": lambda run, trace: analysis.concurrency(trace),
+    "collectives": lambda run, trace: analysis.collectives(of_two_ranks(trace)),
     "confinement": lambda run, trace: analysis.confinement(trace),
     "findings": lambda run, trace: analysis.findings(trace),
     "gaps": lambda run, trace: analysis.gaps(trace),
@@ -198,6 +216,10 @@ def test_results_of_several_recordings_say_it(name, run, broken, check, monkeypa
     check(found.incomplete or "nothing", found.note, found._repr_html_(), *map(str, found.rows()))
     if name == "SweepResult":
         check(words(figures.tradeoff(found, latency="small", throughput="load")))
+        times = {"collective_us": 9.0, "collective_skew_us": 1.0, "bus_gb_per_s": 2.0}
+        rows = [{**row, **times} for row in found.table.to_pylist()]
+        vars(found)["table"] = pa.Table.from_pylist(rows, schema=found.table.schema)
+        check(words(figures.collectives(found, collective="small")))
     elif name == "Tuning":
         check(words(found.figure()))
     else:
@@ -210,6 +232,7 @@ FIGURES = {
     "confinement": lambda run, trace: figures.confinement(trace),
     "interference": None,  # of SERIES
     "tuning": None,
+    "collectives": None,
     "latency": lambda run, trace: figures.latency(run, "small"),
     "sm_map": lambda run, trace: figures.sm_map(with_blocks(trace)),
     "timeline": lambda run, trace: figures.timeline(with_blocks(trace), sm=True),

@@ -23,6 +23,8 @@ ROOMS = ("device", "runs", "widgets", "workloads")
 """Rooms whose public names resolve at first use."""
 
 WITHOUT_EXAMPLE = {
+    "analysis.Collective": "part of what collectives() returns",
+    "analysis.CollectiveGroup": "part of what collectives() returns",
     "analysis.Escape": "part of what confinement() returns",
     "analysis.Evidence": "part of what confinement() returns",
     "analysis.Gap": "part of what gaps() returns",

@@ -1,6 +1,6 @@
 """How long all-reduces take on partitions of several sizes, alone and beside GEMMs, on two GPUs.
 
-    python benchmarks/all_reduce.py [--devices cuda:0,cuda:1] [--out FILE]
+    python benchmarks/all_reduce.py [--devices cuda:0,cuda:1] [--repeats 30] [--out FILE]
     python benchmarks/all_reduce.py --devices sim:h200,sim:h200
 
 A row for each size of the message, number of SMs, and alone or beside 4096³ float16 GEMMs on the
@@ -112,7 +112,8 @@ def main() -> int:
     out = asked.out or RESULTS / f"all_reduce{'_simulated' * simulated}.json"
     first = next(iter(run.values()))
     device = next(iter(first.metadata.devices.values()))
-    command = f"python benchmarks/all_reduce.py --devices {asked.devices}"
+    repeats = f" --repeats {asked.repeats}" * (asked.repeats != parser.get_default("repeats"))
+    command = f"python benchmarks/all_reduce.py --devices {asked.devices}{repeats}"
     machine = f"{len(devices)} × {devices[0] if simulated else device.name}"
     versions = dict(first.metadata.versions)
     write(out, command, machine, rows, simulated=simulated, versions=versions)

@@ -4,9 +4,10 @@ No figure of bandwidth: both ranks share one memory. What it shows: a communicat
 each handle, results, the streams and the SMs that NCCL's kernels ran on, NCCL's own numbers of
 the operations against ours, and that one experiment with two ranks becomes one trace.
 
-NCCL takes several ranks on one GPU from 2.30 on. To load another one than PyTorch's::
+NCCL takes several ranks on one GPU from 2.30 on. To load another one than PyTorch's, as that of
+PyPI's ``nvidia-nccl-cu13``, or one compressed by ``xz``::
 
-    python3 benchmarks/ranks_on_one_gpu.py --nccl .nccl/libnccl.so.2.xz [--mps] [--limit 60]
+    python3 benchmarks/ranks_on_one_gpu.py --nccl libnccl.so.2 [--mps] [--limit 60]
 """
 
 from __future__ import annotations

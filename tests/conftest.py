@@ -51,13 +51,12 @@ def _signal(number: int, handler: Any) -> Any:
 signal.signal = _signal
 
 
-@pytest.hookimpl(
-    trylast=True
-)  # when coverage has begun, and before anything of gpuscope is imported
+@pytest.hookimpl(trylast=True)
 def pytest_sessionstart() -> None:
-    """Hold coverage's lock while a process forks: a child would wait for it for ever.
+    """Hold coverage's lock while a process forks: a child would wait for ever for a thread's.
 
-    These are built-in functions, which coverage does not follow.
+    Called when coverage has begun, and before anything of gpuscope is imported. Registered are
+    built-in functions, which coverage does not follow.
     """
     with contextlib.suppress(ImportError):
         from coverage.collector import Collector

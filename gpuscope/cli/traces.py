@@ -100,6 +100,7 @@ def merge_command(
     """
     found = [file for path in files for file in _traces_of(path)]
     merged = merge([_loaded(file) for file in found])
+    written = export(merged, out)
     columns = ("rank", "device", "offset", "error", "by")
     show_table("ranks", columns, (
         (rank.rank, rank.device or "–", f"{rank.offset_ns / 1e3:+,.1f} µs",
@@ -108,7 +109,7 @@ def merge_command(
     ))  # fmt: skip
     counts = merged.kind_counts()
     say(", ".join(f"{count:,} {kind}" for kind, count in counts.items()) or "no spans")
-    say(f"wrote {export(merged, out)}")
+    say(f"wrote {written}")
 
 
 def _loaded(file: Path) -> Trace:

@@ -72,11 +72,9 @@ def waits_and_hazards(
 def arrow_name(views: Iterable[View]) -> str:
     """Return what the legend calls the arrows of these views' waits."""
     joint = np.concatenate([np.zeros(0, bool), *(view.tracks.waits.joint for view in views)])
-    return (
-        "event wait, collective"
-        if 0 < joint.sum() < len(joint)
-        else ("collective: last to begin → end" if joint.any() else "event wait")
-    )
+    if not joint.any():
+        return "event wait"
+    return "collective: last to begin → end" if joint.all() else "event wait, collective"
 
 
 def arrow_look(name: str) -> Properties:

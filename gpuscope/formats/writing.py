@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gpuscope._checks import door
 from gpuscope._files import make_folder, replacing
@@ -128,10 +129,17 @@ def _folder_of_ranks(
     progress: Callable[[int, int], None] | None,
     cancel: threading.Event | None,
 ) -> Path:
-    """Write a file for each rank."""
+    """Write a file for each rank: all of them or, if one fails, none."""
     make_folder(folder)
-    done, written = 0, []
-    try:
+    names = {f"rank-{rank.rank}.json.gz" for rank in trace.metadata.ranks}
+    others = sorted({path.name for path in folder.glob("rank-*.json.gz")} - names)
+    if others:
+        raise ExportError(
+            f"{folder.name!r} holds {', '.join(others[:3])} of another trace, which readers of the "
+            "folder would take for a rank of this one: choose another folder, or remove it"
+        )
+    done = 0
+    with TemporaryDirectory(prefix=".", dir=folder) as hidden:
         for part in split(trace):
             before = done
 
@@ -139,14 +147,11 @@ def _folder_of_ranks(
                 if progress is not None:
                     progress(before + rows, len(trace))
 
-            path = folder / f"rank-{part.metadata.ranks[0].rank}.json.gz"
+            path = Path(hidden, f"rank-{part.metadata.ranks[0].rank}.json.gz")
             export(part, path, keep_private=keep_private, progress=tell, cancel=cancel)
-            written.append(path)
             done += len(part)
-    except BaseException:
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise
+        for name in sorted(names):
+            Path(hidden, name).replace(folder / name)
     return folder
 
 

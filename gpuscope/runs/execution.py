@@ -67,16 +67,17 @@ def run(
     require_kind("viewer", viewer, Callable, None)
     require_kind("stop", stop, threading.Event, None)
     described = as_experiment(experiment)
-    names = _devices_of(described, device)
+    names = devices_of(described, device)
     if len(names) > 1:
         return run_on_ranks(described, names, viewer=viewer, stop=stop)
     return _runner(described, names[0] if names else device, viewer, stop).run()
 
 
-def _devices_of(experiment: Experiment, device: Device | str | None) -> list[str]:
-    """Return the devices of an experiment's ranks; none where it names none, or this is a rank.
+def devices_of(experiment: Experiment, device: Device | str | None) -> list[str]:
+    """Return the names of the devices on which :func:`run` runs an experiment in place of this one.
 
-    Where a simulated device is given, all of them are like it.
+    None where it names none, or where this process is a rank. Where ``device`` is simulated, all
+    are like it.
     """
     if ranks_of_process() is not None:
         return []
@@ -132,7 +133,7 @@ def predict(
     [10.0]
     """
     key, described = f"sim:{gpu_profile}", as_experiment(experiment)
-    if len(names := _devices_of(described, key)) > 1:
+    if len(names := devices_of(described, key)) > 1:
         return run_on_ranks(described, names, viewer=viewer, stop=stop, jitter=jitter)
     device = open_device(key, jitter=jitter, quiet=True)
     return run(described, device, viewer=viewer, stop=stop)

@@ -266,7 +266,7 @@ class Saved:
     ) -> pa.Table:
         """Return columns of all points in order, or of those that have such values."""
         schema = schema_of(self.facts)
-        chosen = pc.field("number").is_valid()
+        chosen = pc.scalar(True)  # noqa: FBT003 - holds of every row
         for name, values in (where or {}).items():
             several = [values] if isinstance(values, Value) else [*values]
             text = schema.field(name).type == pa.string()
@@ -290,10 +290,7 @@ class Saved:
                 part, columns=[name for name in pq.read_schema(part).names if name in wanted.names],
                 filters=chosen, partitioning=None, page_checksum_verification=True,
             )  # fmt: skip
-            found = _as_now(table, wanted)
-            if "number" in wanted.names and found.column("number").null_count:
-                raise ValueError("rows have no number")
-            return found
+            return _as_now(table, wanted)
 
 
 def _as_now(table: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -302,7 +299,10 @@ def _as_now(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     for name in wanted.names:
         if name in COLUMNS and name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), COLUMNS[name]))
-    return table.select(wanted.names).cast(wanted).replace_schema_metadata()
+    found = table.select(wanted.names).cast(wanted).replace_schema_metadata()
+    if "number" in wanted.names and found.column("number").null_count:
+        raise ValueError("rows have no number")
+    return found
 
 
 def saved(folder: Path, prefix: str) -> Saved | None:

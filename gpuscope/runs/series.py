@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidArgument, NothingRecorded
-from gpuscope.runs.execution import opened, run
+from gpuscope.runs.execution import devices_of, opened, run
 from gpuscope.runs.experiment import Experiment
 from gpuscope.runs.runner import Progress, Viewer, foreground_calls
 from gpuscope.runs.scale_out import Team, all_locked, team_of
@@ -119,12 +119,12 @@ class Series(Generic[_Key, _T]):
         Raises
         ------
         InvalidArgument
-            On workers, an experiment names several GPUs: each worker holds one.
+            On workers, an experiment names GPUs: each worker holds one of its own.
         """
         if isinstance(self._place, Team):
             named = [*jobs]
             for plan in (plan for _, plans in named for plan in plans.values()):
-                _check_one_gpu(plan.experiment, self._place.name)
+                _check_no_gpu_named(plan.experiment, self._place.name)
             parts = {number: partial(_all, plans) for number, (_, plans) in enumerate(named)}
             names = [name for name, _ in named].__getitem__
             for number, made in self._place.done(parts, self._stop, self._viewer, names):
@@ -164,7 +164,7 @@ class Series(Generic[_Key, _T]):
         viewer = None if self._viewer is None else view
         self._plans[key] = plan
         try:
-            with all_locked(device, plan.experiment.devices):
+            with all_locked(device, devices_of(plan.experiment, device)):
                 self._runs[key] = run(plan.experiment, device, viewer=viewer, stop=self._stop)
             self.stopped = self._runs[key].stopped
         except (KeyboardInterrupt, NothingRecorded):  # after Ctrl-C the event tells nothing
@@ -174,12 +174,13 @@ class Series(Generic[_Key, _T]):
         self.settle()
 
 
-def _check_one_gpu(experiment: Experiment, device: str) -> None:
-    gpus = [name for name in experiment.devices if not name.startswith("sim:")]
-    if len(experiment.devices) > 1 and gpus and not device.startswith("sim:"):
+def _check_no_gpu_named(experiment: Experiment, device: str) -> None:
+    """Refuse an experiment that would use other GPUs than that which its worker holds."""
+    if any(name.startswith("cuda:") for name in devices_of(experiment, device)):
         raise InvalidArgument(
             f"experiment {experiment.name!r} runs on {', '.join(experiment.devices)}, but a worker "
-            "holds one GPU: leave out the executor or --workers; jobs of --shard may share a host"
+            "runs it on the one GPU that it holds: leave out the executor or --workers (jobs of "
+            "--shard may share a host), or take devices out of the experiment"
         )
 
 

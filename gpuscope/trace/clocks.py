@@ -50,13 +50,10 @@ class Bound(NamedTuple):
     begin_ns, end_ns
         Clock → when by it the last of its ranks had begun, and the first had ended, as far as
         that is sure.
-    name
-        For people.
     """
 
     begin_ns: Mapping[int, int]
     end_ns: Mapping[int, int]
-    name: str
 
 
 def aligned(

@@ -209,7 +209,6 @@ def _bounds(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching
             Bound(
                 {clock: when for clock, (when, _) in begin.items()},
                 {clock: when for clock, (when, _) in end.items()},
-                name,
             )
         )
     return found

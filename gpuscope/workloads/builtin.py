@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import operator
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from pydantic import (
     BeforeValidator,
@@ -161,13 +160,10 @@ class CollectiveSpec(WorkloadSpec):
 
     def make(self, device: Device, *, name: str, seed: int) -> Handle:
         """Make a :class:`~gpuscope.workloads.collective.Collective`."""
+        kind = cast("CollectiveKind", self.kind)
         return workloads.Collective(
-            device, self.collective(), nbytes=self.nbytes, dtype=self.dtype, name=name, seed=seed
+            device, kind, nbytes=self.nbytes, dtype=self.dtype, name=name, seed=seed
         )
-
-    @abstractmethod
-    def collective(self) -> CollectiveKind:
-        """Return which one it is."""
 
 
 class AllReduceSpec(CollectiveSpec):
@@ -175,19 +171,11 @@ class AllReduceSpec(CollectiveSpec):
 
     kind: Literal["all_reduce"]
 
-    def collective(self) -> CollectiveKind:
-        """Return which one it is."""
-        return self.kind
-
 
 class AllGatherSpec(CollectiveSpec):
     """Parts of all ranks, ``nbytes`` together, gathered on each (NCCL)."""
 
     kind: Literal["all_gather"]
-
-    def collective(self) -> CollectiveKind:
-        """Return which one it is."""
-        return self.kind
 
 
 class ReduceScatterSpec(CollectiveSpec):
@@ -195,19 +183,11 @@ class ReduceScatterSpec(CollectiveSpec):
 
     kind: Literal["reduce_scatter"]
 
-    def collective(self) -> CollectiveKind:
-        """Return which one it is."""
-        return self.kind
-
 
 class AllToAllSpec(CollectiveSpec):
     """Parts of ``nbytes`` on each rank, one sent to each (NCCL)."""
 
     kind: Literal["all_to_all"]
-
-    def collective(self) -> CollectiveKind:
-        """Return which one it is."""
-        return self.kind
 
 
 class TracedGemmSpec(WorkloadSpec):

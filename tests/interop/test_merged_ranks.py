@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 
 import numpy as np
 import pytest
 
 import gpuscope as gs
 from gpuscope.analysis import intervals
+from gpuscope.errors import Cancelled, ExportError
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import RankFacts, TraceMetadata
 
@@ -84,6 +86,28 @@ def test_each_file_says_its_rank_as_kineto_does(merged, tmp_path):
         with gzip.open(tmp_path / "ranks" / f"rank-{rank}.json.gz") as file:
             found = json.load(file)
         assert found["distributedInfo"] == {"backend": "nccl", "rank": rank, "world_size": 2}
+
+
+def test_a_folder_of_ranks_is_written_whole_or_not_at_all(merged, tmp_path):
+    folder = tmp_path / "ranks"
+    gs.export(merged, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    cancel = threading.Event()
+
+    def progress(rows: int, _total: int) -> None:
+        if rows >= len(merged) // 2:
+            cancel.set()
+
+    with pytest.raises(Cancelled):
+        gs.export(merged, folder, progress=progress, cancel=cancel)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_folder_of_more_ranks_is_left_alone(merged, tmp_path):
+    (tmp_path / "rank-2.json.gz").write_bytes(b"")
+    with pytest.raises(ExportError, match=r"holds rank-2.json.gz of another trace"):
+        gs.export(merged, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-2.json.gz"]
 
 
 def test_perfetto_shows_ranks_as_processes(merged, tmp_path, perfetto):

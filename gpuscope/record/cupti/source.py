@@ -187,7 +187,7 @@ class CuptiSource(Source):
                 "arrived was not verified"
             )
             with contextlib.suppress(GpuscopeError):  # the first error is the one to tell
-                self._collector.collect(forced=True)
+                self._collector.collect(forced=not self._collector.is_shared)
             raise
         finally:
             self._collector.end(id(self), taken_over=taken_over)

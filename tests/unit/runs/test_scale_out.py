@@ -367,12 +367,13 @@ def test_an_experiment_of_several_gpus_locks_them_all(gpus, tmp_path, monkeypatc
         assert free is gpus[0]
 
 
-def test_an_experiment_of_several_gpus_is_refused_on_workers():
-    described = gs.runs.Experiment.from_dict({**ONE, "devices": ["cuda:0", "cuda:1"]})
+@pytest.mark.parametrize("devices", [["cuda:1"], ["cuda:0", "cuda:1"]])
+def test_an_experiment_that_names_gpus_is_refused_on_workers(devices):
+    described = gs.runs.Experiment.from_dict({**ONE, "devices": devices})
     jobs = [("two", {0: Plan(described, "two", lambda _, gpu: gpu)})]
     with ThreadPoolExecutor(1) as own:
         of_workers = Series(Team(own, "cuda"), {}.__setitem__, 1, None, NEVER)
-        with pytest.raises(InvalidArgument, match="runs on cuda:0, cuda:1, but a worker holds one"):
+        with pytest.raises(InvalidArgument, match=f"runs on {', '.join(devices)}, but a worker"):
             of_workers.run(jobs)
 
 

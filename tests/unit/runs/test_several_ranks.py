@@ -142,15 +142,17 @@ def test_predict_and_a_simulated_device_stand_in_for_gpus():
 
 
 def test_a_rank_that_dies_ends_the_others():
+    before = children()
     with pytest.raises(WorkerLost, match=r"rank 1 of 2 \(sim:h200\): its process died"):
         gs.run(with_python("dies", rank=1))
-    assert not children()
+    assert children() <= before
 
 
 def test_what_a_rank_raises_is_told_with_its_rank():
+    before = children()
     with pytest.raises(GpuscopeError, match=r"rank 1 of 2 \(sim:h200\): .*no such luck"):
         gs.run(with_python("fails", rank=1))
-    assert not children()
+    assert children() <= before
 
 
 def test_what_all_ranks_raise_is_told_once():

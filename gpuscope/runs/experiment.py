@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -391,18 +392,20 @@ def _check_requests(setting: ResolvedSetting) -> None:
 
 
 def _check_collectives(setting: ResolvedSetting) -> None:
-    """Check that no two collectives meet on a stream, whose order may differ from rank to rank."""
-    first: dict[str, str] = {}
-    for name, spec in setting.workloads.items():
-        if isinstance(spec, CollectiveSpec):
-            other = first.setdefault(spec.stream, name)
-            if other != name:
-                refuse(
-                    ("workloads", name, "stream"),
-                    f"{other!r} is a collective on {spec.stream!r}, too: ranks that launch the two "
-                    "in different orders would wait for each other forever. Give it a stream of "
-                    "its own",
-                )
+    """Check that no two collectives share SMs, on which their order may differ between ranks."""
+    places: dict[str, str | None] = {
+        name: setting.streams[spec.stream].partition
+        for name, spec in setting.workloads.items()
+        if isinstance(spec, CollectiveSpec)
+    }
+    for (other, theirs), (name, mine) in itertools.combinations(places.items(), 2):
+        if theirs is None or mine in (None, theirs):
+            refuse(
+                ("workloads", name, "stream"),
+                f"{other!r} is a collective that may use the same SMs: ranks that begin the two in "
+                "different orders would wait for each other forever. Give each a partition of its "
+                "own",
+            )
 
 
 def _model_at(fields: object, place: Place) -> type[BaseModel]:

@@ -115,6 +115,8 @@ class _Outcome(Generic[_T]):
 
 
 _opened = cache(lambda name: open_device(name, quiet=True))
+_latest: list[str] = []
+"""Key of the GPU that this process used last: what was set up and compiled there is used again."""
 
 
 def _perform(job: Job[_T], name: str, attempt: int) -> _Outcome[_T]:
@@ -130,8 +132,9 @@ def _perform(job: Job[_T], name: str, attempt: int) -> _Outcome[_T]:
     try:
         with _one_job:
             several = driver.gpus() if name in _any_of_host else []
+            several.sort(key=lambda gpu: gpu.key not in _latest)
             with locked(several or [_opened(name).info]) as gpu:
-                start_s = time.monotonic()
+                start_s, _latest[:] = time.monotonic(), [gpu.key]
                 made: _T | GpuscopeError = job(_opened(gpu.key if several else name))
     except GpuscopeError as error:
         made = error

@@ -341,6 +341,22 @@ def test_any_gpu_means_one_that_is_free(gpus, monkeypatch):
         assert dict(Team(own, "auto").done(jobs, NEVER)) == {0: "GPU-1"}
 
 
+def test_a_worker_keeps_its_gpu_where_it_can(gpus, monkeypatch):
+    opened = {gpu.key: type("Opened", (), {"info": gpu}) for gpu in gpus}
+    monkeypatch.setattr(driver, "gpus", lambda: [*gpus])
+    monkeypatch.setattr(scale_out, "_opened", opened.__getitem__)
+
+    def used():
+        with ThreadPoolExecutor(1) as own:
+            return dict(Team(own, "cuda").done({0: lambda device: device.info.key}, NEVER))[0]
+
+    with locked(gpus[:1]):
+        assert used() == "cuda:1"
+    assert used() == "cuda:1"
+    with locked(gpus[1:]):
+        assert used() == "cuda:0"
+
+
 def test_a_sweep_without_workers_locks_its_gpu_too(gpus, monkeypatch):
     def run(*_, **__):
         with locked(gpus) as other:

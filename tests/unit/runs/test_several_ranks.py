@@ -215,10 +215,25 @@ def test_a_collective_in_the_background_is_refused():
         gs.runs.Experiment.from_dict({**TWO, "workloads": workloads})
 
 
-def test_two_collectives_on_one_stream_are_refused():
-    workloads = {**TWO["workloads"], "again": TWO["workloads"]["sum"]}
+@pytest.mark.parametrize("place", ["comm", None])
+def test_two_collectives_that_may_share_sms_are_refused(place):
+    streams = {**TWO["streams"], "other": {"partition": place}}
+    again = {**TWO["workloads"]["sum"], "stream": "other"}
+    described = {**TWO, "streams": streams, "workloads": {**TWO["workloads"], "again": again}}
     with pytest.raises(InvalidExperiment, match=r"workloads.again.stream: 'sum' is a collective"):
-        gs.runs.Experiment.from_dict({**TWO, "workloads": workloads})
+        gs.runs.Experiment.from_dict(described)
+
+
+def test_collectives_on_partitions_of_their_own_do_not_wait_for_each_other():
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    shared = {**TWO["workloads"]["sum"], "nbytes": "64 KiB"}
+    described = {
+        **TWO, "alone_repeats": 0, "partitions": dict.fromkeys(kinds, 16),
+        "streams": {kind: {"partition": kind} for kind in kinds},
+        "workloads": {kind: {**shared, "kind": kind, "stream": kind} for kind in kinds},
+    }  # fmt: skip
+    found = gs.analysis.collectives(gs.run(described)["default"])
+    assert {(one.group, one.n) for one in found.groups} == {(kind, 6) for kind in kinds}
 
 
 def test_other_names_of_devices_are_refused():

@@ -624,6 +624,7 @@ def test_an_address_of_dask_is_an_executor(cluster, serial):
 
 
 def test_where_no_scheduler_answers_the_address_is_named():
+    pytest.importorskip("distributed")  # sets its own configuration, which has to outlast the block
     dask = pytest.importorskip("dask")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "100ms"}),

@@ -1,6 +1,9 @@
 """Run every benchmark that needs a GPU, each in a process of its own, and say how long each took.
 
-    python benchmarks/all_gpu.py [--out FOLDER] [--only NAME ...] [--resume] [--seconds N]
+    python benchmarks/all_gpu.py [--out FOLDER] [--only NAME ... | --two] [--resume] [--seconds N]
+
+With two GPUs it runs those that need two as well, and alone with ``--two`` (a sweep on two workers,
+clocks, NCCL's order, all-reduces).
 
 Each result is written as its benchmark ends, so that an interrupted run keeps what it has. With
 --resume, what an earlier run into the same folder has done is left out. Nothing begins after
@@ -45,13 +48,20 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "clocks_mps": ("clocks.py", "--mps"),
 }  # fmt: skip
 """Result → its own script and arguments."""
+ON_TWO: dict[str, tuple[str, ...]] = {
+    "two_gpus_sweep": ("scale_out_gpu.py",),
+    "two_gpus_clocks": ("clocks.py",),
+    "two_gpus_nccl_order": ("nccl_order.py",),
+    "all_reduce": ("all_reduce.py",),
+}
+"""The same of those that need two GPUs."""
 NAMES = (*GROUPS, *BESIDE)
 
 
 def command(name: str, out: Path) -> list[str]:
     """Return what measures one name into a folder."""
-    if name in BESIDE:
-        script, *arguments = BESIDE[name]
+    if name in BESIDE or name in ON_TWO:
+        script, *arguments = {**BESIDE, **ON_TWO}[name]
         return [sys.executable, str(HERE / script), *arguments, "--out", str(out / f"{name}.json")]
     target = out / "h200.json"
     if not target.exists():  # whose other groups stay as they are
@@ -60,11 +70,19 @@ def command(name: str, out: Path) -> list[str]:
             str(target)]  # fmt: skip
 
 
+def _on_two() -> tuple[str, ...]:
+    """Return what needs two GPUs, where there are two."""
+    from gpuscope.device.cuda import driver
+
+    return tuple(ON_TWO) if len(driver.gpus()) > 1 else ()
+
+
 def main() -> int:
     """Run them; returns 1 if one failed or is left."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--only", choices=NAMES, action="append", help="in the order given")
+    parser.add_argument("--only", choices=(*NAMES, *ON_TWO), action="append", help="in this order")
+    parser.add_argument("--two", action="store_true", help="only those that need two GPUs")
     parser.add_argument("--resume", action="store_true", help="leave out what was done before")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="then begin no more")
     asked = parser.parse_args()
@@ -72,7 +90,7 @@ def main() -> int:
     log = asked.out / ".all_gpu.json"
     ended = json.loads(log.read_text("utf-8")) if asked.resume and log.exists() else {}
     began = time.monotonic()
-    names = dict.fromkeys(asked.only or NAMES)
+    names = dict.fromkeys(asked.only or (*(() if asked.two else NAMES), *_on_two()))
     for name in names:
         if ended.get(name, {}).get("status") == 0 or time.monotonic() - began > asked.seconds:
             continue

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuscope.device.cuda import driver
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -29,7 +31,7 @@ def test_it_runs_every_group_and_every_script_that_keeps_a_gpus_figures(all_gpu)
         if isinstance(node, ast.Assign) and node.targets[0].id == "BENCHMARKS"
     ]  # fmt: skip
     assert sorted(groups) == sorted(all_gpu.GROUPS)
-    for script, *_ in all_gpu.BESIDE.values():
+    for script, *_ in (*all_gpu.BESIDE.values(), *all_gpu.ON_TWO.values()):
         assert (ROOT / "benchmarks" / script).exists()
     from_a_gpu = set()
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
@@ -37,7 +39,19 @@ def test_it_runs_every_group_and_every_script_that_keeps_a_gpus_figures(all_gpu)
         if "NVIDIA H200" in facts.get("machine", facts.get("device", "")):
             from_a_gpu.add(path.stem)
     assert "traced" in from_a_gpu
-    assert from_a_gpu <= {*all_gpu.BESIDE, "h200"}
+    assert from_a_gpu <= {*all_gpu.BESIDE, *all_gpu.ON_TWO, "h200"}
+
+
+def test_what_needs_two_gpus_runs_where_there_are_two(all_gpu, tmp_path, monkeypatch):
+    ran: list[str] = []
+    monkeypatch.setattr(
+        all_gpu, "command", lambda name, _: ran.append(name) or [sys.executable, "-c", ""]
+    )
+    monkeypatch.setattr(sys, "argv", ["all_gpu.py", "--out", str(tmp_path), "--two"])
+    for count, expected in ((1, []), (2, [*all_gpu.ON_TWO])):
+        monkeypatch.setattr(driver, "gpus", lambda count=count: [None] * count)
+        assert all_gpu.main() == 0
+        assert ran == expected
 
 
 def test_a_group_leaves_the_others_of_its_file_as_they_are(all_gpu, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import queue
 import secrets
@@ -172,7 +174,7 @@ def _joined(runs: Sequence[Run]) -> Run:
     for name in settings:
         parts = [run[name] for run in runs]
         if parts[0].metadata.simulated:  # their clocks were put on one time at the beginning
-            parts = [trace.with_metadata(clock="simulated ranks") for trace in parts]
+            parts = [trace.with_metadata(clock=_virtual_clock(runs)) for trace in parts]
         traces[name] = merge(parts)
         together = _collective_columns(traces[name])
         for rank, run in enumerate(runs):
@@ -180,6 +182,13 @@ def _joined(runs: Sequence[Run]) -> Run:
             rows += [{**row, "rank": rank, **together.get(row["workload"], {})} for row in mine]
     comparison = pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
     return Run(traces, comparison, runs[0].experiment, any(run.stopped for run in runs))
+
+
+def _virtual_clock(runs: Sequence[Run]) -> str:
+    """Return what names the clock of one simulation, and of no other."""
+    devices = [next(iter(run.values())).metadata.devices for run in runs]
+    told = json.dumps([runs[0].experiment, [sorted(one) for one in devices]], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
 def _collective_columns(trace: Trace) -> dict[str, Row]:

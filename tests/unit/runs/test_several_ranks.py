@@ -19,6 +19,7 @@ from gpuscope._text import duration
 from gpuscope.analysis.outcome_analysis import describe_settings
 from gpuscope.cli.commands import app
 from gpuscope.errors import (
+    AlignmentError,
     CapabilityError,
     GpuscopeError,
     InvalidExperiment,
@@ -26,6 +27,7 @@ from gpuscope.errors import (
     WorkerLost,
 )
 from gpuscope.report import html_report
+from gpuscope.trace.merging import split
 
 TWO = {
     "name": "two", "devices": ["sim:h200", "sim:h200"], "alone_repeats": 3,
@@ -125,6 +127,15 @@ def test_a_sweep_draws_the_slowest_rank():
 def test_the_same_experiment_gives_the_same_run(run):
     again = gs.run(TWO)
     assert again.comparison.equals(run.comparison)
+    assert again["default"].metadata.clock == run["default"].metadata.clock
+
+
+def test_ranks_of_two_simulations_are_not_on_one_clock(run):
+    other = gs.run({**TWO, "alone_repeats": 0, "seed": 1})["default"]
+    (first, _), (_, second) = split(run["default"]), split(other)
+    assert first.metadata.clock != second.metadata.clock
+    with pytest.raises(AlignmentError, match="contradict each other"):
+        gs.merge([first, second])
 
 
 def test_four_ranks():

@@ -289,7 +289,8 @@ def _idle(trace: Trace) -> Iterator[Finding]:
         for partition in kernels.spans.column("partition").unique().to_pylist():
             on.setdefault(partition or "whole GPU", []).append(name)
     for track in tracks:
-        if 1 - track.busy_fraction < IDLE or (described and track.name not in on):
+        is_idle = track.longest and 1 - track.busy_fraction >= IDLE
+        if not is_idle or (described and track.name not in on):
             continue
         yield _of_track(track, described, on.get(track.name, []))
 

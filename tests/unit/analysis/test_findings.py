@@ -171,6 +171,10 @@ def test_a_background_that_waits_for_sms_that_others_hold_is_no_gap():
     assert kinds(of_experiment(rows)) == ["confinement"]
 
 
+def test_work_that_took_no_time_leaves_nothing_idle():
+    assert kinds(build([span(5, 5)])) == kinds(build([span(5, 9)]))
+
+
 def test_a_short_idle_time_is_no_news():
     assert kinds(of_experiment([load(0, 100, 0), load(104, 200, 0)])) == ["confinement"]
 

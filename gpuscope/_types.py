@@ -14,5 +14,3 @@ DType: TypeAlias = np.dtype[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-Texts: TypeAlias = npt.NDArray[np.object_]
-"""Python texts, or ``None``."""

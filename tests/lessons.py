@@ -17,6 +17,7 @@ from gpuscope.device.select import open_device
 from gpuscope.workloads.handle import Handle
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+REAL = re.compile(r"```(cpp|python)\n(.*?)```", re.DOTALL)
 LESSONS = sorted(path.name for path in NOTEBOOKS.glob("[01]*.ipynb") if path.name[:2] != "00")
 
 
@@ -24,6 +25,22 @@ def cells(name: str) -> list[dict[str, Any]]:
     """Return a notebook's cells, each with its source as one text."""
     book = json.loads((NOTEBOOKS / name).read_text("utf-8"))
     return [{**cell, "source": "".join(cell["source"])} for cell in book["cells"]]
+
+
+def real_text(name: str) -> str:
+    """Return how a lesson is done for real: what all its cells say of that."""
+    return "\n\n".join(cell["source"] for cell in cells(name) if cell["id"].startswith("real"))
+
+
+def real_code(name: str, language: str) -> list[str]:
+    """Return the pieces of code in a language that this text has."""
+    return [code for lang, code in REAL.findall(real_text(name)) if lang == language]
+
+
+def mended(code: str) -> str:
+    """Return code with its lines marked ``+`` and without those marked ``-``."""
+    lines = [line for line in code.splitlines() if not line.startswith("-")]
+    return "\n".join(re.sub(r"^\+(?=  )", " ", line).removeprefix("+ ") for line in lines)
 
 
 @dataclass

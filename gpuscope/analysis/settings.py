@@ -270,14 +270,8 @@ class Speed:
         medians = {gpu: float(np.median(measured[gpu])) for gpu in sorted(measured)}
         first = next(iter(medians.values()), 1.0)
         return tuple(
-            cls(
-                gpu,
-                median,
-                median / first,
-                float(np.ptp(measured[gpu])) / median,
-                len(measured[gpu]),
-            )
-            for gpu, median in medians.items()
+            cls(gpu, rate, rate / first, float(np.ptp(measured[gpu])) / rate, len(measured[gpu]))
+            for gpu, rate in medians.items()
         )
 
 

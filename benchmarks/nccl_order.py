@@ -84,7 +84,7 @@ def take_part(folder: Path, calls: int) -> None:
             if name in handles:
                 handles[name].execute(stream=streams[name])
                 return
-            with torch.cuda.stream(torch.cuda.ExternalStream(streams[name].handle)):
+            with gs.CallerStreamGuard(streams[name]):
                 torch.distributed.all_reduce(own)
 
         launch(OWN)

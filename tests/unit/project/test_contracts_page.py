@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ ORIGINS = {"A": "ExecuTorch #20158", "B": "Torch-TensorRT #4314", "C": "ONNX Run
 NUMBERED = re.compile(rf"test_({'|'.join(PREFIXES.values())})_(\d\d)_\w+")
 
 
+@cache
 def in_the_tree() -> set[str]:
     """Names of all numbered test functions."""
     found = set()

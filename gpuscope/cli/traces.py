@@ -98,8 +98,7 @@ def merge_command(
 
     gpuscope merge rank0.parquet rank1.parquet -o ranks
     """
-    found = [file for path in files for file in _traces_of(path)]
-    merged = merge([_loaded(file) for file in found])
+    merged = merge([_loaded(file) for path in files for file in _traces_of(path)])
     written = export(merged, out)
     columns = ("rank", "device", "offset", "error", "by")
     show_table("ranks", columns, (
@@ -107,8 +106,7 @@ def merge_command(
          f"± {(rank.error_ns or 0) / 1e3:,.1f} µs", rank.evidence)
         for rank in merged.metadata.ranks
     ))  # fmt: skip
-    counts = merged.kind_counts()
-    say(", ".join(f"{count:,} {kind}" for kind, count in counts.items()) or "no spans")
+    say(", ".join(f"{n:,} {kind}" for kind, n in merged.kind_counts().items()) or "no spans")
     say(f"wrote {written}")
 
 

@@ -286,11 +286,10 @@ class Saved:
         if isinstance(part, pa.Table):
             return _as_now(part if chosen is None else part.filter(chosen), wanted)
         with _readable(part):
-            table = pq.read_table(
+            return _as_now(pq.read_table(
                 part, columns=[name for name in pq.read_schema(part).names if name in wanted.names],
                 filters=chosen, partitioning=None, page_checksum_verification=True,
-            )  # fmt: skip
-            return _as_now(table, wanted)
+            ), wanted)  # fmt: skip
 
 
 def _as_now(table: pa.Table, wanted: pa.Schema) -> pa.Table:

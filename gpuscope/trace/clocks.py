@@ -199,7 +199,10 @@ def _solve(
         bounds = np.minimum(bounds, bounds[:, :, via, None] + bounds[:, None, via, :])
     clash = np.argwhere(np.diagonal(bounds, axis1=1, axis2=2) < -1)
     if len(clash):
-        raise _contradiction(rows, 0, int(clash[0, 1]), names)
+        end, one = clash[0].tolist()  # on a cycle of negative length, with another clock
+        around = bounds[end, one] + bounds[end, :, one]
+        around[one] = np.inf
+        raise _contradiction(rows, one, int(np.argmin(around)), names)
     offsets = ((bounds[:, 0, :] - bounds[:, :, 0]) / 2).T
     offsets = _obeying(rows, offsets, gained, drift, names)
     ahead = offsets.T[:, None, :] - offsets.T[:, :, None]

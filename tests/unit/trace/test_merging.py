@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import gpuscope as gs
 from gpuscope.errors import AlignmentError, InvalidArgument
 from gpuscope.trace import Trace
-from gpuscope.trace.clocks import RATE
+from gpuscope.trace.clocks import RATE, Bound, aligned
 from gpuscope.trace.metadata import (
     CollectiveFacts,
     HazardFact,
@@ -240,6 +240,20 @@ def test_three_ranks_of_which_two_share_no_group_stand_by_the_third():
     assert [rank.offset_ns for rank in merged.metadata.ranks] == [0, -10_000, -500_000]
     errors = [rank.error_ns for rank in merged.metadata.ranks]
     assert errors[0] == errors[2] >= 2000 > errors[1] >= 1000
+
+
+def test_clocks_that_contradict_each_other_in_a_ring_are_two_of_them():
+    """Each two agree, but 0 → 1 → 2 is 200 µs and 0 → 2 is none."""
+
+    def between(one, other, ahead_ns, at_ns):
+        begin = {one: at_ns, other: at_ns + ahead_ns}
+        return Bound(begin, {clock: start + 2_000 for clock, start in begin.items()})
+
+    pairs = ((0, 1, 100_000), (1, 2, 100_000), (0, 2, 0))
+    bounds = [between(*pair, at_ns) for pair in pairs for at_ns in (10**6, 2 * 10**6)]
+    names = ["rank 0", "rank 1", "rank 2"]
+    with pytest.raises(AlignmentError, match=r"rank (\d) and rank (?!\1)\d contradict"):
+        aligned(bounds, [(10**6, 3 * 10**6)] * 3, names)
 
 
 # -- one host ------------------------------------------------------------------------------------

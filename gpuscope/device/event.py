@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpuscope._checks import given
@@ -34,6 +32,9 @@ class Event(Unique):
 
     Notes
     -----
+    An event that nobody holds is destroyed, by its raw event: a finalizer of its own could run
+    before that of a handle which still waits for it, where the collector finds both at once.
+
     Timing is on by default. CUDA returns the time between two events as a float in milliseconds,
     accurate to about 0.5 µs, worse over long spans.
 
@@ -138,10 +139,6 @@ class Event(Unique):
             with contextlib.suppress(Exception):
                 self._backend.close_event(self.raw)
 
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not (self.closed or _is_finalizing()):
-            self.close()
-
     def __repr__(self) -> str:
         return f"Event({'closed' if self.closed else f'device={self.device.info.key!r}'})"
 
@@ -163,11 +160,7 @@ def require_event(device: Device, event: object, name: str, *, across: bool = Fa
 
 def take_event(device: Device) -> Event:
     """Return an event without timing for a handle's completion: a spare one, or new."""
-    spare = device.registry.spare_events
-    while True:
-        try:
-            event = spare.pop()
-        except IndexError:  # none is left, or another thread took the last one
-            return Event(device, timing=False)
-        if not event.closed:  # one collected together with its owner comes back closed
-            return event
+    try:
+        return device.registry.spare_events.pop()
+    except IndexError:  # none is left, or another thread took the last one
+        return Event(device, timing=False)

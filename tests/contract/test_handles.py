@@ -395,6 +395,23 @@ def test_handle_05_a_collected_handle_has_waited(gpu, hold):
         assert event.is_done
 
 
+def test_handle_05_a_handle_collected_together_with_its_event_has_waited(gpu, hold, caplog):
+    """The collector ends what is older first: here an event that the handle took."""
+    with gpu.create_stream() as stream:
+        gpu.registry.give_event(gpu.create_event(timing=False))
+        handle = gemm(gpu)
+        hold(stream, 1_000_000)
+        handle.execute(stream=stream)
+        event = stream.record()
+        hold(stream)
+        cycle = [handle]
+        cycle.append(cycle)
+        del handle, cycle
+        gc.collect()
+        assert event.is_done
+    assert not caplog.records
+
+
 def test_handle_05_leaving_with_waits_also_on_an_exception(gpu, hold):
     with gpu.create_stream() as stream:
         with pytest.raises(ZeroDivisionError), gemm(gpu) as handle:

@@ -411,6 +411,19 @@ def test_handle_05_a_collected_handle_never_raises_and_logs(gpu, backend, stream
     assert "waiting for handle 'mine' failed" in record.getMessage()
 
 
+def test_handle_05_a_collected_event_is_there_for_the_handle_that_waits(gpu, backend, stream):
+    handle = product(gpu)
+    handle.execute(stream=stream)
+    cycle = [handle]
+    cycle.append(cycle)
+    del handle, cycle
+    backend.calls.clear()
+    gc.collect()
+    assert "sync_event" in backend.calls
+    assert "close_event" not in backend.calls
+    assert all(not event.closed for event in gpu.registry.spare_events)
+
+
 def test_handle_05_collection_tells_no_observer(gpu, stream):
     """The collector may run inside an observer, which holds a lock of its own."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -328,14 +329,19 @@ class _Communicator:
                 distributed.all_to_all_single(out, x, group=group)
 
     def close(self) -> None:
-        """Destroy the communicator."""
+        """Destroy the communicator, which waits for the other ranks to do so.
+
+        Where an exception ends this rank, the others do not come: it stays for the process's end.
+        """
         group, self._group = self._group, None
-        if group is not None and self._torch.distributed.is_initialized():
+        failed = sys.exc_info()[1] is not None
+        if group is not None and not failed and self._torch.distributed.is_initialized():
             self._torch.distributed.destroy_process_group(group)
 
 
 def _leave(distributed: Torch) -> None:
-    if distributed.is_initialized():
+    """Destroy all communicators at the interpreter's end, unless an exception ended it."""
+    if distributed.is_initialized() and getattr(sys, "last_value", None) is None:
         distributed.destroy_process_group()
 
 

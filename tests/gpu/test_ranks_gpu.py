@@ -6,6 +6,9 @@ With NCCL 2.30 or newer and ``NCCL_MULTI_RANK_GPU_ENABLE=1`` two ranks share the
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +63,48 @@ def test_kernels_of_nccl_ran_on_the_partition_and_are_matched(run):
 def test_no_kernel_left_its_partition(run):
     for row in gs.analysis.confinement(run["default"]).partitions:
         assert row.fraction == 1, row
+
+
+def test_a_rank_launches_collectives_and_kernels_from_one_thread(run):
+    """Two threads that launch would wait for the interpreter in turns, and leave gaps."""
+    launched = run["default"].where(kind="handle").spans
+    processes, threads = (launched.column(name).to_pylist() for name in ("process", "thread"))
+    assert len({*zip(processes, threads, strict=True)}) == 2
+
+
+FAILING = """
+import os, gpuscope as gs
+rank = int(os.environ["RANK"])
+gpu = gs.open_device(f"cuda:{rank}", quiet=True)
+with gpu.create_stream() as stream, gs.workloads.Collective(gpu, nbytes=4096) as reduce:
+    reduce.execute(stream=stream)
+    reduce.wait()
+    if rank == 1:
+        raise ZeroDivisionError("of rank 1")
+    reduce.execute(stream=stream)
+    reduce.wait()
+"""
+
+
+def test_a_rank_that_fails_says_so_and_ends_while_the_other_waits(devices):
+    if len({*devices}) < 2:
+        pytest.skip("the ranks find their GPUs by number")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    waiting, failing = (
+        subprocess.Popen(
+            [sys.executable, "-c", FAILING], env={**shared, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in "01"
+    )  # fmt: skip
+    try:
+        _, told = failing.communicate(timeout=90)
+        assert failing.returncode == 1
+        assert "ZeroDivisionError: of rank 1" in told
+    finally:
+        waiting.kill()
+        failing.kill()
+        waiting.communicate()
